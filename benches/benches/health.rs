@@ -19,7 +19,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
 use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
@@ -107,7 +107,7 @@ fn service(fleet: &OtherProcess, files: &TlsFiles, check_interval: Duration) -> 
         synchronous_check_timeout: Duration::from_secs(1),
         tracked_query_ttl: None,
     };
-    let service = HealthService::new(&config, Duration::from_secs(5), Slot::default())?;
+    let service = HealthService::new(&config, Duration::from_secs(5), FastPathHandle::default())?;
     service.start()?;
     Ok(service)
 }

@@ -37,7 +37,7 @@ fn telling(criterion: &mut Criterion) {
     logs.set(Some("RequestLoggerHandler"), LogLevel::Debug).expect("the log runs");
     criterion.bench_function("request told: to the log, bounded", |bencher| bencher.iter(tell));
     logs.unset("RequestLoggerHandler").expect("the log runs");
-    let view = tap.look(100);
+    let view = tap.subscribe(100);
     criterion.bench_function("request told: to the tap, one in 100", |bencher| bencher.iter(tell));
     drop(view);
 }

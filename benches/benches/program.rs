@@ -18,7 +18,7 @@ use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{
     XDP_HEAD_ROOM,
     counters::Outcome,
-    entry::Rules,
+    entry::AnswerPolicy,
     reset::{MAX_LEN, Original},
 };
 use whole_system_tests::{
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
         rows.retain(|row| is_yardstick(row) || is_wanted(&wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
             if let Expected::Counted(Outcome::Hit) = row.expected {
-                program.publish(&row.name(0), &Published { rules: row.rules, ..addresses(row.answers) })?;
+                program.publish(&row.name(0), &Published { policy: row.policy, ..addresses(row.answers) })?;
             }
         }
         for round in 0..ROUNDS {
@@ -96,8 +96,8 @@ struct Row {
     name_len: usize,
     /// Number of addresses of the name.
     answers: u32,
-    /// How addresses are sent, if not with the rules of the fleet.
-    rules: Option<Rules>,
+    /// How addresses are sent, if not with the default policy.
+    policy: Option<AnswerPolicy>,
     frame: Frame,
     /// The expected result of each run.
     expected: Expected,
@@ -127,8 +127,8 @@ enum Expected {
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
-        let (rules, frame) = (None, Frame::Query);
-        Ok(Row { label, subject, at, name_len, answers, rules, frame, expected, times: Vec::new() })
+        let (policy, frame) = (None, Frame::Query);
+        Ok(Row { label, subject, at, name_len, answers, policy, frame, expected, times: Vec::new() })
     };
     let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
     for name_len in NAME_LENGTHS {
@@ -154,10 +154,10 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
     // without EDNS.
     for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
         let all = if plain == 0 { String::new() } else { format!("{plain} of ") };
-        let label = format!("{all}{answers} answers by Consul's rules, name of 40 bytes");
+        let label = format!("{all}{answers} answers by Consul's policy, name of 40 bytes");
         let hit = Expected::Counted(Outcome::Hit);
-        let rules = Some(Rules::new(7, 0, [plain; 2], false, false));
-        rows.push(Row { rules, ..row(label, Some(measured), 40, answers, hit)? });
+        let policy = Some(AnswerPolicy::new(7, 0, [plain; 2], false, false));
+        rows.push(Row { policy, ..row(label, Some(measured), 40, answers, hit)? });
     }
     Ok(rows)
 }
@@ -168,10 +168,10 @@ impl Row {
     fn name(&self, round: usize) -> Vec<u8> {
         match self.expected {
             Expected::Counted(Outcome::NotPublished) => name_of(self.name_len, 1000 + round as u32),
-            // A distinct name for each number of answers and kind of rules.
+            // A distinct name for each number of answers and policy.
             _ => name_of(
                 self.name_len,
-                self.answers + self.rules.map_or(0, |rules| 100 + 100 * rules.plain(false) as u32),
+                self.answers + self.policy.map_or(0, |policy| 100 + 100 * policy.plain(false) as u32),
             ),
         }
     }

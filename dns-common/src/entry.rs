@@ -4,10 +4,10 @@
 //! [`CELL_SIZE`] bytes. An entry is a run of cells inside one chunk:
 //!
 //! ```text
-//! EntryHeader | name, zero-padded to 8 | [Rules] | IPv4 addresses, padded to 8 | IPv6 addresses
+//! EntryHeader | name, zero-padded to 8 | [AnswerPolicy] | IPv4 addresses, padded to 8 | IPv6 addresses
 //! ```
 //!
-//! An entry has [`Rules`] only if its header has the flag [`RULED`].
+//! An entry has [`AnswerPolicy`] only if its header has the flag [`HAS_POLICY`].
 //!
 //! An entry is live while its header holds the hash of its name. The publisher writes the hash last
 //! and clears it when the entry is withdrawn; in between only `last_used_ns` changes. A changed
@@ -40,7 +40,7 @@ pub const MAX_V6: usize = 256;
 
 /// Maximum size of an entry in bytes.
 pub const MAX_ENTRY_SIZE: usize =
-    (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + size_of::<Rules>() + MAX_V4 * 4 + MAX_V6 * 16)
+    (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + size_of::<AnswerPolicy>() + MAX_V4 * 4 + MAX_V6 * 16)
         .next_multiple_of(CELL_SIZE);
 
 /// Maximum number of cells in a store, over all chunks: 512 MiB.
@@ -87,24 +87,24 @@ pub struct EntryHeader {
     /// RCODE of replies to A and AAAA queries: NOERROR (0), FORMERR (1) or NXDOMAIN (3). Unless it
     /// is NOERROR, both lists are empty.
     pub rcode: u8,
-    /// RCODE of replies to queries of other types: NOERROR (0) or NXDOMAIN (3), plus [`RULED`] if
-    /// the entry has [`Rules`]. Queries of type ANY are always passed to userspace.
+    /// RCODE of replies to queries of other types: NOERROR (0) or NXDOMAIN (3), plus [`HAS_POLICY`] if
+    /// the entry has [`AnswerPolicy`]. Queries of type ANY are always passed to userspace.
     pub rcode_other: u8,
 }
 
-/// Flag in [`EntryHeader::rcode_other`]: the entry has [`Rules`] between name and addresses.
-pub const RULED: u8 = 0x80;
+/// Flag in [`EntryHeader::rcode_other`]: the entry has [`AnswerPolicy`] between name and addresses.
+pub const HAS_POLICY: u8 = 0x80;
 
 /// Reply options of an entry, as defined by Consul's DNS interface: a 64-bit number in host order.
 ///
 /// From such an entry the program only answers A and AAAA queries for which it has addresses and
 /// which have no EDNS options. Other queries are passed to userspace, whose replies carry more than
-/// an empty answer. Each reply leaves [`Rules::SPARE`] bytes of the client's limit unused.
+/// an empty answer. Each reply leaves [`AnswerPolicy::SPARE`] bytes of the client's limit unused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
-pub struct Rules(pub u64);
+pub struct AnswerPolicy(pub u64);
 
-impl Rules {
+impl AnswerPolicy {
     /// Bytes of the client's limit left unused (observed in Consul).
     pub const SPARE: usize = 7;
     /// Maximum of the `plain` limits that fit in the encoding.
@@ -160,22 +160,22 @@ pub const fn padded(len: usize) -> usize {
 }
 
 impl EntryHeader {
-    /// Returns whether the entry has [`Rules`].
+    /// Returns whether the entry has [`AnswerPolicy`].
     #[inline(always)]
-    pub const fn is_ruled(&self) -> bool {
-        self.rcode_other & RULED != 0
+    pub const fn has_policy(&self) -> bool {
+        self.rcode_other & HAS_POLICY != 0
     }
 
-    /// Returns the offset of the [`Rules`] in bytes, if the entry has any.
+    /// Returns the offset of the [`AnswerPolicy`] in bytes, if the entry has any.
     #[inline(always)]
-    pub const fn rules_offset(&self) -> usize {
+    pub const fn policy_offset(&self) -> usize {
         size_of::<Self>() + padded(self.name_len as usize)
     }
 
     /// Returns the offset of the IPv4 addresses in bytes (network order).
     #[inline(always)]
     pub const fn v4_offset(&self) -> usize {
-        self.rules_offset() + if self.is_ruled() { size_of::<Rules>() } else { 0 }
+        self.policy_offset() + if self.has_policy() { size_of::<AnswerPolicy>() } else { 0 }
     }
 
     /// Returns the offset of the IPv6 addresses in bytes (network order).

@@ -30,7 +30,7 @@ pub unsafe fn store<T: Copy>(address: usize, value: T) {
 /// Where paths with different constants merge, the verifier would follow the rest of the program
 /// once for each of them: the number of instructions is the product of all choices that it
 /// remembers, and the kernel accepts a million (we aim at 100,000). So each choice is made once,
-/// and its result is laundered.
+/// and its result is opaque.
 #[derive(Clone, Copy)]
 pub struct Zero(usize);
 
@@ -48,7 +48,7 @@ impl Zero {
 
     /// Returns `value`; the verifier knows only that it is within `mask`.
     #[inline(always)]
-    pub fn launder(self, value: usize, mask: usize) -> usize {
+    pub fn value_barrier(self, value: usize, mask: usize) -> usize {
         opaque(opaque(value) ^ self.0) & mask
     }
 }

@@ -51,7 +51,7 @@ pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
 #[inline(always)]
 pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
     match filter::filter(hook, context.scope, context.zero) {
-        Ok(frame) => Some(frame.launder(context.zero)),
+        Ok(frame) => Some(frame.value_barrier(context.zero)),
         Err(outcome) => {
             maps::count(outcome as usize);
             None
@@ -79,7 +79,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
         Err(outcome) => {
             // All reasons are merged into one path from here: following each of them separately was
             // a fifth to a third of the instructions that the verifier of Linux 5.15 examined.
-            let reason = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
+            let reason = zero.value_barrier(*outcome as usize, OUTCOME_SLOTS - 1);
             if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
             }
@@ -94,7 +94,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
     };
     if control.tap_every != 0 && tap::is_due(control) {
         // A full ring loses the event; there is no one to report that to.
-        let _ = tap::send(hook, zero, &frame, &seen.launder(zero));
+        let _ = tap::send(hook, zero, &frame, &seen.value_barrier(zero));
     }
     if verdict != Verdict::Reply {
         messages::tell(scratch);
@@ -116,9 +116,9 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     // SAFETY: this CPU's own element, alone while the program runs.
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
-    let question = question.launder(zero);
+    let question = question.value_barrier(zero);
     let entry = lookup::lookup(hash, question.name_len, words)?;
-    let plan = reply::plan(hook, context, frame, question, &entry)?.launder(zero);
+    let plan = reply::plan(hook, context, frame, question, &entry)?.value_barrier(zero);
     let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     // While queries are shed, a full queue would lose the probe.

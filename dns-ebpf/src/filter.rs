@@ -157,7 +157,7 @@ fn served_at<H: Hook>(
         return goes_up(Outcome::NotOurs);
     }
     let Some(slot) = interface_slot(scope, ifindex) else { return goes_up(Outcome::NotServed) };
-    let slot = zero.launder(slot, INTERFACES - 1);
+    let slot = zero.value_barrier(slot, INTERFACES - 1);
     let interface = &scope.interfaces[slot];
     if !hook.stripped_tag().is_none_or(|tag| is_our_vlan(scope, tag))
         || !hook.is_addressed_to(interface, data)
@@ -280,7 +280,7 @@ fn endpoint_v4(scope: &Scope, zero: Zero, port: u16, address: u32) -> Option<usi
         // SAFETY: the last four of 16 bytes, aligned to 8 by their struct.
         let ours: u32 = unsafe { load(&raw const endpoint.address as usize + 12) };
         if u16::from_ne_bytes(endpoint.port) == port && endpoint.family == 4 && ours == address {
-            return Some(zero.launder(index, MAX_ENDPOINTS - 1));
+            return Some(zero.value_barrier(index, MAX_ENDPOINTS - 1));
         }
         index += 1;
     }
@@ -300,7 +300,7 @@ fn endpoint_v6(scope: &Scope, zero: Zero, port: u16, address: [u64; 2]) -> Optio
         // SAFETY: the address is 16 bytes, aligned to 8 by its struct.
         let ours: [u64; 2] = unsafe { [load(base), load(base + 8)] };
         if u16::from_ne_bytes(endpoint.port) == port && endpoint.family == 6 && ours == address {
-            return Some(zero.launder(index, MAX_ENDPOINTS - 1));
+            return Some(zero.value_barrier(index, MAX_ENDPOINTS - 1));
         }
         index += 1;
     }

@@ -28,15 +28,15 @@ pub struct Frame {
 impl Frame {
     /// Merges the paths of the four kinds of frames, see [`Zero`].
     #[inline(always)]
-    pub fn launder(self, zero: Zero) -> Self {
+    pub fn value_barrier(self, zero: Zero) -> Self {
         let Self { tagged, v6, message, message_len, endpoint, slot } = self;
         Self {
-            tagged: zero.launder(tagged, 1),
-            v6: zero.launder(v6, 1),
-            message: zero.launder(message, 0x7f),
-            message_len: zero.launder(message_len, 0xffff),
-            endpoint: zero.launder(endpoint, MAX_ENDPOINTS - 1),
-            slot: zero.launder(slot, INTERFACES - 1),
+            tagged: zero.value_barrier(tagged, 1),
+            v6: zero.value_barrier(v6, 1),
+            message: zero.value_barrier(message, 0x7f),
+            message_len: zero.value_barrier(message_len, 0xffff),
+            endpoint: zero.value_barrier(endpoint, MAX_ENDPOINTS - 1),
+            slot: zero.value_barrier(slot, INTERFACES - 1),
         }
     }
 

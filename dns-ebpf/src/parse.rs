@@ -59,8 +59,8 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     if name_len.wrapping_sub(1) >= MAX_NAME_LEN {
         return goes_up(Outcome::BadName);
     }
-    let name_len = zero.launder(name_len, 0xff);
-    let opt = zero.launder(opt as usize, usize::MAX) as u64;
+    let name_len = zero.value_barrier(name_len, 0xff);
+    let opt = zero.value_barrier(opt as usize, usize::MAX) as u64;
 
     let after_name = message + opaque(HEADER_LEN + name_len);
     if after_name + TYPE_CLASS_LEN > end {
@@ -70,8 +70,8 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     let kind = kind(unsafe { load(after_name) })?;
     let size = u16::from_be((opt >> 24) as u16) as usize;
     let limit = if size > 512 { size } else { 512 };
-    // Results of branches are laundered where the branches merge.
-    let (kind, limit) = (zero.launder(kind as usize, 3), zero.launder(limit, 0xffff));
+    // Results of branches are opaque where the branches merge.
+    let (kind, limit) = (zero.value_barrier(kind as usize, 3), zero.value_barrier(limit, 0xffff));
     Ok(Question { header, name_len, kind, opt, limit })
 }
 

@@ -49,14 +49,14 @@ pub struct Plan {
 impl Plan {
     /// Merges the paths that lead to a plan, see [`Zero`].
     #[inline(always)]
-    pub fn launder(self, zero: Zero) -> Self {
-        let reply_len = zero.launder(self.reply_len, 0x1fff);
+    pub fn value_barrier(self, zero: Zero) -> Self {
+        let reply_len = zero.value_barrier(self.reply_len, 0x1fff);
         Self {
-            rcode: zero.launder(self.rcode as usize, 0xf) as u8,
-            list: zero.launder(self.list, LIST_MASK),
-            available: zero.launder(self.available, 0x7ff),
-            given: zero.launder(self.given, 0x7ff),
-            truncated: zero.launder(self.truncated, 1),
+            rcode: zero.value_barrier(self.rcode as usize, 0xf) as u8,
+            list: zero.value_barrier(self.list, LIST_MASK),
+            available: zero.value_barrier(self.available, 0x7ff),
+            given: zero.value_barrier(self.given, 0x7ff),
+            truncated: zero.value_barrier(self.truncated, 1),
             reply_len,
             frame_len: self.frame.message + reply_len,
             ..self
@@ -66,7 +66,7 @@ impl Plan {
     /// Returns the plan with the state of the query's checksum.
     #[inline(always)]
     pub fn with_partial(self, partial: bool, zero: Zero) -> Self {
-        Self { partial: zero.launder(if partial { 0xffff } else { 0 }, 0xffff), ..self }
+        Self { partial: zero.value_barrier(if partial { 0xffff } else { 0 }, 0xffff), ..self }
     }
 
     /// Returns whether the checksum stays unfinished.

@@ -26,8 +26,8 @@ impl Question {
     /// Merges the paths on which a loop over the name's words ends, which tell the verifier the
     /// length of the name. See [`Zero`].
     #[inline(always)]
-    pub fn launder(self, zero: Zero) -> Self {
-        Self { name_len: zero.launder(self.name_len, 0xff), ..self }
+    pub fn value_barrier(self, zero: Zero) -> Self {
+        Self { name_len: zero.value_barrier(self.name_len, 0xff), ..self }
     }
 
     /// Returns the list that answers the query: a [`QueryKind`] as a number.

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
     counters::{Outcome, QueryKind},
-    entry::{EntryHeader, MAX_V4, MAX_V6, RULED, Rules, padded},
+    entry::{AnswerPolicy, EntryHeader, HAS_POLICY, MAX_V4, MAX_V6, padded},
     scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
 
@@ -58,12 +58,12 @@ pub fn plan<H: Hook>(
     // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
     let v4_count = masked(v4_count, 0x7ff);
     // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an
-    // entry without rules the bytes in their place count as zero, which limits nothing.
-    let ruled = opaque(header.rcode_other as usize / RULED as usize).wrapping_neg();
-    let rules_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
+    // entry without a policy the bytes in their place count as zero, which limits nothing.
+    let has_policy = opaque(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
+    let policy_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
-    let rules = Rules(unsafe { load::<u64>(entry.address + rules_offset) } & ruled as u64);
-    let v4_offset = rules_offset + masked(ruled, size_of::<Rules>());
+    let policy = AnswerPolicy(unsafe { load::<u64>(entry.address + policy_offset) } & has_policy as u64);
+    let v4_offset = policy_offset + masked(has_policy, size_of::<AnswerPolicy>());
     let (rcode, list, available, record_len) = match question.kind() {
         A => (header.rcode, v4_offset, v4_count, A_LEN),
         AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
@@ -73,14 +73,14 @@ pub fn plan<H: Hook>(
     let fixed = question_end + question.opt_len();
     let headers = frame.headers_len();
 
-    // With rules, the replies to such queries hold more than addresses; userspace writes them.
-    if has(ruled, 1) && (available == 0 || frame.message_len != fixed) {
+    // With a policy, the replies to such queries hold more than addresses; userspace writes them.
+    if has(has_policy, 1) && (available == 0 || frame.message_len != fixed) {
         return goes_up(Outcome::NotPublished);
     }
-    let all = at_most(available, rules.most());
+    let all = at_most(available, policy.most());
     let is_plain = (question.limit == PLAIN_LIMIT) as usize;
-    let wanted = at_most(all, rules.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
-    let limit = question.limit - masked(ruled, Rules::SPARE);
+    let wanted = at_most(all, policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
+    let limit = question.limit - masked(has_policy, AnswerPolicy::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
     if expected + headers > SAFE_PACKET_LEN && !takes(hook, context, &frame, expected) {
@@ -109,9 +109,9 @@ pub fn plan<H: Hook>(
         list,
         available,
         given,
-        truncated: (given != all) as usize & !rules.never_truncates(),
-        ttl: rules.ttl().to_be() as usize,
-        no_recursion: rules.no_recursion(),
+        truncated: (given != all) as usize & !policy.never_truncates(),
+        ttl: policy.ttl().to_be() as usize,
+        no_recursion: policy.no_recursion(),
         partial: 0,
         answers_offset: frame.message + question_end,
         reply_len,

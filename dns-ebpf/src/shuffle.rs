@@ -80,9 +80,9 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // The loop's end told the verifier the number of addresses: launder it, or the next loop is
+    // The loop's end told the verifier the number of addresses: value_barrier it, or the next loop is
     // followed once per number.
-    let available = zero.launder(plan.available, 0x7ff);
+    let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
     let (first, middle) = (A_START | (plan.ttl as u64) << 48, A_MIDDLE | plan.ttl as u64 >> 16);
@@ -130,9 +130,9 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // The loop's end told the verifier the number of addresses: launder it, or the next loop is
+    // The loop's end told the verifier the number of addresses: value_barrier it, or the next loop is
     // followed once per number.
-    let available = zero.launder(plan.available, 0x7ff);
+    let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
     let (first, middle) = (AAAA_START | (plan.ttl as u64) << 48, AAAA_MIDDLE | (plan.ttl as u32) >> 16);

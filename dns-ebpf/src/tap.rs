@@ -31,13 +31,13 @@ pub struct Seen {
 impl Seen {
     /// Merges the paths of all outcomes, see [`Zero`].
     #[inline(always)]
-    pub fn launder(self, zero: Zero) -> Self {
+    pub fn value_barrier(self, zero: Zero) -> Self {
         let Self { outcome, answered, rcode, answers } = self;
         Self {
-            outcome: zero.launder(outcome as usize, 0xff) as u8,
-            answered: zero.launder(answered as usize, 1) != 0,
-            rcode: zero.launder(rcode as usize, 0xff) as u8,
-            answers: zero.launder(answers as usize, 0xffff) as u16,
+            outcome: zero.value_barrier(outcome as usize, 0xff) as u8,
+            answered: zero.value_barrier(answered as usize, 1) != 0,
+            rcode: zero.value_barrier(rcode as usize, 0xff) as u8,
+            answers: zero.value_barrier(answers as usize, 0xffff) as u16,
         }
     }
 }
@@ -149,7 +149,7 @@ unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut Ta
         }
         word = opaque(word + 1);
     }
-    let ended = zero.launder(ended, 0x1ff);
+    let ended = zero.value_barrier(ended, 0x1ff);
     if ended == 0 {
         return Some(());
     }

@@ -17,7 +17,7 @@ use aya::{
 use dns_common::{
     control::Control,
     counters::{CpuCounters, OUTCOME_SLOTS, Outcome},
-    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, RULED, Rules},
+    entry::{AnswerPolicy, CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, HAS_POLICY, Location},
     name::hash_name,
     object,
     scope::{Endpoint, INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS, NEAR, Scope},
@@ -88,8 +88,8 @@ pub struct Published {
     pub rcode: u8,
     /// RCODE for other types.
     pub rcode_other: u8,
-    /// Answer rules, if they differ from the fleet's.
-    pub rules: Option<Rules>,
+    /// Answer policy, if it differs from the fleet's.
+    pub policy: Option<AnswerPolicy>,
 }
 
 /// Result of a program run.
@@ -218,7 +218,7 @@ impl Program {
             v4_count: published.v4.len() as u16,
             v6_count: published.v6.len() as u16,
             rcode: published.rcode,
-            rcode_other: published.rcode_other | if published.rules.is_some() { RULED } else { 0 },
+            rcode_other: published.rcode_other | if published.policy.is_some() { HAS_POLICY } else { 0 },
         };
         let cells = header.size().div_ceil(CELL_SIZE) as u32;
         if self.used % CHUNK_CELLS + cells > CHUNK_CELLS {
@@ -234,10 +234,10 @@ impl Program {
         entry.fill(0);
         entry[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
         entry[size_of::<EntryHeader>()..][..name.len()].copy_from_slice(name);
-        let mut at = header.rules_offset();
-        if let Some(rules) = published.rules {
-            entry[at..at + size_of_val(&rules)].copy_from_slice(rules.as_bytes());
-            at += size_of_val(&rules);
+        let mut at = header.policy_offset();
+        if let Some(policy) = published.policy {
+            entry[at..at + size_of_val(&policy)].copy_from_slice(policy.as_bytes());
+            at += size_of_val(&policy);
         }
         for address in &published.v4 {
             entry[at..at + 4].copy_from_slice(&address.octets());

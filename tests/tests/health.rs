@@ -12,7 +12,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
 use tempfile::TempDir;
 use whole_system_tests::{
@@ -67,7 +67,8 @@ fn thousand_checks_are_spread() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, Slot::default()).unwrap();
+        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
+            .unwrap();
     service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
@@ -96,7 +97,7 @@ fn health_changes_are_counted_once() {
     let service = HealthService::new(
         &config(&fleet, pki.files[1].clone(), Duration::from_millis(100)),
         LIMIT,
-        Slot::default(),
+        FastPathHandle::default(),
     )
     .unwrap();
     let (states, tracker) = (service.states(), service.tracker());
@@ -130,7 +131,7 @@ fn unneeded_instance_is_not_checked() {
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
     settings.max_tracked_queries = 1;
-    let service = HealthService::new(&settings, LIMIT, Slot::default()).unwrap();
+    let service = HealthService::new(&settings, LIMIT, FastPathHandle::default()).unwrap();
     service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("a"), &needs([instance(0)], false));
@@ -156,7 +157,8 @@ fn certificate_rotation_loses_no_check() {
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let interval = Duration::from_millis(500);
     let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, Slot::default()).unwrap();
+        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
+            .unwrap();
     service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
@@ -209,9 +211,12 @@ fn silent_instances_delay_no_check() {
     (0..SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
     let interval = Duration::from_secs(2);
     let timeout = Duration::from_secs(2);
-    let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), timeout, Slot::default())
-            .unwrap();
+    let service = HealthService::new(
+        &config(&fleet, pki.files[1].clone(), interval),
+        timeout,
+        FastPathHandle::default(),
+    )
+    .unwrap();
     service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));

@@ -19,7 +19,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
 use dns_identity::{
     authority::{Authority, certificates},
@@ -179,7 +179,7 @@ fn identity_rotation_loses_no_check() {
         synchronous_check_timeout: Duration::from_secs(1),
         tracked_query_ttl: None,
     };
-    let service = HealthService::new(&config, LIMIT, Slot::default()).unwrap();
+    let service = HealthService::new(&config, LIMIT, FastPathHandle::default()).unwrap();
     service.start().unwrap();
     let checks = Checks { instances: all().collect(), tracked: true, synchronous: false };
     let needs = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };

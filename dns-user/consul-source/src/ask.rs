@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The content of an answer.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Content {
     Agent(api::Myself),
     Datacenters(Vec<String>),
     Nodes(Vec<Arc<Node>>),
@@ -35,7 +35,7 @@ pub(crate) enum Told {
     Unchanged,
 }
 
-impl Told {
+impl Content {
     /// Reads the answer to a question.
     fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
         Ok(match topic {
@@ -59,7 +59,7 @@ pub(crate) struct Update {
     /// Whether it was a single fetch.
     pub(crate) once: bool,
     /// The answer, or the failure.
-    pub(crate) told: Result<Told, NotTold>,
+    pub(crate) told: Result<Content, NotTold>,
     /// Entries of the answer that are left out.
     pub(crate) invalid: Invalid,
 }
@@ -77,7 +77,7 @@ pub(crate) enum NotTold {
 
 /// Parameters of all questions.
 #[derive(Clone, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct QueryOptions {
     /// The agent's datacenter, which questions need not name.
     pub(crate) own: Option<String>,
     /// Longest wait of a blocking query.
@@ -86,7 +86,7 @@ pub(crate) struct Manner {
     pub(crate) stale: bool,
 }
 
-impl Manner {
+impl QueryOptions {
     /// Asks once, from the position of `cursor` on.
     async fn ask(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
         // Randomised, in addition to the agent's own jitter: watches that began together spread out.
@@ -104,14 +104,14 @@ fn read(
     cursor: &mut Cursor,
     reply: &Reply,
     invalid: &mut Invalid,
-) -> Result<Told, NotTold> {
+) -> Result<Content, NotTold> {
     if cursor.falls_to(reply.index) {
         agent.count_index_reset();
     }
     if cursor.advance(reply.index, &reply.body) == Worth::Known {
-        return Ok(Told::Unchanged);
+        return Ok(Content::Unchanged);
     }
-    Told::read(topic, &reply.body, invalid).map_err(|error| {
+    Content::read(topic, &reply.body, invalid).map_err(|error| {
         *cursor = Cursor::default();
         let problem = NotTold::Json("an answer of Consul's", error);
         agent.count_unreadable(&problem.to_string());
@@ -124,7 +124,7 @@ pub(crate) async fn keep_asking(
     agent: Arc<Agent>,
     topic: Topic,
     mut cursor: Cursor,
-    manner: Manner,
+    options: QueryOptions,
     updates: mpsc::Sender<Update>,
 ) {
     let mut backoff = Backoff::default();
@@ -138,7 +138,7 @@ pub(crate) async fn keep_asking(
         }
         let begun = Instant::now();
         let mut invalid = Invalid::default();
-        let told = match manner.ask(&agent, &topic, &cursor).await {
+        let told = match options.ask(&agent, &topic, &cursor).await {
             Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
             Err(error) => Err(error.into()),
         };
@@ -149,8 +149,8 @@ pub(crate) async fn keep_asking(
             Err(_) => backoff.next(),
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
             // It returned without a change: the earlier, the longer the pause.
-            Ok(Told::Unchanged) => {
-                quick = if begun.elapsed() < manner.wait / 2 { (quick + 1).min(7) } else { 0 };
+            Ok(Content::Unchanged) => {
+                quick = if begun.elapsed() < options.wait / 2 { (quick + 1).min(7) } else { 0 };
                 (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
             }
             Ok(_) => {
@@ -167,9 +167,14 @@ pub(crate) async fn keep_asking(
 }
 
 /// Asks once, without a wait.
-pub(crate) async fn fetch(agent: Arc<Agent>, topic: Topic, manner: Manner, updates: mpsc::Sender<Update>) {
+pub(crate) async fn fetch(
+    agent: Arc<Agent>,
+    topic: Topic,
+    options: QueryOptions,
+    updates: mpsc::Sender<Update>,
+) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
-    let told = match manner.ask(&agent, &topic, &cursor).await {
+    let told = match options.ask(&agent, &topic, &cursor).await {
         // The first answer is never unchanged.
         Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
         Err(error) => {

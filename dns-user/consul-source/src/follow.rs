@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     agent::{Agent, AgentError},
     api::{self, Invalid},
-    ask::{Manner, NotTold, Told, Update, fetch, keep_asking},
+    ask::{Content, NotTold, QueryOptions, Update, fetch, keep_asking},
     cursor::Cursor,
     freshness::{Freshness, Summary},
     known::{Key, Known},
@@ -202,18 +202,20 @@ impl Follower {
             }
         };
         let is_news = match (topic, told) {
-            (_, Told::Agent(api::Myself { datacenter, node_name })) => self.take_agent(datacenter, node_name),
-            (_, Told::Datacenters(names)) => replace(&mut self.known.datacenters, names),
-            (Topic::Nodes(datacenter), Told::Unchanged) => self.known.unreachable.remove(&datacenter),
-            (Topic::Nodes(datacenter), Told::Nodes(nodes)) => {
+            (_, Content::Agent(api::Myself { datacenter, node_name })) => {
+                self.take_agent(datacenter, node_name)
+            }
+            (_, Content::Datacenters(names)) => replace(&mut self.known.datacenters, names),
+            (Topic::Nodes(datacenter), Content::Unchanged) => self.known.unreachable.remove(&datacenter),
+            (Topic::Nodes(datacenter), Content::Nodes(nodes)) => {
                 self.known.unreachable.remove(&datacenter) | self.known.set_nodes(&datacenter, nodes)
             }
-            (Topic::Services(datacenter), Told::Services(services)) => {
+            (Topic::Services(datacenter), Content::Services(services)) => {
                 self.take_services(&datacenter, services);
                 true
             }
-            (_, Told::Ingress(gateways)) => replace(&mut self.known.gateways, gateways),
-            (_, Told::Queries(queries)) => replace(&mut self.known.queries, queries),
+            (_, Content::Ingress(gateways)) => replace(&mut self.known.gateways, gateways),
+            (_, Content::Queries(queries)) => replace(&mut self.known.queries, queries),
             // Unchanged; other answers are read by their question.
             _ => false,
         };
@@ -247,10 +249,10 @@ impl Follower {
     }
 
     /// Notes whether a question succeeded, and warns once per reason about entries that are left out.
-    fn note_outcome(&mut self, topic: &Topic, told: &Result<Told, NotTold>, invalid: Invalid) {
+    fn note_outcome(&mut self, topic: &Topic, told: &Result<Content, NotTold>, invalid: Invalid) {
         let freshness = self.freshness.entry(topic.clone()).or_default();
         match told {
-            Ok(Told::Unchanged) => freshness.succeeded(Instant::now()),
+            Ok(Content::Unchanged) => freshness.succeeded(Instant::now()),
             Ok(_) => {
                 freshness.succeeded(Instant::now());
                 let before = match invalid.count {
@@ -291,7 +293,7 @@ impl Follower {
     }
 
     /// Takes the outcome of a question for the instances of a service.
-    fn take_instances(&mut self, key: &Key, cursor: Cursor, once: bool, told: Result<Told, NotTold>) {
+    fn take_instances(&mut self, key: &Key, cursor: Cursor, once: bool, told: Result<Content, NotTold>) {
         if once {
             self.fetching -= 1;
         }
@@ -306,7 +308,7 @@ impl Follower {
             _ => None,
         };
         match told {
-            Ok(Told::Health(instances)) => {
+            Ok(Content::Health(instances)) => {
                 tracked.cursor = cursor;
                 tracked.told = Some(Instant::now());
                 let is_news = self.known.set_instances(key, instances);
@@ -498,9 +500,9 @@ impl Follower {
     }
 
     /// Returns the parameters of questions.
-    fn manner(&self) -> Manner {
+    fn options(&self) -> QueryOptions {
         let Settings { api, allow_stale, .. } = &self.settings;
-        Manner { own: self.agents.clone(), wait: api.wait, stale: *allow_stale }
+        QueryOptions { own: self.agents.clone(), wait: api.wait, stale: *allow_stale }
     }
 
     /// Starts a watch unless it runs.
@@ -512,7 +514,7 @@ impl Follower {
             self.agent.clone(),
             topic.clone(),
             Cursor::default(),
-            self.manner(),
+            self.options(),
             self.updates.clone(),
         );
         self.watched.insert(topic, Running(tokio::spawn(asking).abort_handle()));
@@ -567,9 +569,9 @@ impl Follower {
     /// Watches the instances of a service from its last position on.
     fn watch_instances(&mut self, key: &Key) {
         let Some(topic) = self.topic_of(key) else { return };
-        let manner = self.manner();
+        let options = self.options();
         let Some(tracked) = self.tracked.get_mut(key) else { return };
-        let asking = keep_asking(self.agent.clone(), topic, tracked.cursor, manner, self.updates.clone());
+        let asking = keep_asking(self.agent.clone(), topic, tracked.cursor, options, self.updates.clone());
         tracked.phase = Phase::Watched(Running(tokio::spawn(asking).abort_handle()));
     }
 
@@ -610,7 +612,7 @@ impl Follower {
                 _ => continue,
             }
             self.fetching += 1;
-            tokio::spawn(fetch(self.agent.clone(), topic, self.manner(), self.updates.clone()));
+            tokio::spawn(fetch(self.agent.clone(), topic, self.options(), self.updates.clone()));
         }
     }
 

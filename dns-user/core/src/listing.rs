@@ -5,7 +5,7 @@ use std::slice;
 
 use smallvec::SmallVec;
 
-use crate::catalog::{FileTarget, Fleet, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol};
+use crate::catalog::{FileTarget, InstanceIndex, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol};
 use crate::name::Name;
 use crate::query::Question;
 use crate::resolve::select;
@@ -29,7 +29,7 @@ fn aliases(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 
 /// Returns the names below aliases `_.x`, with the instance ids found by their targets `_.y`.
 fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    let fleet = snapshot.fleet();
+    let instances = snapshot.instance_index();
     snapshot.aliases().below.iter().flat_map(move |(parent, targets)| {
         let mut ids: Vec<_> = targets
             .iter()
@@ -37,16 +37,16 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
                 FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
                 _ => None,
             })
-            .flat_map(|all| match Question::read(&all, &fleet.domain_names) {
-                Ok(question @ Question::Within(..)) => select(fleet, &question, None).rows,
+            .flat_map(|all| match Question::read(&all, &instances.domain_names) {
+                Ok(question @ Question::Within(..)) => select(instances, &question, None).rows,
                 _ => Vec::new(),
             })
-            .map(|row| fleet.id.values[row as usize])
+            .map(|row| instances.id.values[row as usize])
             .collect();
         ids.sort_unstable();
         ids.dedup();
         ids.into_iter().filter_map(move |id| {
-            let name = parent.with_labels([plain(fleet.id.dictionary.text(id))?])?;
+            let name = parent.with_labels([plain(instances.id.dictionary.text(id))?])?;
             (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
         })
     })
@@ -54,15 +54,15 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 
 /// Returns `q-s0.q-g<id>.<domain>` for each group.
 fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    let fleet = snapshot.fleet();
-    fleet.groups.iter().flat_map(move |(group, text)| {
+    let instances = snapshot.instance_index();
+    instances.groups.iter().flat_map(move |(group, text)| {
         let mut domains: Vec<_> =
-            fleet.by_group.rows(group).iter().map(|&row| fleet.place_of(row).domain).collect();
+            instances.by_group.rows(group).iter().map(|&row| instances.place_of(row).domain).collect();
         domains.sort_unstable();
         domains.dedup();
         let label = format!("q-g{text}");
         domains.into_iter().filter_map(move |domain| {
-            let domain = fleet.domain_names.name(domain)?;
+            let domain = instances.domain_names.name(domain)?;
             domain.with_labels([b"q-s0", plain(&label)?])
         })
     })
@@ -70,33 +70,34 @@ fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 
 /// Returns `q-s0.<instance-group>.<network>.<deployment>.<domain>` for each place.
 fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    (0..snapshot.fleet().places.len() as PlaceNumber).filter_map(move |place| long(snapshot, b"q-s0", place))
+    (0..snapshot.instance_index().places.len() as PlaceNumber)
+        .filter_map(move |place| long(snapshot, b"q-s0", place))
 }
 
 /// Returns `<id>.<instance-group>.<network>.<deployment>.<domain>` for each instance.
 fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    let fleet = snapshot.fleet();
-    let place = move |row| slice::from_ref(&fleet.place[row as usize]);
+    let instances = snapshot.instance_index();
+    let place = move |row| slice::from_ref(&instances.place[row as usize]);
     distinct(snapshot, place).filter_map(move |(id, place)| {
-        let label = plain(fleet.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
+        let label = plain(instances.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
         long(snapshot, label, place)
     })
 }
 
 /// Returns `q-m<number>s0.q-g<group>.<domain>`, as in links, and `<id>.q-g<group>.<domain>`.
 fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    let fleet = snapshot.fleet();
+    let instances = snapshot.instance_index();
     // Buffers reused for every name.
     let (mut number_label, mut group_label) = (String::new(), String::new());
-    distinct(snapshot, move |row| fleet.groups_of(row)).flat_map(move |(id, group)| {
-        let rows = fleet.by_id.rows(id);
-        let row = rows.iter().copied().find(|&row| fleet.groups_of(row).contains(&group));
+    distinct(snapshot, move |row| instances.groups_of(row)).flat_map(move |(id, group)| {
+        let rows = instances.by_id.rows(id);
+        let row = rows.iter().copied().find(|&row| instances.groups_of(row).contains(&group));
         let names = row.map_or([None, None], |row| {
-            let number = set(&mut number_label, ["q-m", fleet.num_id.text(row), "s0"]);
-            let number = plain(number).filter(|_| is_first_with_number(fleet, row, group));
-            let id = plain(fleet.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
-            let group = plain(set(&mut group_label, ["q-g", fleet.groups.text(group)]));
-            let domain = fleet.domain_names.name(fleet.place_of(row).domain);
+            let number = set(&mut number_label, ["q-m", instances.num_id.text(row), "s0"]);
+            let number = plain(number).filter(|_| is_first_with_number(instances, row, group));
+            let id = plain(instances.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
+            let group = plain(set(&mut group_label, ["q-g", instances.groups.text(group)]));
+            let domain = instances.domain_names.name(instances.place_of(row).domain);
             [number, id].map(|label| domain?.with_labels([label?, group?]))
         });
         names.into_iter().flatten()
@@ -112,15 +113,16 @@ fn set<'b, const N: usize>(buffer: &'b mut String, texts: [&str; N]) -> &'b str 
 
 /// Returns whether this is the first row with its number in that group and domain. Directors assign
 /// unique numbers, but the file is not checked for it.
-fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
-    let number = fleet.num_id.values[row as usize];
+fn is_first_with_number(instances: &InstanceIndex, row: Row, group: Symbol) -> bool {
+    let number = instances.num_id.values[row as usize];
     if number == NO_VALUE {
         return false;
     }
-    let domain = fleet.place_of(row).domain;
-    let alike =
-        |&&other: &&Row| fleet.place_of(other).domain == domain && fleet.groups_of(other).contains(&group);
-    fleet.by_num_id.rows(number).iter().find(alike) == Some(&row)
+    let domain = instances.place_of(row).domain;
+    let alike = |&&other: &&Row| {
+        instances.place_of(other).domain == domain && instances.groups_of(other).contains(&group)
+    };
+    instances.by_num_id.rows(number).iter().find(alike) == Some(&row)
 }
 
 /// Returns the distinct (id, value) pairs in the order of the rows.
@@ -128,10 +130,10 @@ fn distinct<'a>(
     snapshot: &'a Snapshot,
     values: impl Fn(Row) -> &'a [u32] + 'a,
 ) -> impl Iterator<Item = (u32, u32)> + 'a {
-    let fleet = snapshot.fleet();
-    (0..fleet.id.dictionary.len() as u32).flat_map(move |id| {
+    let instances = snapshot.instance_index();
+    (0..instances.id.dictionary.len() as u32).flat_map(move |id| {
         let mut values: SmallVec<[u32; 8]> =
-            fleet.by_id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
+            instances.by_id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
         values.sort_unstable();
         values.dedup();
         values.into_iter().map(move |value| (id, value))
@@ -140,18 +142,18 @@ fn distinct<'a>(
 
 /// Builds the long form with this first label.
 fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
-    let fleet = snapshot.fleet();
-    let place = fleet.places.get(place);
+    let instances = snapshot.instance_index();
+    let place = instances.places.get(place);
     // `q-g...` would be parsed as a group id, so mostly nothing matches.
-    let instance_group = plain(fleet.places.instance_groups.text(place.instance_group))
+    let instance_group = plain(instances.places.instance_groups.text(place.instance_group))
         .filter(|name| !name.starts_with(b"q-g"))?;
     let labels = [
         first,
         instance_group,
-        plain(fleet.places.networks.text(place.network))?,
-        plain(fleet.places.deployments.text(place.deployment))?,
+        plain(instances.places.networks.text(place.network))?,
+        plain(instances.places.deployments.text(place.deployment))?,
     ];
-    fleet.domain_names.name(place.domain)?.with_labels(labels)
+    instances.domain_names.name(place.domain)?.with_labels(labels)
 }
 
 /// Returns the text as a label that a query can contain. Strings with capitals, dots or an invalid

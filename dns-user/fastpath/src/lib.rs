@@ -10,11 +10,12 @@
 //! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
 //!   the system calls.
 //!
-//! [`FastPath`] owns all of it; [`Slot`] is the handle for its users.
+//! [`FastPath`] owns all of it; [`FastPathHandle`] is the handle for its users.
 
 mod apart;
 mod attach;
 mod bpf;
+mod handle;
 mod here;
 mod mailbox;
 mod map;
@@ -23,7 +24,6 @@ mod object;
 mod observe;
 mod programs;
 mod publish;
-mod slot;
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -45,6 +45,7 @@ pub use self::{
         kinds::InterfaceKinds,
         status::{InterfaceState, InterfaceStatus, InterfacesStatus},
     },
+    handle::FastPathHandle,
     map::{counters::Counters, store::StoreFill},
     observe::tap::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
@@ -52,7 +53,6 @@ pub use self::{
         publisher::Publisher,
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
-    slot::Slot,
 };
 use self::{
     apart::server::{Apart, HandedOver},

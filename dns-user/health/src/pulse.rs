@@ -9,21 +9,21 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Pulse {
     epoch: Instant,
-    /// Milliseconds from the epoch to the last beat.
+    /// Milliseconds from the epoch to the last heartbeat.
     last_ms: AtomicU64,
 }
 
 impl Pulse {
-    /// Starts with a beat.
+    /// Starts with a heartbeat.
     pub(super) fn new() -> Self {
         Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
     }
 
-    pub(super) fn beat(&self) {
+    pub(super) fn heartbeat(&self) {
         self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
     }
 
-    /// Returns the time since the last beat.
+    /// Returns the time since the last heartbeat.
     pub(super) fn silent_for(&self) -> Duration {
         Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
     }

@@ -22,7 +22,7 @@ use super::{
     watcher::{BEAT, Watcher},
 };
 use dns_core::config::HealthConfig;
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_platform::{
     limits::raise_file_limit,
     priority,
@@ -48,7 +48,7 @@ pub struct HealthService {
     states: Arc<HealthStates>,
     tracker: Arc<Tracker>,
     /// The fast path, notified of every change of a state.
-    fast_path: Slot,
+    fast_path: FastPathHandle,
     tls: Arc<RotatingTls>,
     metrics: HealthMetrics,
     /// Heartbeat of the watcher.
@@ -109,7 +109,7 @@ impl HealthService {
     pub fn new(
         config: &HealthConfig,
         request_timeout: Duration,
-        fast_path: Slot,
+        fast_path: FastPathHandle,
     ) -> Result<Self, HealthError> {
         let files = config.tls.as_ref().ok_or(HealthError::NoCertificates)?;
         let tls = RotatingTls::load("health_client", HEALTH_NAME, files)?;
@@ -183,7 +183,7 @@ impl HealthService {
             pulse: self.pulse.clone(),
             sight: self.sight.clone(),
         };
-        self.pulse.beat();
+        self.pulse.heartbeat();
         let (stop, stopped) = oneshot::channel();
         let (states, metrics, tls) = (self.states.clone(), self.metrics.clone(), self.tls.clone());
         let sight = self.sight.clone();

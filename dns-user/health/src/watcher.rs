@@ -27,7 +27,7 @@ use super::{
     tracker::{Order, Tracker},
 };
 use dns_core::catalog::Snapshot;
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
 /// How long a check may stay in the fast lane. An instance in the same data centre answers within a
@@ -56,7 +56,7 @@ pub(super) struct Watcher {
     /// Decides which instances are checked.
     pub(super) tracker: Arc<Tracker>,
     /// The fast path, notified of every change.
-    pub(super) fast_path: Slot,
+    pub(super) fast_path: FastPathHandle,
     pub(super) metrics: HealthMetrics,
     pub(super) pulse: Arc<Pulse>,
     /// Results of the last checks.
@@ -99,7 +99,7 @@ impl Watcher {
         let mut beats = tokio::time::interval(BEAT);
         beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            work.watcher.pulse.beat();
+            work.watcher.pulse.heartbeat();
             work.start_checks();
             let wake = work.schedule.borrow().next_wake();
             let wake = async {

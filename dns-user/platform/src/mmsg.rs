@@ -14,7 +14,7 @@ const CONTROL_SIZE: usize = 64;
 
 /// The data requested from the kernel in addition to the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Told {
+pub enum ReceiveMetadata {
     /// No further data, for connected sockets.
     Nothing,
     /// The address of each datagram's sender.
@@ -30,7 +30,7 @@ pub struct Incoming<const COUNT: usize, const SIZE: usize> {
     peers: Box<[libc::sockaddr_storage; COUNT]>,
     /// Control messages with the destinations.
     controls: Box<[ControlMessages; COUNT]>,
-    told: Told,
+    metadata: ReceiveMetadata,
     /// Headers; their pointers refer to the boxes in this struct, whose contents never move.
     headers: Box<[libc::mmsghdr; COUNT]>,
     /// One buffer for each header.
@@ -58,7 +58,7 @@ pub struct Datagram<'a> {
 
 impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
     /// Allocates empty buffers that request the given data.
-    pub fn new(told: Told) -> Self {
+    pub fn new(metadata: ReceiveMetadata) -> Self {
         // SAFETY: all-zero bytes are valid headers, addresses and slices: they
         // consist of integers and raw pointers.
         let (header, peer, slice): (libc::mmsghdr, libc::sockaddr_storage, libc::iovec) =
@@ -67,7 +67,7 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
             rooms: vec![0; COUNT * SIZE].into(),
             peers: Box::new([peer; COUNT]),
             controls: Box::new([ControlMessages([0; CONTROL_SIZE]); COUNT]),
-            told,
+            metadata,
             headers: Box::new([header; COUNT]),
             slices: Box::new([slice; COUNT]),
             used: COUNT,
@@ -82,11 +82,11 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
             let header = &mut self.headers[at].msg_hdr;
             header.msg_iov = &raw mut self.slices[at];
             header.msg_iovlen = 1;
-            if self.told >= Told::Peers {
+            if self.metadata >= ReceiveMetadata::Peers {
                 header.msg_name = (&raw mut self.peers[at]).cast();
                 header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
             }
-            if self.told >= Told::PeersAndControls {
+            if self.metadata >= ReceiveMetadata::PeersAndControls {
                 header.msg_control = (&raw mut self.controls[at]).cast();
                 header.msg_controllen = CONTROL_SIZE;
             }
@@ -116,7 +116,7 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
     /// destination is the sender, source the original destination.
     pub fn reply_header(&mut self, at: usize) -> libc::msghdr {
         let mut header = self.headers[at].msg_hdr;
-        if self.told >= Told::PeersAndControls {
+        if self.metadata >= ReceiveMetadata::PeersAndControls {
             self.controls[at].clear_interface(header.msg_controllen);
         }
         (header.msg_iov, header.msg_iovlen, header.msg_flags) = (ptr::null_mut(), 0, 0);

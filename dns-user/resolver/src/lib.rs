@@ -3,7 +3,7 @@
 //! Names are resolved by `dns-core`; `docs/architecture.md` shows the flows. Modules:
 //!
 //! * `consul` adds the Consul names of `dns-consul`.
-//! * [`fleet`] holds the state that answers are built from and notifies its subscribers.
+//! * [`state`] holds the state that answers are built from and notifies its subscribers.
 //! * [`server`] does the DNS I/O; other names are forwarded through `dns-upstream`.
 //! * [`daemon`] starts, reloads and stops everything, including `dns-fastpath` and `dns-health`.
 //! * [`ops`] and [`cli`] are the operator's interfaces.
@@ -11,7 +11,7 @@
 pub mod cli;
 mod consul;
 pub mod daemon;
-pub mod fleet;
 pub mod ops;
 pub mod server;
+pub mod state;
 pub mod system;

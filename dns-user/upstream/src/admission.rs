@@ -38,13 +38,13 @@ pub fn client_of(address: IpAddr) -> Client {
 pub struct Admission<K: Copy + Eq + Hash = Client> {
     /// Most queries at a time.
     limit: usize,
-    held: Mutex<Held<K>>,
+    held: Mutex<InFlight<K>>,
     /// Queries refused because their client held too many places.
     refused: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Held<K> {
+struct InFlight<K> {
     total: usize,
     /// Places by client; a client without places has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
@@ -68,7 +68,7 @@ pub struct AdmissionStatus {
 impl<K: Copy + Eq + Hash> Admission<K> {
     /// Creates a limit of `limit` queries, none waiting.
     pub fn new(limit: usize) -> Arc<Self> {
-        let held = Held { total: 0, by_client: HashMap::default() };
+        let held = InFlight { total: 0, by_client: HashMap::default() };
         Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
@@ -125,7 +125,7 @@ impl Admission {
     }
 }
 
-impl<K: Copy + Eq + Hash> Held<K> {
+impl<K: Copy + Eq + Hash> InFlight<K> {
     /// Returns whether one more query of `client` is admitted.
     fn has_room(&self, client: K, limit: usize) -> bool {
         let free = limit.saturating_sub(self.total);

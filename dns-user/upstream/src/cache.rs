@@ -15,7 +15,7 @@ use moka::{Expiry, notification::RemovalCause, sync::Cache as Store};
 use smallvec::SmallVec;
 
 use super::{
-    message::{self, Flags, Outline},
+    message::{self, Flags, MessageIndex},
     outgoing::{Form, KEY_CLASS, Key},
 };
 use dns_core::{
@@ -213,14 +213,14 @@ impl Cache {
         query: &Query<'_>,
         transport: Transport,
         reply: &mut Vec<u8>,
-        outline: &mut Outline,
+        index: &mut MessageIndex,
     ) {
-        let Some(terms) = Terms::of(query, reply, outline, self.compat) else { return };
-        message::remove_opt(reply, outline);
+        let Some(terms) = Terms::of(query, reply, index, self.compat) else { return };
+        message::remove_opt(reply, index);
         let mut ttls = SmallVec::new();
         let mut owners = SmallVec::new();
         let name = query.question.raw_name;
-        for (_, record) in outline.walk(reply) {
+        for (_, record) in index.walk(reply) {
             let (Ok(ttl_at), Ok(owner)) = (u16::try_from(record.ttl_at), u16::try_from(record.owner)) else {
                 return;
             };
@@ -328,7 +328,7 @@ struct Terms {
 
 impl Terms {
     /// Returns the terms for an answer to `query`; `None` if it must not be cached.
-    fn of(query: &Query<'_>, reply: &[u8], outline: &Outline, compat: Compat) -> Option<Self> {
+    fn of(query: &Query<'_>, reply: &[u8], index: &MessageIndex, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
         let question = message::question_range(reply)?;
         let same = message::same_question(&query.message[query.question_range()], reply.get(question)?);
@@ -337,7 +337,7 @@ impl Terms {
         }
         let mut smallest = u32::MAX;
         let mut minimum = None;
-        for (section, record) in outline.walk(reply).filter(|(_, record)| record.rtype != message::TYPE_OPT) {
+        for (section, record) in index.walk(reply).filter(|(_, record)| record.rtype != message::TYPE_OPT) {
             // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
             let ttl = if record.ttl > i32::MAX as u32 { 0 } else { record.ttl };
             smallest = smallest.min(ttl);
@@ -347,11 +347,11 @@ impl Terms {
             }
         }
         // Valid only for the current transaction (RFC 1035, section 3.2.1).
-        let is_for_now = smallest == 0 || outline.records[0] == 0 && minimum == Some(0);
+        let is_for_now = smallest == 0 || index.records[0] == 0 && minimum == Some(0);
         if is_for_now && !compat.cache_zero_ttl {
             return None;
         }
-        match (flags.rcode(), outline.records[0], minimum) {
+        match (flags.rcode(), index.records[0], minimum) {
             (message::NOERROR, 1.., _) => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
                 Some(Self { ttl, lifetime: ttl, denial: false })

@@ -9,7 +9,7 @@ use super::{
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
     failures::Failures,
-    flight::{FlightKey, Flights, Landed, Leader, Part},
+    flight::{FlightKey, FlightResult, Leader, Part, SingleFlight},
     forward::Forwarder,
     forwarded::Forwarded,
     http::HttpSource,
@@ -54,7 +54,7 @@ struct Common {
     form: Form,
     admission: Arc<Admission>,
     /// Queries that wait for the same answer.
-    flights: Flights,
+    flights: SingleFlight,
     /// Recent failures (RFC 9520); `None` if `compat.forget_failures` is set.
     failures: Option<Failures>,
 }
@@ -101,7 +101,7 @@ impl CachedSource {
         let common = Common {
             form,
             admission: Admission::new(most),
-            flights: Flights::default(),
+            flights: SingleFlight::default(),
             failures: (!compat.forget_failures).then(Failures::default),
         };
         Self { shared: Arc::new(Shared { source, cache, common: Arc::new(common) }) }
@@ -210,8 +210,8 @@ impl Answer for CachedSource {
         }
         let failed =
             common.failures.as_ref().and_then(|failures| failures.get(&common.flight(query, transport)));
-        if let Some(landed) = failed {
-            *out = Fetched::with_others(&landed, query, common.form).reply;
+        if let Some(result) = failed {
+            *out = Fetched::with_others(&result, query, common.form).reply;
             return true;
         }
         if common.admission.refuses(query.client) {
@@ -248,16 +248,16 @@ impl Shared {
     ) -> Fetched {
         let key = self.common.flight(query, transport);
         loop {
-            if let Some(landed) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
-                return Fetched::with_others(&landed, query, self.common.form);
+            if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
+                return Fetched::with_others(&result, query, self.common.form);
             }
             match self.common.flights.join(&key) {
                 Part::Leader(leader) => {
                     return self.fetch(cache, query, transport, keep_failures, leader, &key).await;
                 }
                 Part::Follower(landing) => {
-                    if let Ok(landed) = landing.await {
-                        return Fetched::with_others(&landed, query, self.common.form);
+                    if let Ok(result) = landing.await {
+                        return Fetched::with_others(&result, query, self.common.form);
                     }
                     // The client that led this look-up has gone; start another.
                 }
@@ -275,24 +275,24 @@ impl Shared {
         leader: Leader<'_>,
         flight: &FlightKey,
     ) -> Fetched {
-        let Forwarded { mut reply, mut outline, failed, keep, busy } =
+        let Forwarded { mut reply, mut index, failed, keep, busy } =
             self.source.fetch(query, transport).await;
         if let Some((cache, key)) = cache
             && (!failed || keep && keep_failures)
         {
-            cache.admit(key, query, transport, &mut reply, &mut outline);
+            cache.admit(key, query, transport, &mut reply, &mut index);
         }
-        let landed = Arc::new(Landed { reply, outline, failed });
+        let result = Arc::new(FlightResult { reply, index, failed });
         if failed
             && !busy
             && let Some(failures) = &self.common.failures
         {
-            failures.insert(flight.clone(), Arc::clone(&landed));
+            failures.insert(flight.clone(), Arc::clone(&result));
         }
-        leader.land(&landed);
-        let (mut reply, has_opt) = match Arc::try_unwrap(landed) {
-            Ok(landed) => (landed.reply, landed.outline.opt.is_some()),
-            Err(landed) => (landed.reply.clone(), landed.outline.opt.is_some()),
+        leader.finish(&result);
+        let (mut reply, has_opt) = match Arc::try_unwrap(result) {
+            Ok(result) => (result.reply, result.index.opt.is_some()),
+            Err(result) => (result.reply.clone(), result.index.opt.is_some()),
         };
         if !self.common.form.transparent {
             message::set_own_flags(&mut reply, query);
@@ -307,10 +307,10 @@ impl Shared {
 impl Fetched {
     /// Returns the reply for a client whose question another client has sent: with the client's id,
     /// flags, letter case and EDNS.
-    fn with_others(landed: &Landed, query: &Query<'_>, form: Form) -> Self {
-        let Landed { reply, outline, failed } = landed;
+    fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
+        let FlightResult { reply, index, failed } = result;
         let mut reply = reply.clone();
-        message::remove_opt(&mut reply, &mut outline.clone());
+        message::remove_opt(&mut reply, &mut index.clone());
         message::set_id(&mut reply, query.id);
         message::restore_case(&mut reply, query);
         if form.transparent {

@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{flight::FlightKey, flight::Landed};
+use super::{flight::FlightKey, flight::FlightResult};
 
 /// How long a failure is cached: the minimum of RFC 9520, section 3.2, because a machine's
 /// recursors recover within moments.
@@ -32,26 +32,26 @@ pub(crate) struct Failures {
 /// Failures by key and in order of expiry.
 #[derive(Debug, Default)]
 struct Remembered {
-    by_key: HashMap<FlightKey, (Instant, Arc<Landed>), foldhash::fast::RandomState>,
+    by_key: HashMap<FlightKey, (Instant, Arc<FlightResult>), foldhash::fast::RandomState>,
     /// Keys with their time of insertion.
     order: VecDeque<(Instant, FlightKey)>,
 }
 
 impl Failures {
     /// Returns the reply that failed less than [`LIFETIME`] ago.
-    pub(crate) fn get(&self, key: &FlightKey) -> Option<Arc<Landed>> {
+    pub(crate) fn get(&self, key: &FlightKey) -> Option<Arc<FlightResult>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let remembered = self.remembered.lock();
-        let (since, landed) = remembered.by_key.get(key)?;
+        let (since, result) = remembered.by_key.get(key)?;
         (since.elapsed() < LIFETIME).then(|| {
             self.hits.fetch_add(1, Ordering::Relaxed);
-            Arc::clone(landed)
+            Arc::clone(result)
         })
     }
 
-    pub(crate) fn insert(&self, key: FlightKey, landed: Arc<Landed>) {
+    pub(crate) fn insert(&self, key: FlightKey, result: Arc<FlightResult>) {
         let now = Instant::now();
         let mut remembered = self.remembered.lock();
         while let Some((since, _)) = remembered.order.front()
@@ -60,7 +60,7 @@ impl Failures {
             remembered.forget_oldest();
         }
         remembered.order.push_back((now, key.clone()));
-        remembered.by_key.insert(key, (now, landed));
+        remembered.by_key.insert(key, (now, result));
         self.count.store(remembered.order.len(), Ordering::Relaxed);
     }
 
@@ -92,10 +92,10 @@ mod tests {
     #[test]
     fn the_oldest_failure_makes_room() {
         let failures = Failures::default();
-        let landed = Arc::new(Landed { reply: Vec::new(), outline: Default::default(), failed: true });
+        let result = Arc::new(FlightResult { reply: Vec::new(), index: Default::default(), failed: true });
         let key = |number: usize| FlightKey::from_slice(&number.to_be_bytes());
         for number in 0..=MAX_FAILURES {
-            failures.insert(key(number), Arc::clone(&landed));
+            failures.insert(key(number), Arc::clone(&result));
         }
         assert!(failures.get(&key(0)).is_none());
         assert!(failures.remembered.lock().by_key.len() <= MAX_FAILURES);

@@ -9,47 +9,47 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{message::Outline, outgoing::Key};
+use super::{message::MessageIndex, outgoing::Key};
 
 /// The recursor queries in flight, and the clients that wait for them.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
+pub(crate) struct SingleFlight {
     /// Waiting clients by key.
     followers: Mutex<HashMap<FlightKey, Vec<Follower>, foldhash::fast::RandomState>>,
 }
 
 /// A client that waits for another client's query.
-type Follower = oneshot::Sender<Arc<Landed>>;
+type Follower = oneshot::Sender<Arc<FlightResult>>;
 
 /// Everything that distinguishes recursor queries, followed by the transport.
 pub(crate) type FlightKey = Key;
 
 /// The reply to the client that asked first.
 #[derive(Debug)]
-pub(crate) struct Landed {
+pub(crate) struct FlightResult {
     pub(crate) reply: Vec<u8>,
-    pub(crate) outline: Outline,
+    pub(crate) index: MessageIndex,
     /// Whether the reply is a failure.
     pub(crate) failed: bool,
 }
 
 /// The part of a query in a flight.
 pub(crate) enum Part<'a> {
-    /// The first query: it asks, and then calls [`Leader::land`].
+    /// The first query: it asks, and then calls [`Leader::finish`].
     Leader(Leader<'a>),
     /// Another query is in flight. The receiver fails if that query's client disconnects first.
-    Follower(oneshot::Receiver<Arc<Landed>>),
+    Follower(oneshot::Receiver<Arc<FlightResult>>),
 }
 
 /// The query that asks for all. If it is dropped without landing, the others ask themselves.
 pub(crate) struct Leader<'a> {
     /// The flights that it belongs to.
-    flights: &'a Flights,
-    /// Key of the look-up in flight; `None` once it has landed.
+    flights: &'a SingleFlight,
+    /// Key of the look-up in flight; `None` once it has result.
     key: Option<FlightKey>,
 }
 
-impl Flights {
+impl SingleFlight {
     /// Joins the flight for `key`, or begins it.
     pub(crate) fn join(&self, key: &FlightKey) -> Part<'_> {
         let mut flights = self.followers.lock();
@@ -70,11 +70,11 @@ impl Flights {
 
 impl Leader<'_> {
     /// Delivers the reply to all waiting clients.
-    pub(crate) fn land(mut self, landed: &Arc<Landed>) {
+    pub(crate) fn finish(mut self, result: &Arc<FlightResult>) {
         let Some(key) = self.key.take() else { return };
         for follower in self.flights.end(&key) {
             // The client may have gone.
-            let _ = follower.send(Arc::clone(landed));
+            let _ = follower.send(Arc::clone(result));
         }
     }
 }

@@ -10,8 +10,8 @@ use super::{
     host_names::HostNames,
     message,
     order::RecursorOrder,
-    readable::Readable,
-    recursor::{Manner, Recursor, Worth},
+    recursor::{Recursor, RecursorOptions, Worth},
+    validated::ValidatedReply,
 };
 use dns_core::{
     config::{Compat, RecursorSelection},
@@ -23,7 +23,7 @@ use dns_core::{
 pub(crate) struct Forwarder {
     set: ArcSwap<RecursorSet>,
     /// Settings for all of them.
-    manner: Manner,
+    options: RecursorOptions,
     selection: RecursorSelection,
     /// Quirks of bosh-dns to reproduce.
     compat: Compat,
@@ -44,19 +44,19 @@ impl Forwarder {
     /// Creates a forwarder to `names` (`host:port`).
     pub(crate) fn new(
         names: &[String],
-        manner: Manner,
+        options: RecursorOptions,
         selection: RecursorSelection,
         compat: Compat,
         hosts: &Arc<HostNames>,
     ) -> Self {
-        let set = ArcSwap::from_pointee(RecursorSet::new(names, manner, selection, &[], hosts));
-        Self { set, manner, selection, compat, hosts: Arc::clone(hosts) }
+        let set = ArcSwap::from_pointee(RecursorSet::new(names, options, selection, &[], hosts));
+        Self { set, options, selection, compat, hosts: Arc::clone(hosts) }
     }
 
     /// Replaces the recursors. Recursors that stay keep their sockets and counters.
     pub(crate) fn replace(&self, names: &[String]) {
         let old = self.set.load();
-        let set = RecursorSet::new(names, self.manner, self.selection, &old.recursors, &self.hosts);
+        let set = RecursorSet::new(names, self.options, self.selection, &old.recursors, &self.hosts);
         self.set.store(Arc::new(set));
     }
 
@@ -68,7 +68,7 @@ impl Forwarder {
     /// Asks until a recursor answers with NOERROR.
     pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         let set = self.set.load_full();
-        let form = self.manner.form;
+        let form = self.options.form;
         let mut message = form.message(query);
         let mut best: Option<Failure> = None;
         let mut busy = false;
@@ -80,9 +80,11 @@ impl Forwarder {
             let outcome = recursor.ask(query, transport, &mut message).await;
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
-                Ok(readable) if readable.rcode() == message::NOERROR => return readable.finish(query, form),
-                Ok(readable) => {
-                    let failure = Failure::of(readable);
+                Ok(validated) if validated.rcode() == message::NOERROR => {
+                    return validated.finish(query, form);
+                }
+                Ok(validated) => {
+                    let failure = Failure::of(validated);
                     if best.as_ref().is_none_or(|best| failure.rank() >= best.rank()) {
                         best = Some(failure);
                     }
@@ -95,7 +97,7 @@ impl Forwarder {
             return Forwarded { failed, ..Forwarded::bare(query, false, message::NXDOMAIN) };
         }
         match best {
-            Some(failure) => failure.finish(query, self.manner),
+            Some(failure) => failure.finish(query, self.options),
             None => Forwarded { busy, ..Forwarded::bare(query, true, message::SERVFAIL) },
         }
     }
@@ -110,7 +112,7 @@ impl Forwarder {
             Worth::Waiting => true,
             Worth::Nothing => false,
             Worth::Probing => {
-                let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.manner.form);
+                let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.options.form);
                 tokio::spawn(async move {
                     let query = query.as_query();
                     // The recursor's counters learn from this.
@@ -123,10 +125,10 @@ impl Forwarder {
 
     /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does a lack
     /// of room in this server.
-    fn counts_as_failure(&self, outcome: &Result<Readable, TryError>) -> bool {
+    fn counts_as_failure(&self, outcome: &Result<ValidatedReply, TryError>) -> bool {
         match outcome {
-            Ok(readable) if readable.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
-            Ok(readable) => readable.rcode() != message::NOERROR,
+            Ok(validated) if validated.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
+            Ok(validated) => validated.rcode() != message::NOERROR,
             Err(error) => *error != TryError::Busy,
         }
     }
@@ -136,7 +138,7 @@ impl RecursorSet {
     /// Returns the recursors of `names`, reusing known ones.
     fn new(
         names: &[String],
-        manner: Manner,
+        options: RecursorOptions,
         selection: RecursorSelection,
         known: &[Arc<Recursor>],
         hosts: &Arc<HostNames>,
@@ -144,7 +146,7 @@ impl RecursorSet {
         let mut recursors: Vec<Arc<Recursor>> = Vec::with_capacity(names.len());
         for name in names {
             let known = known.iter().find(|recursor| recursor.name() == name);
-            recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, manner, hosts)), Arc::clone));
+            recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, options, hosts)), Arc::clone));
         }
         if selection == RecursorSelection::Smart {
             fastrand::shuffle(&mut recursors);
@@ -156,20 +158,20 @@ impl RecursorSet {
 
 /// A reply with an RCODE other than NOERROR.
 #[derive(Debug)]
-struct Failure(Readable);
+struct Failure(ValidatedReply);
 
 impl Failure {
     /// Takes a reply whose RCODE is not NOERROR.
-    fn of(readable: Readable) -> Self {
-        Self(readable)
+    fn of(validated: ValidatedReply) -> Self {
+        Self(validated)
     }
 
     /// Returns how informative the reply is for a client; among equals the last one is used.
     /// NXDOMAIN is the most informative, above all with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
-        let Self(Readable { reply, outline }) = self;
+        let Self(ValidatedReply { reply, index }) = self;
         let with_soa =
-            || outline.walk(reply).any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA);
+            || index.walk(reply).any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA);
         match self.0.rcode() {
             message::NXDOMAIN if with_soa() => 2,
             message::NXDOMAIN => 1,
@@ -179,13 +181,13 @@ impl Failure {
 
     /// Returns the reply for the client: unchanged, or a new one if it does not repeat the question
     /// or concerns only the exchange with the recursor.
-    fn finish(self, query: &Query<'_>, manner: Manner) -> Forwarded {
+    fn finish(self, query: &Query<'_>, options: RecursorOptions) -> Forwarded {
         let failed = self.rank() == 0;
-        let Self(readable) = self;
-        if readable.outline.questions == 1 && !readable.has_extended_rcode() {
-            return Forwarded { failed, ..readable.finish(query, manner.form) };
+        let Self(validated) = self;
+        if validated.index.questions == 1 && !validated.has_extended_rcode() {
+            return Forwarded { failed, ..validated.finish(query, options.form) };
         }
-        let rcode = readable.rcode();
+        let rcode = validated.rcode();
         Forwarded { failed, ..Forwarded::bare(query, true, rcode) }
     }
 }

@@ -1,6 +1,6 @@
 //! The result of a query to another server.
 
-use super::message::{self, Outline};
+use super::message::{self, MessageIndex};
 use dns_core::wire::Query;
 
 /// The result of a forwarded query.
@@ -9,7 +9,7 @@ pub(crate) struct Forwarded {
     /// The reply with the client's id and letter case, not yet truncated. It has an OPT only with
     /// transparent forwarding.
     pub(crate) reply: Vec<u8>,
-    pub(crate) outline: Outline,
+    pub(crate) index: MessageIndex,
     /// No usable answer: no recursor replied, or all replies were errors.
     pub(crate) failed: bool,
     /// The answer cache keeps the reply although it is a failure.
@@ -29,7 +29,7 @@ impl Forwarded {
 
     /// Returns a reply made by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
-        let outline = Outline::of(&reply).unwrap_or_default();
-        Self { reply, outline, failed, keep: failed, busy: false }
+        let index = MessageIndex::of(&reply).unwrap_or_default();
+        Self { reply, index, failed, keep: failed, busy: false }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::{
     cache::{Cache, Lookup},
     json_answer,
-    message::{self, Outline},
+    message::{self, MessageIndex},
     outgoing::Form,
-    readable::Readable,
+    validated::ValidatedReply,
 };
 use dns_core::{
     config::{CacheConfig, Compat},
@@ -46,11 +46,11 @@ impl CachedReplies {
         let Self(cache) = self;
         cache.flush();
         let query = parsed(query)?;
-        let forwarded = Readable::new(reply).ok()?.finish(&query, Form::default());
-        let (mut reply, mut outline) = (forwarded.reply, forwarded.outline);
+        let forwarded = ValidatedReply::new(reply).ok()?.finish(&query, Form::default());
+        let (mut reply, mut index) = (forwarded.reply, forwarded.index);
         let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &query, Transport::Udp, &mut reply, &mut outline);
+            cache.admit(key, &query, Transport::Udp, &mut reply, &mut index);
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);
@@ -85,7 +85,7 @@ fn parsed(message: &[u8]) -> Option<Query<'_>> {
 /// Returns whether a message is well-formed: its counts fit, its names end, and its data has the
 /// format of its types.
 pub fn is_sound(message: &[u8]) -> bool {
-    Outline::of(message).is_some()
+    MessageIndex::of(message).is_some()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::{
     forward::Forwarder,
     host_names::HostNames,
     http::{HttpSource, client},
-    manner, status,
+    options, status,
 };
 use dns_core::{
     config::{
@@ -156,7 +156,7 @@ impl Handler {
             HandlerSource::Dns(recursors) => {
                 let own = Arc::new(Forwarder::new(
                     recursors,
-                    manner(config),
+                    options(config),
                     recursion.selection,
                     config.compat,
                     hosts,

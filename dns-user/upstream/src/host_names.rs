@@ -21,9 +21,9 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     forward::Forwarder,
-    message::{self, Outline},
+    message::{self, MessageIndex},
     outgoing::Form,
-    recursor::Manner,
+    recursor::RecursorOptions,
     resolv_conf,
     udp::Matching,
 };
@@ -95,7 +95,7 @@ impl HostNames {
         let mut servers = self.recursors.clone();
         servers.extend(resolv_conf::nameservers(&self.own.load()));
         servers.extend(self.own.load().iter().map(ToString::to_string));
-        let manner = Manner {
+        let options = RecursorOptions {
             timeout: TIMEOUT,
             max_retries: 0,
             form: Form::default(),
@@ -104,7 +104,7 @@ impl HostNames {
         };
         let nobody = Arc::new(Self::default());
         let forwarder =
-            Forwarder::new(&servers, manner, RecursorSelection::Serial, Compat::default(), &nobody);
+            Forwarder::new(&servers, options, RecursorSelection::Serial, Compat::default(), &nobody);
         for qtype in [TYPE_A, TYPE_AAAA] {
             let (addresses, ttl) = ask(&forwarder, &name, qtype).await;
             if !addresses.is_empty() {
@@ -178,9 +178,9 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     // `message` was built above and always parses.
     let Parsed::Query(query) = parse(&message) else { return (Vec::new(), 0) };
     let reply = forwarder.forward(&query, Transport::Udp).await.reply;
-    let outline = Outline::of(&reply).unwrap_or_default();
+    let index = MessageIndex::of(&reply).unwrap_or_default();
     let mut smallest = u32::MAX;
-    let answers = outline.walk(&reply).filter(|(section, record)| *section == 0 && record.rtype == qtype);
+    let answers = index.walk(&reply).filter(|(section, record)| *section == 0 && record.rtype == qtype);
     let addresses = answers.filter_map(|(_, record)| {
         smallest = smallest.min(record.ttl);
         let data = message::bytes(&reply, record.data)?;

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, io, os::fd::RawFd};
 
-use dns_platform::mmsg::{Incoming, Told};
+use dns_platform::mmsg::{Incoming, ReceiveMetadata};
 
 /// Most datagrams read by one system call.
 const BATCH: usize = 8;
@@ -11,7 +11,7 @@ const MAX_DATAGRAM: usize = 65_535;
 
 thread_local! {
     /// Room for a batch.
-    static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(Told::Nothing));
+    static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(ReceiveMetadata::Nothing));
 }
 
 /// Passes all datagrams queued in a connected socket to `each`, which must not call this function.

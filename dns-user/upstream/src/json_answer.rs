@@ -381,7 +381,7 @@ mod tests {
             assert_eq!(reply_to(&format!(r#"{{"Answer": [{lie}]}}"#)), Err(JsonAnswerError::Unreadable(1)));
             let truth = r#"{"type": 1, "TTL": 7, "data": "192.0.2.1"}"#;
             let both = reply_to(&format!(r#"{{"Answer": [{lie}, {truth}]}}"#)).unwrap();
-            assert_eq!(message::Outline::of(&both).map(|outline| outline.records), Some([1, 0, 0]), "{lie}");
+            assert_eq!(message::MessageIndex::of(&both).map(|index| index.records), Some([1, 0, 0]), "{lie}");
         }
     }
 
@@ -392,7 +392,7 @@ mod tests {
         let document = format!(r#"{{"Answer": [{}]}}"#, vec![one; 2000].join(","));
         let reply = reply_to(&document).unwrap();
         assert_eq!(reply[2] & 0x02, 0x02);
-        assert!(message::Outline::of(&reply).is_some());
+        assert!(message::MessageIndex::of(&reply).is_some());
     }
 
     proptest! {

@@ -33,7 +33,6 @@ pub mod metrics;
 mod order;
 mod outgoing;
 mod random;
-mod readable;
 mod recursor;
 mod resolv_conf;
 mod reverse;
@@ -43,6 +42,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 mod udp;
+mod validated;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -59,7 +59,7 @@ pub use self::{
     status::{CacheStatus, RecursorStatus},
 };
 use self::{
-    cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::Manner,
+    cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::RecursorOptions,
     resolv_conf::Nameservers, udp::Matching,
 };
 use dns_core::config::Config;
@@ -94,7 +94,7 @@ impl Upstream {
             return Self { forwarder: None, cache: None, recursors: None, uncached: None, own, hosts };
         }
         let new = |names: &[String]| {
-            Arc::new(Forwarder::new(names, manner(config), recursion.selection, config.compat, &hosts))
+            Arc::new(Forwarder::new(names, options(config), recursion.selection, config.compat, &hosts))
         };
         let forwarder = if recursion.recursors.is_empty() {
             let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
@@ -167,8 +167,8 @@ impl Upstream {
 }
 
 /// Returns the settings for the configured recursors.
-fn manner(config: &Config) -> Manner {
-    Manner {
+fn options(config: &Config) -> RecursorOptions {
+    RecursorOptions {
         timeout: config.recursion.timeout,
         max_retries: config.recursion.max_retries,
         form: form(config),

@@ -103,7 +103,7 @@ fn set_bit(message: &mut [u8], at: usize, bit: u8, on: bool) {
 /// the format of its type, and there is at most one OPT, in the additional section and owned by the
 /// root (RFC 6891, section 6.1.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outline {
+pub(crate) struct MessageIndex {
     /// Entries in the question section.
     pub(crate) questions: u16,
     /// Records in answer, authority and additional section.
@@ -116,7 +116,7 @@ pub(crate) struct Outline {
     pub(crate) end: usize,
 }
 
-impl Outline {
+impl MessageIndex {
     /// Validates `message`; `None` if a section runs past its end or a record is malformed.
     pub(crate) fn of(message: &[u8]) -> Option<Self> {
         let questions = u16_at(message, 4)?;
@@ -232,19 +232,19 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
 }
 
 /// Returns whether the OPT has upper bits of the RCODE (RFC 6891, section 6.1.3).
-pub(crate) fn has_extended_rcode(message: &[u8], outline: &Outline) -> bool {
-    outline.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
+pub(crate) fn has_extended_rcode(message: &[u8], index: &MessageIndex) -> bool {
+    index.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
 }
 
 /// Removes the OPT and the records after it: moving those could break pointers, and additional
 /// records are optional.
-pub(crate) fn remove_opt(message: &mut Vec<u8>, outline: &mut Outline) {
-    let Some(opt) = outline.opt.take() else { return };
-    let before = outline.walk(message).filter(|(section, record)| *section == 2 && record.owner < opt.start);
-    outline.records[2] = u16::try_from(before.count()).unwrap_or(u16::MAX);
+pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
+    let Some(opt) = index.opt.take() else { return };
+    let before = index.walk(message).filter(|(section, record)| *section == 2 && record.owner < opt.start);
+    index.records[2] = u16::try_from(before.count()).unwrap_or(u16::MAX);
     message.truncate(opt.start);
-    outline.end = opt.start;
-    message[10..12].copy_from_slice(&outline.records[2].to_be_bytes());
+    index.end = opt.start;
+    message[10..12].copy_from_slice(&index.records[2].to_be_bytes());
 }
 
 /// Begins a reply with id, RD, CD and question of the query, the given AA, RA and RCODE, and no
@@ -356,17 +356,17 @@ mod tests {
     #[test]
     fn outline_finds_the_sections() {
         let message = reply();
-        let mut outline = Outline::of(&message).unwrap();
-        assert_eq!(outline.records, [1, 0, 1]);
-        assert_eq!(outline.opt, Some(44..55));
-        assert_eq!(outline.end, message.len());
+        let mut index = MessageIndex::of(&message).unwrap();
+        assert_eq!(index.records, [1, 0, 1]);
+        assert_eq!(index.opt, Some(44..55));
+        assert_eq!(index.end, message.len());
         let walked: Vec<_> =
-            outline.walk(&message).map(|(section, record)| (section, record.rtype, record.ttl)).collect();
+            index.walk(&message).map(|(section, record)| (section, record.rtype, record.ttl)).collect();
         assert_eq!(walked, [(0, 1, 300), (2, TYPE_OPT, 0)]);
 
         let mut without = message.clone();
-        remove_opt(&mut without, &mut outline);
-        assert_eq!(Outline::of(&without), Some(outline));
+        remove_opt(&mut without, &mut index);
+        assert_eq!(MessageIndex::of(&without), Some(index));
         assert_eq!(without.len(), 44);
     }
 
@@ -374,7 +374,7 @@ mod tests {
     fn every_cut_is_noticed() {
         let message = reply();
         for length in 0..message.len() {
-            assert_eq!(Outline::of(&message[..length]), None, "cut to {length} bytes");
+            assert_eq!(MessageIndex::of(&message[..length]), None, "cut to {length} bytes");
         }
     }
 
@@ -388,9 +388,9 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            if let Some(outline) = Outline::of(&bytes) {
-                prop_assert!(outline.end <= bytes.len());
-                prop_assert!(outline.walk(&bytes).all(|(_, record)| record.data.end <= outline.end));
+            if let Some(index) = MessageIndex::of(&bytes) {
+                prop_assert!(index.end <= bytes.len());
+                prop_assert!(index.walk(&bytes).all(|(_, record)| record.data.end <= index.end));
             }
             let _ = question_range(&bytes);
         }

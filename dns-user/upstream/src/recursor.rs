@@ -17,9 +17,9 @@ use super::{
     message,
     outgoing::Form,
     random,
-    readable::Readable,
     tcp::TcpConnections,
     udp::{Matching, UdpSockets},
+    validated::ValidatedReply,
 };
 use dns_core::wire::{Query, Transport};
 
@@ -30,7 +30,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Settings for all recursors of a list.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct RecursorOptions {
     pub(crate) timeout: Duration,
     /// Further tries after network errors.
     pub(crate) max_retries: u32,
@@ -47,7 +47,7 @@ pub(crate) struct Recursor {
     /// As configured, `host:port`.
     name: String,
     /// Settings shared with the other recursors of the list.
-    manner: Manner,
+    options: RecursorOptions,
     /// Host name and port; `None` if configured by address.
     host: Option<(Arc<HostName>, u16)>,
     /// The sockets; `None` while no address is known.
@@ -116,16 +116,16 @@ pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
 
 impl Recursor {
     /// Creates a recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
-    pub(crate) fn new(name: &str, manner: Manner, hosts: &Arc<HostNames>) -> Self {
+    pub(crate) fn new(name: &str, options: RecursorOptions, hosts: &Arc<HostNames>) -> Self {
         let counters = RecursorCounters::default();
-        let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, manner, &counters)));
+        let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, options, &counters)));
         let host = name
             .rsplit_once(':')
             .filter(|_| has_host_name(name))
             .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
         let silence =
             Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
-        Self { name: name.to_owned(), manner, host, sockets: ArcSwapOption::new(sockets), counters, silence }
+        Self { name: name.to_owned(), options, host, sockets: ArcSwapOption::new(sockets), counters, silence }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -144,15 +144,15 @@ impl Recursor {
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-    ) -> Result<Readable, TryError> {
+    ) -> Result<ValidatedReply, TryError> {
         let mut tries = 0;
         let reply = loop {
             // The last try serves recursors that do not preserve the letter case.
-            let randomise_case = self.manner.randomise_case && tries == 0;
+            let randomise_case = self.options.randomise_case && tries == 0;
             let outcome = self.ask_once(query, transport, message, randomise_case).await;
             match outcome {
-                Err(error) if error.is_network_error() && tries < self.manner.max_retries => tries += 1,
-                Err(TryError::TimedOut) if randomise_case && tries == self.manner.max_retries => tries += 1,
+                Err(error) if error.is_network_error() && tries < self.options.max_retries => tries += 1,
+                Err(TryError::TimedOut) if randomise_case && tries == self.options.max_retries => tries += 1,
                 outcome => break outcome?,
             }
         };
@@ -167,15 +167,15 @@ impl Recursor {
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-        reply: Readable,
-    ) -> Readable {
-        let form = self.manner.form;
+        reply: ValidatedReply,
+    ) -> ValidatedReply {
+        let form = self.options.form;
         if form.transparent {
             return reply;
         }
         let better = if transport == Transport::Udp && reply.is_truncated() {
             self.ask_once(query, Transport::Tcp, message, false).await
-        } else if matches!(reply.rcode(), message::FORMERR | message::NOTIMP) && reply.outline.opt.is_none() {
+        } else if matches!(reply.rcode(), message::FORMERR | message::NOTIMP) && reply.index.opt.is_none() {
             let mut plain = message[..query.question_range().end].to_vec();
             // No additional records.
             plain[11] = 0;
@@ -192,7 +192,7 @@ impl Recursor {
         transport: Transport,
         message: &mut [u8],
         randomise_case: bool,
-    ) -> Result<Readable, TryError> {
+    ) -> Result<ValidatedReply, TryError> {
         let sockets = self.sockets().await?;
         self.counters.tries.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
@@ -202,12 +202,12 @@ impl Recursor {
                 if randomise_case {
                     randomise(&mut message[question.clone()]);
                 }
-                let alone = self.manner.form.subnet(query).is_some();
+                let alone = self.options.form.subnet(query).is_some();
                 sockets.udp.ask(message, question, randomise_case, alone).await
             }
             Transport::Tcp => sockets.tcp.ask(message, question).await,
         };
-        let outcome = outcome.and_then(Readable::new);
+        let outcome = outcome.and_then(ValidatedReply::new);
         self.note(&outcome, start.elapsed());
         if outcome.as_ref().is_err_and(|error| error.is_network_error())
             && let Some((host, _)) = &self.host
@@ -234,7 +234,7 @@ impl Recursor {
         if mine { Worth::Probing } else { Worth::Nothing }
     }
 
-    fn note(&self, outcome: &Result<Readable, TryError>, took: Duration) {
+    fn note(&self, outcome: &Result<ValidatedReply, TryError>, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
             // The recursor was not asked.
@@ -280,22 +280,22 @@ impl Recursor {
             // The zone of the address was not an interface before.
             (None, None) => socket_address(&self.name),
             (Some((host, port)), _) => {
-                host.address(self.manner.timeout).await.map(|address| SocketAddr::new(address, *port))
+                host.address(self.options.timeout).await.map(|address| SocketAddr::new(address, *port))
             }
         };
         let address = address.ok_or(TryError::Refused)?;
         if let Some(sockets) = open.filter(|sockets| sockets.address == address) {
             return Ok(sockets);
         }
-        let sockets = Arc::new(Sockets::new(address, self.manner, &self.counters));
+        let sockets = Arc::new(Sockets::new(address, self.options, &self.counters));
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)
     }
 }
 
 impl Sockets {
-    fn new(address: SocketAddr, manner: Manner, counters: &RecursorCounters) -> Self {
-        let Manner { timeout, matching, form, .. } = manner;
+    fn new(address: SocketAddr, options: RecursorOptions, counters: &RecursorCounters) -> Self {
+        let RecursorOptions { timeout, matching, form, .. } = options;
         let mismatched = Arc::clone(&counters.mismatched);
         Self {
             address,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use aya::TestRunOptions;
 use dns_common::{
     counters::Outcome,
-    entry::Rules,
+    entry::AnswerPolicy,
     scope::{LOOPBACK_IFINDEX, Probe, Scope},
 };
 use whole_system_tests::{
@@ -36,19 +36,23 @@ pub(crate) fn world() -> World {
     publish(wire("missing.bosh"), Published { rcode: 3, rcode_other: 3, ..Default::default() });
     publish(wire("malformed.bosh"), Published { rcode: 1, rcode_other: 0, ..Default::default() });
     publish(wire(""), Published { v4: v4(1), ..Default::default() });
-    // Rules as for Consul's names: TTL, limits, TC or not, no RA.
-    let ruled = |count: u32, rules| Published { v4: v4(count), rules: Some(rules), ..Default::default() };
-    publish(wire("one.node.consul"), ruled(1, Rules::new(30, 0, [3, 3], false, true)));
-    publish(wire("few.service.consul"), ruled(3, Rules::new(0x0102_0304, 0, [3, 3], false, true)));
-    publish(wire("ten.service.consul"), ruled(10, Rules::new(5, 0, [3, 3], false, true)));
-    publish(wire("told.service.consul"), ruled(10, Rules::new(5, 0, [8, 8], true, true)));
-    publish(wire("most.service.consul"), ruled(300, Rules::new(0, 6, [6, 6], true, false)));
-    publish(wire("many.service.consul"), ruled(1024, Rules::new(0, 0, [8, 8], true, true)));
+    // Policies as for Consul's names: TTL, limits, TC or not, no RA.
+    let with_policy =
+        |count: u32, policy| Published { v4: v4(count), policy: Some(policy), ..Default::default() };
+    publish(wire("one.node.consul"), with_policy(1, AnswerPolicy::new(30, 0, [3, 3], false, true)));
+    publish(
+        wire("few.service.consul"),
+        with_policy(3, AnswerPolicy::new(0x0102_0304, 0, [3, 3], false, true)),
+    );
+    publish(wire("ten.service.consul"), with_policy(10, AnswerPolicy::new(5, 0, [3, 3], false, true)));
+    publish(wire("told.service.consul"), with_policy(10, AnswerPolicy::new(5, 0, [8, 8], true, true)));
+    publish(wire("most.service.consul"), with_policy(300, AnswerPolicy::new(0, 6, [6, 6], true, false)));
+    publish(wire("many.service.consul"), with_policy(1024, AnswerPolicy::new(0, 0, [8, 8], true, true)));
     publish(
         wire("v6.service.consul"),
         Published {
             v6: v6(40),
-            rules: Some(Rules::new(0x7fff_fffe, 20, [3, 2], true, true)),
+            policy: Some(AnswerPolicy::new(0x7fff_fffe, 20, [3, 2], true, true)),
             ..Default::default()
         },
     );
@@ -140,12 +144,12 @@ fn table() -> Vec<Fixture> {
         query("a limit without EDNS, told", HitTruncated, hit("told.service.consul")),
         query("a limit however asked, and no RA", Hit, hit("most.service.consul").opt(Opt::new(1232))),
         query("bytes that stay free", HitTruncated, hit("many.service.consul").opt(Opt::new(1232))),
-        query("AAAA by rules", Hit, Query::new("v6.service.consul", AAAA).opt(Opt::new(1232))),
-        query("AAAA by rules without EDNS", HitTruncated, Query::new("v6.service.consul", AAAA)),
-        query("AAAA of a ruled IPv4 name", NotPublished, Query::new("few.service.consul", AAAA)),
-        query("another type of a ruled name", NotPublished, Query::new("few.service.consul", 33)),
+        query("AAAA with a policy", Hit, Query::new("v6.service.consul", AAAA).opt(Opt::new(1232))),
+        query("AAAA with a policy, without EDNS", HitTruncated, Query::new("v6.service.consul", AAAA)),
+        query("AAAA of an IPv4 name with a policy", NotPublished, Query::new("few.service.consul", AAAA)),
+        query("another type of a name with a policy", NotPublished, Query::new("few.service.consul", 33)),
         query(
-            "an option to a ruled name",
+            "an option to a name with a policy",
             NotPublished,
             hit("few.service.consul").opt(Opt { options: vec![0, 8, 0, 4, 0, 1, 0, 0], ..Opt::new(1232) }),
         ),

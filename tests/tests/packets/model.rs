@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use dns_common::entry::Rules;
+use dns_common::entry::AnswerPolicy;
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Published},
@@ -113,20 +113,20 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    let (message, limit, opt, records, rcode, rules) = answer(world, &udp[8..])?;
+    let (message, limit, opt, records, rcode, policy) = answer(world, &udp[8..])?;
     let question_end = message.len();
     let fixed = question_end + opt.len();
     let mut all = records.len();
     let mut given = all;
-    let limit = match rules {
-        // With rules, replies without records and queries with EDNS options are left to
+    let limit = match policy {
+        // With a policy, replies without records and queries with EDNS options are left to
         // userspace.
         Some(_) if records.is_empty() || fixed != udp.len() - 8 => return None,
-        Some(rules) => {
+        Some(policy) => {
             let at_most = |count: usize, most: usize| if most == 0 { count } else { count.min(most) };
-            all = at_most(all, rules.most());
-            given = if limit == 512 { at_most(all, rules.plain(records[0].len() == 28)) } else { all };
-            limit - Rules::SPARE
+            all = at_most(all, policy.most());
+            given = if limit == 512 { at_most(all, policy.plain(records[0].len() == 28)) } else { all };
+            limit - AnswerPolicy::SPARE
         }
         None => limit,
     };
@@ -165,8 +165,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     let mut message = message;
     message[2] = 0x84
         | (message[2] & 0x01)
-        | if given < all && rules.is_none_or(|rules| rules.never_truncates() == 0) { 0x02 } else { 0 };
-    message[3] = if rules.is_some_and(|rules| rules.no_recursion() == 1) { 0 } else { 0x80 }
+        | if given < all && policy.is_none_or(|policy| policy.never_truncates() == 0) { 0x02 } else { 0 };
+    message[3] = if policy.is_some_and(|policy| policy.no_recursion() == 1) { 0 } else { 0x80 }
         | (message[3] & 0x10)
         | rcode;
     message[4..12].copy_from_slice(&[0, 1, (given >> 8) as u8, given as u8, 0, 0, 0, !opt.is_empty() as u8]);
@@ -203,12 +203,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
 }
 
 /// Header and question of the query, the client's limit, the OPT of the reply, the records to
-/// choose from, the RCODE, and the answer rules.
+/// choose from, the RCODE, and the answer policy.
 #[expect(clippy::type_complexity, reason = "used once")]
 fn answer(
     world: &World,
     message: &[u8],
-) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8, Option<Rules>)> {
+) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8, Option<AnswerPolicy>)> {
     let header = message.get(..12)?;
     // QR, opcode, AA, TC; RA, Z, RCODE.
     if header[2] & 0xfe != 0
@@ -269,7 +269,7 @@ fn answer(
     };
 
     let published = world.published.get(&name)?;
-    let ttl = published.rules.map_or(0, Rules::ttl).to_be_bytes();
+    let ttl = published.policy.map_or(0, AnswerPolicy::ttl).to_be_bytes();
     let record = |qtype: u8, address: &[u8]| {
         let mut out = [&[0xc0, 12, 0, qtype, 0, 1][..], &ttl, &[0, address.len() as u8]].concat();
         out.extend(address);
@@ -281,7 +281,7 @@ fn answer(
         41 | 43 | 128..=255 => return None,
         _ => (vec![], published.rcode_other),
     };
-    Some((question, limit, opt, records, rcode, published.rules))
+    Some((question, limit, opt, records, rcode, published.policy))
 }
 
 /// Compares a frame with the expected reply.

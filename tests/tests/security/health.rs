@@ -13,7 +13,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_platform::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
@@ -40,7 +40,8 @@ fn growth(count: u32, says: &Says) -> u64 {
     (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
     let interval = Duration::from_millis(200);
     let service =
-        HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT, Slot::default()).unwrap();
+        HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT, FastPathHandle::default())
+            .unwrap();
     let before = resident();
     service.start().unwrap();
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };

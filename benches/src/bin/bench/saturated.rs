@@ -87,7 +87,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                 "{INSTANCES} instances; group names, aliases and long forms at random, A, no EDNS, {answers} answers on \
                  average. A generator within the kernel, on the other core, asks for more than the server's core \
                  can do, or as much as it answers most of; replies are counted, and freed, where they are sent. \
-                 Told is what was answered per second of that core's CPU time; loads under which it slept \
+                 ReceiveMetadata is what was answered per second of that core's CPU time; loads under which it slept \
                  between packets do not count. The bare reflector sends an empty reply, the constant one {answers} \
                  answers, always the same, with no look-up: what any answer costs."
             ),

@@ -296,7 +296,7 @@ impl Shared {
         if may_wait && fault != Some(Fault::Spurious) {
             self.wait(&path, &parameters).await;
         }
-        let Some((index, body)) = self.look(&path) else {
+        let Some((index, body)) = self.find(&path) else {
             self.note(format!("asked for {path}"));
             return Ok(plain(StatusCode::NOT_FOUND, "no such path"));
         };
@@ -349,7 +349,7 @@ impl Shared {
         let restored_at = *lock(&self.given).get(path).unwrap_or(&0);
         loop {
             changed.mark_unchanged();
-            let now = self.look(path).and_then(|(index, _)| index).unwrap_or(0);
+            let now = self.find(path).and_then(|(index, _)| index).unwrap_or(0);
             // Servers that were restored give all blocking queries up.
             if now > index || now < restored_at || now < index {
                 return;
@@ -362,7 +362,7 @@ impl Shared {
     }
 
     /// Returns index and body for a path; `None` if the path is unknown.
-    fn look(&self, path: &str) -> Option<(Option<u64>, Value)> {
+    fn find(&self, path: &str) -> Option<(Option<u64>, Value)> {
         let world = lock(&self.world);
         Some(match path {
             "/v1/agent/self" => {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::alias_files::{AliasFiles, AliasWarning, FileAlias, FileTarget};
 use super::columns::{NO_VALUE, Row, Symbol};
-use super::fleet::Fleet;
+use super::instances::InstanceIndex;
 use super::records::AliasDefinition;
 use crate::name::Name;
 use crate::query::Question;
@@ -55,9 +55,9 @@ impl Aliases {
     pub(crate) fn build(
         files: &AliasFiles,
         definitions: &[(String, Vec<AliasDefinition>)],
-        fleet: &Fleet,
+        instances: &InstanceIndex,
     ) -> (Self, Vec<AliasWarning>) {
-        let mut builder = Builder { fleet, files, aliases: Self::default(), warnings: Vec::new() };
+        let mut builder = Builder { instances, files, aliases: Self::default(), warnings: Vec::new() };
         builder.add_files();
         for (alias, definitions) in definitions {
             for definition in definitions {
@@ -129,7 +129,7 @@ impl Target {
 }
 
 struct Builder<'a> {
-    fleet: &'a Fleet,
+    instances: &'a InstanceIndex,
     files: &'a AliasFiles,
     aliases: Aliases,
     warnings: Vec<AliasWarning>,
@@ -162,7 +162,7 @@ impl Builder<'_> {
         targets.retain(|target| {
             // Any label that is not a filter will do for the check.
             let Some(FileTarget::Name(target)) = target.with_label(b"x") else { return true };
-            match Question::read(&target, &self.fleet.domain_names) {
+            match Question::read(&target, &self.instances.domain_names) {
                 Ok(_) => true,
                 Err(error) => {
                     self.warn(&alias.file, name, format!("target {target} is skipped: {error}"));
@@ -183,25 +183,25 @@ impl Builder<'_> {
             }
             return;
         };
-        let narrow: fn(&Fleet, Row) -> Option<(String, Narrowing)> = match placeholder_type.as_str() {
+        let narrow: fn(&InstanceIndex, Row) -> Option<(String, Narrowing)> = match placeholder_type.as_str() {
             "uuid" => return self.add_instances(alias, definition, base),
-            "index" => |fleet, row| {
-                let index = fleet.indexes[row as usize]?;
+            "index" => |instances, row| {
+                let index = instances.indexes[row as usize]?;
                 Some((index.to_string(), Narrowing::Index(index)))
             },
-            "availability_zone" | "az" => |fleet, row| {
-                let zone = fleet.az.values[row as usize];
-                (zone != NO_VALUE).then(|| (fleet.az.text(row).to_owned(), Narrowing::Zone(zone)))
+            "availability_zone" | "az" => |instances, row| {
+                let zone = instances.az.values[row as usize];
+                (zone != NO_VALUE).then(|| (instances.az.text(row).to_owned(), Narrowing::Zone(zone)))
             },
-            "network" => |fleet, row| {
-                let network = fleet.place_of(row).network;
-                Some((fleet.places.networks.text(network).to_owned(), Narrowing::Network(network)))
+            "network" => |instances, row| {
+                let network = instances.place_of(row).network;
+                Some((instances.places.networks.text(network).to_owned(), Narrowing::Network(network)))
             },
             _ => return self.add(alias, None, Some(Target::Name(base))),
         };
         let number = self.share(base);
         for row in self.members(definition) {
-            if let Some((text, by)) = narrow(self.fleet, row) {
+            if let Some((text, by)) = narrow(self.instances, row) {
                 self.add(alias, Some(&text), Some(Target::Narrowed { base: number, by }));
             }
         }
@@ -210,9 +210,9 @@ impl Builder<'_> {
     /// Adds an alias for each instance of the group.
     fn add_instances(&mut self, alias: &str, definition: &AliasDefinition, base: Name) {
         let shared = self.share(base.clone());
-        let fleet = self.fleet;
+        let instances = self.instances;
         for row in self.members(definition) {
-            let number = fleet.num_id.text(row);
+            let number = instances.num_id.text(row);
             // The number is written into the filter label as a string, so an instance without a
             // number stands for its whole group (observed).
             let target = if number.is_empty() {
@@ -220,13 +220,13 @@ impl Builder<'_> {
             } else if number.bytes().all(|byte| byte.is_ascii_digit()) {
                 Some(Target::Narrowed {
                     base: shared,
-                    by: Narrowing::Number(fleet.num_id.values[row as usize]),
+                    by: Narrowing::Number(instances.num_id.values[row as usize]),
                 })
             } else {
                 self.base(alias, definition, number).map(Target::Name)
             };
             if target.is_some() {
-                self.add(alias, Some(fleet.id.text(row)), target);
+                self.add(alias, Some(instances.id.text(row)), target);
             }
         }
     }
@@ -234,12 +234,12 @@ impl Builder<'_> {
     /// Returns the rows in a definition's group and domain. Both are compared as strings: a root
     /// domain with a final dot has no rows (observed).
     fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
-        let fleet = self.fleet;
-        let group = fleet.groups.find(definition.group_id.as_bytes());
-        let domain = fleet.domains.find(format!("{}.", definition.root_domain).as_bytes());
+        let instances = self.instances;
+        let group = instances.groups.find(definition.group_id.as_bytes());
+        let domain = instances.domains.find(format!("{}.", definition.root_domain).as_bytes());
         let (Some(group), Some(domain)) = (group, domain) else { return Vec::new() };
-        let rows = fleet.by_group.rows(group).iter().copied();
-        rows.filter(|&row| fleet.place_of(row).domain == domain).collect()
+        let rows = instances.by_group.rows(group).iter().copied();
+        rows.filter(|&row| instances.place_of(row).domain == domain).collect()
     }
 
     /// Returns the name that a definition refers to; `number` is the numeric id of an instance or
@@ -261,7 +261,7 @@ impl Builder<'_> {
         let text = format!("q-{number}{health}{first_check}.q-g{group_id}.{root_domain}");
         let problem = match Name::from_text(&text) {
             Err(error) => error.to_string(),
-            Ok(name) => match Question::read(&name, &self.fleet.domain_names).err() {
+            Ok(name) => match Question::read(&name, &self.instances.domain_names).err() {
                 None => return Some(name),
                 Some(error) => error.to_string(),
             },

@@ -4,7 +4,7 @@
 mod alias_files;
 mod aliases;
 mod columns;
-mod fleet;
+mod instances;
 mod json;
 mod places;
 mod records;
@@ -14,13 +14,13 @@ mod rows;
 use std::{collections::HashSet, net::IpAddr};
 
 pub use alias_files::{AliasError, AliasFiles, AliasWarning};
-pub use fleet::Instance;
+pub use instances::Instance;
 pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
 
 pub(crate) use alias_files::FileTarget;
 pub(crate) use aliases::{Aliases, Narrowing, Target};
 pub(crate) use columns::{NO_VALUE, Postings, Row, Symbol};
-pub(crate) use fleet::Fleet;
+pub(crate) use instances::InstanceIndex;
 pub(crate) use places::PlaceNumber;
 
 use crate::name::Name;
@@ -30,7 +30,7 @@ use reverse::Reverse;
 /// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
 #[derive(Debug)]
 pub struct Snapshot {
-    fleet: Fleet,
+    instances: InstanceIndex,
     aliases: Aliases,
     reverse: Reverse,
     /// `version` of the records file.
@@ -60,15 +60,15 @@ impl Default for NameRules {
 impl Snapshot {
     /// Indexes records and aliases; returns warnings about unusable aliases.
     pub fn build(records: Records, aliases: &AliasFiles) -> (Self, Vec<AliasWarning>) {
-        let Records { fleet, pairs, aliases: definitions, version } = records;
-        let fleet = fleet.build();
+        let Records { instances, pairs, aliases: definitions, version } = records;
+        let instances = instances.build();
         let reverse = Reverse::new(pairs, aliases);
-        let (aliases, warnings) = Aliases::build(aliases, &definitions, &fleet);
+        let (aliases, warnings) = Aliases::build(aliases, &definitions, &instances);
         // The constant is a well-formed name.
         let (agent_domain, _) = Name::from_wire(AGENT_DOMAIN).unwrap_or((Name::root(), 0));
         let alias_parents = aliases.parents();
         let rules = NameRules::default();
-        (Self { fleet, aliases, reverse, version, agent_domain, alias_parents, rules }, warnings)
+        (Self { instances, aliases, reverse, version, agent_domain, alias_parents, rules }, warnings)
     }
 
     /// Returns the snapshot with other rules.
@@ -97,12 +97,12 @@ impl Snapshot {
 
     /// Returns all instances, in file order.
     pub fn instances(&self) -> impl ExactSizeIterator<Item = Instance<'_>> {
-        (0..self.fleet.len() as Row).map(|row| self.fleet.instance(row))
+        (0..self.instances.len() as Row).map(|row| self.instances.instance(row))
     }
 
     /// Returns the domains of the records.
     pub fn domains(&self) -> impl Iterator<Item = &Name> {
-        self.fleet.domain_names.names()
+        self.instances.domain_names.names()
     }
 
     /// Returns the number of aliases; an alias with a placeholder counts once per expansion.
@@ -117,7 +117,7 @@ impl Snapshot {
             if suffix == AGENT_DOMAIN {
                 return Some(&self.agent_domain);
             }
-            self.fleet.domain_names.get(suffix).or_else(|| self.aliases.zone(suffix))
+            self.instances.domain_names.get(suffix).or_else(|| self.aliases.zone(suffix))
         })
     }
 
@@ -128,8 +128,8 @@ impl Snapshot {
         self.reverse.names(address)
     }
 
-    pub(crate) fn fleet(&self) -> &Fleet {
-        &self.fleet
+    pub(crate) fn instance_index(&self) -> &InstanceIndex {
+        &self.instances
     }
 
     pub(crate) fn aliases(&self) -> &Aliases {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use super::fleet::FleetBuilder;
+use super::instances::InstanceIndexBuilder;
 use super::json::{self, Each, JsonError, Text};
 use super::rows::{Columns, RowsReader};
 
@@ -17,7 +17,7 @@ pub use super::rows::{RECORD_KEYS, RowWarning};
 /// The parsed content of `records.json`, input of [`super::Snapshot::build`].
 #[derive(Debug, Default)]
 pub struct Records {
-    pub(super) fleet: FleetBuilder,
+    pub(super) instances: InstanceIndexBuilder,
     /// `records`: pairs of address and name, for reverse lookups.
     pub(super) pairs: Vec<(IpAddr, Box<str>)>,
     /// `aliases`, in file order.
@@ -74,8 +74,8 @@ impl Records {
         }
         let File { rows, pairs, mut aliases, version, .. } = file;
         keep_last(&mut aliases);
-        let (fleet, warnings) = rows.finish();
-        Ok((Self { fleet, pairs, aliases, version }, warnings))
+        let (instances, warnings) = rows.finish();
+        Ok((Self { instances, pairs, aliases, version }, warnings))
     }
 }
 

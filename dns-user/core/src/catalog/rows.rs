@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::fleet::{FleetBuilder, NewRow};
+use super::instances::{InstanceIndexBuilder, NewRow};
 
 /// Meaning of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl fmt::Display for RowWarning {
 #[derive(Debug, Default)]
 pub(super) struct RowsReader {
     columns: Columns,
-    fleet: FleetBuilder,
+    instances: InstanceIndexBuilder,
     warnings: Vec<RowWarning>,
     /// Number of warnings that were dropped.
     more: usize,
@@ -175,15 +175,15 @@ impl RowsReader {
     }
 
     /// Returns the usable rows and the warnings about the others.
-    pub(super) fn finish(self) -> (FleetBuilder, Vec<RowWarning>) {
-        let Self { columns, fleet, mut warnings, more, seen } = self;
+    pub(super) fn finish(self) -> (InstanceIndexBuilder, Vec<RowWarning>) {
+        let Self { columns, instances, mut warnings, more, seen } = self;
         if let (Some(column), true) = (columns.missing, seen > 0) {
-            return (FleetBuilder::default(), vec![RowWarning::MissingColumn { column, rows: seen }]);
+            return (InstanceIndexBuilder::default(), vec![RowWarning::MissingColumn { column, rows: seen }]);
         }
         if more > 0 {
             warnings.push(RowWarning::More { count: more });
         }
-        (fleet, warnings)
+        (instances, warnings)
     }
 
     /// Stores a warning, or counts it if there are too many.
@@ -216,7 +216,7 @@ impl RowsReader {
         if address.is_none() {
             self.warn(RowWarning::NoAddress { row: number, text: ip.to_string() });
         }
-        self.fleet.push(&NewRow {
+        self.instances.push(&NewRow {
             id,
             instance_group,
             network,

@@ -33,7 +33,8 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
         if !matched.needs_checks() {
             continue;
         }
-        let addresses = matched.rows.iter().filter_map(|&row| snapshot.fleet().addresses[row as usize]);
+        let addresses =
+            matched.rows.iter().filter_map(|&row| snapshot.instance_index().addresses[row as usize]);
         let before = checks.len();
         checks.extend(addresses);
         resolution.checks.synchronous |= matched.synchronous && checks.len() > before;
@@ -43,7 +44,7 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
     resolution.checks.tracked = !checks.is_empty();
     resolution.checks.instances = checks;
     let rows = found.healthy(snapshot, health);
-    let rows = rows.into_iter().filter_map(|row| snapshot.fleet().addresses[row as usize]);
+    let rows = rows.into_iter().filter_map(|row| snapshot.instance_index().addresses[row as usize]);
     for address in found.addresses.into_iter().chain(rows) {
         match address {
             IpAddr::V4(address) => resolution.v4.push(address),
@@ -75,7 +76,7 @@ pub fn instances<'s>(
     match found.existence() {
         Existence::Found => {
             let rows = found.healthy(snapshot, health);
-            Ok(rows.into_iter().map(|row| snapshot.fleet().instance(row)).collect())
+            Ok(rows.into_iter().map(|row| snapshot.instance_index().instance(row)).collect())
         }
         other => Err(other),
     }
@@ -121,8 +122,8 @@ impl<'s> Found<'s> {
             Target::Name(name) => (name, None),
             Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
         };
-        let question = Question::read(name, &snapshot.fleet().domain_names)?;
-        self.matches.push(select(snapshot.fleet(), &question, narrowing));
+        let question = Question::read(name, &snapshot.instance_index().domain_names)?;
+        self.matches.push(select(snapshot.instance_index(), &question, narrowing));
         Ok(())
     }
 
@@ -155,7 +156,7 @@ impl Matches<'_> {
 
     /// Returns the rows that pass the health filter.
     pub(super) fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
-        let state = |row: Row| match snapshot.fleet().addresses[row as usize] {
+        let state = |row: Row| match snapshot.instance_index().addresses[row as usize] {
             Some(address) => health.state(address, self.group),
             // An instance without an address cannot be checked.
             None => HealthState::Unknown,

@@ -14,7 +14,7 @@ use crate::{
 pub(super) fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     let wire = name.as_wire();
     if wire == AGENT_DOMAIN {
-        return snapshot.fleet().agent_id.dictionary.len() > 0;
+        return snapshot.instance_index().agent_id.dictionary.len() > 0;
     }
     if snapshot.has_alias_below(wire) {
         return true;
@@ -23,16 +23,17 @@ pub(super) fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     if domains.any(|domain| domain.suffixes().any(|suffix| suffix == wire)) {
         return true;
     }
-    let fleet = snapshot.fleet();
-    let Some((domain, domain_labels)) = fleet.domain_names.longest(name) else { return false };
+    let instances = snapshot.instance_index();
+    let Some((domain, domain_labels)) = instances.domain_names.longest(name) else { return false };
     let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
     let above = &labels[..labels.len() - domain_labels];
-    let is_place = |patterns: [Pattern<'_>; 3]| !fleet.places.find(domain, &patterns).is_empty();
+    let is_place = |patterns: [Pattern<'_>; 3]| !instances.places.find(domain, &patterns).is_empty();
     match *above {
         [label] => {
-            let group = group_id(label).and_then(|id| fleet.groups.find(id));
-            let in_domain =
-                |group| fleet.by_group.rows(group).iter().any(|&row| fleet.place_of(row).domain == domain);
+            let group = group_id(label).and_then(|id| instances.groups.find(id));
+            let in_domain = |group| {
+                instances.by_group.rows(group).iter().any(|&row| instances.place_of(row).domain == domain)
+            };
             group.is_some_and(in_domain) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
         }
         [network, deployment] => {

@@ -109,13 +109,13 @@ fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
 
 /// Resolves one target and records the steps.
 fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> TargetExplanation {
-    let fleet = snapshot.fleet();
+    let instances = snapshot.instance_index();
     let (name, narrowing) = match target {
         Target::Address(address) => return TargetExplanation::new(address.to_string(), "address"),
         Target::Name(name) => (name, None),
         Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
     };
-    let question = match Question::read(name, &fleet.domain_names) {
+    let question = match Question::read(name, &instances.domain_names) {
         Ok(question) => question,
         Err(problem) => {
             let mut explained = TargetExplanation::new(name.to_string(), "malformed");
@@ -128,19 +128,19 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         Question::Agent(agent) => explained.say("agent id", &[agent]),
         Question::Anywhere(id) => explained.say("instance id", id.as_slice()),
         Question::Within(domain, criteria) => {
-            explained.domain = Some(fleet.domains.text(*domain).to_owned());
+            explained.domain = Some(instances.domains.text(*domain).to_owned());
             explained.say_criteria(criteria);
         }
     }
     if let Some(narrowing) = narrowing {
         explained.criteria.push(match narrowing {
-            Narrowing::Number(number) => format!("num_id {}", fleet.num_id.dictionary.text(number)),
+            Narrowing::Number(number) => format!("num_id {}", instances.num_id.dictionary.text(number)),
             Narrowing::Index(index) => format!("index {index}"),
-            Narrowing::Zone(zone) => format!("availability zone {}", fleet.az.dictionary.text(zone)),
-            Narrowing::Network(network) => format!("network {}", fleet.places.networks.text(network)),
+            Narrowing::Zone(zone) => format!("availability zone {}", instances.az.dictionary.text(zone)),
+            Narrowing::Network(network) => format!("network {}", instances.places.networks.text(network)),
         });
     }
-    let matched = select(fleet, &question, narrowing);
+    let matched = select(instances, &question, narrowing);
     explained.filter = Some(match matched.strategy {
         Strategy::Smart if matched.needs_checks() => "smart: running and unchecked, all if there are none",
         Strategy::Smart => "smart: one match is given whatever its health",
@@ -153,7 +153,7 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         .rows
         .iter()
         .map(|&row| {
-            let instance = fleet.instance(row);
+            let instance = instances.instance(row);
             let state = instance.ip.map_or(HealthState::Unknown, |ip| health.state(ip, matched.group));
             MatchExplanation {
                 id: instance.id.to_owned(),

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::catalog::{Fleet, Narrowing, Postings, Row, Symbol};
+use crate::catalog::{InstanceIndex, Narrowing, Postings, Row, Symbol};
 use crate::query::{Criteria, Filter, Question, Strategy};
 
 /// The rows selected by a name, before the health filter.
@@ -22,27 +22,29 @@ pub(crate) struct Matches<'f> {
 /// Finds the rows selected by a name; `narrowing` is an additional criterion, from a placeholder in
 /// an alias.
 pub(crate) fn select<'f>(
-    fleet: &'f Fleet,
+    instances: &'f InstanceIndex,
     question: &Question<'_>,
     narrowing: Option<Narrowing>,
 ) -> Matches<'f> {
     let found = |rows: &[Row]| Matches { rows: rows.to_vec(), ..Matches::default() };
     match question {
-        Question::Agent(agent) => match fleet.agent_id.dictionary.find(agent) {
-            Some(agent) => found(fleet.by_agent_id.rows(agent)),
+        Question::Agent(agent) => match instances.agent_id.dictionary.find(agent) {
+            Some(agent) => found(instances.by_agent_id.rows(agent)),
             None => Matches::default(),
         },
-        Question::Anywhere(None) => Matches { rows: (0..fleet.len() as Row).collect(), ..Matches::default() },
-        Question::Anywhere(Some(id)) => match fleet.id.dictionary.find(id) {
-            Some(id) => found(fleet.by_id.rows(id)),
+        Question::Anywhere(None) => {
+            Matches { rows: (0..instances.len() as Row).collect(), ..Matches::default() }
+        }
+        Question::Anywhere(Some(id)) => match instances.id.dictionary.find(id) {
+            Some(id) => found(instances.by_id.rows(id)),
             None => Matches::default(),
         },
-        Question::Within(domain, criteria) => match Bound::new(fleet, *domain, criteria, narrowing) {
+        Question::Within(domain, criteria) => match Bound::new(instances, *domain, criteria, narrowing) {
             None => Matches::default(),
             Some(bound) => Matches {
                 rows: bound.rows(),
                 strategy: criteria.filter.strategy,
-                group: bound.group.map(|group| fleet.groups.text(group)),
+                group: bound.group.map(|group| instances.groups.text(group)),
                 synchronous: criteria.filter.synchronous,
             },
         },
@@ -54,7 +56,7 @@ type Symbols = SmallVec<[Symbol; 4]>;
 
 /// Criteria with their strings looked up, so that rows compare by number.
 struct Bound<'f> {
-    fleet: &'f Fleet,
+    instances: &'f InstanceIndex,
     domain: Symbol,
     id: Option<Symbol>,
     group: Option<Symbol>,
@@ -73,7 +75,7 @@ struct Bound<'f> {
 impl<'f> Bound<'f> {
     /// Looks up the strings; `None` if one does not occur, so that no row can match.
     fn new(
-        fleet: &'f Fleet,
+        instances: &'f InstanceIndex,
         domain: Symbol,
         criteria: &Criteria<'_>,
         narrowing: Option<Narrowing>,
@@ -81,14 +83,14 @@ impl<'f> Bound<'f> {
         let Criteria { id, filter, group, place } = criteria;
         let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
         Some(Self {
-            fleet,
+            instances,
             domain,
-            id: look_up(id, |id| fleet.id.dictionary.find(id))?,
-            group: look_up(group, |group| fleet.groups.find(group))?,
-            places: place.as_ref().map(|patterns| fleet.places.find(domain, patterns)),
-            az_ids: alternatives(az_ids, |text| fleet.az_id.dictionary.find(text))?,
-            num_ids: alternatives(num_ids, |text| fleet.num_id.dictionary.find(text))?,
-            network_ids: alternatives(network_ids, |text| fleet.network_id.dictionary.find(text))?,
+            id: look_up(id, |id| instances.id.dictionary.find(id))?,
+            group: look_up(group, |group| instances.groups.find(group))?,
+            places: place.as_ref().map(|patterns| instances.places.find(domain, patterns)),
+            az_ids: alternatives(az_ids, |text| instances.az_id.dictionary.find(text))?,
+            num_ids: alternatives(num_ids, |text| instances.num_id.dictionary.find(text))?,
+            network_ids: alternatives(network_ids, |text| instances.network_id.dictionary.find(text))?,
             indexes: alternatives(indexes, index)?,
             narrowing,
         })
@@ -106,8 +108,8 @@ impl<'f> Bound<'f> {
     /// Returns the lists of the criterion with the fewest candidates. They are disjoint: a row has
     /// one value per column, and a name has one group at most.
     fn shortest(&self) -> Lists<'f> {
-        let fleet = self.fleet;
-        let mut best: Lists<'f> = [fleet.by_domain.rows(self.domain)].into_iter().collect();
+        let instances = self.instances;
+        let mut best: Lists<'f> = [instances.by_domain.rows(self.domain)].into_iter().collect();
         let mut consider = |lists: Lists<'f>| {
             let length = |lists: &Lists<'f>| lists.iter().map(|list| list.len()).sum::<usize>();
             if length(&lists) < length(&best) {
@@ -118,30 +120,32 @@ impl<'f> Bound<'f> {
             symbols.iter().map(|&symbol| postings.rows(symbol)).collect()
         };
         if let Some(id) = self.id {
-            consider(lists(&fleet.by_id, &[id]));
+            consider(lists(&instances.by_id, &[id]));
         }
         if let Some(group) = self.group {
-            consider(lists(&fleet.by_group, &[group]));
+            consider(lists(&instances.by_group, &[group]));
         }
         if let Some(places) = &self.places {
-            consider(lists(&fleet.by_place, places));
+            consider(lists(&instances.by_place, places));
         }
         for (postings, symbols) in [
-            (&fleet.by_az_id, &self.az_ids),
-            (&fleet.by_num_id, &self.num_ids),
-            (&fleet.by_network_id, &self.network_ids),
+            (&instances.by_az_id, &self.az_ids),
+            (&instances.by_num_id, &self.num_ids),
+            (&instances.by_network_id, &self.network_ids),
         ] {
             if !symbols.is_empty() {
                 consider(lists(postings, symbols));
             }
         }
         if !self.indexes.is_empty() {
-            consider(self.indexes.iter().map(|&index| fleet.rows_with_index(index)).collect());
+            consider(self.indexes.iter().map(|&index| instances.rows_with_index(index)).collect());
         }
         match self.narrowing {
-            Some(Narrowing::Number(number)) => consider(lists(&fleet.by_num_id, &[number])),
-            Some(Narrowing::Index(index)) => consider([fleet.rows_with_index(index)].into_iter().collect()),
-            Some(Narrowing::Zone(zone)) => consider(lists(&fleet.by_az, &[zone])),
+            Some(Narrowing::Number(number)) => consider(lists(&instances.by_num_id, &[number])),
+            Some(Narrowing::Index(index)) => {
+                consider([instances.rows_with_index(index)].into_iter().collect())
+            }
+            Some(Narrowing::Zone(zone)) => consider(lists(&instances.by_az, &[zone])),
             Some(Narrowing::Network(_)) | None => {}
         }
         best
@@ -149,23 +153,23 @@ impl<'f> Bound<'f> {
 
     /// Returns whether a row meets all criteria.
     fn holds(&self, row: Row) -> bool {
-        let fleet = self.fleet;
+        let instances = self.instances;
         let index = row as usize;
-        let place = fleet.place_of(row);
+        let place = instances.place_of(row);
         let among = |symbols: &[Symbol], symbol| symbols.is_empty() || symbols.contains(&symbol);
         place.domain == self.domain
-            && self.id.is_none_or(|id| fleet.id.values[index] == id)
-            && self.places.as_ref().is_none_or(|places| places.binary_search(&fleet.place[index]).is_ok())
-            && among(&self.az_ids, fleet.az_id.values[index])
-            && among(&self.num_ids, fleet.num_id.values[index])
-            && among(&self.network_ids, fleet.network_id.values[index])
+            && self.id.is_none_or(|id| instances.id.values[index] == id)
+            && self.places.as_ref().is_none_or(|places| places.binary_search(&instances.place[index]).is_ok())
+            && among(&self.az_ids, instances.az_id.values[index])
+            && among(&self.num_ids, instances.num_id.values[index])
+            && among(&self.network_ids, instances.network_id.values[index])
             && (self.indexes.is_empty()
-                || fleet.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
-            && self.group.is_none_or(|group| fleet.groups_of(row).contains(&group))
+                || instances.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
+            && self.group.is_none_or(|group| instances.groups_of(row).contains(&group))
             && self.narrowing.is_none_or(|narrowing| match narrowing {
-                Narrowing::Number(number) => fleet.num_id.values[index] == number,
-                Narrowing::Index(number) => fleet.indexes[index] == Some(number),
-                Narrowing::Zone(zone) => fleet.az.values[index] == zone,
+                Narrowing::Number(number) => instances.num_id.values[index] == number,
+                Narrowing::Index(number) => instances.indexes[index] == Some(number),
+                Narrowing::Zone(zone) => instances.az.values[index] == zone,
                 Narrowing::Network(network) => place.network == network,
             })
     }

@@ -67,7 +67,7 @@ pub(crate) enum HookError {
 #[derive(Debug)]
 pub(crate) enum Occupant {
     /// Identified; needs CAP_SYS_ADMIN.
-    Told {
+    ReceiveMetadata {
         id: u32,
         /// The program's name and the user that loaded it.
         info: bpf::ProgramInfo,
@@ -82,7 +82,7 @@ impl Occupant {
     fn find(id: Option<u32>) -> Self {
         let Some(id) = id else { return Self::Unknown };
         match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
-            Ok(info) => Self::Told { id, info },
+            Ok(info) => Self::ReceiveMetadata { id, info },
             Err(_) => Self::Id(id),
         }
     }
@@ -91,7 +91,7 @@ impl Occupant {
 impl fmt::Display for Occupant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Told { id, info } => {
+            Self::ReceiveMetadata { id, info } => {
                 write!(f, "XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid)
             }
             Self::Id(id) => write!(f, "the XDP program with id {id}"),
@@ -112,7 +112,7 @@ pub(crate) struct Means<'a> {
 
 /// The state of a program on a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum AttachState {
     /// Our program is attached.
     Ours,
     /// A successor has replaced our program.
@@ -123,7 +123,7 @@ pub(crate) enum Standing {
 
 /// The kernel object that holds a program on its hook.
 #[derive(Debug)]
-enum Held {
+enum HookHandle {
     Link(OwnedFd),
     /// A clsact filter with this priority.
     Filter(u16),
@@ -134,45 +134,45 @@ enum Held {
 pub(crate) struct HookAttachment {
     pub(crate) hook: Hook,
     /// The link; for clsact the priority of the filter.
-    held: Held,
+    handle: HookHandle,
     /// The link's pin.
     pin: Option<PathBuf>,
 }
 
 impl HookAttachment {
     pub(crate) fn take(hook: Hook, interface: &Link, means: &mut Means<'_>) -> Result<Self, HookError> {
-        let (held, pin) = attach(hook, interface, means)?;
-        let pin = pin.or_else(|| match &held {
-            Held::Link(link) => pin_new(means.pins, link, interface, hook),
-            Held::Filter(_) => None,
+        let (handle, pin) = attach(hook, interface, means)?;
+        let pin = pin.or_else(|| match &handle {
+            HookHandle::Link(link) => pin_new(means.pins, link, interface, hook),
+            HookHandle::Filter(_) => None,
         });
-        Ok(Self { hook, held, pin })
+        Ok(Self { hook, handle, pin })
     }
 
     /// Returns whether our program is still attached.
-    pub(crate) fn standing(&self, ifindex: u32, programs: &Programs, netlink: &mut Socket) -> Standing {
-        let program = match &self.held {
-            Held::Link(link) => match bpf::link_info(link.as_fd()) {
+    pub(crate) fn state(&self, ifindex: u32, programs: &Programs, netlink: &mut Socket) -> AttachState {
+        let program = match &self.handle {
+            HookHandle::Link(link) => match bpf::link_info(link.as_fd()) {
                 Ok(info) if info.ifindex == ifindex => Some(info.program_id),
                 _ => None,
             },
-            Held::Filter(priority) => {
+            HookHandle::Filter(priority) => {
                 let filter = netlink.filter(ifindex, *priority).ok().flatten();
                 filter.map(|(id, _)| id).filter(|&id| id != 0)
             }
         };
         match program {
-            Some(id) if programs.are(id) => Standing::Ours,
-            Some(_) => Standing::TakenOver,
-            None => Standing::Gone,
+            Some(id) if programs.are(id) => AttachState::Ours,
+            Some(_) => AttachState::TakenOver,
+            None => AttachState::Gone,
         }
     }
 
     /// Detaches the program, unless a successor has replaced it.
     pub(crate) fn leave(self, ifindex: u32, programs: &Programs, netlink: &mut Socket) {
-        let standing = self.standing(ifindex, programs, netlink);
-        let Self { hook: _, held, pin } = self;
-        if standing == Standing::TakenOver {
+        let state = self.state(ifindex, programs, netlink);
+        let Self { hook: _, handle, pin } = self;
+        if state == AttachState::TakenOver {
             return;
         }
         if let Some(pin) = &pin
@@ -180,14 +180,16 @@ impl HookAttachment {
         {
             tracing::warn!(%error, "cannot unpin a link");
         }
-        let result = match &held {
+        let result = match &handle {
             // Even if other processes hold the link, the program is off the interface now.
-            Held::Link(link) => bpf::link_detach(link.as_fd()),
-            Held::Filter(priority) if standing == Standing::Ours => netlink.remove_filter(ifindex, *priority),
-            Held::Filter(_) => Ok(()),
+            HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
+            HookHandle::Filter(priority) if state == AttachState::Ours => {
+                netlink.remove_filter(ifindex, *priority)
+            }
+            HookHandle::Filter(_) => Ok(()),
         };
         if let Err(error) = result
-            && standing == Standing::Ours
+            && state == AttachState::Ours
         {
             tracing::warn!(%error, ifindex, "cannot detach a program: it may go on answering until the lease is over");
         }
@@ -195,7 +197,7 @@ impl HookAttachment {
 
     /// Returns whether the attachment outlives the process.
     pub(crate) fn is_kept(&self) -> bool {
-        self.pin.is_some() || matches!(self.held, Held::Filter(_))
+        self.pin.is_some() || matches!(self.handle, HookHandle::Filter(_))
     }
 }
 
@@ -210,13 +212,17 @@ pub(crate) fn drop_predecessor(link: PinnedLink) {
 }
 
 /// Attaches to one hook. A link taken over keeps its pin.
-fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Option<PathBuf>), HookError> {
+fn attach(
+    hook: Hook,
+    link: &Link,
+    means: &mut Means<'_>,
+) -> Result<(HookHandle, Option<PathBuf>), HookError> {
     let Means { programs, pins: _, predecessor, netlink } = means;
     let filters = programs.filters.clone();
     let program = programs.get(Program::of(hook))?;
     let Some(kind) = hook.link_kind() else {
         let priority = filters.set(link.ifindex, program, netlink)?;
-        return Ok((Held::Filter(priority), None));
+        return Ok((HookHandle::Filter(priority), None));
     };
     // The predecessor's link on this hook: replaced atomically, so that every packet meets exactly
     // one program.
@@ -225,7 +231,7 @@ fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Optio
         let left = predecessor.swap_remove(place);
         let alive = bpf::link_info(left.fd.as_fd()).is_ok_and(|info| info.ifindex == link.ifindex);
         if alive && bpf::link_update(left.fd.as_fd(), program).is_ok() {
-            return Ok((Held::Link(left.fd), Some(left.path)));
+            return Ok((HookHandle::Link(left.fd), Some(left.path)));
         }
         drop_predecessor(left);
     }
@@ -239,7 +245,7 @@ fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Optio
         }
     }
     match bpf::link_create(program, link.ifindex, kind) {
-        Ok(fd) => Ok((Held::Link(fd), None)),
+        Ok(fd) => Ok((HookHandle::Link(fd), None)),
         Err(error) => Err(explain(hook, link, error)),
     }
 }

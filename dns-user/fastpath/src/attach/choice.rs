@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    attach::attachment::{HookAttachment, HookError, Means, Standing},
+    attach::attachment::{AttachState, HookAttachment, HookError, Means},
     attach::hook::Hook,
     attach::netlink::{ETHERNET, LOOPBACK, Link, Socket},
     programs::{Missing, Program, Programs},
@@ -142,8 +142,8 @@ impl Attachment {
     }
 
     /// Returns whether our program is still attached.
-    pub(crate) fn standing(&self, programs: &Programs, netlink: &mut Socket) -> Standing {
-        self.program.standing(self.ifindex, programs, netlink)
+    pub(crate) fn state(&self, programs: &Programs, netlink: &mut Socket) -> AttachState {
+        self.program.state(self.ifindex, programs, netlink)
     }
 
     /// Detaches the program, unless a successor has replaced it.

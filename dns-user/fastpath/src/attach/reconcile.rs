@@ -17,7 +17,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
 use super::{
-    attachment::{self, Means, Standing},
+    attachment::{self, AttachState, Means},
     choice::{self, Attachment, NotServed},
     endpoints::{expand, to_endpoint},
     gate::{Arrival, Gate},
@@ -239,15 +239,15 @@ impl Follower {
         let mut last_round = begun;
         let mut pace = Pace::new();
         let mut first = true;
-        self.look();
+        self.list_interfaces();
         self.order_programs();
         loop {
             let filled = !first || *self.setting.installs.borrow() > 0;
             if filled {
                 if last_round.elapsed() >= ROUND {
-                    self.look_after();
+                    self.check_attachments();
                     self.follow_addresses();
-                    self.look();
+                    self.list_interfaces();
                     last_round = Instant::now();
                 }
                 self.reconcile(Instant::now());
@@ -282,7 +282,7 @@ impl Follower {
                 let _ = poll(&mut wake, wait);
                 news.heard();
                 self.follow_addresses();
-                self.look();
+                self.list_interfaces();
             }
         }
     }
@@ -323,8 +323,8 @@ impl Follower {
     }
 
     /// Lists the interfaces. State of interfaces that are gone is dropped, with their pins.
-    fn look(&mut self) {
-        self.status.send_modify(|status| status.looks += 1);
+    fn list_interfaces(&mut self) {
+        self.status.send_modify(|status| status.polls += 1);
         let links = match self.netlink.links() {
             Ok(links) => links,
             Err(error) => {
@@ -371,7 +371,7 @@ impl Follower {
     }
 
     /// Checks the probes, and closes doors with lost probes.
-    fn look_at_probes(&mut self, now: Instant) {
+    fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
                 if let Some(probed) = self.setting.scope.probed(ifindex, slot) {
@@ -399,7 +399,7 @@ impl Follower {
         if self.taken_over {
             return;
         }
-        self.look_at_probes(now);
+        self.check_probes(now);
         self.loading.clear();
         self.postponed = false;
         let wanted = self.wanted(now);
@@ -555,16 +555,16 @@ impl Follower {
 
     /// Checks the attachments: attaches again after a foreign detach, and leaves links taken over
     /// by a successor alone.
-    fn look_after(&mut self) {
+    fn check_attachments(&mut self) {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
         let Self { setting, netlink, attached, taken_over, .. } = self;
-        attached.retain(|_, on| match on.attachment.standing(&setting.programs, netlink) {
-            Standing::Ours => true,
+        attached.retain(|_, on| match on.attachment.state(&setting.programs, netlink) {
+            AttachState::Ours => true,
             // The pin stays: another server may have pinned its own link there; otherwise ours will
             // replace it.
-            Standing::Gone => false,
-            Standing::TakenOver => {
+            AttachState::Gone => false,
+            AttachState::TakenOver => {
                 *taken_over = true;
                 true
             }

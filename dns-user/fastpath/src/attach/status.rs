@@ -56,5 +56,5 @@ pub struct InterfacesStatus {
     /// Whether another server has taken over, so that this one no longer follows the interfaces.
     pub taken_over: bool,
     /// Number of times all interfaces were listed.
-    pub looks: u64,
+    pub polls: u64,
 }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use dns_common::{
-    entry::{EntryHeader, Location, MAX_V4, MAX_V6, RULED, Rules},
+    entry::{AnswerPolicy, EntryHeader, HAS_POLICY, Location, MAX_V4, MAX_V6},
     name::MAX_NAME_WORDS,
 };
 use zerocopy::IntoBytes as _;
@@ -38,14 +38,14 @@ pub(crate) struct Encoded {
 
 impl Encoded {
     /// Encodes the entry of `name` with this hash. Addresses are sorted, so that equal answers have
-    /// equal bytes; the last-used time is zero. `rules` describes how the addresses are given, if
+    /// equal bytes; the last-used time is zero. `policy` describes how the addresses are given, if
     /// it differs from the fleet's default.
     pub(crate) fn encode(
         &mut self,
         hash: u64,
         name: &Name,
         resolution: &Resolution,
-        rules: Option<Rules>,
+        policy: Option<AnswerPolicy>,
     ) -> Result<(), Unfitting> {
         let Resolution { existence, v4, v6, checks: _ } = resolution;
         let wire = name.as_wire();
@@ -74,15 +74,15 @@ impl Encoded {
             v4_count: count(v4.len()),
             v6_count: count(v6.len()),
             rcode,
-            rcode_other: rcode_other | if rules.is_some() { RULED } else { 0 },
+            rcode_other: rcode_other | if policy.is_some() { HAS_POLICY } else { 0 },
         };
         self.words.clear();
         self.words.resize(header.size().div_ceil(8), 0);
         let bytes = self.words.as_mut_bytes();
         bytes[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
         bytes[size_of::<EntryHeader>()..][..wire.len()].copy_from_slice(wire);
-        if let Some(rules) = rules {
-            bytes[header.rules_offset()..][..size_of::<Rules>()].copy_from_slice(rules.as_bytes());
+        if let Some(policy) = policy {
+            bytes[header.policy_offset()..][..size_of::<AnswerPolicy>()].copy_from_slice(policy.as_bytes());
         }
         for (slot, address) in bytes[header.v4_offset()..].chunks_exact_mut(4).zip(&v4) {
             slot.copy_from_slice(&Ipv4Addr::octets(address));
@@ -191,15 +191,15 @@ mod tests {
     fn rules_lie_between_the_name_and_the_addresses() {
         let name: Name = "a.bosh".parse().unwrap();
         let mut entry = Encoded::default();
-        let rules = Rules::new(30, 6, [3, 2], false, true);
+        let policy = AnswerPolicy::new(30, 6, [3, 2], false, true);
         let resolution = resolution(Existence::Found, &[[10, 0, 0, 2]], &[7]);
-        entry.encode(7, &name, &resolution, Some(rules)).unwrap();
+        entry.encode(7, &name, &resolution, Some(policy)).unwrap();
         let bytes = entry.words().as_bytes();
         let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
-        assert!(header.is_ruled() && header.rcode_other & 15 == 0);
-        assert_eq!(Rules::read_from_bytes(&bytes[32..40]).unwrap(), rules);
-        assert_eq!((rules.ttl(), rules.most(), rules.plain(false), rules.plain(true)), (30, 6, 3, 2));
-        assert_eq!((rules.never_truncates(), rules.no_recursion()), (1, 0));
+        assert!(header.has_policy() && header.rcode_other & 15 == 0);
+        assert_eq!(AnswerPolicy::read_from_bytes(&bytes[32..40]).unwrap(), policy);
+        assert_eq!((policy.ttl(), policy.most(), policy.plain(false), policy.plain(true)), (30, 6, 3, 2));
+        assert_eq!((policy.never_truncates(), policy.no_recursion()), (1, 0));
         assert_eq!(&bytes[40..44], [10, 0, 0, 2]);
         assert_eq!((header.v4_offset(), header.size()), (40, entry.size()));
     }

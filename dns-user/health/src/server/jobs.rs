@@ -88,7 +88,7 @@ impl Jobs {
             while scripts.try_join_next().is_some() {}
             let jobs = self.clone();
             // A panic in a task is a bug that its own message reports; continue.
-            let due = tokio::task::spawn_blocking(move || jobs.look()).await.unwrap_or_default();
+            let due = tokio::task::spawn_blocking(move || jobs.due()).await.unwrap_or_default();
             if due.is_empty() {
                 self.note_ready();
             }
@@ -129,7 +129,7 @@ impl Jobs {
     }
 
     /// Reads the jobs' folder; returns the scripts to run now.
-    fn look(&self) -> Vec<(OsString, PathBuf)> {
+    fn due(&self) -> Vec<(OsString, PathBuf)> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let found = match find_jobs(folder, &self.script) {
             Ok(found) => found,

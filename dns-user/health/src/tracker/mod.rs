@@ -24,7 +24,7 @@ use dns_core::{
     name::{Name, NameRef},
     resolve::{AllRunning, Checks, Resolution, resolve},
 };
-use dns_fastpath::{Admission, Slot};
+use dns_fastpath::{Admission, FastPathHandle};
 use dns_platform::clock::kernel_monotonic_ns;
 
 /// Bounds of the tracker.
@@ -53,7 +53,7 @@ pub struct Tracker {
     /// The time of the latest use; every use gets a distinct time.
     latest_use: AtomicU64,
     /// The fast path, whose answers count as uses as well.
-    fast_path: Slot,
+    fast_path: FastPathHandle,
     /// To the watcher's thread.
     orders: mpsc::UnboundedSender<Order>,
     /// Number of orders not carried out yet.
@@ -109,7 +109,7 @@ impl Tracker {
     pub fn new(
         limits: Limits,
         states: Arc<HealthStates>,
-        fast_path: Slot,
+        fast_path: FastPathHandle,
     ) -> (Self, mpsc::UnboundedReceiver<Order>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let tracker = Self {

@@ -26,7 +26,7 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
 fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, Arc<HealthStates>) {
     let states = Arc::new(HealthStates::new());
     let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
-    let (tracker, orders) = Tracker::new(limits, states.clone(), Slot::default());
+    let (tracker, orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
     (tracker, orders, states)
 }
 
@@ -140,7 +140,7 @@ async fn y1_waits_for_first_checks() {
 #[tokio::test]
 async fn y1_wait_is_bounded() {
     let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
-    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()), Slot::default());
+    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()), FastPathHandle::default());
     let started = std::time::Instant::now();
     tracker.first_checks(&name("a"), &needs(&[1], true)).await;
     assert!(started.elapsed() >= Duration::from_millis(50));

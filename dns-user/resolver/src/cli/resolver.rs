@@ -66,7 +66,7 @@ impl Resolver {
             _ => Way::ResolvConf(ResolvConf::new(address)),
         };
         if once {
-            way.look()?;
+            way.apply()?;
             return if keep { Ok(()) } else { way.put_back() };
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -76,7 +76,7 @@ impl Resolver {
             loop {
                 // A problem may be temporary (a resolver being installed), and exiting would not help: it is
                 // logged and retried.
-                if let Err(problem) = way.look() {
+                if let Err(problem) = way.apply() {
                     complain(&problem);
                 }
                 tokio::select! {
@@ -100,10 +100,10 @@ enum Way {
 
 impl Way {
     /// Checks the configuration and repairs it if necessary.
-    fn look(&mut self) -> Result<(), SystemError> {
+    fn apply(&mut self) -> Result<(), SystemError> {
         match self {
-            Self::ResolvConf(resolv_conf) => resolv_conf.look(),
-            Self::Resolved(resolved, domains) => resolved.look(&domains.all()),
+            Self::ResolvConf(resolv_conf) => resolv_conf.apply(),
+            Self::Resolved(resolved, domains) => resolved.apply(&domains.all()),
         }
     }
 

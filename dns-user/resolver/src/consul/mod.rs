@@ -37,7 +37,7 @@ use dns_core::{
     name::Name,
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_platform::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
 pub(crate) use live::{follow, whole};
@@ -59,7 +59,7 @@ pub(crate) struct ConsulNames {
     /// Requests data from a live Consul; empty if none is configured.
     source: ArcSwapOption<Source>,
     /// Publishes names that interfaces can answer.
-    fast_path: Slot,
+    fast_path: FastPathHandle,
     /// Names that interfaces can answer, with their services.
     used: used::Used,
     seed: u64,
@@ -67,7 +67,7 @@ pub(crate) struct ConsulNames {
 
 impl ConsulNames {
     /// Answers from `zone` until another one is installed, without recursors.
-    pub(crate) fn new(NewZone { version, zone }: NewZone, fast_path: Slot) -> Self {
+    pub(crate) fn new(NewZone { version, zone }: NewZone, fast_path: FastPathHandle) -> Self {
         Self {
             zone: ArcSwap::from_pointee(zone),
             recursors: ArcSwap::from_pointee(None),

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use dns_common::entry::{MAX_V4, MAX_V6, Rules};
+use dns_common::entry::{AnswerPolicy, MAX_V4, MAX_V6};
 
 use dns_consul::{Publishable, Zone};
 use dns_core::name::Name;
@@ -20,15 +20,15 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// Returns the addresses of a name and the rules for sending them; `None` if interfaces must
+    /// Returns the addresses of a name and the policy for sending them; `None` if interfaces must
     /// not answer it.
-    pub(crate) fn look_up(&self, name: &Name) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, Rules)> {
+    pub(crate) fn look_up(&self, name: &Name) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, AnswerPolicy)> {
         let Publishable { mut v4, mut v6, ttl, most, plain_v4, plain_v6, truncates } =
             self.zone.publishable(name)?;
-        let rules = Rules::new(ttl, most, [plain_v4, plain_v6], truncates, self.recursion);
+        let policy = AnswerPolicy::new(ttl, most, [plain_v4, plain_v6], truncates, self.recursion);
         self.sample(&mut v4, MAX_V4);
         self.sample(&mut v6, MAX_V6);
-        Some((v4, v6, rules))
+        Some((v4, v6, policy))
     }
 
     /// Selects as many addresses as an entry holds. Each server selects differently, but always the

@@ -6,10 +6,10 @@ use super::{
     files::{Files, First},
     sources::Sources,
 };
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::whole,
-    ops::{journal::Journal, metrics::WholeMetrics},
+    ops::{metrics::WholeMetrics, reload_history::ReloadHistory},
 };
 use dns_consul::aliases::Aliases;
 use dns_core::{
@@ -26,8 +26,8 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
         return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
     };
     let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
-    let board = Board::new(Journal::new(metrics));
-    let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &board)?;
+    let service_status = ServiceStatus::new(ReloadHistory::new(metrics));
+    let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &service_status)?;
     if snapshot.instances().len() == 0 {
         return Err(failed("its records hold no instance that a name could point to".to_owned()));
     }

@@ -10,7 +10,7 @@ use std::{
 use super::failures::Failures;
 use crate::ops::{
     api::{ApiServer, Backend, ControlSocket},
-    board::Board,
+    service_status::ServiceStatus,
 };
 use dns_core::config::ApiConfig;
 use dns_platform::tls::RotatingTls;
@@ -22,20 +22,21 @@ const API_NAME: &str = "api.bosh-dns";
 pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
 
 /// Loads the API's certificates; without usable ones the API stays off and DNS is unaffected.
-pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
+pub(super) fn certificates(api: &ApiConfig, service_status: &ServiceStatus) -> Option<Arc<RotatingTls>> {
     RotatingTls::load("api", API_NAME, &api.tls)
-        .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
+        .map_err(|problem| service_status.stays_off(format!("api: {problem}; the API stays off")))
         .ok()
 }
 
 /// Opens the API. If its port is unavailable the API stays off and DNS is unaffected.
 pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Backend>, failures: &Failures) {
-    let board = backend.board.clone();
+    let service_status = backend.service_status.clone();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
     let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
         Ok(server) => server,
         Err(problem) => {
-            return board.stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
+            return service_status
+                .stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
         }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
@@ -55,7 +56,7 @@ pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failu
         }),
         Err(problem) => {
             let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
-            backend.board.stays_off(problem);
+            backend.service_status.stays_off(problem);
         }
     }
 }

@@ -9,10 +9,10 @@ use super::{
     listeners::all_addresses,
     sources::Sources,
 };
-use crate::ops::board::{Board, FileState};
+use crate::ops::service_status::{FileState, ServiceStatus};
 use crate::ops::{
-    journal::{Journal, Kind},
     metrics::WholeMetrics,
+    reload_history::{Kind, ReloadHistory},
 };
 use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
@@ -145,17 +145,17 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
         file: path.display().to_string(),
         problem: format!("cannot be checked: {problem}"),
     };
-    let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
+    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
     let begun = Instant::now();
     let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
     warnings.extend(odd.into_iter().flatten());
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
     let (_files, First { snapshot, handlers, addresses, consul }) =
-        Files::start(Sources::of(&config), consul_config, &board)?;
-    board.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
+        Files::start(Sources::of(&config), consul_config, &service_status)?;
+    service_status.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
 
     let mut errors: Vec<String> = Vec::new();
-    let state = board.state();
+    let state = service_status.state();
     for (kind, file_state) in &state.files {
         // Missing records may appear later; a broken file stays broken.
         let starts_without =

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Instant};
 use tracing::{error, warn};
 
 use super::sources::{Followed, Source};
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{Catalogs, NewZone},
-    ops::journal::Kind,
+    ops::reload_history::Kind,
 };
 use dns_consul::{config::Config, definition::Definitions};
 use dns_core::config::ConfigError;
@@ -22,11 +22,14 @@ pub(super) struct ConsulFiles {
 
 impl ConsulFiles {
     /// Performs the first read.
-    pub(super) fn start(config: Config, board: &Board) -> Result<(Self, NewZone), ConfigError> {
+    pub(super) fn start(
+        config: Config,
+        service_status: &ServiceStatus,
+    ) -> Result<(Self, NewZone), ConfigError> {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
         // A forced read returns the contents even if nothing changed.
-        let zone = files.read(true, board).transpose()?;
+        let zone = files.read(true, service_status).transpose()?;
         let zone = zone.unwrap_or_else(|| files.catalogs.zone());
         Ok((files, zone))
     }
@@ -46,8 +49,8 @@ impl ConsulFiles {
     }
 
     /// Returns the current zone if the files may have changed and are valid.
-    pub(super) fn refresh(&mut self, force: bool, board: &Board) -> Option<NewZone> {
-        let read = self.read(force, board)?;
+    pub(super) fn refresh(&mut self, force: bool, service_status: &ServiceStatus) -> Option<NewZone> {
+        let read = self.read(force, service_status)?;
         read.inspect_err(|problem| error!("definition files: {problem}; the catalog in use stays")).ok()
     }
 
@@ -57,7 +60,7 @@ impl ConsulFiles {
     }
 
     /// Reads the files if they may have changed.
-    fn read(&mut self, force: bool, board: &Board) -> Option<Result<NewZone, ConfigError>> {
+    fn read(&mut self, force: bool, service_status: &ServiceStatus) -> Option<Result<NewZone, ConfigError>> {
         let begun = Instant::now();
         let (contents, parsed) = self.followed.parsed(force, |contents| {
             let files = contents.readable()?;
@@ -69,7 +72,7 @@ impl ConsulFiles {
         let definitions = match parsed {
             Ok(definitions) => definitions,
             Err(problem) => {
-                board.refused(Kind::Consul, contents.paths(), &problem.to_string());
+                service_status.refused(Kind::Consul, contents.paths(), &problem.to_string());
                 return Some(Err(problem));
             }
         };
@@ -83,7 +86,7 @@ impl ConsulFiles {
             definitions.registrations.instances.len()
         );
         self.catalogs.set_files(definitions.registrations);
-        board.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
+        service_status.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
         Some(Ok(self.catalogs.zone()))
     }
 }

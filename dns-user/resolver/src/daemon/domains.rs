@@ -7,8 +7,8 @@ use super::{
     sources::Sources,
     watch::Watch,
 };
-use crate::ops::board::Board;
-use crate::ops::{journal::Journal, metrics::WholeMetrics};
+use crate::ops::service_status::ServiceStatus;
+use crate::ops::{metrics::WholeMetrics, reload_history::ReloadHistory};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
 use dns_upstream::HandlerConfig;
 
@@ -31,8 +31,9 @@ impl RoutedDomains {
             file: path.display().to_string(),
             problem: format!("cannot be read: {problem}"),
         };
-        let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
-        let (files, First { snapshot, handlers, .. }) = Files::start(Sources::of(&config), None, &board)?;
+        let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
+        let (files, First { snapshot, handlers, .. }) =
+            Files::start(Sources::of(&config), None, &service_status)?;
         let mut watch = Watch::new();
         watch.set(files.folders());
         Ok(Self {
@@ -59,7 +60,7 @@ impl RoutedDomains {
     /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
-        let Changes { snapshot, handlers, .. } = self.files.look(false).await;
+        let Changes { snapshot, handlers, .. } = self.files.reload(false).await;
         if let Some(snapshot) = snapshot {
             self.of_records = domains_of_records(&snapshot);
         }

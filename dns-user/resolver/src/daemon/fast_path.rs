@@ -5,11 +5,11 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{error, info, warn};
 
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
-    fleet::Fleet,
     ops::tap::{Tap, TapLine},
     server::Arrivals,
+    state::ServerState,
 };
 use dns_core::{
     config::{Config, HookMode, XdpConfig},
@@ -33,12 +33,12 @@ pub(super) struct Lifecycle {
     config: XdpConfig,
     max_reply: Option<u16>,
     echo_opt: bool,
-    fleet: Arc<Fleet>,
+    server_state: Arc<ServerState>,
     /// Instance health as seen by published answers.
     states: Arc<dyn Health + Send + Sync>,
     /// `None` if health checks are off.
     health: Option<Arc<HealthService>>,
-    board: Board,
+    service_status: ServiceStatus,
     tap: Tap,
     loading: Option<JoinHandle<Loaded>>,
     /// Reason the last load attempt failed.
@@ -49,7 +49,7 @@ pub(super) struct Lifecycle {
     /// Task that feeds the interfaces' queries to the tap.
     feeder: Option<JoinHandle<()>>,
     /// Consecutive heartbeats during which the health checks hung.
-    hung_beats: u32,
+    missed_heartbeats: u32,
 }
 
 /// Result of loading maps and programs.
@@ -66,27 +66,27 @@ impl Lifecycle {
     /// Creates a fast path that stays off until [`Self::load`].
     pub(super) fn new(
         config: &Config,
-        fleet: Arc<Fleet>,
+        server_state: Arc<ServerState>,
         states: Arc<dyn Health + Send + Sync>,
         health: Option<Arc<HealthService>>,
-        board: Board,
+        service_status: ServiceStatus,
         tap: Tap,
     ) -> Self {
         Self {
             config: config.xdp.clone(),
             max_reply: config.max_reply,
             echo_opt: config.compat.echo_opt,
-            fleet,
+            server_state,
             states,
             health,
-            board,
+            service_status,
             tap,
             loading: None,
             problem: None,
             current: None,
             retiring: None,
             feeder: None,
-            hung_beats: 0,
+            missed_heartbeats: 0,
         }
     }
 
@@ -99,10 +99,11 @@ impl Lifecycle {
         };
         if let Some(reason) = off {
             info!("no fast path: {reason}; every query is answered from userspace");
-            self.board.change(|state| state.fast_path_off = Some(reason.to_owned()));
+            self.service_status.change(|state| state.fast_path_off = Some(reason.to_owned()));
             return;
         }
-        self.board.change(|state| state.fast_path_off = Some("its programs are being loaded".to_owned()));
+        self.service_status
+            .change(|state| state.fast_path_off = Some("its programs are being loaded".to_owned()));
         self.load_after(Duration::ZERO);
     }
 
@@ -112,7 +113,8 @@ impl Lifecycle {
             Some(health) => health.tracker(),
             None => Arc::new(Everything),
         };
-        let (config, listen, states) = (self.config.clone(), self.board.state().listen, self.states.clone());
+        let (config, listen, states) =
+            (self.config.clone(), self.service_status.state().listen, self.states.clone());
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let start = move || FastPath::start(&config, &listen, states, admission).map(Arc::new);
@@ -156,14 +158,14 @@ impl Lifecycle {
     /// Makes `fast_path` the current one: it receives everything published from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         self.problem = None;
-        self.board.change(|state| state.fast_path_off = None);
+        self.service_status.change(|state| state.fast_path_off = None);
         fast_path.set_echo_opt(self.echo_opt);
         if let Some(bytes) = self.max_reply {
             fast_path.set_max_reply(bytes);
         }
-        self.fleet.fast_path.fill(&fast_path);
-        self.fleet.publish();
-        fast_path.set_endpoints(&self.board.state().listen);
+        self.server_state.fast_path.fill(&fast_path);
+        self.server_state.publish();
+        fast_path.set_endpoints(&self.service_status.state().listen);
         // From here on the main loop's heartbeats renew the lease.
         fast_path.heartbeat(Duration::ZERO);
         if let Some(before) = std::mem::replace(&mut self.feeder, feed(&fast_path, &self.tap)) {
@@ -183,7 +185,7 @@ impl Lifecycle {
             _ => {}
         }
         if self.current.is_none() {
-            self.board.change(|state| state.fast_path_off = Some(problem.clone()));
+            self.service_status.change(|state| state.fast_path_off = Some(problem.clone()));
         }
         self.problem = Some(problem);
         if self.config.attach_socket.is_some() {
@@ -192,17 +194,17 @@ impl Lifecycle {
     }
 
     /// Returns the heartbeat interval, short enough for the lease and the service manager's watchdog.
-    pub(super) fn beat_interval(&self) -> Duration {
+    pub(super) fn heartbeat_interval(&self) -> Duration {
         (self.config.lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(2))
     }
 
     /// Sends a heartbeat that states how long the health checks have been silent: interfaces stop
     /// answering while the checks hang.
-    pub(super) fn beat(&mut self) {
+    pub(super) fn heartbeat(&mut self) {
         let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
         let hangs = silent_for >= self.config.lease / 2;
-        let now = if hangs { self.hung_beats.saturating_add(1) } else { 0 };
-        match (std::mem::replace(&mut self.hung_beats, now), now) {
+        let now = if hangs { self.missed_heartbeats.saturating_add(1) } else { 0 };
+        match (std::mem::replace(&mut self.missed_heartbeats, now), now) {
             // At the first missed heartbeat the whole process may have been suspended; only the second
             // one shows that the checks hang.
             (1, 2) => error!("health checks hang: until they go on, every query is answered from userspace"),
@@ -213,7 +215,7 @@ impl Lifecycle {
             fast_path.heartbeat(silent_for);
         }
         if self.retiring.is_some() && self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
-            self.fleet.fast_path.retire();
+            self.server_state.fast_path.retire();
             stop_in_background(self.retiring.take());
         }
     }
@@ -240,7 +242,7 @@ impl Lifecycle {
 
     /// Waits until the interfaces answer from the last published state; returns false after `patience`.
     pub(super) async fn flushed(&self, patience: Duration) -> bool {
-        tokio::time::timeout(patience, self.fleet.fast_path.flushed()).await.is_ok()
+        tokio::time::timeout(patience, self.server_state.fast_path.flushed()).await.is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor, and waits for completion.

@@ -10,10 +10,10 @@ use super::{
     records::CatalogFiles,
     sources::{Followed, Sources},
 };
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{Catalogs, NewZone},
-    ops::journal::Kind,
+    ops::reload_history::Kind,
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
@@ -33,7 +33,7 @@ struct Inner {
     addresses: Followed,
     /// `None` if Consul is not configured.
     consul: Option<ConsulFiles>,
-    board: Board,
+    service_status: ServiceStatus,
 }
 
 #[derive(Default)]
@@ -62,10 +62,10 @@ impl Files {
     pub(super) fn start(
         sources: Sources,
         consul: Option<ConsulConfig>,
-        board: &Board,
+        service_status: &ServiceStatus,
     ) -> Result<(Self, First), ConfigError> {
-        let (catalog, snapshot) = CatalogFiles::start(&sources, board)?;
-        let consul = consul.map(|config| ConsulFiles::start(config, board)).transpose()?;
+        let (catalog, snapshot) = CatalogFiles::start(&sources, service_status)?;
+        let consul = consul.map(|config| ConsulFiles::start(config, service_status)).transpose()?;
         let (consul_files, consul) = consul.unzip();
         let mut inner = Inner {
             handlers: Followed::new(sources.handlers.clone()),
@@ -73,7 +73,7 @@ impl Files {
             catalog,
             consul: consul_files,
             sources,
-            board: board.clone(),
+            service_status: service_status.clone(),
         };
         let handlers = inner.read_handlers(true).transpose()?.unwrap_or_default();
         let addresses = inner.read_addresses(true).transpose()?.unwrap_or_default();
@@ -81,11 +81,11 @@ impl Files {
     }
 
     /// Checks the files for changes on a blocking thread; `force` re-reads and reapplies all of them.
-    pub(super) async fn look(&self, force: bool) -> Changes {
+    pub(super) async fn reload(&self, force: bool) -> Changes {
         let this = self.clone();
-        let looked = tokio::task::spawn_blocking(move || this.with(|inner| inner.look(force))).await;
+        let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(force))).await;
         // A panic was already logged with its location; the data in use stays.
-        looked.unwrap_or_default()
+        changes.unwrap_or_default()
     }
 
     /// Returns the catalogs; `None` if Consul is not configured.
@@ -128,7 +128,7 @@ impl Files {
 }
 
 impl Inner {
-    fn look(&mut self, force: bool) -> Changes {
+    fn reload(&mut self, force: bool) -> Changes {
         // Start all reads first: each completion has to wake this thread, which is slow on a busy CPU.
         self.catalog.look_ahead(force);
         self.handlers.look_ahead(force);
@@ -141,7 +141,7 @@ impl Inner {
             read.inspect_err(|problem| error!("addresses files: {problem}; the sockets stay as they are"))
                 .ok()
         });
-        let consul = self.consul.as_mut().and_then(|files| files.refresh(force, &self.board));
+        let consul = self.consul.as_mut().and_then(|files| files.refresh(force, &self.service_status));
         Changes { snapshot, handlers, addresses, consul }
     }
 
@@ -170,9 +170,17 @@ impl Inner {
         match &parsed {
             Ok(handlers) => {
                 let detail = format!("{} handlers", handlers.len());
-                self.board.loaded(Kind::Handlers, contents.paths(), Vec::new(), begun.elapsed(), &detail);
+                self.service_status.loaded(
+                    Kind::Handlers,
+                    contents.paths(),
+                    Vec::new(),
+                    begun.elapsed(),
+                    &detail,
+                );
             }
-            Err(problem) => self.board.refused(Kind::Handlers, contents.paths(), &problem.to_string()),
+            Err(problem) => {
+                self.service_status.refused(Kind::Handlers, contents.paths(), &problem.to_string())
+            }
         }
         Some(parsed)
     }
@@ -194,9 +202,17 @@ impl Inner {
         match &parsed {
             Ok(addresses) => {
                 let detail = format!("{} further addresses", addresses.len());
-                self.board.loaded(Kind::Addresses, contents.paths(), Vec::new(), begun.elapsed(), &detail);
+                self.service_status.loaded(
+                    Kind::Addresses,
+                    contents.paths(),
+                    Vec::new(),
+                    begun.elapsed(),
+                    &detail,
+                );
             }
-            Err(problem) => self.board.refused(Kind::Addresses, contents.paths(), &problem.to_string()),
+            Err(problem) => {
+                self.service_status.refused(Kind::Addresses, contents.paths(), &problem.to_string())
+            }
         }
         Some(parsed)
     }

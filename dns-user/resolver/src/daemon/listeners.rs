@@ -7,15 +7,15 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use tracing::{error, info};
 
 use crate::{
-    fleet::Fleet,
     ops::tap::Tap,
     server::{Arrivals, Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
+    state::ServerState,
 };
 use dns_core::config::{Config, HookMode};
 use dns_platform::limits::raise_file_limit;
 
 pub(super) struct Listeners {
-    fleet: Arc<Fleet>,
+    server_state: Arc<ServerState>,
     /// Answers to `version.bind` and the like.
     identity: Arc<Identity>,
     metrics: ServerMetrics,
@@ -35,12 +35,12 @@ struct Running {
 
 impl Listeners {
     pub(super) fn new(
-        fleet: Arc<Fleet>,
+        server_state: Arc<ServerState>,
         identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        Self { fleet, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
+        Self { server_state, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
     }
 
     /// Listens on every available address and returns the addresses served; fails if there are none.
@@ -122,8 +122,8 @@ impl Listeners {
         }
         let ipv4_apart = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
         let options = Options { ipv4_apart, ..self.options.clone() };
-        let (fleet, identity) = (self.fleet.clone(), self.identity.clone());
-        let bound = Server::bind(&[address], fleet, identity, self.metrics.clone(), options).await;
+        let (server_state, identity) = (self.server_state.clone(), self.identity.clone());
+        let bound = Server::bind(&[address], server_state, identity, self.metrics.clone(), options).await;
         let server = match bound {
             Ok(server) => server,
             Err(problem) => {

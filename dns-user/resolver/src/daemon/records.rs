@@ -6,8 +6,8 @@ use std::{path::PathBuf, time::Instant};
 use tracing::{error, info, warn};
 
 use super::sources::{Contents, Followed, Sources};
-use crate::ops::board::Board;
-use crate::ops::journal::Kind;
+use crate::ops::reload_history::Kind;
+use crate::ops::service_status::ServiceStatus;
 use dns_core::{
     catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},
     config::ConfigError,
@@ -24,21 +24,24 @@ pub(super) struct CatalogFiles {
     good_records: Vec<u8>,
     good_aliases: AliasFiles,
     rules: NameRules,
-    board: Board,
+    service_status: ServiceStatus,
 }
 
 impl CatalogFiles {
     /// Performs the first read.
     ///
     /// Missing or invalid records are reported and none are served; invalid alias files are an error.
-    pub(super) fn start(sources: &Sources, board: &Board) -> Result<(Self, Snapshot), ConfigError> {
+    pub(super) fn start(
+        sources: &Sources,
+        service_status: &ServiceStatus,
+    ) -> Result<(Self, Snapshot), ConfigError> {
         let mut files = Self {
             records: Followed::new(sources.records.clone()),
             aliases: Followed::new(sources.aliases.clone()),
             good_records: NO_RECORDS.to_vec(),
             good_aliases: AliasFiles::default(),
             rules: sources.rules,
-            board: board.clone(),
+            service_status: service_status.clone(),
         };
         let begun = Instant::now();
         let aliases = files.read_aliases(true).transpose()?;
@@ -81,7 +84,7 @@ impl CatalogFiles {
         Some(match parsed {
             Ok((aliases, warnings)) => Ok(NewAliases { files, aliases, warnings }),
             Err(problem) => {
-                self.board.refused(Kind::Aliases, files, &problem.to_string());
+                self.service_status.refused(Kind::Aliases, files, &problem.to_string());
                 Err(problem)
             }
         })
@@ -97,10 +100,10 @@ impl CatalogFiles {
                 Some(NewRecords { files, parsed })
             }
             Err(problem) => {
-                let in_use = self.board.is_in_use(Kind::Records);
+                let in_use = self.service_status.is_in_use(Kind::Records);
                 let stays = if in_use { "the records in use stay" } else { "no records are served" };
                 error!("records: {problem}; {stays}");
-                self.board.refused(Kind::Records, files, &problem.to_string());
+                self.service_status.refused(Kind::Records, files, &problem.to_string());
                 None
             }
         }
@@ -130,22 +133,28 @@ impl CatalogFiles {
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
         let version = snapshot.version().map_or_else(|| "none".to_owned(), |version| version.to_string());
         info!("serving records version {version}: {instances} instances, {aliases} aliases");
-        self.board.change(|state| state.instances = instances);
+        self.service_status.change(|state| state.instances = instances);
         if let Some(files) = record_files {
             let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
             warnings.extend(skipped.iter().map(ToString::to_string));
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
-            self.board.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
-            let gauges = self.board.journal().metrics();
+            self.service_status.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
+            let gauges = self.service_status.reload_history().metrics();
             gauges.records_version.set(snapshot.version().map_or(0, u64::cast_signed));
             gauges.records_instances.set(instances.cast_signed() as i64);
         }
         if let Some((files, warnings)) = new_aliases {
             log_warnings("alias files", &warnings);
-            self.board.loaded(Kind::Aliases, files, warnings, begun.elapsed(), &format!("{aliases} aliases"));
+            self.service_status.loaded(
+                Kind::Aliases,
+                files,
+                warnings,
+                begun.elapsed(),
+                &format!("{aliases} aliases"),
+            );
         }
-        self.board.journal().metrics().records_aliases.set(aliases.cast_signed() as i64);
+        self.service_status.reload_history().metrics().records_aliases.set(aliases.cast_signed() as i64);
         snapshot
     }
 }

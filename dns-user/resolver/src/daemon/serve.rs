@@ -26,12 +26,12 @@ use super::{
     upstreams::Upstreams,
     watch::Watch,
 };
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::ConsulNames,
-    fleet::Fleet,
-    ops::{api::Reloaded, journal::Kind},
+    ops::{api::Reloaded, reload_history::Kind},
     server::{OwnConnections, ServerMetrics},
+    state::ServerState,
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, Loaded};
@@ -57,11 +57,11 @@ pub(super) struct Daemon<'a> {
     /// As of the last successful load.
     pub(super) config: Config,
     pub(super) logs: &'a Logs,
-    pub(super) board: Board,
+    pub(super) service_status: ServiceStatus,
     pub(super) files: Files,
     /// Wakes when a file may have changed.
     pub(super) watch: Watch,
-    pub(super) fleet: Arc<Fleet>,
+    pub(super) server_state: Arc<ServerState>,
     /// `None` if Consul is not configured.
     pub(super) consul: Option<Arc<ConsulNames>>,
     pub(super) consul_config: Option<ConsulConfig>,
@@ -93,7 +93,7 @@ impl Daemon<'_> {
         let mut unanswered = Unanswered::default();
         // Heartbeats come from this loop rather than a separate task: the interfaces may answer only as
         // long as the loop that keeps their answers current is running.
-        let mut beats = time::interval(self.fast_path.beat_interval());
+        let mut beats = time::interval(self.fast_path.heartbeat_interval());
         beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reports = time::interval(REPORT_INTERVAL);
         reports.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -101,10 +101,10 @@ impl Daemon<'_> {
             tokio::select! {
                 _ = reports.tick() => self.fast_path.report(self.listeners.arrivals()),
                 _ = beats.tick() => {
-                    self.fast_path.beat();
+                    self.fast_path.heartbeat();
                     service_manager::tell(service_manager::State::Alive);
                 }
-                () = self.watch.next() => self.look(false).await,
+                () = self.watch.next() => self.reload_files(false).await,
                 asked = signals.next() => match asked {
                     Asked::End(name) => {
                         info!("{name}: stopping");
@@ -115,7 +115,7 @@ impl Daemon<'_> {
                 Some(done) = self.reload_orders.recv() => {
                     self.reload("API").await;
                     // The requester may have disconnected.
-                    let _ = done.send(self.board.reloaded());
+                    let _ = done.send(self.service_status.reloaded());
                 }
                 event = self.fast_path.next() => self.fast_path.follow(event),
                 failure = failures.next() => return Err(failure.into()),
@@ -153,7 +153,7 @@ impl Daemon<'_> {
             }
             unanswered.silent.clone_from(&silent);
         }
-        self.board.change(|state| {
+        self.service_status.change(|state| {
             state.upcheck_error = hung.then(|| silent.join("; "));
             state.silent_addresses = silent;
         });
@@ -184,11 +184,11 @@ impl Daemon<'_> {
     }
 
     /// Checks the files for changes and applies them.
-    async fn look(&mut self, force: bool) {
-        let Changes { snapshot, handlers, addresses, consul } = self.files.look(force).await;
+    async fn reload_files(&mut self, force: bool) {
+        let Changes { snapshot, handlers, addresses, consul } = self.files.reload(force).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
-            self.fleet.consul_changed();
+            self.server_state.consul_changed();
         }
         let has_handlers = handlers.is_some();
         self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
@@ -216,12 +216,12 @@ impl Daemon<'_> {
         self.wanted = wanted;
         let (upchecks, internal) = (&self.config.upcheck_domains, self.config.internal_upcheck.as_ref());
         self.upcheck = Upcheck::new(&served, upchecks, internal, self.own.clone());
-        if served == self.board.state().listen {
+        if served == self.service_status.state().listen {
             return;
         }
         self.fast_path.set_endpoints(&served);
         let notes = self.config.unbounded_replies(&served).into_iter().collect();
-        self.board.change(|state| {
+        self.service_status.change(|state| {
             state.listen = served;
             state.notes = notes;
         });
@@ -241,10 +241,10 @@ impl Daemon<'_> {
             }
             Err(problem) => {
                 error!("{problem}; the configuration in use stays");
-                self.board.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
+                self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
             }
         }
-        self.look(true).await;
+        self.reload_files(true).await;
         info!("{why}: reload finished");
     }
 
@@ -256,7 +256,7 @@ impl Daemon<'_> {
         {
             names.install(zone);
         }
-        let listen = self.board.state().listen;
+        let listen = self.service_status.state().listen;
         self.upstreams.reconfigure_consul(&wanted, &self.config, &listen);
         self.consul_config = Some(wanted);
     }
@@ -275,11 +275,17 @@ impl Daemon<'_> {
         if let Err(problem) = self.logs.apply(&config.logging) {
             error!("{problem}");
         }
-        let listen = self.board.state().listen;
+        let listen = self.service_status.state().listen;
         self.upstreams.reconfigure(&self.config, &config, &listen);
         self.files.follow(Sources::of(&config));
         self.config = config;
-        self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
+        self.service_status.loaded(
+            Kind::Config,
+            vec![self.path.to_owned()],
+            warnings,
+            begun.elapsed(),
+            "read",
+        );
     }
 
     pub(super) async fn stop(self) {

@@ -265,7 +265,7 @@ impl Followed {
     /// With `force` it is read and returned in any case. A source that does not answer counts as
     /// unreadable.
     pub(super) fn changed(&mut self, force: bool) -> Option<Contents> {
-        let contents = self.look(self.known(force))?;
+        let contents = self.read_now(self.known(force))?;
         let digest = Some(contents.digest());
         let is_new = force || digest != self.digest;
         self.digest = digest;
@@ -288,7 +288,7 @@ impl Followed {
                 break;
             }
             thread::sleep(SETTLED);
-            let Some(again) = self.look(None) else { break };
+            let Some(again) = self.read_now(None) else { break };
             contents = again;
             self.digest = Some(contents.digest());
             result = parse(&contents);
@@ -302,7 +302,7 @@ impl Followed {
     }
 
     /// Reads the source and remembers its state; `None` if it matches `known`.
-    fn look(&mut self, known: Option<Stamps>) -> Option<Contents> {
+    fn read_now(&mut self, known: Option<Stamps>) -> Option<Contents> {
         let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
         self.reader.ask(known);
         let Some(Seen { folders, left_out, contents }) = self.reader.answer(patience) else {
@@ -432,9 +432,9 @@ mod tests {
         fs::write(folder.path().join("records.json"), "{}").unwrap();
         // Slower than the limit that applies after the first read.
         let slow = source.clone();
-        let reader = Reader::looking(move |known| {
+        let reader = Reader::reading(move |known| {
             thread::sleep(PATIENCE * 3 / 2);
-            reader::look(&slow, known)
+            reader::read(&slow, known)
         });
         let mut followed = Followed { reader, ..Followed::new(source) };
         assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");

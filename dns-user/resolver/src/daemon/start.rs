@@ -25,24 +25,24 @@ use super::{
     upstreams::Upstreams,
     watch::Watch,
 };
-use crate::ops::board::Board;
+use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{ConsulFamilies, ConsulNames, follow},
-    fleet::Fleet,
     ops::{
         api::Backend,
-        journal::{Journal, Kind},
         metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
-        probe::Wellness,
+        readiness::Readiness,
+        reload_history::{Kind, ReloadHistory},
         tap::Tap,
     },
     server::{Identity, OwnConnections, ServerMetrics},
+    state::ServerState,
 };
 use dns_core::{
     config::{Config, Loaded},
     resolve::{AllRunning, Health},
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels};
 
@@ -61,73 +61,86 @@ pub(super) async fn start<'a>(
 ) -> Result<Daemon<'a>, DaemonError> {
     let begun = Instant::now();
     let Loaded { config, warnings } = loaded;
-    let (slot, tap) = (Slot::default(), Tap::new());
-    let metrics = Metrics::new(labels::server_label(config.listen), slot.clone())?;
+    let (handle, tap) = (FastPathHandle::default(), Tap::new());
+    let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
-    let board = board(&metrics, logs)?;
+    let service_status = service_status(&metrics, logs)?;
     let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
     for warning in warnings.iter().chain(odd.iter().flatten()) {
         warn!("{warning}");
     }
-    board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+    service_status.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
 
     let (files, First { snapshot, handlers, addresses, consul }) =
-        Files::start(Sources::of(&config), consul_config.clone(), &board)?;
+        Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
     watch.set(files.folders());
     let listen = all_addresses(config.listen, &addresses);
 
-    let health = health_checks(&config, &slot, &metrics, &board)?;
+    let health = health_checks(&config, &handle, &metrics, &service_status)?;
     let states: Arc<dyn Health + Send + Sync> = match &health {
         Some(health) => health.states(),
         None => Arc::new(AllRunning),
     };
-    let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone, slot.clone())));
+    let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone, handle.clone())));
     let tracker = health.as_ref().map(|health| health.tracker());
-    let fleet = Arc::new(Fleet::new(snapshot, states.clone(), slot.clone(), tracker, consul.clone()));
+    let server_state =
+        Arc::new(ServerState::new(snapshot, states.clone(), handle.clone(), tracker, consul.clone()));
     let consul_and_config = consul.clone().zip(consul_config.clone());
-    let upstreams = Upstreams::new(fleet.clone(), &config, &listen, handlers, consul_and_config, &metrics)?;
+    let upstreams =
+        Upstreams::new(server_state.clone(), &config, &listen, handlers, consul_and_config, &metrics)?;
     if let Some(health) = &health {
         health.start()?;
     }
-    follow_consul(consul.clone(), &files, &fleet, &metrics, failures)?;
+    follow_consul(consul.clone(), &files, &server_state, &metrics, failures)?;
 
     let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
     server_metrics.register(metrics.registry())?;
     let identity = Arc::new(Identity::of_this_host(config.identity));
     let own = OwnConnections::default();
     let options = listeners::options(&config, listen.len(), own.clone(), tap.clone());
-    let mut listeners = Listeners::new(fleet.clone(), identity, server_metrics.clone(), options);
+    let mut listeners = Listeners::new(server_state.clone(), identity, server_metrics.clone(), options);
     let wanted = listen;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
-    board.change(|state| {
+    service_status.change(|state| {
         state.listen.clone_from(&listen);
         state.notes.extend(config.unbounded_replies(&listen));
     });
-    let mut fast_path =
-        Lifecycle::new(&config, fleet.clone(), states.clone(), health.clone(), board.clone(), tap.clone());
+    let mut fast_path = Lifecycle::new(
+        &config,
+        server_state.clone(),
+        states.clone(),
+        health.clone(),
+        service_status.clone(),
+        tap.clone(),
+    );
     fast_path.load();
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let wellness = Wellness { board: board.clone(), slot, health: health.clone(), consul: consul.clone() };
-    expose(&config, &metrics, &wellness, failures).await;
+    let readiness = Readiness {
+        service_status: service_status.clone(),
+        fast_path: handle,
+        health: health.clone(),
+        consul: consul.clone(),
+    };
+    expose(&config, &metrics, &readiness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
-    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &board));
+    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
     metrics.registry().register(Box::new(CertificateFamilies::new(certificates.clone())?))?;
     let port = config.api.as_ref().zip(api_tls);
     if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
-            board: board.clone(),
-            wellness,
+            service_status: service_status.clone(),
+            readiness,
             logs: Some(logs.clone()),
             metrics,
-            fleet: fleet.clone(),
+            server_state: server_state.clone(),
             health: states,
             checks: health.clone(),
-            jobs_dir: jobs_dir(&config, &board),
+            jobs_dir: jobs_dir(&config, &service_status),
             certificates,
             reloads,
             upstreams: upstreams.in_force.clone(),
@@ -145,10 +158,10 @@ pub(super) async fn start<'a>(
         path,
         config,
         logs,
-        board,
+        service_status,
         files,
         watch,
-        fleet,
+        server_state,
         consul,
         consul_config,
         upstreams,
@@ -163,26 +176,26 @@ pub(super) async fn start<'a>(
     })
 }
 
-/// Creates the status board and the server-wide metrics.
-fn board(metrics: &Metrics, logs: &Logs) -> Result<Board, DaemonError> {
+/// Creates the service status and the server-wide metrics.
+fn service_status(metrics: &Metrics, logs: &Logs) -> Result<ServiceStatus, DaemonError> {
     let whole = WholeMetrics::new()?;
     whole.register(metrics.registry())?;
-    let journal = Journal::new(whole);
-    metrics.registry().register(Box::new(MomentFamilies::new(journal.clone(), logs.clone())?))?;
-    Ok(Board::new(journal))
+    let reload_history = ReloadHistory::new(whole);
+    metrics.registry().register(Box::new(MomentFamilies::new(reload_history.clone(), logs.clone())?))?;
+    Ok(ServiceStatus::new(reload_history))
 }
 
 /// Loads the health checks' certificates; `None` if the checks stay off.
 fn health_checks(
     config: &Config,
-    slot: &Slot,
+    fast_path: &FastPathHandle,
     metrics: &Metrics,
-    board: &Board,
+    service_status: &ServiceStatus,
 ) -> Result<Option<Arc<HealthService>>, DaemonError> {
     if !config.health.enabled {
         return Ok(None);
     }
-    match HealthService::new(&config.health, config.request_timeout, slot.clone()) {
+    match HealthService::new(&config.health, config.request_timeout, fast_path.clone()) {
         Ok(health) => {
             health.metrics().register(metrics.registry())?;
             Ok(Some(Arc::new(health)))
@@ -191,7 +204,7 @@ fn health_checks(
         Err(problem) if config.compat.require_health_certificates => Err(problem.into()),
         // Serving DNS without health checks is better than not serving.
         Err(problem) => {
-            board.stays_off(format!(
+            service_status.stays_off(format!(
                 "{problem}; health checks stay off: all instances count as running until the server is started \
                  again with usable certificates"
             ));
@@ -204,14 +217,14 @@ fn health_checks(
 fn follow_consul(
     consul: Option<Arc<ConsulNames>>,
     files: &Files,
-    fleet: &Arc<Fleet>,
+    server_state: &Arc<ServerState>,
     metrics: &Metrics,
     failures: &Failures,
 ) -> Result<(), DaemonError> {
     if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
         metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
-        let fleet = fleet.clone();
-        let installed = move || fleet.consul_changed();
+        let server_state = server_state.clone();
+        let installed = move || server_state.consul_changed();
         failures.spawn("the live source of Consul's names", follow(names.clone(), catalogs, installed));
         failures.spawn("the report of Consul's names in use", async move {
             loop {
@@ -243,33 +256,34 @@ async fn come_up(
 }
 
 /// Opens the metrics port.
-async fn expose(config: &Config, metrics: &Metrics, wellness: &Wellness, failures: &Failures) {
+async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failures: &Failures) {
     if !config.metrics.enabled {
         return;
     }
-    let probe = Arc::new(wellness.clone());
+    let probe = Arc::new(readiness.clone());
     match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
         Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
         Err(problem) => {
             let listen = config.metrics.listen;
-            wellness
-                .board
+            readiness
+                .service_status
                 .stays_off(format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
         }
     }
 }
 
 /// Returns the jobs folder, if it exists.
-fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
+fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> {
     match &config.jobs_dir {
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
         Some(folder) => {
             let folder = folder.display();
-            board.stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
+            service_status
+                .stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
         }
         // A VM with BOSH jobs always configures the API.
         None if config.api.is_none() => {}
-        None => board.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
+        None => service_status.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
     }
     None
 }

@@ -10,8 +10,8 @@ use std::{
 
 use crate::{
     consul::{ConsulNames, ReverseConsulNames, recursors_of},
-    fleet::{ByDomain, Fleet, Routes},
     ops::metrics::Metrics,
+    state::{ByDomain, Routes, ServerState},
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{catalog::Snapshot, config::Config, name::Name};
@@ -21,7 +21,7 @@ use dns_upstream::{
 
 /// Recursors, handlers and reverse names in use.
 pub(super) struct Upstreams {
-    fleet: Arc<Fleet>,
+    server_state: Arc<ServerState>,
     /// Recursors and handlers, shared with status and metrics.
     pub(super) in_force: Arc<InForce>,
     /// Consul names and their own recursors, if any.
@@ -46,7 +46,7 @@ impl Upstreams {
     /// Installs recursors and handlers at start. `own` are the server's listen addresses. Must be called
     /// inside a tokio runtime.
     pub(super) fn new(
-        fleet: Arc<Fleet>,
+        server_state: Arc<ServerState>,
         config: &Config,
         own: &[SocketAddr],
         handlers: Vec<HandlerConfig>,
@@ -61,8 +61,8 @@ impl Upstreams {
             let recursors = recursors_of(&object, config, own);
             Consul { names, recursors }
         });
-        let mut upstreams = Self { fleet, in_force, consul, retired: HashMap::new() };
-        upstreams.retire(&upstreams.fleet.snapshot());
+        let mut upstreams = Self { server_state, in_force, consul, retired: HashMap::new() };
+        upstreams.retire(&upstreams.server_state.snapshot());
         upstreams.install(config);
         Ok(upstreams)
     }
@@ -83,9 +83,9 @@ impl Upstreams {
             self.in_force.handlers.store(Arc::new(handlers));
             self.retired.clear();
         }
-        let is_retiring = self.retire(&snapshot.clone().unwrap_or_else(|| self.fleet.snapshot()));
+        let is_retiring = self.retire(&snapshot.clone().unwrap_or_else(|| self.server_state.snapshot()));
         let routes = (has_handlers || is_retiring).then(|| self.routes(config));
-        self.fleet.change(snapshot, routes);
+        self.server_state.change(snapshot, routes);
     }
 
     /// Updates the suspended handler domains; returns whether that changes a route.
@@ -130,7 +130,7 @@ impl Upstreams {
 
     /// Rebuilds and installs the routes.
     fn install(&self, config: &Config) {
-        self.fleet.set_routes(self.routes(config));
+        self.server_state.set_routes(self.routes(config));
     }
 
     /// Builds the routes and sets the recursors of Consul names.

@@ -215,7 +215,7 @@ impl Tap {
     }
 
     /// Adds a viewer for one query in `every` (0 counts as 1).
-    pub fn look(&self, every: u32) -> TapView {
+    pub fn subscribe(&self, every: u32) -> TapView {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let every = every.max(1);
@@ -308,7 +308,7 @@ mod tests {
         let tap = Tap::new();
         let name = Name::from_text("a.bosh").unwrap();
         tap.observe(&request(&name));
-        let mut view = tap.look(1);
+        let mut view = tap.subscribe(1);
         assert!(futures::FutureExt::now_or_never(view.next()).is_none());
         tap.observe(&request(&name));
         let Some(TapItem::Line(line)) = view.next().await else { panic!("no line") };
@@ -322,7 +322,7 @@ mod tests {
     async fn line_weight_matches_sampling_rate() {
         let tap = Tap::new();
         let name = Name::from_text("a.bosh").unwrap();
-        let (mut close, mut far) = (tap.look(2), tap.look(10));
+        let (mut close, mut far) = (tap.subscribe(2), tap.subscribe(10));
         assert_eq!(*tap.wanted().borrow(), 2);
         for _ in 0..2000 {
             tap.observe(&request(&name));

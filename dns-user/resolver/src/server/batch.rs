@@ -2,7 +2,7 @@
 
 use std::{io, mem, os::fd::RawFd};
 
-use dns_platform::mmsg::{self, ControlMessages, Incoming, Told};
+use dns_platform::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata};
 
 /// Most datagrams per system call.
 pub(super) const BATCH: usize = 32;
@@ -35,13 +35,17 @@ pub(super) struct Datagram<'a> {
 }
 
 impl Batch {
-    /// Allocates buffers for [`BATCH`] datagrams; `told` requests control messages.
-    pub(super) fn new(told: bool) -> Self {
+    /// Allocates buffers for [`BATCH`] datagrams; `metadata` requests control messages.
+    pub(super) fn new(metadata: bool) -> Self {
         // SAFETY: all-zero bytes are valid headers and slices: they consist of integers and
         // raw pointers.
         let (header, slice): (libc::mmsghdr, libc::iovec) = unsafe { (mem::zeroed(), mem::zeroed()) };
         Self {
-            incoming: Incoming::new(if told { Told::PeersAndControls } else { Told::Peers }),
+            incoming: Incoming::new(if metadata {
+                ReceiveMetadata::PeersAndControls
+            } else {
+                ReceiveMetadata::Peers
+            }),
             replies: [const { Vec::new() }; BATCH],
             outgoing: Box::new([header; BATCH]),
             slices: Box::new([slice; BATCH]),

@@ -554,7 +554,7 @@ mod tests {
 
     #[test]
     fn stripes_sum_to_coredns_families() {
-        let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
+        let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::FastPathHandle::default()).unwrap();
         let metrics = ServerMetrics::new(all.server().to_owned()).unwrap();
         metrics.register(all.registry()).unwrap();
         let (first, second) = (metrics.stripe(), metrics.stripe());

@@ -39,7 +39,7 @@ pub use metrics::ServerMetrics;
 pub use overload::Overload;
 pub use service::identity::Identity;
 
-use crate::{fleet::Fleet, ops::tap::Tap};
+use crate::{ops::tap::Tap, state::ServerState};
 use dns_core::config::Compat;
 use dns_platform::threads::{self, OnPanic};
 use service::QueryHandler;
@@ -130,7 +130,7 @@ impl Server {
     /// both. Must be called inside a tokio runtime.
     pub async fn bind(
         listen: &[SocketAddr],
-        fleet: Arc<Fleet>,
+        server_state: Arc<ServerState>,
         identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
@@ -144,7 +144,7 @@ impl Server {
             .iter()
             .map(|&address| Endpoint::bind(address, &options, workers))
             .collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(fleet, identity, metrics, options)) })
+        Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(server_state, identity, metrics, options)) })
     }
 
     /// Returns the listen addresses, with the ports selected for port 0.

@@ -3,7 +3,7 @@
 //! A query dropped by a full receive queue has already cost the kernel its whole way through the
 //! network stack, so the more the queues drop, the less CPU is left for answering. While a queue is
 //! full, the program on the interface therefore sheds a part of the queries that it would pass to
-//! the network stack ([`Slot::shed`](dns_fastpath::Slot::shed)). Clients are divided into groups
+//! the network stack ([`FastPathHandle::shed`](dns_fastpath::FastPathHandle::shed)). Clients are divided into groups
 //! ([`client_bucket`]), and each group gets an equal part of the capacity (max-min fairness): one
 //! client that floods the server takes nothing from the others.
 //!
@@ -24,7 +24,7 @@ use std::{
 use dns_common::control::{CLIENT_BUCKETS, client_bucket};
 use parking_lot::Mutex;
 
-use crate::fleet::Fleet;
+use crate::state::ServerState;
 
 /// Validity of an order to the program.
 const ORDER: Duration = Duration::from_millis(100);
@@ -115,7 +115,13 @@ impl QueueWatch {
     }
 
     /// Ends a batch. `is_full` means that it had the maximum size, so more datagrams may be queued.
-    pub(super) fn batch_ended(&mut self, socket: RawFd, is_full: bool, now: Instant, fleet: &Fleet) {
+    pub(super) fn batch_ended(
+        &mut self,
+        socket: RawFd,
+        is_full: bool,
+        now: Instant,
+        server_state: &ServerState,
+    ) {
         let Some(shared) = &self.overload.0 else { return };
         if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
             self.restart(now);
@@ -123,7 +129,7 @@ impl QueueWatch {
             // Without a fill level from the kernel nothing is shed.
             let fill = queue_fill(socket).unwrap_or(0.0);
             let seconds = now.duration_since(self.since).as_secs_f64();
-            shared.report(Report { taken: &self.taken, seconds, fill }, now, fleet);
+            shared.report(Report { taken: &self.taken, seconds, fill }, now, server_state);
             self.restart(now);
         }
     }
@@ -162,19 +168,19 @@ fn queue_fill(socket: RawFd) -> io::Result<f64> {
 
 impl Shared {
     /// Evaluates a thread's report and passes the decision to the program.
-    fn report(&self, report: Report<'_>, now: Instant, fleet: &Fleet) {
+    fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program no shedding is possible.
-        let Some(went_up) = fleet.fast_path.went_up() else { return };
+        let Some(went_up) = server_state.fast_path.went_up() else { return };
         let decision = self.limiter.lock().report(report, went_up, now);
         match decision {
             Decision::Nothing => {}
             Decision::Shed(shares) => {
                 self.is_shedding.store(true, Ordering::Relaxed);
-                fleet.fast_path.shed(Some(&shares), ORDER);
+                server_state.fast_path.shed(Some(&shares), ORDER);
             }
             Decision::End => {
                 self.is_shedding.store(false, Ordering::Relaxed);
-                fleet.fast_path.shed(None, ORDER);
+                server_state.fast_path.shed(None, ORDER);
             }
         }
     }

@@ -23,7 +23,7 @@ use tokio::{
 use super::{
     connections::{Connections, Place},
     metrics::Dropped,
-    service::{AtOnce, QueryHandler, observe::observe_unreadable},
+    service::{Immediate, QueryHandler, observe::observe_unreadable},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 
@@ -270,25 +270,25 @@ impl Session {
         };
         let mut reply = Vec::new();
         let by = match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
-            AtOnce::Replied { by, resolution: _ } => by,
-            AtOnce::Later(later) => match self.handler.admit(&query) {
+            Immediate::Replied { by, resolution: _ } => by,
+            Immediate::Deferred(deferred) => match self.handler.admit(&query) {
                 Some(permit) => {
                     let number = self.number();
                     let (handler, client) = (self.handler.clone(), self.client);
                     self.waiting.spawn(async move {
                         let _permit = permit;
-                        let reply = handler.answer_later(&later, Transport::Tcp).await;
+                        let reply = handler.answer_deferred(&deferred, Transport::Tcp).await;
                         let took = received.elapsed();
                         let stripe = handler.metrics.tasks();
-                        let query = later.query.as_query();
-                        handler.observe(stripe, client, Transport::Tcp, &query, &reply, later.by, took);
+                        let query = deferred.query.as_query();
+                        handler.observe(stripe, client, Transport::Tcp, &query, &reply, deferred.by, took);
                         (number, reply)
                     });
                     return;
                 }
                 None => {
                     reply = self.handler.overload_reply(&query);
-                    later.by
+                    deferred.by
                 }
             },
         };

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::fleet::{ByDomain, Fleet, Routes};
+use crate::state::{ByDomain, Routes, ServerState};
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     config::Identity as Setting,
@@ -34,7 +34,7 @@ use dns_core::{
         CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply,
     },
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
 use dns_upstream::Answer;
 
@@ -44,8 +44,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 //----------- Set-up ---------------------------------------------------------
 
-/// A fleet of `count` instances of group 1, `10.0.<version>.x`.
-fn fleet(version: u8, count: u8) -> Snapshot {
+/// Records of `count` instances of group 1, `10.0.<version>.x`.
+fn server_state(version: u8, count: u8) -> Snapshot {
     let rows: Vec<String> = (0..count)
         .map(|number| {
             format!(
@@ -63,14 +63,14 @@ fn fleet(version: u8, count: u8) -> Snapshot {
     Snapshot::build(records, &AliasFiles::default()).0
 }
 
-/// Returns a fleet with `snapshot` and without health checks.
-fn local(snapshot: Snapshot) -> Arc<Fleet> {
+/// Returns the state with `snapshot` and without health checks.
+fn local(snapshot: Snapshot) -> Arc<ServerState> {
     with_health(snapshot, Arc::new(AllRunning))
 }
 
-/// Returns a fleet with `snapshot` and this health of instances.
-fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<Fleet> {
-    Arc::new(Fleet::new(snapshot, health, Slot::default(), None, None))
+/// Returns the state with `snapshot` and this health of instances.
+fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<ServerState> {
+    Arc::new(ServerState::new(snapshot, health, FastPathHandle::default(), None, None))
 }
 
 /// Routes only `upcheck.bosh-dns.`.
@@ -85,18 +85,18 @@ fn upcheck_only() -> Routes {
 struct Running {
     addresses: Vec<SocketAddr>,
     /// The state that the server answers from.
-    fleet: Arc<Fleet>,
+    server_state: Arc<ServerState>,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<()>,
 }
 
 impl Running {
     /// Starts on a free port of `127.0.0.1`.
-    async fn start(local: Arc<Fleet>, routes: Routes) -> Self {
+    async fn start(local: Arc<ServerState>, routes: Routes) -> Self {
         Self::start_with(&["127.0.0.1:0"], local, routes, Options::default()).await
     }
 
-    async fn start_with(listen: &[&str], local: Arc<Fleet>, routes: Routes, options: Options) -> Self {
+    async fn start_with(listen: &[&str], local: Arc<ServerState>, routes: Routes, options: Options) -> Self {
         let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
         local.set_routes(routes);
         let metrics = ServerMetrics::new("dns://test".into()).unwrap();
@@ -107,7 +107,7 @@ impl Running {
         let ended = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        Self { addresses, fleet: local, stop, ended }
+        Self { addresses, server_state: local, stop, ended }
     }
 
     fn address(&self) -> SocketAddr {
@@ -226,7 +226,7 @@ fn addresses(reply: &Message) -> Vec<IpAddr> {
 
 #[tokio::test]
 async fn udp_and_tcp_answer_local_names() {
-    let server = Running::start(local(fleet(1, 3)), upcheck_only()).await;
+    let server = Running::start(local(server_state(1, 3)), upcheck_only()).await;
     let expected: Vec<IpAddr> = (0..3).map(|number| IpAddr::from([10, 0, 1, number])).collect();
     let web = query(7, "q-s0.Q-G1.bosh", TYPE_A, CLASS_IN);
     for _ in 0..3 {
@@ -266,7 +266,7 @@ async fn longest_domain_wins() {
         recursors: Some(recursors.clone()),
         ..upcheck_only()
     };
-    let server = Running::start(local(fleet(1, 1)), with_recursors).await;
+    let server = Running::start(local(server_state(1, 1)), with_recursors).await;
     let rcode = async |name: &str, qtype| {
         ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await.metadata.response_code
     };
@@ -283,7 +283,9 @@ async fn longest_domain_wins() {
     assert_eq!(recursors.asked.load(Ordering::SeqCst), before + 2);
 
     // Without recursors the handler for the root is used, also for DS.
-    server.fleet.set_routes(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
+    server
+        .server_state
+        .set_routes(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::YXDomain);
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
     assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
@@ -291,7 +293,7 @@ async fn longest_domain_wins() {
     // Without that one DS goes to the shortest domain.
     let mut few: ByDomain = handlers.into_iter().collect();
     few.remove(&Name::root());
-    server.fleet.set_routes(Routes { handlers: few, ..upcheck_only() });
+    server.server_state.set_routes(Routes { handlers: few, ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
     // Local, although a handler has the longer domain; there is no such instance.
     assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
@@ -299,12 +301,12 @@ async fn longest_domain_wins() {
 
     // A handler is used again when the records lose its domain, also for cached names.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
-    server.fleet.install(Arc::new(Snapshot::empty()));
+    server.server_state.install(Arc::new(Snapshot::empty()));
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
 
     // Or it does not, as in bosh-dns.
     let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
-    server.fleet.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
+    server.server_state.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;
 }
@@ -320,7 +322,7 @@ impl Answer for Denied {
 
 #[tokio::test]
 async fn class_ch_reveals_only_identity() {
-    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
     let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
     assert!(reply.answers[0].data.to_string().starts_with("bosh-dns-xdp "));
     assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
@@ -336,7 +338,8 @@ async fn class_ch_reveals_only_identity() {
     }
     server.stop().await;
     let options = Options { compat: Compat { any_class: true, ..Compat::default() }, ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), upcheck_only(), options).await;
+    let server =
+        Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), upcheck_only(), options).await;
     let reply = ask_udp(server.address(), &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH)).await;
     assert_eq!(addresses(&reply), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     server.stop().await;
@@ -359,7 +362,7 @@ impl Answer for Defective {
 async fn a_panic_spares_the_batch() {
     let routes = Routes { recursors: Some(Arc::new(Defective)), ..upcheck_only() };
     let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), routes, options).await;
+    let server = Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), routes, options).await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(server.address()).await.unwrap();
     // Concurrent queries, so that the server takes them in batches.
@@ -383,14 +386,14 @@ async fn a_panic_spares_the_batch() {
 
 #[tokio::test]
 async fn new_records_apply_immediately() {
-    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     for version in 2..40u8 {
-        server.fleet.install(Arc::new(fleet(version, 1)));
+        server.server_state.install(Arc::new(server_state(version, 1)));
         let reply = ask_udp(server.address(), &web).await;
         assert_eq!(addresses(&reply), [IpAddr::from([10, 0, version, 0])]);
     }
-    server.fleet.install(Arc::new(fleet(99, 200)));
+    server.server_state.install(Arc::new(server_state(99, 200)));
     let reply = ask_udp(server.address(), &web).await;
     assert!(reply.metadata.truncation);
     assert_eq!(reply.answers.len(), 30);
@@ -408,7 +411,8 @@ async fn wildcard_replies_keep_queried_address() {
     recursors.release();
     let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
     let server =
-        Running::start_with(&["0.0.0.0:0"], local(fleet(1, 1)), routes.clone(), Options::default()).await;
+        Running::start_with(&["0.0.0.0:0"], local(server_state(1, 1)), routes.clone(), Options::default())
+            .await;
     let port = server.address().port();
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     let outside = query(1, "example.com", TYPE_A, CLASS_IN);
@@ -421,7 +425,8 @@ async fn wildcard_replies_keep_queried_address() {
     }
     server.stop().await;
 
-    let server = Running::start_with(&["[::]:0"], local(fleet(1, 1)), routes, Options::default()).await;
+    let server =
+        Running::start_with(&["[::]:0"], local(server_state(1, 1)), routes, Options::default()).await;
     let port = server.address().port();
     for address in ["127.0.0.1", "127.0.0.6", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
@@ -434,11 +439,11 @@ async fn wildcard_replies_keep_queried_address() {
 
 #[tokio::test]
 async fn occupied_port_is_an_error() {
-    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
     let again = async |address| {
         let metrics = ServerMetrics::new(String::new()).unwrap();
         let identity = Arc::new(Identity::of_this_host(Setting::Off));
-        Server::bind(&[address], local(fleet(1, 1)), identity, metrics, Options::default())
+        Server::bind(&[address], local(server_state(1, 1)), identity, metrics, Options::default())
             .await
             .err()
             .unwrap()
@@ -469,7 +474,7 @@ async fn stalled_upstream_delays_only_forwarding() {
         workers: NonZeroUsize::new(1),
         ..Options::default()
     };
-    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), routes, options).await;
+    let server = Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), routes, options).await;
     let address = server.address();
     let outside = query(1, "example.com", TYPE_A, CLASS_IN);
     let stalled: Vec<_> = (0..8)
@@ -495,7 +500,7 @@ async fn stalled_upstream_delays_only_forwarding() {
 async fn shutdown_answers_queries_in_flight() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
-    let server = Running::start(local(fleet(1, 1)), routes).await;
+    let server = Running::start(local(server_state(1, 1)), routes).await;
     let address = server.address();
     let by_udp =
         tokio::spawn(async move { ask_udp(address, &query(1, "example.com", TYPE_A, CLASS_IN)).await });
@@ -516,10 +521,15 @@ async fn shutdown_answers_queries_in_flight() {
 async fn y1_waits_for_first_checks() {
     let limits = Limits { names: 9, first_checks: PATIENCE, ttl: None };
     let states = Arc::new(HealthStates::new());
-    let (tracker, _orders) = Tracker::new(limits, states.clone(), Slot::default());
+    let (tracker, _orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
     let tracker = Arc::new(tracker);
-    let local =
-        Arc::new(Fleet::new(fleet(1, 2), states.clone(), Slot::default(), Some(tracker.clone()), None));
+    let local = Arc::new(ServerState::new(
+        server_state(1, 2),
+        states.clone(),
+        FastPathHandle::default(),
+        Some(tracker.clone()),
+        None,
+    ));
     let server = Running::start(local, upcheck_only()).await;
     let plain = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     for _ in 0..3 {
@@ -556,7 +566,7 @@ async fn panic_costs_single_reply() {
         }
     }
     let health = Arc::new(Panics(AtomicBool::new(true)));
-    let local = with_health(fleet(1, 1), health.clone());
+    let local = with_health(server_state(1, 1), health.clone());
     let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
     let server = Running::start_with(&["127.0.0.1:0"], local, upcheck_only(), options).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
@@ -575,7 +585,7 @@ async fn panic_costs_single_reply() {
 async fn slow_reply_is_overtaken() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
-    let server = Running::start(local(fleet(1, 1)), routes).await;
+    let server = Running::start(local(server_state(1, 1)), routes).await;
     let session = |outside_first: bool| {
         let mut queries = vec![query(1, "example.com", TYPE_A, CLASS_IN)];
         queries.push(query(2, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN));
@@ -609,7 +619,7 @@ async fn unread_replies_are_bounded() {
     let stalled = Stalling::new();
     let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
     // 250 addresses are 4 KiB: 80 MiB in all.
-    let server = Running::start(local(fleet(1, 250)), routes).await;
+    let server = Running::start(local(server_state(1, 250)), routes).await;
     for behind_a_forwarded_name in [false, true] {
         let stream = TcpStream::connect(server.address()).await.unwrap();
         let (mut reader, mut writer) = stream.into_split();
@@ -647,7 +657,7 @@ async fn pipelined_queries_are_answered() {
     let recursors = Stalling::new();
     recursors.release();
     let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
-    let server = Running::start(local(fleet(1, 3)), routes).await;
+    let server = Running::start(local(server_state(1, 3)), routes).await;
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let names = ["q-s0.q-g1.bosh", "example.com", "x.y.z.bosh"];
     let flood: Vec<u8> = (0..1000u16)
@@ -685,7 +695,8 @@ async fn idle_connections_are_closed() {
         tcp_idle_timeout: Duration::from_millis(400),
         ..Options::default()
     };
-    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), upcheck_only(), options).await;
+    let server =
+        Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), upcheck_only(), options).await;
     let mut silent = Vec::new();
     for _ in 0..2 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();

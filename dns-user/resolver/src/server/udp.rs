@@ -22,7 +22,7 @@ use super::{
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
-    service::{AtOnce, Later, QueryHandler, observe::observe_unreadable},
+    service::{Deferred, Immediate, QueryHandler, observe::observe_unreadable},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_platform::mmsg::{ControlMessages, socket_address};
@@ -196,8 +196,8 @@ impl Worker {
                 }
             };
             let mut clock = Clock::start();
-            let fleet = &self.handler.fleet;
-            self.cache.keep_only(fleet.generation(), || fleet.snapshot().instances().len());
+            let server_state = &self.handler.server_state;
+            self.cache.keep_only(server_state.generation(), || server_state.snapshot().instances().len());
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
@@ -222,7 +222,7 @@ impl Worker {
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);
             }
-            self.queue.batch_ended(descriptor, count == BATCH, clock.received, &self.handler.fleet);
+            self.queue.batch_ended(descriptor, count == BATCH, clock.received, &self.handler.server_state);
             if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
                 return;
             }
@@ -277,7 +277,7 @@ impl Worker {
             return None;
         }
         let remembered = self.cache.get(&LowerName::new(query.question.raw_name))?;
-        if !self.handler.fleet.asked_again(remembered.name, remembered.is_tracked) {
+        if !self.handler.server_state.asked_again(remembered.name, remembered.is_tracked) {
             return None;
         }
         let limit = query.limit(Transport::Udp);
@@ -294,7 +294,7 @@ impl Worker {
         received: Instant,
     ) -> Option<By> {
         match self.handler.answer_at_once(query, Transport::Udp, &mut self.shuffle, datagram.reply) {
-            AtOnce::Replied { by, resolution } => {
+            Immediate::Replied { by, resolution } => {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
                 {
@@ -303,31 +303,31 @@ impl Worker {
                 }
                 Some(by)
             }
-            AtOnce::Later(later) => match self.handler.admit(query) {
+            Immediate::Deferred(deferred) => match self.handler.admit(query) {
                 Some(permit) => {
-                    self.hand_over(later, datagram, received, permit);
+                    self.hand_over(deferred, datagram, received, permit);
                     None
                 }
                 None => {
                     *datagram.reply = self.handler.overload_reply(query);
-                    Some(later.by)
+                    Some(deferred.by)
                 }
             },
         }
     }
 
     /// Starts a query that must wait; a task sends the reply.
-    fn hand_over(&self, later: Later, datagram: &Datagram<'_>, received: Instant, permit: Permit) {
+    fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, permit: Permit) {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         spawn_eagerly(&self.runtime, async move {
             // Held until the reply is sent, so that a shutdown waits for it.
             let _permit = permit;
-            let reply = handler.answer_later(&later, Transport::Udp).await;
+            let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
             let client = socket_address(&path.peer);
             let stripe = handler.metrics.tasks();
-            let query = later.query.as_query();
-            handler.observe(stripe, client, Transport::Udp, &query, &reply, later.by, received.elapsed());
+            let query = deferred.query.as_query();
+            handler.observe(stripe, client, Transport::Udp, &query, &reply, deferred.by, received.elapsed());
             if !socket.send(reply, path).await {
                 stripe.dropped(Dropped::NotSent, 1);
             }

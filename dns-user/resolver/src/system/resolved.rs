@@ -28,7 +28,7 @@ impl Resolved {
 
     /// Creates the interface if it does not exist, and configures it and `domains` in
     /// systemd-resolved if they have changed. A restarted systemd-resolved is configured again.
-    pub fn look(&mut self, domains: &[String]) -> Result<(), SystemError> {
+    pub fn apply(&mut self, domains: &[String]) -> Result<(), SystemError> {
         let address = self.address.to_string();
         if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
             run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;

@@ -76,7 +76,7 @@ impl Applier {
             held: watch::Sender::new(Report { patches: true, ..Report::default() }),
             announced: watch::Sender::new(0),
         };
-        if let Err(error) = applier.look().await {
+        if let Err(error) = applier.report().await {
             tracing::error!("cannot read the records; trying again: {error}");
         }
         applier
@@ -93,8 +93,8 @@ impl Applier {
     }
 
     /// Looks at the file, which another program may have changed.
-    pub(super) async fn look(&self) -> Result<Report, DiskError> {
-        let report = self.disk.call(|records| Ok(records.look())).await?;
+    pub(super) async fn report(&self) -> Result<Report, DiskError> {
+        let report = self.disk.call(|records| Ok(records.report())).await?;
         self.metrics.version.set(report.version.cast_signed());
         self.held.send_if_modified(|held| {
             let changed = *held != report;
@@ -119,7 +119,7 @@ impl Applier {
     }
 
     async fn try_apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
-        let held = self.look().await?;
+        let held = self.report().await?;
         let (ours, announced) = (held.version, announcement.version);
         if announced <= ours {
             if announced > 0 && announced < ours {
@@ -143,7 +143,7 @@ impl Applier {
             Ok(by) => {
                 self.metrics.taken.with_label_values(&[by]).inc();
                 tracing::info!(version = announced, by, mute = self.mute, "took a version of the records");
-                Ok(self.look().await?)
+                Ok(self.report().await?)
             }
             Err(error) => {
                 self.metrics.failed.inc();
@@ -372,13 +372,13 @@ mod tests {
             }] as [&dyn Fn(); 3]
         {
             alter();
-            assert_eq!(agent.look().await.unwrap().version, 0);
+            assert_eq!(agent.report().await.unwrap().version, 0);
             let report = agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
             assert_eq!(report.digest, Some(digest::sha256(&dataset(5))));
             assert_eq!(fs::read(&records).unwrap(), dataset(5));
         }
         // An older file is taken for what it is.
         fs::write(&records, dataset(4)).unwrap();
-        assert_eq!(agent.look().await.unwrap().version, 4);
+        assert_eq!(agent.report().await.unwrap().version, 4);
     }
 }

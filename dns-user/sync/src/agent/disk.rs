@@ -130,7 +130,7 @@ impl Records {
     }
 
     /// Returns what the file holds now; reads it only if it changed.
-    pub(super) fn look(&mut self) -> Report {
+    pub(super) fn report(&mut self) -> Report {
         if self.checked.is_some() {
             return self.held.clone();
         }

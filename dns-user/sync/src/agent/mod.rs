@@ -172,7 +172,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
                 }
             }
             _ = looks.tick() => {
-                if let Err(error) = applier.look().await
+                if let Err(error) = applier.report().await
                     && let Some(omitted) = warnings.allow(now_ms())
                 {
                     tracing::error!(omitted, "cannot look at the records; they stay as they are: {error}");

@@ -145,7 +145,7 @@ impl San {
 impl Group {
     /// The ids of the folder of state.
     fn ids(&self) -> anyhow::Result<Ids> {
-        let state: Option<State> = Folder::look(&self.state).read("state.json")?;
+        let state: Option<State> = Folder::open(&self.state).read("state.json")?;
         Ok(state
             .with_context(|| format!("{}: nothing was published from here yet", self.state.display()))?
             .ids)

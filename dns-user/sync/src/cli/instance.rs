@@ -121,7 +121,7 @@ impl Instance {
             (None, Some(state)) if inventory.is_some() || nodes.is_some() => {
                 let source = InventoryOptions { inventory, nodes };
                 std::fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
-                Ok(source.change(&Folder::look(&state), change)?)
+                Ok(source.change(&Folder::open(&state), change)?)
             }
             _ => anyhow::bail!("say --api URL, or --state FOLDER and --inventory FILE"),
         }

@@ -76,7 +76,7 @@ struct ConfirmRemovals {
 
 impl ConfirmRemovals {
     fn run(self) -> anyhow::Result<()> {
-        Ok(Folder::look(&self.state).write(publisher::keeper::CONFIRMED, &self.instances)?)
+        Ok(Folder::open(&self.state).write(publisher::keeper::CONFIRMED, &self.instances)?)
     }
 }
 
@@ -214,7 +214,7 @@ async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Resul
 impl NatsConfig {
     fn run(self) -> anyhow::Result<()> {
         let Self { source, state, listen, tls, users_by, jetstream, bucket, output } = self;
-        let folder = Folder::look(&state.unwrap_or_default());
+        let folder = Folder::open(&state.unwrap_or_default());
         let inventory = source.load(&folder)?;
         let agents = inventory.instances.iter().filter_map(|instance| instance.agent.as_deref());
         let jetstream = jetstream.as_deref().zip(bucket.as_deref());

@@ -11,7 +11,7 @@ use crate::{
     clock::now_ms,
     message::printable,
     publisher::{
-        book::{Agent, Book, Count, Standing},
+        book::{Agent, AgentState, Book, Count},
         state::{Folder, State},
     },
     tls::TlsOptions,
@@ -49,7 +49,7 @@ impl Status {
             }
             _ => {
                 let path = state.context("say --state FOLDER, or --api URL with its --tls-* files")?;
-                let folder = Folder::look(&path);
+                let folder = Folder::open(&path);
                 let book: Option<Book> = folder.read("agents.json")?;
                 let book =
                     book.with_context(|| format!("{}: nothing was published from here yet", path.display()))?;
@@ -87,18 +87,18 @@ fn table(book: &Book, all: bool, now: u64) -> String {
         ago(Some(book.made)),
         book.bytes_sent
     );
-    let shown = book.agents.iter().filter(|(_, agent)| all || book.standing(agent) != Standing::Synced);
+    let shown = book.agents.iter().filter(|(_, agent)| all || book.state(agent) != AgentState::Synced);
     let mut rows =
         vec![["AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR"].map(str::to_owned)];
     for (id, agent) in shown {
         let Agent { held, heard, asked, failures, error, .. } = agent;
         let version = held.as_ref().map_or(0, |held| held.version);
-        let error = match (book.standing(agent), error) {
-            (Standing::Disagreeing, _) => {
+        let error = match (book.state(agent), error) {
+            (AgentState::Disagreeing, _) => {
                 let digest = held.as_ref().and_then(|held| held.digest.as_deref()).unwrap_or_default();
                 format!("disagrees: holds {digest}")
             }
-            (Standing::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
+            (AgentState::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
             (_, error) => error.clone().unwrap_or_default(),
         };
         rows.push([

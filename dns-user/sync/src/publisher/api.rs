@@ -94,7 +94,7 @@ async fn status(Extract(desk): Extract<Desk>) -> Json<Book> {
 async fn change(Extract(desk): Extract<Desk>, Json(change): Json<Change>) -> Response {
     let done = tokio::task::spawn_blocking(move || {
         let Desk { source, state, shared: _ } = desk;
-        source.change(&Folder::look(&state), change).map_err(|error| error.to_string())
+        source.change(&Folder::open(&state), change).map_err(|error| error.to_string())
     });
     match done.await.map_err(|error| error.to_string()).and_then(|done| done) {
         Ok(()) => StatusCode::ACCEPTED.into_response(),

@@ -84,7 +84,7 @@ impl Call {
 
 /// An agent's state relative to the version of the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum AgentState {
     /// Holds the version with its digest.
     Synced,
     /// Replied `synced` without a digest, as BOSH agents do.
@@ -115,7 +115,7 @@ pub struct Book {
     pub agents: BTreeMap<String, Agent>,
 }
 
-/// Number of agents in each [`Standing`].
+/// Number of agents in each [`AgentState`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Number of all agents.
@@ -195,28 +195,28 @@ impl Book {
         }
     }
 
-    /// Returns an agent's standing.
-    pub fn standing(&self, agent: &Agent) -> Standing {
+    /// Returns an agent's state.
+    pub fn state(&self, agent: &Agent) -> AgentState {
         match &agent.held {
             Some(Held { version, digest: None }) if *version > 0 && *version >= self.version => {
-                Standing::Unverified
+                AgentState::Unverified
             }
             Some(Held { version, digest }) if *version == self.version && *version > 0 => {
                 match digest.as_deref() == Some(&*self.digest) {
-                    true => Standing::Synced,
-                    false => Standing::Disagreeing,
+                    true => AgentState::Synced,
+                    false => AgentState::Disagreeing,
                 }
             }
-            Some(Held { version, .. }) if *version > self.version => Standing::Disagreeing,
+            Some(Held { version, .. }) if *version > self.version => AgentState::Disagreeing,
             _ if agent.heard.is_some() && agent.heard >= agent.asked && agent.error.is_some() => {
-                Standing::Failing
+                AgentState::Failing
             }
-            _ => Standing::Silent,
+            _ => AgentState::Silent,
         }
     }
 
     fn lags(&self, agent: &Agent) -> bool {
-        matches!(self.standing(agent), Standing::Failing | Standing::Silent)
+        matches!(self.state(agent), AgentState::Failing | AgentState::Silent)
     }
 
     /// Returns the agents to ask now, with the version that each holds if it applies patches.
@@ -312,7 +312,7 @@ impl Book {
         }
         agent.held = Some(held.clone());
         let agent = &self.agents[id];
-        if self.standing(agent) != Standing::Disagreeing {
+        if self.state(agent) != AgentState::Disagreeing {
             return Verdict::Noted;
         }
         match first && version <= self.version.saturating_add(LARGEST_RAISE) {
@@ -322,19 +322,19 @@ impl Book {
         }
     }
 
-    /// Counts agents by standing.
+    /// Counts agents by state.
     pub fn count(&self) -> Count {
         let mut count = Count { agents: self.agents.len(), ..Count::default() };
         for agent in self.agents.values() {
-            match self.standing(agent) {
-                Standing::Synced => count.synced += 1,
-                Standing::Unverified => {
+            match self.state(agent) {
+                AgentState::Synced => count.synced += 1,
+                AgentState::Unverified => {
                     count.synced += 1;
                     count.unverified += 1;
                 }
-                Standing::Disagreeing => count.disagreeing += 1,
-                Standing::Failing => count.failing += 1,
-                Standing::Silent => count.silent += 1,
+                AgentState::Disagreeing => count.disagreeing += 1,
+                AgentState::Failing => count.failing += 1,
+                AgentState::Silent => count.silent += 1,
             }
         }
         count
@@ -344,7 +344,7 @@ impl Book {
     pub fn disagreeing(&self) -> Option<(&str, &Held)> {
         self.agents.iter().find_map(|(id, agent)| {
             let held = agent.held.as_ref()?;
-            (self.standing(agent) == Standing::Disagreeing).then_some((&**id, held))
+            (self.state(agent) == AgentState::Disagreeing).then_some((&**id, held))
         })
     }
 }

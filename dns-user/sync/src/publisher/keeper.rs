@@ -148,7 +148,7 @@ impl Keeper {
     }
 
     /// Reads the inventory if it changed and is complete. Returns the ids of its agents.
-    pub(super) fn look(&mut self) -> Option<anyhow::Result<Vec<String>>> {
+    pub(super) fn poll(&mut self) -> Option<anyhow::Result<Vec<String>>> {
         let now = now_ms();
         let commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
         let by_command = commands != self.commands && self.inventory.is_some();
@@ -158,7 +158,7 @@ impl Keeper {
         }
         let stamps = self.source.stamps();
         let complete = is_old(&stamps) || self.quiet.is_replaced(&stamps, is_renamed);
-        let changed = self.quiet.look(stamps, now, again || complete);
+        let changed = self.quiet.poll(stamps, now, again || complete);
         if !changed && !by_command {
             return None;
         }
@@ -249,11 +249,11 @@ impl Keeper {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let looked = self.look().map(|looked| match looked {
+            let polled = self.poll().map(|polled| match polled {
                 Ok(agents) => Note::Inventory(agents),
                 Err(error) => Note::Failed(error),
             });
-            for note in note.into_iter().chain(looked) {
+            for note in note.into_iter().chain(polled) {
                 if notes.send(note).is_err() {
                     return;
                 }

@@ -15,7 +15,7 @@ pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Pat
     let mut ended = std::pin::pin!(crate::ended());
     let mut done = false;
     loop {
-        let written = keeper.look().map(|read| {
+        let written = keeper.poll().map(|read| {
             read.and_then(|_| {
                 let committed = keeper.commit(options.above)?;
                 if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {

@@ -146,7 +146,7 @@ const QUIET_MS: u64 = 200;
 impl Quiet {
     /// Takes a look at time `now`. Returns whether the files should be read. `settled` skips the wait: the
     /// files have not changed for long.
-    pub(super) fn look(&mut self, stamps: Stamps, now: u64, settled: bool) -> bool {
+    pub(super) fn poll(&mut self, stamps: Stamps, now: u64, settled: bool) -> bool {
         if self.read.as_ref() == Some(&stamps) {
             self.seen = None;
             return false;
@@ -200,15 +200,15 @@ mod tests {
         let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
         let mut quiet = Quiet::default();
         for step in 0..20 {
-            assert!(!quiet.look(stamp(step), step * 100, false), "step {step}");
+            assert!(!quiet.poll(stamp(step), step * 100, false), "step {step}");
         }
-        assert!(!quiet.look(stamp(19), 2000, false));
-        assert!(quiet.look(stamp(19), 2100, false));
-        assert!(!quiet.look(stamp(19), 9000, false));
+        assert!(!quiet.poll(stamp(19), 2000, false));
+        assert!(quiet.poll(stamp(19), 2100, false));
+        assert!(!quiet.poll(stamp(19), 9000, false));
         quiet.forget();
-        assert!(!quiet.look(stamp(19), 9100, false));
-        assert!(quiet.look(stamp(19), 9300, false));
-        assert!(quiet.look(stamp(20), 9400, true));
+        assert!(!quiet.poll(stamp(19), 9100, false));
+        assert!(quiet.poll(stamp(19), 9300, false));
+        assert!(quiet.poll(stamp(20), 9400, true));
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
         let stamp = |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
         let mut quiet = Quiet::default();
         assert!(!quiet.is_replaced(&stamp(1), |_| true), "nothing was read before");
-        quiet.look(stamp(1), 0, true);
+        quiet.poll(stamp(1), 0, true);
         assert!(quiet.is_replaced(&stamp(2), |_| true));
         assert!(!quiet.is_replaced(&stamp(2), |_| false));
         let grown = vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, 2)))];

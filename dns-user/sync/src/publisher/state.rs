@@ -121,7 +121,7 @@ impl Folder {
     }
 
     /// Opens a folder for reading and for the files that commands edit.
-    pub fn look(path: &Path) -> Self {
+    pub fn open(path: &Path) -> Self {
         Self { path: path.to_owned(), _lock: None }
     }
 

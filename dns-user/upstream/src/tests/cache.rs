@@ -43,8 +43,8 @@ fn with_opt(mut query: Vec<u8>, dnssec_ok: bool) -> Vec<u8> {
 
 /// The TTL of the first record of a reply.
 fn ttl(reply: &[u8]) -> u32 {
-    let outline = message::Outline::of(reply).unwrap();
-    outline.walk(reply).next().map_or(0, |(_, record)| record.ttl)
+    let index = message::MessageIndex::of(reply).unwrap();
+    index.walk(reply).next().map_or(0, |(_, record)| record.ttl)
 }
 
 /// A recursor whose answers have these TTLs.
@@ -74,14 +74,14 @@ async fn hit_keeps_client_id_and_case() {
     .await;
     let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let first = ask(&source, &query(NAME, 1)).await;
-    assert_eq!(message::Outline::of(&first).unwrap().opt, None, "the recursor's OPT was for us");
+    assert_eq!(message::MessageIndex::of(&first).unwrap().opt, None, "the recursor's OPT was for us");
 
     let mixed = with_opt(query(b"\x02oK\x07EXAMple\0", 1), false);
     let hit = ask(&source, &mixed).await;
-    let outline = message::Outline::of(&hit).unwrap();
+    let index = message::MessageIndex::of(&hit).unwrap();
     assert_eq!(&hit[12..12 + NAME.len()], b"\x02oK\x07EXAMple\0");
     assert_eq!(&hit[28..28 + NAME.len()], b"\x02oK\x07EXAMple\0", "the owner too");
-    assert_eq!(hit[outline.opt.unwrap()], *b"\0\0\x29\x04\xd0\0\0\0\0\0\0");
+    assert_eq!(hit[index.opt.unwrap()], *b"\0\0\x29\x04\xd0\0\0\0\0\0\0");
     assert_eq!(hit[2], 0x85, "AA is the upstream's");
     assert_eq!(recursor.counts().0, 1);
 }
@@ -93,8 +93,8 @@ async fn ttls_are_clamped_and_equalised() {
         let (source, _) = source(&recursor, Compat::default(), &CONFIG);
         for _ in 0..2 {
             let reply = ask(&source, &query(NAME, 1)).await;
-            let outline = message::Outline::of(&reply).unwrap();
-            assert!(outline.walk(&reply).all(|(_, record)| record.ttl == expected), "{ttls:?}");
+            let index = message::MessageIndex::of(&reply).unwrap();
+            assert!(index.walk(&reply).all(|(_, record)| record.ttl == expected), "{ttls:?}");
         }
         assert_eq!(recursor.counts().0, 1);
     }
@@ -230,10 +230,10 @@ async fn forwarded_client_subnet_bypasses_cache() {
     let recursor = with_ttls(&[300]).await;
     let (plain, _) = source(&recursor, Compat::default(), &CONFIG);
     let form = Form { client_subnet: true, ..Form::default() };
-    let manner = Manner { form, ..manner(0, Compat::default()) };
+    let options = RecursorOptions { form, ..options(0, Compat::default()) };
     let forwarder = Forwarder::new(
         &[recursor.name()],
-        manner,
+        options,
         RecursorSelection::Serial,
         Compat::default(),
         &Arc::default(),
@@ -360,9 +360,9 @@ async fn clients_share_upstream_query() {
     });
     let compat = Compat::default();
     let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
-    let manner = Manner { timeout: Duration::from_secs(20), ..manner(0, compat) };
+    let options = RecursorOptions { timeout: Duration::from_secs(20), ..options(0, compat) };
     let forwarder =
-        Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, compat, &Arc::default()));
+        Arc::new(Forwarder::new(&names, options, RecursorSelection::Serial, compat, &Arc::default()));
     let source = CachedSource::new(Source::Dns(forwarder), Some(cache), form(compat), compat);
     let clients: Vec<_> = (0..200u16)
         .map(|id| {

@@ -288,7 +288,7 @@ async fn recursor_hosts_resolve_in_background() {
     let hosts = HostNames::new(&[resolver.name(), "ns.other:53".to_owned()], Arc::default());
     let by_name = format!("ns.test:{}", target.address.port());
     let compat = Compat::default();
-    let forwarder = Forwarder::new(&[by_name], manner(0, compat), RecursorSelection::Serial, compat, &hosts);
+    let forwarder = Forwarder::new(&[by_name], options(0, compat), RecursorSelection::Serial, compat, &hosts);
     for _ in 0..200 {
         assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
     }
@@ -299,7 +299,7 @@ async fn recursor_hosts_resolve_in_background() {
     let hosts = HostNames::new(&[silent.name()], Arc::default());
     let forwarder = Forwarder::new(
         &["ns.test:53".to_owned()],
-        manner(0, compat),
+        options(0, compat),
         RecursorSelection::Serial,
         compat,
         &hosts,
@@ -318,7 +318,7 @@ async fn large_replies_are_read_whole() {
     for transport in [Transport::Udp, Transport::Tcp] {
         let reply = ask(&forwarder, &query(NAME, 1), transport).await;
         assert_eq!(message::u16_at(&reply, 6), Some(4000));
-        assert!(message::Outline::of(&reply).is_some());
+        assert!(message::MessageIndex::of(&reply).is_some());
     }
 }
 
@@ -414,10 +414,10 @@ async fn random_case_is_checked_and_undone() {
         vec![answer(query, &[[192, 0, 2, 1]])]
     })
     .await;
-    let manner = Manner { randomise_case: true, ..manner(0, Compat::default()) };
+    let options = RecursorOptions { randomise_case: true, ..options(0, Compat::default()) };
     let forwarder = Forwarder::new(
         &[recursor.name()],
-        manner,
+        options,
         RecursorSelection::Serial,
         Compat::default(),
         &Arc::default(),
@@ -441,7 +441,7 @@ async fn random_case_is_checked_and_undone() {
     .await;
     let forwarder = Forwarder::new(
         &[lowering.name()],
-        manner,
+        options,
         RecursorSelection::Serial,
         Compat::default(),
         &Arc::default(),

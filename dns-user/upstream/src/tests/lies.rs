@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{cache::Cache, json_answer, message::Outline, readable::Readable};
+use crate::{cache::Cache, json_answer, message::MessageIndex, validated::ValidatedReply};
 use dns_core::config::CacheConfig;
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
@@ -45,21 +45,21 @@ proptest! {
             bytes[at] = byte;
         }
         bytes.truncate(bytes.len().saturating_sub(cut / 100 * (cut % 100)));
-        let Ok(readable) = Readable::new(bytes) else { return Ok(()) };
+        let Ok(readable) = ValidatedReply::new(bytes) else { return Ok(()) };
         let mut forwarded = readable.finish(&ask, Form::default());
-        prop_assert!(Outline::of(&forwarded.reply).is_some(), "passed on: {:02x?}", forwarded.reply);
+        prop_assert!(MessageIndex::of(&forwarded.reply).is_some(), "passed on: {:02x?}", forwarded.reply);
         let cache = cache();
         let key = cache.key(&ask).expect("an ordinary question");
-        cache.admit(&key, &ask, Transport::Udp, &mut forwarded.reply, &mut forwarded.outline);
-        prop_assert_eq!(Outline::of(&forwarded.reply), Some(forwarded.outline.clone()));
+        cache.admit(&key, &ask, Transport::Udp, &mut forwarded.reply, &mut forwarded.index);
+        prop_assert_eq!(MessageIndex::of(&forwarded.reply), Some(forwarded.index.clone()));
         let mut hit = Vec::new();
         if cache.write_fresh(&key, &ask, &mut hit) {
-            let outline = Outline::of(&hit);
-            prop_assert!(outline.is_some(), "from the cache: {hit:02x?}");
-            prop_assert_eq!(outline.and_then(|outline| outline.opt).is_some(), with_edns);
+            let index = MessageIndex::of(&hit);
+            prop_assert!(index.is_some(), "from the cache: {hit:02x?}");
+            prop_assert_eq!(index.and_then(|index| index.opt).is_some(), with_edns);
         }
-        message::remove_opt(&mut forwarded.reply, &mut forwarded.outline);
-        prop_assert_eq!(Outline::of(&forwarded.reply), Some(forwarded.outline));
+        message::remove_opt(&mut forwarded.reply, &mut forwarded.index);
+        prop_assert_eq!(MessageIndex::of(&forwarded.reply), Some(forwarded.index));
     }
 
     #[test]
@@ -77,7 +77,7 @@ proptest! {
         let document = serde_json::json!({"Status": status, "Answer": answers}).to_string();
         let query = query(NAME, 1);
         if let Ok(reply) = json_answer::reply(&parsed(&query), document.as_bytes()) {
-            prop_assert!(Outline::of(&reply).is_some(), "{document}: {reply:02x?}");
+            prop_assert!(MessageIndex::of(&reply).is_some(), "{document}: {reply:02x?}");
         }
     }
 }

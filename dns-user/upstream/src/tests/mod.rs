@@ -8,7 +8,7 @@ mod scripted;
 
 use std::{sync::Arc, time::Duration};
 
-use super::{forward::Forwarder, message, outgoing::Form, recursor::Manner, udp::Matching};
+use super::{forward::Forwarder, message, outgoing::Form, recursor::RecursorOptions, udp::Matching};
 use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{Parsed, Query, Transport, append_opt, parse},
@@ -32,14 +32,20 @@ fn form(compat: Compat) -> Form {
 }
 
 /// Settings of recursors in tests.
-fn manner(retries: u32, compat: Compat) -> Manner {
+fn options(retries: u32, compat: Compat) -> RecursorOptions {
     let matching = if compat.accept_other_questions { Matching::Lenient } else { Matching::Strict };
-    Manner { timeout: TIMEOUT, max_retries: retries, form: form(compat), matching, randomise_case: false }
+    RecursorOptions {
+        timeout: TIMEOUT,
+        max_retries: retries,
+        form: form(compat),
+        matching,
+        randomise_case: false,
+    }
 }
 
 /// A forwarder to these addresses.
 fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
-    Forwarder::new(names, manner(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
+    Forwarder::new(names, options(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
 }
 
 /// Parses a query that the test has built.

@@ -22,7 +22,7 @@ mod status;
 
 use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
-use dns_common::{entry::Rules, name::hash_name};
+use dns_common::{entry::AnswerPolicy, name::hash_name};
 
 pub(crate) use self::entry_store::EntryStore;
 pub use self::status::{TableStatus, UnfittingStatus};
@@ -59,9 +59,13 @@ pub trait NameSource: Send + Sync {
     /// Returns the current meaning of `name`; `None` if other servers answer for it.
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
 
-    /// Like [`Self::resolve`], with the rules for giving the addresses, if they differ from the
+    /// Like [`Self::resolve`], with the policy for giving the addresses, if they differ from the
     /// fleet's.
-    fn resolve_ruled(&self, health: &dyn Health, name: &Name) -> Option<(Resolution, Option<Rules>)> {
+    fn resolve_with_policy(
+        &self,
+        health: &dyn Health,
+        name: &Name,
+    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
         self.resolve(health, name).map(|resolution| (resolution, None))
     }
 }
@@ -358,30 +362,39 @@ impl Table {
             }
             None => {}
         }
-        let Some((resolution, rules)) = self.answers.resolve_ruled(&*self.health, name) else { return };
+        let Some((resolution, policy)) = self.answers.resolve_with_policy(&*self.health, name) else {
+            return;
+        };
         if resolution.existence == Existence::Found && self.admission.may_publish(name, &resolution) {
-            self.put(key, name, Kind::Published, &resolution, rules);
+            self.put(key, name, Kind::Published, &resolution, policy);
         }
     }
 
     /// Resolves a name and updates the map.
     fn refresh(&mut self, key: u64, name: &Name) {
-        match self.answers.resolve_ruled(&*self.health, name) {
-            Some((resolution, rules)) if self.admission.may_publish(name, &resolution) => {
+        match self.answers.resolve_with_policy(&*self.health, name) {
+            Some((resolution, policy)) if self.admission.may_publish(name, &resolution) => {
                 let kind = match resolution.existence {
                     Existence::Found if self.listing.contains(key) => Kind::Published,
                     Existence::Found => Kind::Learned,
                     Existence::NoSuchName | Existence::Malformed => Kind::Negative,
                 };
-                self.put(key, name, kind, &resolution, rules);
+                self.put(key, name, kind, &resolution, policy);
             }
             Some(_) | None => self.remove(key),
         }
     }
 
     /// Writes the entry of a name, if it differs from the present one.
-    fn put(&mut self, key: u64, name: &Name, kind: Kind, resolution: &Resolution, rules: Option<Rules>) {
-        if let Err(reason) = self.encoded.encode(key, name, resolution, rules) {
+    fn put(
+        &mut self,
+        key: u64,
+        name: &Name,
+        kind: Kind,
+        resolution: &Resolution,
+        policy: Option<AnswerPolicy>,
+    ) {
+        if let Err(reason) = self.encoded.encode(key, name, resolution, policy) {
             self.remove(key);
             self.listing.note_unfitting(key, Unfitting::Entry(reason));
             return;

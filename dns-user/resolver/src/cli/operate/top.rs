@@ -54,7 +54,7 @@ impl Top {
         wait_for(async {
             let mut watch = Watch::begin(&self).await?;
             if once {
-                watch.look().await?;
+                watch.poll().await?;
                 return match self.json {
                     true => print_json(&watch.model.json()),
                     false => print(&watch.model.text()),
@@ -95,7 +95,7 @@ impl Watch {
     }
 
     /// Reads tap lines for one period, then the counters.
-    async fn look(&mut self) -> Result<(), Problem> {
+    async fn poll(&mut self) -> Result<(), Problem> {
         let end = Instant::now() + self.period;
         loop {
             tokio::select! {

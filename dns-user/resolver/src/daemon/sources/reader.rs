@@ -34,16 +34,16 @@ pub(super) struct Reader {
 impl Reader {
     /// Spawns the reader of a source.
     pub(super) fn new(source: Source) -> Self {
-        Self::looking(move |known| look(&source, known))
+        Self::reading(move |known| read(&source, known))
     }
 
-    /// Spawns a reader that calls `look` with the known stamps.
-    pub(super) fn looking(look: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
+    /// Spawns a reader that calls `read` with the known stamps.
+    pub(super) fn reading(read: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
         let (ask, questions) = bounded::<Option<Stamps>>(1);
         let (answer, answers) = bounded(1);
         let work = move || {
             for known in questions {
-                if answer.send(look(known.as_ref())).is_err() {
+                if answer.send(read(known.as_ref())).is_err() {
                     return;
                 }
             }
@@ -80,7 +80,7 @@ impl Reader {
     }
 }
 
-pub(super) fn look(source: &Source, known: Option<&Stamps>) -> Seen {
+pub(super) fn read(source: &Source, known: Option<&Stamps>) -> Seen {
     let Walk { stamps, left_out } = source.walk();
     let is_known = known == Some(&stamps);
     Seen { folders: source.folders(), left_out, contents: (!is_known).then(|| stamps.read()) }

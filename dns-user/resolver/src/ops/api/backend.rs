@@ -14,16 +14,16 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Group, InstanceLine, LocalHealth, read_jobs};
 use crate::{
     consul::ConsulNames,
-    fleet::{Fleet, Route},
     ops::{
-        board::{Board, State},
-        journal::Kind,
         metrics::Metrics,
-        probe::{CheckStatus, Wellness},
+        readiness::{CheckStatus, Readiness},
+        reload_history::Kind,
+        service_status::{ServiceStatus, State},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
         tap::Tap,
         version,
     },
+    state::{Route, ServerState},
 };
 use dns_core::{
     catalog::Instance,
@@ -43,11 +43,11 @@ pub(crate) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 
 /// The server state that the API reads and modifies.
 pub struct Backend {
-    pub(crate) board: Board,
-    pub(crate) wellness: Wellness,
+    pub(crate) service_status: ServiceStatus,
+    pub(crate) readiness: Readiness,
     pub(crate) logs: Option<Logs>,
     pub(crate) metrics: Metrics,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) server_state: Arc<ServerState>,
     /// Instance health, as used for answers.
     pub(crate) health: Arc<dyn Health + Send + Sync>,
     /// `None` if health checks are off.
@@ -63,7 +63,7 @@ pub struct Backend {
 
 impl Backend {
     pub(super) fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
-        let snapshot = self.fleet.snapshot();
+        let snapshot = self.server_state.snapshot();
         let Some(address) = address else {
             return Ok(snapshot.instances().map(|instance| self.line(&instance)).collect());
         };
@@ -89,9 +89,9 @@ impl Backend {
     }
 
     pub(super) fn status(&self) -> Status {
-        let (snapshot, journal) = (self.fleet.snapshot(), self.board.journal());
-        let State { listen, fast_path_off, files, notes, .. } = self.board.state();
-        let checks: Vec<CheckStatus> = self.wellness.checks().into_iter().map(CheckStatus::from).collect();
+        let (snapshot, reload_history) = (self.server_state.snapshot(), self.service_status.reload_history());
+        let State { listen, fast_path_off, files, notes, .. } = self.service_status.state();
+        let checks: Vec<CheckStatus> = self.readiness.checks().into_iter().map(CheckStatus::from).collect();
         let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
         Status {
             version: version::VERSION.to_owned(),
@@ -99,19 +99,19 @@ impl Backend {
             pid: std::process::id(),
             ready: checks.iter().all(|check| check.ok),
             checks,
-            started: journal.started_at(),
-            uptime_seconds: journal.started().elapsed().as_secs_f64(),
+            started: reload_history.started_at(),
+            uptime_seconds: reload_history.started().elapsed().as_secs_f64(),
             listen: listen.iter().map(ToString::to_string).collect(),
             records: RecordsStatus {
                 file: file.map(|file| file.display().to_string()),
                 version: snapshot.version(),
-                age_seconds: journal.records_age().map(|age| age.as_secs_f64()),
+                age_seconds: reload_history.records_age().map(|age| age.as_secs_f64()),
                 instances: snapshot.instances().len(),
                 domains: snapshot.domains().map(ToString::to_string).collect(),
                 aliases: snapshot.alias_count(),
             },
             replies: self.replies(),
-            fast_path: self.fleet.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
+            fast_path: self.server_state.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
             fast_path_off,
             recursors: self
                 .upstreams
@@ -123,8 +123,8 @@ impl Backend {
             cache: serde_json::to_value(self.upstreams.cache()).unwrap_or_default(),
             health: self.checks.as_ref().map_or(Value::Null, |checks| health_status(checks)),
             certificates: self.certificates.iter().map(|tls| certificate(tls)).collect(),
-            last_reload: journal.reloads(),
-            last_failure: journal.failures(),
+            last_reload: reload_history.reloads(),
+            last_failure: reload_history.failures(),
             files: serde_json::to_value(&files).unwrap_or_default(),
             problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
             notes,
@@ -134,8 +134,8 @@ impl Backend {
 
     pub(super) fn explain(&self, name: &str) -> Result<Value, NameRefused> {
         let name = parse(name)?;
-        let state = self.fleet.state_full();
-        let is_published = self.fleet.fast_path.is_published(&name);
+        let state = self.server_state.state_full();
+        let is_published = self.server_state.fast_path.is_published(&name);
         let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
             let answered_by = match is_published {
@@ -147,7 +147,7 @@ impl Backend {
                 "name": name.to_string(), "zone": domain, "text": text, "rcode": rcode, "answered_by": answered_by,
             }));
         }
-        let explanation = explain(&self.fleet.snapshot(), &*self.health, &name);
+        let explanation = explain(&self.server_state.snapshot(), &*self.health, &name);
         let route = Route::of(&state, &name, TYPE_A);
         let answered_by = match &route {
             Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),

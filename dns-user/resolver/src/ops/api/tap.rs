@@ -72,7 +72,7 @@ pub(super) async fn tap(
     Query(parameters): Query<TapParameters>,
 ) -> Response {
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
-    let view = backend.tap.look(parameters.every.unwrap_or(1));
+    let view = backend.tap.subscribe(parameters.every.unwrap_or(1));
     let state = Stream {
         view,
         parameters,
@@ -194,7 +194,7 @@ mod tests {
     async fn paths_are_ordered_by_time() {
         let tap = Tap::new();
         let mut stream = Stream {
-            view: tap.look(1),
+            view: tap.subscribe(1),
             parameters: TapParameters::default(),
             rate: 100,
             second: Instant::now(),

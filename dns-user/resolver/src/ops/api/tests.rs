@@ -14,22 +14,22 @@ use tokio::{
 
 use super::*;
 use crate::{
-    fleet::Fleet,
     ops::{
-        board::Board,
-        journal::Journal,
         metrics::{Metrics, WholeMetrics},
-        probe::Wellness,
+        readiness::Readiness,
+        reload_history::ReloadHistory,
+        service_status::ServiceStatus,
         status::Status,
         tap::Tap,
     },
+    state::ServerState,
 };
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     config::{Config, TlsFiles},
     resolve::AllRunning,
 };
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_platform::logs::Request;
 use dns_upstream::{Handlers, InForce, Upstream};
 
@@ -38,8 +38,8 @@ fn backend(tap: Tap) -> Arc<Backend> {
     let records = br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "instance_index"],
         "record_infos": [["i", "g", "n", "d", "10.0.0.1", "bosh", 0]], "version": 7}"#;
     let (snapshot, _) = Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
-    let slot = Slot::default();
-    let board = Board::new(Journal::new(WholeMetrics::new().unwrap()));
+    let fast_path = FastPathHandle::default();
+    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
     let config = br#"{"port": 53, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}}"#;
     let config = Config::parse("config.json", config).unwrap().config;
     let (reloads, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);
@@ -49,11 +49,16 @@ fn backend(tap: Tap) -> Arc<Backend> {
         }
     });
     Arc::new(Backend {
-        wellness: Wellness { board: board.clone(), slot: slot.clone(), health: None, consul: None },
-        board,
+        readiness: Readiness {
+            service_status: service_status.clone(),
+            fast_path: fast_path.clone(),
+            health: None,
+            consul: None,
+        },
+        service_status,
         logs: None,
-        metrics: Metrics::new("dns://test".into(), slot.clone()).unwrap(),
-        fleet: Arc::new(Fleet::new(snapshot, Arc::new(AllRunning), slot, None, None)),
+        metrics: Metrics::new("dns://test".into(), fast_path.clone()).unwrap(),
+        server_state: Arc::new(ServerState::new(snapshot, Arc::new(AllRunning), fast_path, None, None)),
         health: Arc::new(AllRunning),
         checks: None,
         jobs_dir: None,

@@ -6,19 +6,19 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use dns_fastpath::{FastPath, FastPathStatus, Hook, Slot};
+use dns_fastpath::{FastPath, FastPathHandle, FastPathStatus, Hook};
 use dns_platform::metrics::{families, labels::rcode_label};
 
 /// Collects the fast path's metric families, without keeping the fast path alive.
 pub struct FastPathFamilies {
-    fast_path: Slot,
+    fast_path: FastPathHandle,
     /// Required by the registry.
     description: Desc,
 }
 
 impl FastPathFamilies {
     /// Creates a collector for the fast path currently in use.
-    pub fn new(fast_path: Slot) -> prometheus::Result<Self> {
+    pub fn new(fast_path: FastPathHandle) -> prometheus::Result<Self> {
         Ok(Self { fast_path, description: families::FAST_PATH_UP.describe()? })
     }
 }

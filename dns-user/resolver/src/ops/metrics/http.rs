@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::Metrics;
 use crate::ops::{
     http,
-    probe::{Check, Wellness},
+    readiness::{Check, Readiness},
 };
 
 /// A bound metrics port.
@@ -28,12 +28,12 @@ pub struct MetricsServer {
 #[derive(Clone)]
 struct Served {
     metrics: Metrics,
-    probe: Arc<Wellness>,
+    probe: Arc<Readiness>,
 }
 
 impl MetricsServer {
     /// Binds the metrics port to `address`.
-    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Wellness>) -> io::Result<Self> {
+    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Readiness>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         Ok(Self { listener, served: Served { metrics, probe } })
     }
@@ -100,16 +100,21 @@ mod tests {
 
     use super::*;
     use crate::ops::{
-        board::Board,
-        journal::{Journal, Kind},
         metrics::WholeMetrics,
+        reload_history::{Kind, ReloadHistory},
+        service_status::ServiceStatus,
     };
 
     /// Returns the state of a server that is alive but not ready, because no records were read.
-    fn half() -> Arc<Wellness> {
-        let board = Board::new(Journal::new(WholeMetrics::new().unwrap()));
-        board.refused(Kind::Records, Vec::new(), "none read yet");
-        Arc::new(Wellness { board, slot: dns_fastpath::Slot::default(), health: None, consul: None })
+    fn half() -> Arc<Readiness> {
+        let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
+        service_status.refused(Kind::Records, Vec::new(), "none read yet");
+        Arc::new(Readiness {
+            service_status,
+            fast_path: dns_fastpath::FastPathHandle::default(),
+            health: None,
+            consul: None,
+        })
     }
 
     /// Returns the complete response to a GET request.
@@ -124,7 +129,8 @@ mod tests {
 
     #[tokio::test]
     async fn metrics_port_serves_probes() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
+        let metrics =
+            Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::FastPathHandle::default()).unwrap();
         let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half()).await.unwrap();
         let address = server.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -20,7 +20,7 @@ pub use fast_path::FastReplies;
 pub use fast_path_families::FastPathFamilies;
 pub use whole::{MomentFamilies, WholeMetrics};
 
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 
 //----------- Metrics --------------------------------------------------------
 
@@ -33,7 +33,7 @@ pub struct Metrics {
 struct Shared {
     registry: Registry,
     /// The fast path, whose counters are read on each scrape.
-    fast_path: Slot,
+    fast_path: FastPathHandle,
     /// Returns the value of the label `server`.
     server: String,
 }
@@ -41,7 +41,7 @@ struct Shared {
 impl Metrics {
     /// Creates a registry with the metrics of the process and of the fast path. `server` is the value
     /// of the label of that name ([`dns_platform::metrics::labels::server_label`]).
-    pub fn new(server: String, fast_path: Slot) -> prometheus::Result<Self> {
+    pub fn new(server: String, fast_path: FastPathHandle) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
         registry.register(Box::new(FastPathFamilies::new(fast_path.clone())?))?;
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn exposition_holds_registered_metrics() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into(), Slot::default()).unwrap();
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
         let counter = IntCounter::new("test_total", "For the test.").unwrap();
         counter.inc_by(7);
         metrics.registry().register(Box::new(counter)).unwrap();
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn fast_path_replies_are_included() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into(), Slot::default()).unwrap();
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
         let internal = IntCounter::new(names::REQUESTS_INTERNAL_TOTAL, "Internal.").unwrap();
         internal.inc_by(2);
         metrics.registry().register(Box::new(internal)).unwrap();

@@ -8,7 +8,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use crate::ops::journal::{Journal, Kind};
+use crate::ops::reload_history::{Kind, ReloadHistory};
 use dns_platform::logs::Logs;
 use dns_platform::metrics::families;
 
@@ -83,16 +83,16 @@ impl WholeMetrics {
 
 /// Collects the values computed on each scrape: ages and lost log lines.
 pub struct MomentFamilies {
-    journal: Journal,
+    reload_history: ReloadHistory,
     logs: Logs,
     /// Required by the registry.
     description: Desc,
 }
 
 impl MomentFamilies {
-    /// Creates a collector for this journal and log.
-    pub fn new(journal: Journal, logs: Logs) -> prometheus::Result<Self> {
-        Ok(Self { journal, logs, description: families::UPTIME_SECONDS.describe()? })
+    /// Creates a collector for this history and log.
+    pub fn new(reload_history: ReloadHistory, logs: Logs) -> prometheus::Result<Self> {
+        Ok(Self { reload_history, logs, description: families::UPTIME_SECONDS.describe()? })
     }
 }
 
@@ -102,9 +102,9 @@ impl Collector for MomentFamilies {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let records_age = self.journal.records_age().map_or(0.0, |age| age.as_secs_f64());
+        let records_age = self.reload_history.records_age().map_or(0.0, |age| age.as_secs_f64());
         vec![
-            families::UPTIME_SECONDS.is(self.journal.started().elapsed().as_secs_f64()),
+            families::UPTIME_SECONDS.is(self.reload_history.started().elapsed().as_secs_f64()),
             families::RECORDS_AGE_SECONDS.is(records_age),
             families::LOG_LINES_LOST_TOTAL.is(self.logs.dropped()),
         ]

@@ -1,6 +1,6 @@
 //! Turns a query into its reply, for all sockets. A query is parsed once and answered from one
 //! [`State`]. From the inside outwards:
-//! * `fleet::Route`: selects the answerer.
+//! * `state::Route`: selects the answerer.
 //! * truncation: [`fit`] cuts forwarded replies to the client's limit; local replies are built
 //!   within it.
 //! * [`identity`]: class CH and the EDNS options that ask for the server's identity.
@@ -19,7 +19,7 @@ use hickory_proto::op::ResponseCode;
 
 use self::identity::{Identity, chaos_reply};
 use super::{Options, ServerMetrics, metrics::By};
-use crate::fleet::{Fleet, LookedUp, Route, State};
+use crate::state::{LookedUp, Route, ServerState, State};
 use dns_core::{
     name::Name,
     resolve::Resolution,
@@ -42,7 +42,7 @@ const UPCHECK: ([Ipv4Addr; 1], [Ipv6Addr; 1]) = ([Ipv4Addr::LOCALHOST], [Ipv6Add
 /// Turns queries into replies within the configured limits.
 pub(in crate::server) struct QueryHandler {
     /// Source of the state that answers come from.
-    pub(in crate::server) fleet: Arc<Fleet>,
+    pub(in crate::server) server_state: Arc<ServerState>,
     /// The server's name and version.
     identity: Arc<Identity>,
     pub(in crate::server) metrics: ServerMetrics,
@@ -51,19 +51,19 @@ pub(in crate::server) struct QueryHandler {
 }
 
 /// The result of answering without waiting.
-pub(in crate::server) enum AtOnce {
+pub(in crate::server) enum Immediate {
     /// The reply has been written.
     Replied {
         by: By,
         /// The resolution of a local name.
         resolution: Option<Resolution>,
     },
-    /// The query must wait: call [`QueryHandler::answer_later`].
-    Later(Later),
+    /// The query must wait: call [`QueryHandler::answer_deferred`].
+    Deferred(Deferred),
 }
 
 /// A query that has to wait.
-pub(in crate::server) struct Later {
+pub(in crate::server) struct Deferred {
     /// The query with a copy of its message.
     pub(in crate::server) query: OwnedQuery,
     /// The source that it waits for.
@@ -80,15 +80,15 @@ enum Source {
 }
 
 impl QueryHandler {
-    /// Creates a handler that answers from `fleet`.
+    /// Creates a handler that answers from `server_state`.
     pub(in crate::server) fn new(
-        fleet: Arc<Fleet>,
+        server_state: Arc<ServerState>,
         identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
         let admission = Admission::new(options.max_in_flight);
-        Self { fleet, identity, metrics, options, admission }
+        Self { server_state, identity, metrics, options, admission }
     }
 
     /// Writes the reply into `out` unless the query must wait.
@@ -98,22 +98,22 @@ impl QueryHandler {
         transport: Transport,
         shuffle: &mut Shuffle,
         out: &mut Vec<u8>,
-    ) -> AtOnce {
+    ) -> Immediate {
         let name = query.question.name();
         if let Some(text) = self.identity.chaos_text(query, &name) {
             *out = chaos_reply(query, text, transport);
             self.add_options(query, transport, out);
-            return AtOnce::Replied { by: By::Chaos, resolution: None };
+            return Immediate::Replied { by: By::Chaos, resolution: None };
         }
         let qclass = query.question.qclass;
         if qclass == CLASS_CH && !self.options.compat.any_class {
             *out = error_reply(query, ResponseCode::Refused);
-            return AtOnce::Replied { by: By::Nobody, resolution: None };
+            return Immediate::Replied { by: By::Nobody, resolution: None };
         }
-        let state = self.fleet.state();
+        let state = self.server_state.state();
         let route = Route::of(&state, &name, query.question.qtype);
         let by = by(&route);
-        let later = |source| AtOnce::Later(Later { query: query.to_owned(), source, by });
+        let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, by });
         let limit = query.limit(transport);
         let mut resolution = None;
         let is_ours = matches!(route, Route::Local | Route::Upcheck);
@@ -124,12 +124,12 @@ impl QueryHandler {
             _ => route,
         };
         match route {
-            Route::Local => match self.fleet.look_up(&state, &name) {
+            Route::Local => match self.server_state.look_up(&state, &name) {
                 LookedUp::Found(found) => {
                     local_reply(query, found.answer(), limit, shuffle, out);
                     resolution = Some(found);
                 }
-                LookedUp::NotChecked => return later(Source::FirstChecks(Arc::clone(&state), name)),
+                LookedUp::NotChecked => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
             },
             Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
             Route::Refused => *out = error_reply(query, ResponseCode::Refused),
@@ -138,7 +138,7 @@ impl QueryHandler {
                 None => {
                     out.clear();
                     if !past.answer_at_once(query, transport, out) {
-                        return later(Source::Other(past));
+                        return deferred(Source::Other(past));
                     }
                     *out = fit(query, std::mem::take(out), transport);
                 }
@@ -146,13 +146,13 @@ impl QueryHandler {
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 out.clear();
                 if !answer.answer_at_once(query, transport, out) {
-                    return later(Source::Other(answer));
+                    return deferred(Source::Other(answer));
                 }
                 *out = fit(query, std::mem::take(out), transport);
             }
         }
         self.add_options(query, transport, out);
-        AtOnce::Replied { by, resolution }
+        Immediate::Replied { by, resolution }
     }
 
     /// Adds the EDNS options that the query asks for.
@@ -179,13 +179,17 @@ impl QueryHandler {
     }
 
     /// Waits for the reply and cuts it to the client's limit; SERVFAIL after the time limit.
-    pub(in crate::server) async fn answer_later(&self, later: &Later, transport: Transport) -> Vec<u8> {
-        let query = &later.query.as_query();
+    pub(in crate::server) async fn answer_deferred(
+        &self,
+        deferred: &Deferred,
+        transport: Transport,
+    ) -> Vec<u8> {
+        let query = &deferred.query.as_query();
         let answer = async {
-            match &later.source {
+            match &deferred.source {
                 Source::Other(answer) => fit(query, answer.answer(query, transport).await, transport),
                 Source::FirstChecks(state, name) => {
-                    let resolution = self.fleet.look_up_checked(state, name).await;
+                    let resolution = self.server_state.look_up_checked(state, name).await;
                     let mut out = Vec::new();
                     let limit = query.limit(transport);
                     local_reply(query, resolution.answer(), limit, &mut Shuffle::default(), &mut out);

@@ -1,7 +1,7 @@
-//! The fleet: the [`State`] that answers come from, and its replacement.
+//! The server state: the [`State`] that answers come from, and its replacement.
 //!
 //! A query loads the state once and is answered from it, whatever is installed meanwhile. Only
-//! [`Fleet`] replaces the state; it notifies the fast path and the health tracker.
+//! [`ServerState`] replaces the state; it notifies the fast path and the health tracker.
 
 mod published;
 mod route;
@@ -28,7 +28,7 @@ use dns_core::{
     name::{Name, NameRef},
     resolve::{Health, Resolution, resolve_local},
 };
-use dns_fastpath::{NameSource, Slot};
+use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::Tracker;
 
 /// The data that queries are answered from at one moment; never changed, only replaced.
@@ -61,11 +61,11 @@ impl State {
 }
 
 /// The state in force, and the components that follow it.
-pub struct Fleet {
+pub struct ServerState {
     state: ArcSwap<State>,
     /// Health of instances for answers.
     health: Arc<dyn Health + Send + Sync>,
-    pub(crate) fast_path: Slot,
+    pub(crate) fast_path: FastPathHandle,
     /// The health tracker; `None` while health checks are off.
     tracker: Option<Arc<Tracker>>,
     /// Consul's names; `None` if there are none.
@@ -76,21 +76,21 @@ pub struct Fleet {
     generation: AtomicU64,
 }
 
-/// Result of [`Fleet::look_up`], which never waits.
+/// Result of [`ServerState::look_up`], which never waits.
 #[derive(Debug)]
 pub enum LookedUp {
     /// The resolution of a local name.
     Found(Resolution),
-    /// The name must wait for first checks: use [`Fleet::look_up_checked`].
+    /// The name must wait for first checks: use [`ServerState::look_up_checked`].
     NotChecked,
 }
 
-impl Fleet {
+impl ServerState {
     /// Answers from `snapshot`, without any route, until others are installed.
     pub(crate) fn new(
         snapshot: Snapshot,
         health: Arc<dyn Health + Send + Sync>,
-        fast_path: Slot,
+        fast_path: FastPathHandle,
         tracker: Option<Arc<Tracker>>,
         consul: Option<Arc<ConsulNames>>,
     ) -> Self {

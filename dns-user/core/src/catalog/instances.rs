@@ -37,15 +37,15 @@ pub struct Instance<'a> {
     pub agent_id: &'a str,
     /// Index in its instance group; `None` if the file has no such column.
     pub index: Option<i64>,
-    fleet: &'a Fleet,
+    instances: &'a InstanceIndex,
     row: Row,
 }
 
 impl<'a> Instance<'a> {
     /// Returns the ids of the instance's groups.
     pub fn group_ids(&self) -> impl Iterator<Item = &'a str> + use<'a> {
-        let fleet = self.fleet;
-        fleet.groups_of(self.row).iter().map(|&group| fleet.groups.text(group))
+        let instances = self.instances;
+        instances.groups_of(self.row).iter().map(|&group| instances.groups.text(group))
     }
 }
 
@@ -71,9 +71,9 @@ pub(crate) struct NewRow<'a> {
     pub(crate) groups: &'a [Cow<'a, str>],
 }
 
-/// Collects the rows of a [`Fleet`]; fields correspond to it.
+/// Collects the rows of a [`InstanceIndex`]; fields correspond to it.
 #[derive(Debug, Default)]
-pub(crate) struct FleetBuilder {
+pub(crate) struct InstanceIndexBuilder {
     id: Column,
     num_id: Column,
     az: Column,
@@ -95,7 +95,7 @@ pub(crate) struct FleetBuilder {
     group_list: Vec<Symbol>,
 }
 
-impl FleetBuilder {
+impl InstanceIndexBuilder {
     pub(crate) fn push(&mut self, row: &NewRow<'_>) {
         let place = self.place(row);
         self.place.push(place);
@@ -135,7 +135,7 @@ impl FleetBuilder {
         number
     }
 
-    pub(crate) fn build(self) -> Fleet {
+    pub(crate) fn build(self) -> InstanceIndex {
         let Self {
             mut id,
             mut num_id,
@@ -183,7 +183,7 @@ impl FleetBuilder {
             start = end as usize;
         }
         let by_group = Postings::new(groups.len(), row_groups.into_iter());
-        Fleet {
+        InstanceIndex {
             by_id: id.postings(),
             by_num_id: num_id.postings(),
             by_az: az.postings(),
@@ -216,7 +216,7 @@ impl FleetBuilder {
 
 /// The indexed instances; immutable once built.
 #[derive(Debug)]
-pub(crate) struct Fleet {
+pub(crate) struct InstanceIndex {
     pub(crate) id: Column,
     /// Numeric instance ids, as strings of digits.
     pub(crate) num_id: Column,
@@ -258,7 +258,7 @@ pub(crate) struct Fleet {
     pub(crate) by_group: Postings,
 }
 
-impl Fleet {
+impl InstanceIndex {
     /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.place.len()
@@ -280,7 +280,7 @@ impl Fleet {
             domain: self.domains.text(place.domain),
             agent_id: self.agent_id.text(row),
             index: self.indexes[row as usize],
-            fleet: self,
+            instances: self,
             row,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dns_common::entry::Rules;
+use dns_common::entry::AnswerPolicy;
 
 use super::State;
 use crate::consul::Published;
@@ -33,13 +33,17 @@ impl NameSource for PublishedNames {
         state.is_local(name).then(|| resolve::resolve(&state.snapshot, health, name)).flatten()
     }
 
-    fn resolve_ruled(&self, health: &dyn Health, name: &Name) -> Option<(Resolution, Option<Rules>)> {
+    fn resolve_with_policy(
+        &self,
+        health: &dyn Health,
+        name: &Name,
+    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
         if let Some(resolution) = self.resolve(health, name) {
             return Some((resolution, None));
         }
         let consul = self.consul.as_ref().filter(|_| self.state.is_consuls(name))?;
-        let (v4, v6, rules) = consul.look_up(name)?;
+        let (v4, v6, policy) = consul.look_up(name)?;
         let resolution = Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() };
-        Some((resolution, Some(rules)))
+        Some((resolution, Some(policy)))
     }
 }

@@ -21,30 +21,30 @@ use dns_core::name::{Name, NameRef};
 /// A restarted attacher brings a new fast path. Until its programs are attached, both the new and
 /// the old one receive every change.
 #[derive(Clone, Default)]
-pub struct Slot(Arc<Inner>);
+pub struct FastPathHandle(Arc<Inner>);
 
 /// State that the clones share.
 #[derive(Default)]
 struct Inner {
     /// The fast path in force, if any, then its predecessor while that one's programs may still
     /// answer.
-    held: ArcSwap<Vec<Held>>,
+    held: ArcSwap<Vec<Member>>,
     /// Kept for later publishers.
     exact_last_used: AtomicBool,
 }
 
-/// One fast path in the slot.
+/// One fast path behind the handle.
 #[derive(Clone)]
-struct Held {
+struct Member {
     publisher: Publisher,
     /// Weak: only the owner decides when it ends.
     fast_path: Weak<FastPath>,
 }
 
-impl Slot {
-    /// Fills the slot. The predecessor keeps receiving changes until [`Self::retire`].
+impl FastPathHandle {
+    /// Puts a fast path in force. The predecessor keeps receiving changes until [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
-        let held = Held { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
+        let held = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
         self.0.held.store(Arc::new([Some(held), before].into_iter().flatten().collect()));
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
@@ -56,7 +56,7 @@ impl Slot {
         self.0.held.store(Arc::new(first.into_iter().collect()));
     }
 
-    /// Returns whether the slot was never filled.
+    /// Returns whether no fast path has been in force yet.
     pub fn is_empty(&self) -> bool {
         self.0.held.load().is_empty()
     }

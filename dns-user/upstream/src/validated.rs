@@ -3,24 +3,24 @@
 use super::{
     TryError,
     forwarded::Forwarded,
-    message::{self, Flags, Outline},
+    message::{self, Flags, MessageIndex},
     outgoing::Form,
 };
 use dns_core::wire::Query;
 
-/// A recursor's reply that is a whole and sound message ([`Outline`]).
+/// A recursor's reply that is a whole and sound message ([`MessageIndex`]).
 #[derive(Debug)]
-pub(crate) struct Readable {
+pub(crate) struct ValidatedReply {
     pub(crate) reply: Vec<u8>,
-    pub(crate) outline: Outline,
+    pub(crate) index: MessageIndex,
 }
 
-impl Readable {
+impl ValidatedReply {
     /// Validates a reply. A malformed one is treated like no reply, because clients would get it
     /// broken.
     pub(crate) fn new(reply: Vec<u8>) -> Result<Self, TryError> {
-        let outline = Outline::of(&reply).ok_or(TryError::Unreadable)?;
-        Ok(Self { reply, outline })
+        let index = MessageIndex::of(&reply).ok_or(TryError::Unreadable)?;
+        Ok(Self { reply, index })
     }
 
     /// Returns the RCODE. Upper bits in the OPT make it an error of the exchange with the recursor
@@ -34,7 +34,7 @@ impl Readable {
 
     /// Returns whether the RCODE has upper bits in the OPT.
     pub(crate) fn has_extended_rcode(&self) -> bool {
-        message::has_extended_rcode(&self.reply, &self.outline)
+        message::has_extended_rcode(&self.reply, &self.index)
     }
 
     /// Returns whether the reply is truncated (TC).
@@ -45,13 +45,13 @@ impl Readable {
     /// Returns the reply with the client's id and letter case, without the recursor's OPT, which
     /// concerns only this hop (RFC 6891, section 6.1.1).
     pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
-        let Self { mut reply, mut outline } = self;
-        reply.truncate(outline.end);
+        let Self { mut reply, mut index } = self;
+        reply.truncate(index.end);
         message::set_id(&mut reply, query.id);
         message::restore_case(&mut reply, query);
         if !form.transparent {
-            message::remove_opt(&mut reply, &mut outline);
+            message::remove_opt(&mut reply, &mut index);
         }
-        Forwarded { reply, outline, failed: false, keep: false, busy: false }
+        Forwarded { reply, index, failed: false, keep: false, busy: false }
     }
 }

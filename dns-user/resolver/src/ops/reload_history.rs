@@ -1,4 +1,4 @@
-//! Journal of reloads and failed reloads, for metrics and status.
+//! ReloadHistory of reloads and failed reloads, for metrics and status.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ pub struct Event {
 
 /// Counts reloads and failures and keeps the last of each per kind of file. Clones share it.
 #[derive(Clone)]
-pub struct Journal {
+pub struct ReloadHistory {
     shared: Arc<Shared>,
 }
 
@@ -90,8 +90,8 @@ impl Kind {
     }
 }
 
-impl Journal {
-    /// Creates an empty journal; the server counts as started now.
+impl ReloadHistory {
+    /// Creates an empty history; the server counts as started now.
     pub fn new(metrics: WholeMetrics) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -164,13 +164,13 @@ mod tests {
 
     #[test]
     fn journal_keeps_last_event_per_kind() {
-        let journal = Journal::new(WholeMetrics::new().unwrap());
-        assert_eq!(journal.records_age(), None);
-        journal.reloaded(Kind::Records, Duration::from_millis(5), "version 1");
-        journal.reloaded(Kind::Records, Duration::from_millis(6), "version 2");
-        journal.failed(Kind::Handlers, "h.json: line 1: no domain");
-        assert_eq!(journal.reloads()["records"].detail, "version 2");
-        assert_eq!(journal.failures()["handlers"].detail, "h.json: line 1: no domain");
-        assert!(journal.records_age().is_some());
+        let reload_history = ReloadHistory::new(WholeMetrics::new().unwrap());
+        assert_eq!(reload_history.records_age(), None);
+        reload_history.reloaded(Kind::Records, Duration::from_millis(5), "version 1");
+        reload_history.reloaded(Kind::Records, Duration::from_millis(6), "version 2");
+        reload_history.failed(Kind::Handlers, "h.json: line 1: no domain");
+        assert_eq!(reload_history.reloads()["records"].detail, "version 2");
+        assert_eq!(reload_history.failures()["handlers"].detail, "h.json: line 1: no domain");
+        assert!(reload_history.records_age().is_some());
     }
 }

@@ -8,16 +8,16 @@ use tracing::warn;
 
 use super::{
     api::Reloaded,
-    journal::{Journal, Kind},
+    reload_history::{Kind, ReloadHistory},
 };
 
 /// Maximum number of warnings kept per kind of file.
 const MOST_WARNINGS: usize = 100;
 
-/// The state of files and sockets, and the journal of their changes. Clones share it.
+/// The state of files and sockets, and the history of their changes. Clones share it.
 #[derive(Clone)]
-pub struct Board {
-    journal: Journal,
+pub struct ServiceStatus {
+    reload_history: ReloadHistory,
     state: Arc<Mutex<State>>,
 }
 
@@ -55,15 +55,15 @@ pub struct FileState {
     pub warnings: Vec<String>,
 }
 
-impl Board {
-    /// Creates an empty board.
-    pub fn new(journal: Journal) -> Self {
-        Self { journal, state: Arc::default() }
+impl ServiceStatus {
+    /// Creates an empty status.
+    pub fn new(reload_history: ReloadHistory) -> Self {
+        Self { reload_history, state: Arc::default() }
     }
 
-    /// Returns the journal of reloads and failures.
-    pub fn journal(&self) -> &Journal {
-        &self.journal
+    /// Returns the history of reloads and failures.
+    pub fn reload_history(&self) -> &ReloadHistory {
+        &self.reload_history
     }
 
     /// Returns a copy of the current state.
@@ -90,7 +90,7 @@ impl Board {
     /// Returns the result of a reload: what is in use and what failed, for each kind of file.
     pub(crate) fn reloaded(&self) -> Reloaded {
         let mut reloaded = Reloaded::default();
-        let last = self.journal.reloads();
+        let last = self.reload_history.reloads();
         for (kind, state) in &self.lock().files {
             match &state.error {
                 Some(error) => reloaded.failed.push(format!("{kind}: {error}")),
@@ -122,14 +122,14 @@ impl Board {
         if more > 0 {
             warnings.push(format!("and {more} more"));
         }
-        self.journal.reloaded(kind, took, detail);
+        self.reload_history.reloaded(kind, took, detail);
         let state = FileState { files, in_use: true, error: None, warnings };
         self.lock().files.insert(kind.label(), state);
     }
 
     /// Records that files are invalid; the contents in use stay.
     pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, problem: &str) {
-        self.journal.failed(kind, problem);
+        self.reload_history.failed(kind, problem);
         let mut state = self.lock();
         let file_state = state.files.entry(kind.label()).or_default();
         file_state.files = files;

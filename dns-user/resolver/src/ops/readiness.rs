@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    board::{Board, State},
-    journal::Kind,
+    reload_history::Kind,
+    service_status::{ServiceStatus, State},
 };
 use crate::consul::ConsulNames;
-use dns_fastpath::Slot;
+use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 
 /// Result of one check.
@@ -42,21 +42,21 @@ impl From<Check> for CheckStatus {
     }
 }
 
-/// Runs the checks on the status board and the components.
+/// Runs the checks on the service status and the components.
 #[derive(Clone)]
-pub struct Wellness {
-    pub(crate) board: Board,
-    pub(crate) slot: Slot,
+pub struct Readiness {
+    pub(crate) service_status: ServiceStatus,
+    pub(crate) fast_path: FastPathHandle,
     /// `None` if health checks are off.
     pub(crate) health: Option<Arc<HealthService>>,
     /// `None` without an object `"consul"`.
     pub(crate) consul: Option<Arc<ConsulNames>>,
 }
 
-impl Wellness {
+impl Readiness {
     /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
-        let Self { board, slot, health, consul } = self;
+        let Self { service_status, fast_path, health, consul } = self;
         let State {
             listen,
             fast_path_off,
@@ -66,7 +66,7 @@ impl Wellness {
             silent_addresses,
             parts_off,
             notes: _,
-        } = board.state();
+        } = service_status.state();
         let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
         let mut checks = vec![Check {
             name: "sockets",
@@ -103,7 +103,7 @@ impl Wellness {
             // Without the fast path answers are slower, not wrong.
             ok: true,
             vital: false,
-            detail: fast_path_off.map_or_else(|| slot.in_words(), |reason| format!("off: {reason}")),
+            detail: fast_path_off.map_or_else(|| fast_path.in_words(), |reason| format!("off: {reason}")),
         });
         if let Some(health) = health {
             let blindness = health.blindness();
