@@ -179,7 +179,7 @@ fn broken_alias_files_are_ignored() -> Result<()> {
         ask("web.alias.").is_ok_and(|found| found == (ResponseCode::NoError, 3))
     })?;
     replace(&file, br#"{"web.alias": "no list"}"#)?;
-    wait_for_log(&server, "the aliases in use stay")?;
+    wait_for_log(&server, "the current aliases stay in use")?;
     ensure!(ask("web.alias.")? == (ResponseCode::NoError, 3));
     fs::remove_file(&file)?;
     wait_until("the alias to go", LIMIT, || {
@@ -197,7 +197,7 @@ fn addresses_files_are_followed() -> Result<()> {
     replace(&file, br#"[{"address": "127.0.0.7", "port": 5354}]"#)?;
     namespace.run(|| wait_until("the new address", LIMIT, || served(further).is_ok()))??;
     replace(&file, b"[{}]")?;
-    wait_for_log(&server, "the sockets stay as they are")?;
+    wait_for_log(&server, "the current listen addresses stay in use")?;
     ensure!(namespace.run(|| served(further))?.is_ok());
     fs::remove_file(&file)?;
     let message = client::query(NAME, RecordType::A, None)?.to_vec()?;
@@ -237,7 +237,7 @@ fn sighup_reloads_and_reports_restarts() -> Result<()> {
     wait_for_log(&server, "only after a restart: address, port")?;
     fs::write(&config_file, b"{\"port\": ")?;
     server.process().signal(Signal::SIGHUP)?;
-    wait_for_log(&server, "the configuration in use stays")?;
+    wait_for_log(&server, "the current configuration stays in use")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 9);
     Ok(())
 }
@@ -260,7 +260,7 @@ fn missing_fast_path_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("plain")?;
     let server = start(&namespace, &json!({}))?;
-    wait_for_log(&server, "no fast path: xdp.mode is off")?;
+    wait_for_log(&server, "fast path off: xdp.mode is off")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 1);
     Ok(())
 }

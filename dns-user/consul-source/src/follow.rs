@@ -417,7 +417,7 @@ impl Follower {
             self.was_away = away;
             match (away, self.agent.problem()) {
                 (true, problem) => tracing::warn!(
-                    "Consul does not answer: {}; what it told last is served",
+                    "Consul does not answer: {}; the last known catalog stays in use",
                     problem.unwrap_or_default()
                 ),
                 (false, _) => tracing::info!("Consul answers again: {}", self.agent.address()),
@@ -428,10 +428,10 @@ impl Follower {
             self.was_stale = stale;
             match summary.oldest {
                 Some((_, problem)) => tracing::warn!(
-                    "Consul: {} questions fail, their last answers are served; {problem}",
+                    "Consul: {} queries fail; their last results stay in use: {problem}",
                     summary.stale
                 ),
-                None => tracing::info!("Consul: all questions are answered again"),
+                None => tracing::info!("Consul: all queries are answered again"),
             }
         }
         self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCanonical {
     /// No valid character remains.
-    #[error("no letter, digit or hyphen is left of it")]
+    #[error("it has no letter, digit or hyphen")]
     Empty,
     /// The canonical form starts with a hyphen, which is invalid for a label.
     #[error("its canonical form cannot start with a hyphen")]

@@ -53,12 +53,12 @@ impl Loaded {
             object;
         let pins = Pins::prepare(&config.bpffs, main)
             .inspect_err(|error| {
-                tracing::warn!(%error, "cannot pin below xdp.bpffs: programs are detached when this process ends, whatever xdp.on_stop says");
+                tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
             })
             .ok();
         let predecessor = pins.as_ref().map(Pins::pinned_links).unwrap_or_default();
         if !predecessor.is_empty() {
-            tracing::info!(links = predecessor.len(), "taking over the pinned links of the previous server");
+            tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
         }
         let tap = tap.map(ring).transpose()?;
         let board = ProgramBoard::default();

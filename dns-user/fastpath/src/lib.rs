@@ -261,10 +261,7 @@ impl FastPath {
     ) -> Result<Self, FastPathError> {
         let Memory { index, entries, control, counters, tap, limits } = memory;
         if !earlier.is_empty() {
-            tracing::info!(
-                names = earlier.len(),
-                "taking over the names that the previous server had learned"
-            );
+            tracing::info!(names = earlier.len(), "taking over the predecessor's learned names");
         }
         let seed = random_seed();
         control.set_hash_seed(seed);

@@ -49,7 +49,7 @@ pub(super) enum CheckError {
     #[error("status {0}")]
     Status(StatusCode),
     /// The body is too long.
-    #[error("its report is longer than {MAX_REPORT} bytes")]
+    #[error("report exceeds {MAX_REPORT} bytes")]
     TooLong,
     /// The body is not a valid report.
     #[error("answer: {0}")]

@@ -247,7 +247,7 @@ impl HealthService {
             // Fails only if the thread has ended already.
             let _ = stop.send(());
             if thread.join().is_err() {
-                tracing::error!("the thread of the health checks had panicked");
+                tracing::error!("the health check thread panicked");
             }
         }
     }

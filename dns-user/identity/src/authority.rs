@@ -50,7 +50,7 @@ pub struct Issued {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// No certificate in the file.
-    #[error("no certificate in PEM form; put the CA's certificate first, then those that signed it")]
+    #[error("no certificate in PEM form; put the CA's certificate first, then its issuers")]
     NoCertificate,
     /// A block of PEM or DER is damaged.
     #[error("certificate {0} is damaged: {1}; copy the file again")]

@@ -93,7 +93,7 @@ pub enum TlsError {
     },
     /// The private key belongs to another certificate.
     #[error(
-        "{} is not the key of {}; put both from the same pair there",
+        "{} does not match the certificate {}; install both files from the same pair",
         key.display(),
         certificate.display()
     )]
@@ -201,7 +201,7 @@ impl RotatingTls {
                 if attempt.error.as_ref() != Some(&text) {
                     tracing::warn!(
                         purpose = self.purpose,
-                        "cannot use the new certificates yet; the last good ones stay: {text}"
+                        "cannot use the new certificates; the last good ones stay in use: {text}"
                     );
                 }
                 attempt.error = Some(text);
@@ -245,10 +245,10 @@ impl RotatingTls {
                     purpose = self.purpose,
                     subject,
                     hours_left = left.as_secs() / 3600,
-                    "certificate expires soon: rotate it"
+                    "certificate expires soon; rotate it"
                 ),
                 Err(_) => {
-                    tracing::error!(purpose = self.purpose, subject, "certificate has expired: rotate it")
+                    tracing::error!(purpose = self.purpose, subject, "certificate expired; rotate it")
                 }
             }
         }
@@ -284,7 +284,7 @@ impl TlsMaterial {
             });
         }
         if ignored > 0 {
-            tracing::warn!(file = %ca.display(), ignored, "CA certificates that cannot be used are left out");
+            tracing::warn!(file = %ca.display(), ignored, "unusable CA certificates skipped");
         }
 
         let provider = Arc::new(rustls::crypto::ring::default_provider());

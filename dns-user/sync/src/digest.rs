@@ -20,7 +20,7 @@ pub enum DigestError {
     #[error("{0:?} has no sha1, sha256 or sha512 digest")]
     Unknown(String),
     /// The bytes are other ones.
-    #[error("the digest of the blob is {found}, announced is {announced}")]
+    #[error("the digest of the blob is {found}, but {announced} was announced")]
     Mismatch {
         /// Digest of the bytes.
         found: String,

@@ -47,7 +47,7 @@ pub enum HttpError {
         problem: String,
     },
     /// The store says no.
-    #[error("{url}: the blobstore says {status}")]
+    #[error("{url}: the blobstore replied {status}")]
     Status {
         /// The URL without its query, which may be a secret.
         url: String,
@@ -55,7 +55,7 @@ pub enum HttpError {
         status: StatusCode,
     },
     /// It took too long.
-    #[error("{url}: not done within {limit:?}")]
+    #[error("{url}: not finished within {limit:?}")]
     Timeout {
         /// The URL without its query, which may be a secret.
         url: String,

@@ -125,7 +125,9 @@ impl<T> LastGood<T> {
         let mut value = self.value.lock();
         match read() {
             Ok(new) => *value = new,
-            Err(error) => tracing::warn!("cannot use the new certificates; the last good ones stay: {error}"),
+            Err(error) => {
+                tracing::warn!("cannot use the new certificates; the last good ones stay in use: {error}")
+            }
         }
         value.clone()
     }

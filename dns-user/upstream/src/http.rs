@@ -139,7 +139,7 @@ pub fn shown(url: &Url) -> String {
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
     /// The name cannot be put into a URL.
-    #[error("cannot make the request: {0}")]
+    #[error("cannot build the request: {0}")]
     Request(#[from] hyper::http::Error),
     /// The connection failed or broke.
     #[error("{0}")]

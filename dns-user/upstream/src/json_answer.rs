@@ -18,7 +18,7 @@ pub(crate) enum JsonAnswerError {
     #[error("{0} is of the wrong kind")]
     Kind(&'static str),
     /// No answer's data fits its type.
-    #[error("none of {0} answers is readable")]
+    #[error("none of the {0} answers can be parsed")]
     Unreadable(usize),
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
             tracing::debug!(
                 rtype = answer.rtype,
                 data = answer.data,
-                "left out an answer whose data cannot be read"
+                "answer skipped: its data cannot be parsed"
             );
             continue;
         };
@@ -64,7 +64,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
             tracing::debug!(
                 rtype = answer.rtype,
                 data = answer.data,
-                "left out an answer whose data does not fit its type"
+                "answer skipped: its data does not match its type"
             );
             continue;
         }

@@ -215,7 +215,7 @@ pub(crate) enum TryError {
     #[error("reply to another query")]
     WrongReply,
     /// The received bytes are not a DNS message.
-    #[error("unreadable reply")]
+    #[error("malformed reply")]
     Unreadable,
     /// Too many queries are in flight.
     #[error("too many queries in flight")]

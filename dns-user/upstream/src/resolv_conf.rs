@@ -65,7 +65,7 @@ impl Nameservers {
                     "the file names no usable nameserver; the recursors in use stay"
                 );
             } else if new != self.names {
-                tracing::info!(recursors = ?new, "using the new recursors of /etc/resolv.conf");
+                tracing::info!(recursors = ?new, "recursors of /etc/resolv.conf reloaded");
                 forwarder.replace(&new);
                 self.names = new;
             }
@@ -125,7 +125,7 @@ fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
         // A link-local address may contain its interface: `fe80::1%eth0`.
         let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
         let Ok(address) = address.parse::<IpAddr>() else {
-            tracing::warn!(nameserver = word, "left out a nameserver that is not an IP address");
+            tracing::warn!(nameserver = word, "nameserver skipped: not an IP address");
             continue;
         };
         if address.is_loopback() && !with_loopback || own.contains(&address) {

@@ -123,7 +123,11 @@ fn reload_changes_consul_answers() -> Result<()> {
 
     // An unreadable object changes nothing and is reported.
     running.reload(&json!({"domain": 5}))?;
-    ensure!(running.server.log().contains("the configuration in use stays"), "{}", running.server.log());
+    ensure!(
+        running.server.log().contains("the current configuration stays in use"),
+        "{}",
+        running.server.log()
+    );
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
     // Removing the object changes nothing before a restart either.
     running.reload(&Value::Null)?;

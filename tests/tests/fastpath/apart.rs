@@ -94,7 +94,7 @@ impl Parts {
 /// Returns the number of sessions in which an attacher handed over maps, from its log.
 fn sessions(server: &Server) -> usize {
     let log = fs::read_to_string(server.folder.path().join("attacher.log")).unwrap_or_default();
-    log.matches("handed the maps over").count()
+    log.matches("maps handed to a server").count()
 }
 
 /// Starts an attacher for the server.

@@ -110,7 +110,7 @@ pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<
         let permit = place(&places).await;
         match listener.accept().await {
             Ok((stream, _)) if socket.admits(&stream) => spawn(stream, routes.clone(), permit),
-            Ok(_) => tracing::warn!("the control socket refused a client: its user is not admitted"),
+            Ok(_) => tracing::warn!("control socket client refused: its user is not permitted"),
             Err(error) => pause(&error).await,
         }
     }

@@ -126,7 +126,7 @@ impl Workers {
             shared.desk.metrics().forget(&name);
             tracing::info!(
                 provider = name,
-                "no longer published to: its DNS Update Record is gone; its records stay"
+                "provider no longer used: its DNS Update Record was removed; published records stay"
             );
         }
         let patience = |target: &Target| {
@@ -161,7 +161,7 @@ impl Workers {
             self.0.into_values().map(|Worker { targets: _, task }| task).collect();
         let all = futures::future::join_all(tasks);
         if tokio::time::timeout(FAREWELL, all).await.is_err() {
-            tracing::warn!("a round did not end in time; the next process goes on from what it reached");
+            tracing::warn!("a round did not finish in time; the next start continues it");
         }
         Ok(())
     }

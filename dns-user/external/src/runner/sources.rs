@@ -149,7 +149,7 @@ impl Fleet {
         if server.is_none() {
             tracing::warn!(
                 file = %path.display(),
-                "the server has no control socket; addresses are published whatever their health; set \"control\""
+                "the server has no control socket: addresses are published regardless of health; set \"control\""
             );
         }
         let health_file = config.store.with_file_name("health.json");
@@ -176,7 +176,7 @@ impl Fleet {
             Ok(()) => self.saved = current,
             Err(error) => tracing::warn!(
                 file = %self.health_file.display(), %error,
-                "cannot save health; after a restart ill addresses return for their hold time"
+                "cannot save health state: after a restart unhealthy addresses are published again for their hold time"
             ),
         }
     }
@@ -185,7 +185,7 @@ impl Fleet {
         if self.problem.as_deref() != problem {
             match problem {
                 Some(problem) => tracing::warn!("{problem}; the last known state stays in use"),
-                None => tracing::info!("the fleet's records and health are read again"),
+                None => tracing::info!("records and health of the fleet are available again"),
             }
             self.problem = problem.map(str::to_owned);
         }

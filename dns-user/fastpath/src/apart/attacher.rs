@@ -68,7 +68,7 @@ impl Authority {
                     address = %first,
                     refused = refused.len(),
                     left_out,
-                    "a server asks for addresses that the attacher's configuration does not name: interfaces do not answer there"
+                    "a server requested addresses that the attacher's configuration does not allow: the fast path does not answer there"
                 );
             }
         }
@@ -112,14 +112,14 @@ impl Attacher {
                         tracing::warn!(
                             user = peer,
                             left_out,
-                            "refused a server: it runs neither as xdp.user nor as root"
+                            "server refused: it runs neither as xdp.user nor as root"
                         );
                     }
                     continue;
                 }
                 Err(error) => {
                     if let Some(left_out) = LIMIT.admit_any() {
-                        tracing::warn!(%error, left_out, "refused a server: cannot read its user id (SO_PEERCRED)");
+                        tracing::warn!(%error, left_out, "server refused: cannot read its user id (SO_PEERCRED)");
                     }
                     continue;
                 }
@@ -127,7 +127,7 @@ impl Attacher {
             let place = match sessions.begin(&stream) {
                 Ok(place) => place,
                 Err(error) => {
-                    tracing::warn!(%error, "refused a server");
+                    tracing::warn!(%error, "server refused");
                     continue;
                 }
             };
@@ -136,7 +136,7 @@ impl Attacher {
                 if let Err(error) = serve(&stream, &authority, &place) {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(left_out) = LIMIT.admit_any() {
-                        tracing::warn!(%error, left_out, "lost the connection to a server: its programs stay attached, and answer until its lease is over");
+                        tracing::warn!(%error, left_out, "connection to a server lost: its programs stay attached and answer until its lease expires");
                     }
                 }
             });
@@ -173,7 +173,10 @@ impl Sessions {
         if open.len() >= MOST_SESSIONS {
             let cut = open.iter().position(|session| !session.serves).unwrap_or(0);
             let cut = open.remove(cut);
-            tracing::warn!(serves = cut.serves, "too many servers are connected: the oldest one is cut off");
+            tracing::warn!(
+                serves = cut.serves,
+                "too many servers connected: the oldest connection is closed"
+            );
             // It ends by itself where even this fails.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
@@ -206,7 +209,7 @@ fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result
     let mut lines = Lines::default();
     let Wanted { layout, listen } = lines.next_within(stream, PATIENCE)?;
     let refuse = |why: String| {
-        tracing::warn!(why, "refused a server: it gets no programs and answers every query from userspace");
+        tracing::warn!(why, "server refused: it gets no programs and answers every query from userspace");
         send_descriptors(stream, &[])?;
         send(stream, &Given::Refused(why))
     };
@@ -230,7 +233,7 @@ fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result
     hand_over(stream, &loaded, &memory)?;
     let (filled, installs) = watch::channel(0);
     let here = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
-    tracing::info!("handed the maps over to a server");
+    tracing::info!("maps handed to a server");
     let mut session = Session { stream, lines, here: &here, filled, told: None, read, authority, place };
     let on_stop = session.run();
     // A server that died will be restarted.

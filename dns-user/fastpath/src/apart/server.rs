@@ -97,7 +97,7 @@ impl HandedOver {
                 limits.useful + limits.negative,
             )
             .inspect_err(
-                |error| tracing::warn!(%error, "cannot read the names that the previous server had learned; starting without them"),
+                |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
             )
             .unwrap_or_default(),
             _ => Vec::new(),
@@ -192,7 +192,7 @@ impl Connection {
         };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
-                tracing::warn!(%problem, "lost the connection to the attacher: attached programs go on answering; interfaces that appear now are answered from userspace until it is back");
+                tracing::warn!(%problem, "connection to the attacher lost: attached programs keep answering; new interfaces are answered from userspace until it returns");
             }
             is_lost.send_replace(true);
         })?;
@@ -259,7 +259,7 @@ impl Apart {
         // Without an attacher everything stays as it is.
         let _ = speaker.say(&FromServer::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
-            tracing::error!("the thread that reads from the attacher had panicked");
+            tracing::error!("the thread that reads from the attacher panicked");
         }
     }
 }
@@ -308,7 +308,7 @@ impl Listener {
                 Err(error) if is_nothing_yet(&error) => {
                     if end.is_some_and(|end| Instant::now() > end) {
                         tracing::warn!(
-                            "the attacher did not confirm in time that it is done (xdp.on_stop); stopping without it"
+                            "the attacher did not confirm the stop in time (xdp.on_stop); stopping without it"
                         );
                         return Ok(());
                     }

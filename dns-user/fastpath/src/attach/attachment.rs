@@ -51,12 +51,12 @@ pub(crate) enum HookError {
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
     /// The driver implements XDP, but not for the interface as configured.
-    #[error("native: the driver refuses XDP with the present MTU, LRO or queues: {0}")]
+    #[error("native: the driver refuses XDP with the current MTU, LRO or queues: {0}")]
     DriverRefuses(io::Error),
     #[error("tcx: needs kernel 6.6")]
     NoTcx,
     /// Foreign filters hold every priority that ours may have.
-    #[error("clsact: every filter priority that is ours to use is taken by somebody else's filter")]
+    #[error("clsact: foreign filters occupy every priority available to the server")]
     NoPriority,
     /// Any other error from the kernel.
     #[error("{hook}: {error}")]
@@ -191,7 +191,7 @@ impl HookAttachment {
         if let Err(error) = result
             && state == AttachState::Ours
         {
-            tracing::warn!(%error, ifindex, "cannot detach a program: it may go on answering until the lease is over");
+            tracing::warn!(%error, ifindex, "cannot detach a program: it may answer until the lease expires");
         }
     }
 

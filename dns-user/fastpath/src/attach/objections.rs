@@ -53,7 +53,7 @@ impl Objections {
             Err(error) => {
                 let problem = error.to_string();
                 if self.problem.as_ref() != Some(&problem) {
-                    tracing::warn!(%error, "cannot read the packet filter's rules (getsockopt, nfnetlink): limits, held replies and NAT on lo are not noticed; arriving queries decide alone");
+                    tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected; the gate relies on arriving queries alone");
                 }
                 self.problem = Some(problem);
             }

@@ -89,7 +89,7 @@ impl Pins {
             Ok(links) => links,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
             Err(error) => {
-                tracing::warn!(%error, "cannot look for links of the previous server: its programs are not taken over");
+                tracing::warn!(%error, "cannot list the predecessor's links: its programs are not taken over");
                 return Vec::new();
             }
         };
@@ -98,7 +98,7 @@ impl Pins {
             let fd = links
                 .get(&name)
                 .inspect_err(
-                    |error| tracing::warn!(%error, "cannot open a pinned link of the previous server: its program is not taken over"),
+                    |error| tracing::warn!(%error, "cannot open a pinned link of the predecessor: its program is not taken over"),
                 )
                 .ok()?;
             Some(PinnedLink { ifindex, kind, fd, path: self.links().join(name) })
@@ -122,7 +122,7 @@ impl Pins {
         for kind in [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx] {
             let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
             if let Err(error) = remove_if_there(&path) {
-                tracing::warn!(%error, "cannot unpin the link of an interface that is gone");
+                tracing::warn!(%error, "cannot unpin the link of a removed interface");
             }
         }
     }
@@ -154,7 +154,7 @@ impl Pins {
         let names = self.earlier_maps().map(read).transpose();
         names
             .inspect_err(
-                |error| tracing::warn!(%error, "cannot read the names that the previous server had learned; starting without them"),
+                |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
             )
             .ok()
             .flatten()
@@ -168,7 +168,7 @@ impl Pins {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             other => other
                 .inspect_err(
-                    |error| tracing::warn!(%error, name, "cannot open a pinned map of the previous server: its names are not taken over"),
+                    |error| tracing::warn!(%error, name, "cannot open a pinned map of the predecessor: its names are not taken over"),
                 )
                 .ok(),
         }
@@ -350,10 +350,7 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     let kind = SFlag::from_bits_truncate(fstat(&opened)?.st_mode) & SFlag::S_IFMT;
     let is_expected = kind == if level == Level::Pin { SFlag::S_IFREG } else { SFlag::S_IFDIR };
     if !is_expected {
-        tracing::warn!(
-            ?level,
-            "below xdp.bpffs lies something that is no pin of ours; its owner stays as it is"
-        );
+        tracing::warn!(?level, "foreign object under xdp.bpffs: owner left unchanged");
         return Ok(());
     }
     fchownat(&opened, "", Some(uid.into()), Some(gid.into()), AtFlags::AT_EMPTY_PATH)?;

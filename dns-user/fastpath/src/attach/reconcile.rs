@@ -170,9 +170,7 @@ impl Interfaces {
         // An error: the thread has panicked.
         let _ = commands.send(Command::Stop(on_stop));
         if thread.join().is_err() {
-            tracing::error!(
-                "the thread that follows the interfaces had panicked: what it attached may still be attached"
-            );
+            tracing::error!("the attacher thread panicked: its programs may still be attached");
         }
     }
 }
@@ -256,7 +254,7 @@ impl Follower {
                     ready.send_replace(true);
                     tracing::debug!(
                         milliseconds = begun.elapsed().as_millis(),
-                        "dealt with all interfaces of the start"
+                        "first pass over all interfaces finished"
                     );
                 }
             }
@@ -345,7 +343,7 @@ impl Follower {
         match self.netlink.routes_with_mtu() {
             Ok(bounded) => self.bounded = bounded.into_iter().collect(),
             Err(error) => {
-                tracing::warn!(%error, "cannot list the routes (netlink): those known so far bound replies; trying again");
+                tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
             }
         }
         self.refused.retain(|&ifindex, _| is_there(ifindex));
@@ -390,7 +388,7 @@ impl Follower {
             let endpoint =
                 self.endpoints.iter().find(|(_, known)| *known == slot).map(|(endpoint, _)| *endpoint);
             let interface = self.links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
-            tracing::warn!(interface, ?endpoint, %client, "queries of a client no longer arrive from this interface, so it answers none any more; look for a packet filter rule or route that holds them back");
+            tracing::warn!(interface, ?endpoint, %client, "queries no longer reach userspace from this interface: fast path detached; check packet filter rules and routes");
         }
     }
 
@@ -589,7 +587,7 @@ impl Follower {
             // `lo` alone needs no list of addresses.
             Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
+                tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
                 return;
             }
         }
@@ -624,7 +622,7 @@ impl Follower {
         if left_out > self.status.borrow().endpoints_left_out {
             tracing::warn!(
                 left_out,
-                "more listen addresses than the programs hold: queries to the rest are answered from userspace"
+                "too many listen addresses for the programs: the remaining ones are answered from userspace"
             );
         }
         self.status.send_modify(|status| {
@@ -644,7 +642,7 @@ impl Follower {
                 if lost > 0 {
                     tracing::warn!(
                         lost,
-                        "programs whose links are not pinned are detached when this process ends, whatever xdp.on_stop says"
+                        "links are not pinned: programs are detached when this process ends, regardless of xdp.on_stop"
                     );
                 }
             }

@@ -70,7 +70,7 @@ impl TapReader {
                     break;
                 },
                 events = self.readable(), if every > 0 => if let Err(error) = events {
-                    tracing::warn!(%error, "cannot read the ring buffer TAP: queries answered by interfaces are not shown by `tap` any more");
+                    tracing::warn!(%error, "cannot read the ring buffer TAP: `tap` no longer shows fast-path queries");
                     break;
                 } else {
                     self.hand_on(session_start, &mut publish);

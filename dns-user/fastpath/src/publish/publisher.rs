@@ -264,7 +264,7 @@ impl PublisherThread {
         let Self { publisher, shared: _, thread } = self;
         publisher.send(Event::Stop { end_lease });
         if thread.join().is_err() {
-            tracing::error!("the publisher's thread had panicked");
+            tracing::error!("the publisher thread panicked");
         }
     }
 }
@@ -396,7 +396,7 @@ impl Worker {
             "the fast path answers from the new records"
         );
         if status.unfitting.total() > 0 {
-            tracing::warn!(unfitting = ?status.unfitting, "some names do not fit into the maps: queries for them are answered from userspace");
+            tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
         self.installed.send_modify(|count| *count += 1);

@@ -73,7 +73,7 @@ pub enum HealthServerError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {error}; is another health server running there?")]
+    #[error("cannot listen on {address}: {error}; stop the other health server or change the port")]
     Listen {
         /// The configured listen address.
         address: SocketAddr,
@@ -189,7 +189,7 @@ async fn serve(
             %client,
             name = name.as_deref().unwrap_or("-"),
             left_out,
-            "refused a client: its certificate has another name"
+            "client refused: its certificate has another name"
         );
     }
     let service = service_fn(|request| {

@@ -31,9 +31,9 @@ fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hangup = signal(SignalKind::hangup())?;
         let server = HealthServer::bind(&config).await?;
-        tracing::info!(address = %config.listen, "the health server is listening");
+        tracing::info!(address = %config.listen, "health server listening");
         server.run(stop(terminate, interrupt, hangup)).await;
-        tracing::info!("the health server is stopping");
+        tracing::info!("health server stopping");
         Ok(())
     });
     logs.flush();

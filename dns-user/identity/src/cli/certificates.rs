@@ -102,7 +102,7 @@ impl Check {
                     false => found.warnings = missing,
                 }
             }
-            (None, _, None, None) => anyhow::bail!("say --ca, --folder or --certificate"),
+            (None, _, None, None) => anyhow::bail!("one of --ca, --folder or --certificate is required"),
         }
         let Findings { errors, warnings } = found;
         for warning in &warnings {

@@ -165,7 +165,7 @@ impl Rotator {
             Err(error) => {
                 self.count_failure(&error);
                 if let Err(rest) = identity.folder.destroy() {
-                    tracing::warn!("a rest of the refused identity {guid} stays: {rest}");
+                    tracing::warn!("files of the refused identity {guid} remain: {rest}");
                 }
                 Err(error)
             }

@@ -171,7 +171,7 @@ impl Logs {
             tracing::warn!(
                 tags = unknown.join(","),
                 known = tags::names().collect::<Vec<_>>().join(","),
-                "logging.tags names tags that do not exist; they are ignored"
+                "logging.tags names unknown tags; they are ignored"
             );
         }
     }

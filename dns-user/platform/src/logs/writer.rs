@@ -106,7 +106,7 @@ fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &Atom
         }
         let lost = dropped.load(Ordering::Relaxed);
         if lost > reported && queue.len() < QUEUE_LINES / 2 {
-            tracing::warn!(lines = lost - reported, "log lines were lost: nobody read the log fast enough");
+            tracing::warn!(lines = lost - reported, "log lines lost: the reader of the log is too slow");
             reported = lost;
         }
         requests::report_suppressed();

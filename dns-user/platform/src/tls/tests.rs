@@ -139,7 +139,7 @@ fn mismatched_key_is_never_used() {
     fs::write(&files.certificate, &new.0).unwrap();
     assert!(!tls.poll());
     assert_eq!(tls.current().generation, 1);
-    assert!(tls.last_error().unwrap().contains("is not the key of"), "{:?}", tls.last_error());
+    assert!(tls.last_error().unwrap().contains("does not match the certificate"), "{:?}", tls.last_error());
     handshake(tls.client_config(), tls.server_config()).unwrap();
 
     fs::write(&files.private_key, &new.1).unwrap();

@@ -75,7 +75,7 @@ enum Problem {
     #[error("{0}")]
     Unreachable(String),
     /// The reader of our output has exited; not reported.
-    #[error("the output was closed")]
+    #[error("output closed")]
     OutputClosed,
 }
 

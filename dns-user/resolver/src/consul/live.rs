@@ -104,7 +104,9 @@ async fn keep_up(
             }
             Ok(None) => {}
             // The panic was logged with its location; the current catalog stays in force.
-            Err(problem) => warn!("Consul: cannot use a new catalog: {problem}; the one in use stays"),
+            Err(problem) => {
+                warn!("Consul: cannot use the new catalog: {problem}; the current one stays in use")
+            }
         }
         // A large catalog that changes all the time must not occupy the machine.
         sleep((begun.elapsed() * 4).min(LONGEST_PAUSE)).await;

@@ -20,7 +20,7 @@ enum AttacherError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// `xdp.attach_socket` is not set: the server attaches its own programs.
-    #[error("{0}: xdp.attach_socket: is missing; the server of this configuration attaches by itself")]
+    #[error("{0}: xdp.attach_socket: is missing; with this configuration the server attaches by itself")]
     NotWanted(String),
     /// The fast path is disabled.
     #[error("{0}: xdp: is switched off (xdp.enabled, xdp.mode)")]
@@ -38,7 +38,7 @@ enum AttacherError {
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
     /// The kernel rejected the seccomp filter.
-    #[error("cannot give up system calls (seccomp): {0}")]
+    #[error("cannot install the seccomp filter: {0}")]
     Sandbox(io::Error),
     /// Logging could not be set up.
     #[error("logging: {0}")]
@@ -90,7 +90,7 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     let logs = Logs::init(&config.logging, options.log_format)?;
-    info!("waiting at {} for servers, to load and attach their programs", socket.display());
+    info!("attacher ready at {}", socket.display());
     service_manager::tell(service_manager::State::Ready);
     let path = path.to_owned();
     let ended = attacher.run(Box::new(move || match dns_platform::files::load_config(&path) {

@@ -51,7 +51,8 @@ impl ConsulFiles {
     /// Returns the current zone if the files may have changed and are valid.
     pub(super) fn refresh(&mut self, force: bool, service_status: &ServiceStatus) -> Option<NewZone> {
         let read = self.read(force, service_status)?;
-        read.inspect_err(|problem| error!("definition files: {problem}; the catalog in use stays")).ok()
+        read.inspect_err(|problem| error!("definition files: {problem}; the current catalog stays in use"))
+            .ok()
     }
 
     /// Returns the source being followed.

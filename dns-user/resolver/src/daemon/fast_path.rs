@@ -98,7 +98,7 @@ impl Lifecycle {
             (true, _) => None,
         };
         if let Some(reason) = off {
-            info!("no fast path: {reason}; every query is answered from userspace");
+            info!("fast path off: {reason}; every query is answered from userspace");
             self.service_status.change(|state| state.fast_path_off = Some(reason.to_owned()));
             return;
         }
@@ -179,9 +179,9 @@ impl Lifecycle {
         let is_new = self.problem.as_ref() != Some(&problem);
         match self.current.is_some() {
             true if is_new => {
-                warn!("cannot load new programs: {problem}; those that are attached go on answering");
+                warn!("cannot load new programs: {problem}; attached programs keep answering");
             }
-            false if is_new => warn!("no fast path: {problem}; every query is answered from userspace"),
+            false if is_new => warn!("fast path off: {problem}; every query is answered from userspace"),
             _ => {}
         }
         if self.current.is_none() {
@@ -207,8 +207,10 @@ impl Lifecycle {
         match (std::mem::replace(&mut self.missed_heartbeats, now), now) {
             // At the first missed heartbeat the whole process may have been suspended; only the second
             // one shows that the checks hang.
-            (1, 2) => error!("health checks hang: until they go on, every query is answered from userspace"),
-            (2.., 0) => info!("health checks go on: interfaces answer again"),
+            (1, 2) => {
+                error!("health checks stalled: every query is answered from userspace until they resume")
+            }
+            (2.., 0) => info!("health checks resumed: interfaces answer again"),
             _ => {}
         }
         for fast_path in self.current.iter().chain(&self.retiring) {
@@ -274,7 +276,7 @@ fn stop_in_background(fast_path: Option<Arc<FastPath>>) {
 fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
     let reader = fast_path
         .tap()?
-        .inspect_err(|problem| warn!("queries answered by interfaces cannot be shown by `tap`: {problem}"))
+        .inspect_err(|problem| warn!("`tap` cannot show fast-path queries: {problem}"))
         .ok()?;
     let (wanted, tap) = (tap.wanted(), tap.clone());
     let rate = wanted.clone();

@@ -135,11 +135,14 @@ impl Inner {
         self.addresses.look_ahead(force);
         let snapshot = self.catalog.refresh(force);
         let handlers = self.read_handlers(force).and_then(|read| {
-            read.inspect_err(|problem| error!("handler files: {problem}; the handlers in use stay")).ok()
+            read.inspect_err(|problem| error!("handler files: {problem}; the current handlers stay in use"))
+                .ok()
         });
         let addresses = self.read_addresses(force).and_then(|read| {
-            read.inspect_err(|problem| error!("addresses files: {problem}; the sockets stay as they are"))
-                .ok()
+            read.inspect_err(|problem| {
+                error!("addresses files: {problem}; the current listen addresses stay in use")
+            })
+            .ok()
         });
         let consul = self.consul.as_mut().and_then(|files| files.refresh(force, &self.service_status));
         Changes { snapshot, handlers, addresses, consul }

@@ -129,9 +129,7 @@ impl Listeners {
             Err(problem) => {
                 let text = problem.to_string();
                 if self.problems.insert(address, text.clone()).as_ref() != Some(&text) {
-                    error!(
-                        "{text}; queries to {address} get no answer until it can be bound; trying again every 5 s"
-                    );
+                    error!("{text}; {address} is not served until it can be bound; trying again every 5 s");
                 }
                 return Err(problem);
             }

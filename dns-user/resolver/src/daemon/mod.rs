@@ -71,7 +71,7 @@ enum DaemonError {
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
     /// The kernel rejected the seccomp filter.
-    #[error("cannot give up system calls (seccomp): {0}")]
+    #[error("cannot install the seccomp filter: {0}")]
     Sandbox(io::Error),
     /// Logging could not be set up.
     #[error("logging: {0}")]
@@ -95,7 +95,7 @@ enum DaemonError {
     #[error("the server does not answer its own up-checks within `timeout`: {0}")]
     NotUp(upcheck::UpcheckError),
     /// The up-check stopped being answered at runtime.
-    #[error("the server does not answer its own up-checks any more: {0}")]
+    #[error("the server no longer answers its own up-checks: {0}")]
     Hung(upcheck::UpcheckError),
     /// A component failed with a defect.
     #[error("{0}")]

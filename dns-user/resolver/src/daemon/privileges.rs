@@ -116,6 +116,6 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
 fn hand_over(folder: &Path, user: &User) {
     // The fast path works without pins and logs that itself.
     if let Err(problem) = dns_fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
-        tracing::warn!("xdp.bpffs: cannot make {:?} its owner: {problem}", user.name);
+        tracing::warn!("xdp.bpffs: cannot change its owner to {:?}: {problem}", user.name);
     }
 }

@@ -54,7 +54,7 @@ impl CatalogFiles {
     pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
         let begun = Instant::now();
         let aliases = self.read_aliases(force).and_then(|read| {
-            read.inspect_err(|problem| error!("alias files: {problem}; the aliases in use stay")).ok()
+            read.inspect_err(|problem| error!("alias files: {problem}; the current aliases stay in use")).ok()
         });
         let records = self.read_records(force);
         (aliases.is_some() || records.is_some()).then(|| self.build(aliases, records, begun))

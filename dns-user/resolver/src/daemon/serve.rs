@@ -145,11 +145,8 @@ impl Daemon<'_> {
         let hung = answered == 0 && !problems.is_empty() && !others_answered;
         if silent != unanswered.silent {
             match silent.is_empty() {
-                true => info!("the server answers its own up-checks again, on every address"),
-                false => warn!(
-                    "the server does not answer its own up-checks on every address: {}",
-                    silent.join("; ")
-                ),
+                true => info!("up-checks succeed again on every address"),
+                false => warn!("up-checks fail on some addresses: {}", silent.join("; ")),
             }
             unanswered.silent.clone_from(&silent);
         }
@@ -195,7 +192,7 @@ impl Daemon<'_> {
         if has_handlers || force {
             // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_PATIENCE).await {
-                warn!("interfaces do not answer by the newly read files yet; userspace does");
+                warn!("fast path still serves the previous files");
             }
         }
         if let Some(addresses) = addresses {
@@ -240,7 +237,7 @@ impl Daemon<'_> {
                 self.reconfigure_consul(consul.filter(|_| stays.is_none())).await;
             }
             Err(problem) => {
-                error!("{problem}; the configuration in use stays");
+                error!("{problem}; the current configuration stays in use");
                 self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
             }
         }

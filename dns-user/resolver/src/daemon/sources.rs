@@ -313,7 +313,7 @@ impl Followed {
         self.folders = folders;
         if left_out != self.left_out {
             for path in &left_out {
-                warn!("{} is not a regular file: it is left out", path.display());
+                warn!("{} is not a regular file; skipped", path.display());
             }
             self.left_out = left_out;
         }

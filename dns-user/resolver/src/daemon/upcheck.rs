@@ -40,7 +40,7 @@ pub(super) struct Upcheck {
 /// Failure of a self-check.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UpcheckError {
-    #[error("{name} asked at {target} by {transport}: {problem}")]
+    #[error("{name} query to {target} by {transport}: {problem}")]
     Failed { name: Name, target: SocketAddr, transport: &'static str, problem: NoAnswer },
 }
 
@@ -48,7 +48,7 @@ pub(super) enum UpcheckError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoAnswer {
     /// The name does not fit in a query.
-    #[error("the name cannot be asked for: {0}")]
+    #[error("the name cannot be queried: {0}")]
     Question(Box<dyn Error + Send + Sync>),
     /// Sending or receiving failed.
     #[error(transparent)]
@@ -56,7 +56,7 @@ pub(crate) enum NoAnswer {
     #[error("no reply within {0:?}")]
     Silence(Duration),
     /// The reply is not a DNS message.
-    #[error("unreadable reply: {0}")]
+    #[error("malformed reply: {0}")]
     Unreadable(Box<dyn Error + Send + Sync>),
     /// The reply belongs to a different query.
     #[error("a reply to another query")]

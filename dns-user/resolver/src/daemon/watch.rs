@@ -54,7 +54,7 @@ impl Watch {
                     debug!("watching {}", new.display());
                     watched.insert(new.clone());
                 }
-                Err(error) => debug!("cannot watch {}: {error}; looking once a second", new.display()),
+                Err(error) => debug!("cannot watch {}: {error}; checking once a second", new.display()),
             }
         }
         self.folders = watched;

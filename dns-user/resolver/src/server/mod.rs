@@ -194,7 +194,7 @@ impl Workers {
             // The other threads of this address continue: the kernel stops steering packets to this
             // socket as soon as it is closed.
             Err(error) => {
-                tracing::error!(%address, %error, "cannot start a UDP thread: the other threads of this address answer its queries")
+                tracing::error!(%address, %error, "cannot start a UDP thread: the remaining threads of this address answer its queries")
             }
         }
     }

@@ -309,9 +309,7 @@ impl Limiter {
         }
         self.told = Some(now);
         tracing::warn!(
-            "more queries come up than the UDP threads can answer: interfaces drop a part of them, the \
-             most from clients that ask the most; names that interfaces answer are not concerned \
-             (outcome \"shed\" of bosh_dns_xdp_fast_path_packets_total counts; xdp.shed: false turns it off)"
+            "overload: shedding queries at the interface, heaviest clients first; fast-path names are not affected (outcome \"shed\" of bosh_dns_xdp_fast_path_packets_total counts; xdp.shed: false turns it off)"
         );
     }
 }

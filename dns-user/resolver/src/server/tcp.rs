@@ -72,9 +72,7 @@ pub(super) async fn serve(
                 if troubled.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) {
                     tracing::warn!(
                         %error,
-                        "cannot accept a TCP connection; closed the one that was idle longest to make room. \
-                         Queries by UDP are answered; new TCP clients wait. If the limit on open files \
-                         is the reason, raise LimitNOFILE"
+                        "cannot accept a TCP connection; closed the longest idle one. UDP is not affected; new TCP clients wait. At the limit on open files raise LimitNOFILE"
                     );
                     troubled = Some(Instant::now());
                 }

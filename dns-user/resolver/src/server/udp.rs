@@ -170,7 +170,7 @@ impl Worker {
         // panic.
         while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
             tracing::error!(
-                "a UDP thread panicked between queries and goes on; a batch may have got no replies"
+                "a UDP thread panicked between queries and continues; replies of one batch may be lost"
             );
             self.cache = AnswerCache::new();
         }
@@ -206,7 +206,7 @@ impl Worker {
                 // A bug triggered by one query must not cost the others their replies.
                 if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
                     tracing::error!(
-                        "a UDP thread panicked over a query, which got no reply; all others were answered"
+                        "a UDP thread panicked on a query, which got no reply; other queries are not affected"
                     );
                     datagram.reply.clear();
                     self.cache = AnswerCache::new();

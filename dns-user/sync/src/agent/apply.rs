@@ -124,7 +124,7 @@ impl Applier {
         if announced <= ours {
             if announced > 0 && announced < ours {
                 self.metrics.lower.inc();
-                tracing::info!(announced, ours, "ignored an announcement of a lower version than ours");
+                tracing::info!(announced, ours, "announcement ignored: its version is lower than ours");
             }
             return Ok(held);
         }
@@ -135,14 +135,18 @@ impl Applier {
             tracing::error!(
                 announced,
                 ours,
-                "the announced version is far above ours, and no lower one is taken after it; if it is a mistake, \
-                 stop the publisher, remove records.json and start the publisher again"
+                "the announced version is far above ours, and lower ones will be refused from now on; if this is a mistake, stop the publisher, remove records.json and start the publisher again"
             );
         }
         match self.take(announcement, ours).await {
             Ok(by) => {
                 self.metrics.taken.with_label_values(&[by]).inc();
-                tracing::info!(version = announced, by, mute = self.mute, "took a version of the records");
+                tracing::info!(
+                    version = announced,
+                    by,
+                    mute = self.mute,
+                    "new version of the records installed"
+                );
                 Ok(self.report().await?)
             }
             Err(error) => {

@@ -32,7 +32,7 @@ const QUEUE: usize = 4;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DiskError {
     /// The folder does not answer.
-    #[error("{}: not done within {LIMIT:?}; its folder hangs", .0.display())]
+    #[error("{}: not finished within {LIMIT:?}; its folder hangs", .0.display())]
     Hangs(PathBuf),
     /// The digest does not match.
     #[error("checking the blob: {0}")]
@@ -41,7 +41,7 @@ pub(super) enum DiskError {
     #[error("reading the blob: {0}")]
     Content(serde_json::Error),
     /// The dataset has another version.
-    #[error("the blob has version {found}, announced is {announced}")]
+    #[error("the blob has version {found}, but {announced} was announced")]
     Version { found: u64, announced: u64 },
     /// A file cannot be used: the old records for a patch, or the hosts file.
     #[error("{}: {problem}", path.display())]

@@ -134,7 +134,7 @@ async fn listen(
     while let Some(message) = messages.next().await {
         let Some(Received { reply_to, call }) = message::read_call(&message.payload) else {
             if let Some(omitted) = warnings.allow(now_ms()) {
-                tracing::warn!(omitted, "ignored a message that is not a call");
+                tracing::warn!(omitted, "message ignored: not a call");
             }
             continue;
         };
@@ -175,7 +175,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
                 if let Err(error) = applier.report().await
                     && let Some(omitted) = warnings.allow(now_ms())
                 {
-                    tracing::error!(omitted, "cannot look at the records; they stay as they are: {error}");
+                    tracing::error!(omitted, "cannot read the records; they stay unchanged: {error}");
                 }
             }
         }
@@ -188,7 +188,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
                 tracing::error!(
                     version = announcement.version,
                     omitted,
-                    "cannot take the announced version; the records stay as they are: {}",
+                    "cannot install the announced version; the records stay unchanged: {}",
                     printable(&problem.to_string())
                 );
             }
@@ -211,7 +211,7 @@ async fn reply(bus: &Bus, subject: &str, reply: Reply) {
     match tokio::time::timeout(LIMIT, sent).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!("cannot send the reply: {error}"),
-        Err(_) => tracing::warn!("cannot send the reply: NATS takes no messages"),
+        Err(_) => tracing::warn!("cannot send the reply: NATS accepts no messages"),
     }
 }
 

@@ -163,7 +163,7 @@ impl Group {
             },
             (Some(group), _) => AddressGroup::Id(find(ids, deployment, INSTANCE_GROUP, group)?),
             (None, Some(link)) => AddressGroup::Id(find(ids, deployment, LINK, link)?),
-            (None, None) => anyhow::bail!("say --instance-group or --link"),
+            (None, None) => anyhow::bail!("--instance-group or --link is required"),
         };
         Ok(LinkAddress { group, first: FirstLabel::Query(Criteria::default()), domain: domain.clone() })
     }

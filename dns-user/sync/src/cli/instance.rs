@@ -123,7 +123,7 @@ impl Instance {
                 std::fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
                 Ok(source.change(&Folder::open(&state), change)?)
             }
-            _ => anyhow::bail!("say --api URL, or --state FOLDER and --inventory FILE"),
+            _ => anyhow::bail!("--api URL, or --state FOLDER and --inventory FILE, is required"),
         }
     }
 }

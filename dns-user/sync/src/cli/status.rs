@@ -48,7 +48,8 @@ impl Status {
                 (book, newest)
             }
             _ => {
-                let path = state.context("say --state FOLDER, or --api URL with its --tls-* files")?;
+                let path =
+                    state.context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
                 let folder = Folder::open(&path);
                 let book: Option<Book> = folder.read("agents.json")?;
                 let book =

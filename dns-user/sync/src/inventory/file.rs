@@ -119,7 +119,7 @@ pub enum ContentError {
     #[error("{0}")]
     Malformed(Box<serde_saphyr::Error>),
     /// Two files give different domains.
-    #[error("another file has another `domain`; say it once")]
+    #[error("another file has a different `domain`; set it once")]
     TwoDomains,
     /// A folder without files.
     #[error("the folder has no *.yml, *.yaml or *.json")]

@@ -53,7 +53,9 @@ pub(super) async fn spawn(
         match tls::server(&files) {
             Ok(new) => config = Arc::new(new),
             Err(error) => {
-                tracing::warn!("API: cannot use the new certificates; the last good ones stay: {error}")
+                tracing::warn!(
+                    "API: cannot use the new certificates; the last good ones stay in use: {error}"
+                )
             }
         }
         let (acceptor, router, clients) =
@@ -67,7 +69,7 @@ pub(super) async fn spawn(
                 let allowed = clients.contains(&name);
                 if !allowed {
                     let name = printable(&name);
-                    tracing::warn!("API: refused client {name:?}: it is not among --api-clients");
+                    tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
                 }
                 let router = if allowed { router } else { Router::new().fallback(refused) };
                 server::serve(stream, router).await

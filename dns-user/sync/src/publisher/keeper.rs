@@ -214,11 +214,7 @@ impl Keeper {
         self.commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
         let made = self.state.versions.last().context("no version was made")?.clone();
         if new {
-            tracing::info!(
-                version = made.version,
-                rows = dataset.rows(),
-                "made a new version of the records"
-            );
+            tracing::info!(version = made.version, rows = dataset.rows(), "new version of the records made");
         }
         let bytes = self.folder.dataset(made.version).context("the newest dataset is missing")?.into();
         Ok(Committed { made, bytes, new, gone })

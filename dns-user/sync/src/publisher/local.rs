@@ -21,7 +21,7 @@ pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Pat
                 if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
                     files::replace(file, &committed.bytes, permissions)?;
                     let version = committed.made.version;
-                    tracing::info!(version, file = %file.display(), "wrote the records");
+                    tracing::info!(version, file = %file.display(), "records written");
                 }
                 Ok(())
             })
@@ -29,7 +29,7 @@ pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Pat
         match written {
             Some(Ok(())) => done = true,
             Some(Err(error)) if options.watch && keeper.newest().is_some() => {
-                tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
+                tracing::error!("cannot use the inventory; the last good version stays in use: {error:#}");
                 if is_of_the_disk(&error) {
                     keeper.retry();
                 }

@@ -71,10 +71,13 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     if let Some(file) = options.local.clone() {
         return local::run(&options, keeper, &file).await.map(|()| true);
     }
-    let tls =
-        options.tls.clone().files().context("give --nats URL with its --tls-* files, or --local FILE")?;
+    let tls = options
+        .tls
+        .clone()
+        .files()
+        .context("--nats URL with its --tls-* files, or --local FILE, is required")?;
     let bus_options = BusOptions { nats: options.nats.clone(), tls, ping_every: crate::bus::PING_EVERY };
-    anyhow::ensure!(options.store.blobstore.is_some(), "give the blobstore: --blobstore URL");
+    anyhow::ensure!(options.store.blobstore.is_some(), "--blobstore URL is required");
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
     // An unreadable book costs one question to each agent.
@@ -225,7 +228,9 @@ impl Publisher {
                 if !self.options.watch || !self.plan.has_version() {
                     return Err(error);
                 }
-                self.log_failure(format!("cannot use the inventory; the last good version stays: {error:#}"));
+                self.log_failure(format!(
+                    "cannot use the inventory; the last good version stays in use: {error:#}"
+                ));
             }
             Note::Patch { from, to, patch } => self.plan.patch(from, to, patch),
             // The API shows what is on disk.

@@ -339,8 +339,7 @@ impl Plan {
                         agent,
                         version,
                         ours = self.book.version,
-                        "an agent holds a version that is not ours: the state folder was lost or restored; \
-                         the next version will be above it"
+                        "an agent holds an unknown version: the state folder was lost or restored; the next version will be higher"
                     );
                     self.floor = version;
                     if self.phase == Phase::Open && self.commit == Commit::Idle {
@@ -358,8 +357,7 @@ impl Plan {
                         digest,
                         ours = self.book.version,
                         omitted,
-                        "an agent has a higher version than there is, or other records with ours: is another \
-                         publisher active? Stop it, then start this one again"
+                        "an agent has a version or digest that this publisher did not make; stop any other publisher, then restart this one"
                     );
                 }
                 self.disagreement.get_or_insert((agent.to_owned(), held));
@@ -404,7 +402,7 @@ impl Plan {
                 tracing::info!(
                     silent,
                     version = self.book.version,
-                    "agents have reported; publishing begins"
+                    "agents have reported; publishing starts"
                 );
                 self.phase = Phase::Open;
             }

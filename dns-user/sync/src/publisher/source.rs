@@ -85,11 +85,11 @@ impl InventoryOptions {
                 for (id, reason) in changes.settle(&files) {
                     match reason {
                         Settled::Adopted => {
-                            tracing::info!(id, "the inventory's files have adopted a change by command")
+                            tracing::info!(id, "the inventory files now contain a change made by command")
                         }
                         Settled::Superseded => tracing::warn!(
                             id,
-                            "the inventory's files changed this instance after a command did; the files win"
+                            "the inventory files changed this instance after a command did; the files win"
                         ),
                     }
                 }

@@ -84,7 +84,7 @@ pub enum StateError {
     #[error("{} is in use by another publisher; stop it, or give this one another folder", .0.display())]
     Locked(PathBuf),
     /// A file is malformed.
-    #[error("{}: {problem}; ids must not be given away twice: restore the file from a copy", path.display())]
+    #[error("{}: {problem}; ids must not be assigned twice: restore the file from a backup", path.display())]
     Content {
         /// The file that failed.
         path: PathBuf,
@@ -318,7 +318,7 @@ mod tests {
         let wrapped = folder.commit(&mut state, ids, &dataset, u64::MAX, 100);
         assert!(matches!(wrapped, Err(StateError::NoMoreVersions(u64::MAX))));
         fs::write(place.path().join("state.json"), "{").unwrap();
-        assert!(folder.read::<State>("state.json").unwrap_err().to_string().contains("given away twice"));
+        assert!(folder.read::<State>("state.json").unwrap_err().to_string().contains("assigned twice"));
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Tasks {
                     let publish = client.publish(message::agent_subject(&agent), body.into());
                     let published = tokio::time::timeout(SEND_DEADLINE, publish).await;
                     published
-                        .context("NATS takes no messages")?
+                        .context("NATS accepts no messages")?
                         .with_context(|| format!("to agent {agent}"))?;
                     (messages, bytes) = (messages + 1, bytes + length);
                     let ahead = time(bytes).saturating_sub(begun.elapsed());

@@ -150,7 +150,7 @@ pub enum StoreError {
         longest: usize,
     },
     /// A shared folder does not answer.
-    #[error("{}: not done within {limit:?}; the folder hangs", path.display())]
+    #[error("{}: not finished within {limit:?}; the folder hangs", path.display())]
     Hangs {
         /// The file.
         path: PathBuf,

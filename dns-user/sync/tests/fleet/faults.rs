@@ -72,7 +72,7 @@ fn bus_outage_loses_no_change() -> Result<()> {
     lab.wait_for("a1", 1)?;
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
+    lab.wait_for_log("publisher", "new version of the records made version=2")?;
     lab.start_nats()?;
     lab.wait_for("a0", 2)?;
     lab.wait_for("a1", 2)
@@ -86,11 +86,11 @@ fn killed_publisher_loses_no_version() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     ensure!(lab.publish(&[])?.status.success());
     let mut publisher = lab.watch(&[])?;
-    lab.wait_for_log("publisher", "publishing begins")?;
+    lab.wait_for_log("publisher", "publishing starts")?;
     // Without a bus the announcement cannot leave.
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
+    lab.wait_for_log("publisher", "new version of the records made version=2")?;
     let blob = lab.newest_blob()?;
     wait_until("the blob", PATIENCE, || lab.path("blobs").join(&blob).exists())?;
     publisher.kill()?;
@@ -121,7 +121,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     // A director's way: no patch that would do without the blob.
     let _publisher = lab.watch(&["--no-patches"])?;
-    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
+    lab.wait_for_log("publisher", "new version of the records made version=2")?;
     let path = place(&lab.newest_blob()?);
     wait_until("the blob", PATIENCE, || {
         fs::read(&path).is_ok_and(|bytes| Ok(bytes) == lab.dataset(2).map_err(drop))
@@ -187,7 +187,7 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     command.args(words);
     let agent = lab.keep(command, "a0.log")?;
     let publisher = lab.watch(&[])?;
-    lab.wait_for_log("a0", "took a version of the records version=1")?;
+    lab.wait_for_log("a0", "new version of the records installed version=1")?;
     let old = fs::read(&records)?;
     let filler = lab.path("disk/filler");
     let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
@@ -198,7 +198,7 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     assert_eq!(fs::read(&records)?, old);
     fs::remove_file(filler)?;
     drop(file);
-    lab.wait_for_log("a0", "took a version of the records version=2")?;
+    lab.wait_for_log("a0", "new version of the records installed version=2")?;
     assert_eq!(fs::read(&records)?, lab.dataset(2)?);
     drop(publisher);
     drop(agent);
@@ -223,7 +223,7 @@ fn publisher_survives_a_full_disk() -> Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.9".to_owned())?;
-    lab.wait_for_log("publisher", "cannot use the inventory; the last good version stays: ")?;
+    lab.wait_for_log("publisher", "cannot use the inventory; the last good version stays in use: ")?;
     // An agent that comes back is heard, which the disk cannot keep.
     drop(agent);
     let agent = lab.agent("a0", &[])?;

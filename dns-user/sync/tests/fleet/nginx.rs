@@ -171,7 +171,7 @@ fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, false)?;
     let dav = lab.path("dav");
-    bad_blobs(&lab, |blob| dav.join(dns_sync::dav::path(blob)), "the blobstore says 404")
+    bad_blobs(&lab, |blob| dav.join(dns_sync::dav::path(blob)), "the blobstore replied 404")
 }
 
 /// A publisher whose clock is hours behind signs links that are over; with the right clock all goes well.
@@ -186,7 +186,7 @@ fn wrong_clock_is_reported() -> Result<()> {
     wrong.args(["-f", "-30h"]).arg(right.get_program()).args(right.get_args());
     let output = wrong.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1").output()?;
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    lab.wait_for_log("a0", "the blobstore says 403")?;
+    lab.wait_for_log("a0", "the blobstore replied 403")?;
     assert_eq!(lab.version("a0")?, 0);
     ensure!(lab.publish(&[])?.status.success(), "{}", lab.log("a0"));
     assert_eq!(lab.version("a0")?, 1);

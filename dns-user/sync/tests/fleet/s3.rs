@@ -138,7 +138,7 @@ fn s3_refuses_unsigned_requests() -> Result<()> {
 fn a_bad_blob_of_s3_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let s3 = S3::start(&mut lab)?;
-    bad_blobs(&lab, |blob| s3.folder.join("dns").join(blob), "the blobstore says 404")
+    bad_blobs(&lab, |blob| s3.folder.join("dns").join(blob), "the blobstore replied 404")
 }
 
 /// Asks a bucket in all ways, rightly and wrongly signed.
@@ -159,7 +159,7 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
             runtime.block_on(stranger.get("one", LONGEST_BLOB)).err().context("get")?,
             runtime.block_on(stranger.delete("one")).err().context("delete")?,
         ] {
-            assert!(error.to_string().contains("the blobstore says 403"), "{error}");
+            assert!(error.to_string().contains("the blobstore replied 403"), "{error}");
         }
     }
     let (now, hour) = (unix_now(), Duration::from_secs(3600));
@@ -175,6 +175,6 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     runtime.block_on(store.delete("one"))?;
     runtime.block_on(store.delete("one"))?;
     let gone = runtime.block_on(store.get("one", LONGEST_BLOB)).err().context("it is gone")?;
-    assert!(gone.to_string().contains("the blobstore says 404"), "{gone}");
+    assert!(gone.to_string().contains("the blobstore replied 404"), "{gone}");
     Ok(())
 }

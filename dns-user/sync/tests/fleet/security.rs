@@ -152,6 +152,6 @@ fn api_requires_a_certificate() -> Result<()> {
         curl.args(agent).args(["--key", &key, "-H", "content-type: application/json"]).args(call);
         assert_eq!(capture(curl.arg(format!("{url}/v1/{path}")))?, "403", "{path}");
     }
-    assert!(lab.log("publisher").contains("it is not among --api-clients"), "{}", lab.log("publisher"));
+    assert!(lab.log("publisher").contains("not listed in --api-clients"), "{}", lab.log("publisher"));
     Ok(())
 }

@@ -103,8 +103,8 @@ fn mute_agent_only_listens() -> Result<()> {
     let lab = Lab::new(1)?;
     let _mute = lab.agent("a0", &["--mute"])?;
     let _publisher = lab.watch(&[])?;
-    lab.wait_for_log("a0", "took a version of the records version=1 by=\"blob\" mute=true")?;
-    lab.wait_for_log("publisher", "made a new version of the records")?;
+    lab.wait_for_log("a0", "new version of the records installed version=1 by=\"blob\" mute=true")?;
+    lab.wait_for_log("publisher", "new version of the records made")?;
     assert!(!lab.records("a0").exists());
     let state = lab.path("state").display().to_string();
     assert!(lab.run(&["status", "--state", &state]).is_err(), "a mute agent must not count as synced");

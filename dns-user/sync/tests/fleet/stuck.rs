@@ -100,7 +100,7 @@ fn hanging_delete_delays_no_version() -> Result<()> {
 fn stuck_bus_delays_no_end() -> Result<()> {
     let lab = Lab::new(1)?;
     let mut publisher = lab.watch(&[])?;
-    lab.wait_for_log("publisher", "publishing begins")?;
+    lab.wait_for_log("publisher", "publishing starts")?;
     lab.pause_nats(true)?;
     lab.write_inventory(20_000, |agent| format!("10.{}.{}.1", agent / 250, agent % 250))?;
     lab.wait_for_log("publisher", "rows=20000")?;

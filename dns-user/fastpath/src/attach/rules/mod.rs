@@ -50,10 +50,10 @@ pub(crate) enum Objection {
     #[error("the packet filter drops or limits replies to its clients")]
     RepliesHeld,
     /// NAT redirects local queries for other addresses to us.
-    #[error("NAT at OUTPUT sends local queries for other addresses here")]
+    #[error("NAT at OUTPUT redirects local queries for other addresses to the server")]
     LocalNat,
     /// The packet filter would drop a reply of the program on `lo`.
-    #[error("no rule of INPUT accepts lo, and to connection tracking a reply given there is new")]
+    #[error("INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow")]
     LocalRepliesHeld,
 }
 

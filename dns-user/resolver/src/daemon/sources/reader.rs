@@ -50,7 +50,7 @@ impl Reader {
         };
         // Without a thread no result arrives, and the owner reports a timeout.
         if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
-            tracing::error!("no thread can be started to read files: {error}");
+            tracing::error!("cannot start a thread to read files: {error}");
         }
         Self { ask, answers, overdue: 0, asked: None }
     }

@@ -283,10 +283,10 @@ pub struct NameRefused(pub String);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     /// The main loop has ended.
-    #[error("the server is ending")]
+    #[error("the server is shutting down")]
     Ending,
     /// The reload has not finished within the time limit.
-    #[error("the reload takes longer than {0:?}; it goes on")]
+    #[error("the reload takes longer than {0:?}; it continues in the background")]
     TooLong(Duration),
 }
 

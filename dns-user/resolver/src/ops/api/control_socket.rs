@@ -121,14 +121,14 @@ impl axum::serve::Listener for Admitting {
                         tracing::warn!(
                             user = peer.uid(),
                             left_out,
-                            "the control socket refused a client: control.user and control.group do not admit its user"
+                            "control socket client refused: not permitted by control.user and control.groups user"
                         );
                     }
                 }
                 Err(error) => {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(left_out) = LIMIT.admit_any() {
-                        tracing::warn!(%error, left_out, "the control socket refused a client: cannot read its user id (SO_PEERCRED)");
+                        tracing::warn!(%error, left_out, "control socket client refused: cannot read its user id (SO_PEERCRED)");
                     }
                 }
             }

@@ -102,7 +102,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
                 tracing::warn!(
                     ?peer,
                     left_out,
-                    "a user has too many unfinished handshakes with the API; its connection is closed"
+                    "too many unfinished API handshakes from one user; connection closed"
                 );
             }
             continue;
@@ -123,7 +123,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
             if let Some(why) = why
                 && let Some(left_out) = LIMIT.admit(client.ip())
             {
-                tracing::info!(%client, why, left_out, "the API refused a client");
+                tracing::info!(%client, why, left_out, "API client refused");
             }
             drop(place);
         });
