@@ -2,7 +2,23 @@
 
 use serde_json::Value;
 
-use crate::san::{Consumed, Link, Names, Options, Purpose, SanError};
+use crate::san::{Consumed, Ids, Link, Names, Options, Purpose, SanError};
+
+/// Finds the ids of the provider of a link, for the short form; the error says how to state them.
+pub type FindIds<'a> = &'a dyn Fn(&str, &Provider) -> Result<Ids, String>;
+
+/// The provider of a link, as a manifest describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provider {
+    /// Instance group of the job that provides the link.
+    pub instance_group: String,
+    /// Network of the group whose addresses links use.
+    pub network: String,
+    /// Deployment of the manifest.
+    pub deployment: String,
+    /// Whether the short form has the id of the link's own group (`use_link_dns_names`).
+    pub uses_link_group: bool,
+}
 
 /// A variable of type `certificate` with the names of its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +45,9 @@ pub enum ManifestError {
     },
 }
 
-/// Returns the variables of type `certificate`, in the order of the manifest.
-pub fn variables(text: &str, domain: &str) -> Result<Vec<Variable>, ManifestError> {
+/// Returns the variables of type `certificate`, in the order of the manifest. `find_ids` is asked if the
+/// manifest's features select short names.
+pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> Result<Vec<Variable>, ManifestError> {
     let manifest: Value =
         serde_saphyr::from_str(text).map_err(|error| ManifestError::Yaml(error.to_string()))?;
     let mut all = Vec::new();
@@ -52,7 +69,7 @@ pub fn variables(text: &str, domain: &str) -> Result<Vec<Variable>, ManifestErro
         let consumed = consumes.into_iter().flatten().map(|(consumer, link)| {
             let purpose = Purpose::parse(consumer).map_err(|error| error.to_string())?;
             let wildcard = link["properties"]["wildcard"].as_bool().unwrap_or(false);
-            Ok(Consumed { purpose, link: provider(&manifest, link, domain)?, wildcard })
+            Ok(Consumed { purpose, link: consumed_link(&manifest, link, domain, find_ids)?, wildcard })
         });
         let consumed = consumed.collect::<Result<Vec<_>, String>>().map_err(failed)?;
         let names = Names::of(&options, &consumed).map_err(|error| failed(error.to_string()))?;
@@ -61,47 +78,45 @@ pub fn variables(text: &str, domain: &str) -> Result<Vec<Variable>, ManifestErro
     Ok(all)
 }
 
-/// Finds the provider that a consumer names by `from`, or its manual address.
-fn provider(manifest: &Value, consumer: &Value, domain: &str) -> Result<Link, String> {
+/// Returns the link that a consumer names by `from`, or its manual address.
+fn consumed_link(
+    manifest: &Value,
+    consumer: &Value,
+    domain: &str,
+    find_ids: FindIds<'_>,
+) -> Result<Link, String> {
     if let Some(address) = consumer["address"].as_str() {
         return Ok(Link::Manual(address.to_owned()));
     }
     let from = consumer["from"].as_str().ok_or("a consumer needs `from` or `address`")?;
-    if manifest["features"]["use_short_dns_addresses"] == true
-        || manifest["features"]["use_link_dns_names"] == true
-    {
-        return Err("short names need ids, which the manifest lacks; use `san` with --network-id and \
-                    --group-id"
-            .to_owned());
-    }
-    for group in list(&manifest["instance_groups"]) {
-        for job in list(&group["jobs"]) {
-            if !provides(job, from) {
-                continue;
-            }
-            let networks = list(&group["networks"]);
-            let is_default = |network: &&Value| list(&network["default"]).iter().any(|kind| kind == "dns");
-            let is_addressable =
-                |network: &&Value| list(&network["default"]).iter().any(|kind| kind == "addressable");
-            let network = networks
-                .iter()
-                .find(is_addressable)
-                .or_else(|| networks.iter().find(is_default))
-                .or(networks.first());
-            let text = |value: Option<&Value>, what: &str| {
-                let text = value.and_then(Value::as_str).map(str::to_owned);
-                text.ok_or(format!("{what} of the provider of {from:?} has no name"))
-            };
-            return Ok(Link::Group {
-                instance_group: text(group.get("name"), "the instance group")?,
-                network: text(network.and_then(|network| network.get("name")), "the network")?,
-                deployment: text(manifest.get("name"), "the deployment")?,
-                domain: domain.to_owned(),
-                ids: None,
-            });
-        }
-    }
-    Err(format!("no job provides {from:?}; add it to `provides` of a job, or correct `from`"))
+    let provider = provider(manifest, from)?;
+    let is_short = provider.uses_link_group || manifest["features"]["use_short_dns_addresses"] == true;
+    let ids = if is_short { Some(find_ids(from, &provider)?) } else { None };
+    let Provider { instance_group, network, deployment, uses_link_group: _ } = provider;
+    Ok(Link::Group { instance_group, network, deployment, domain: domain.to_owned(), ids })
+}
+
+/// Finds the provider of a link.
+fn provider(manifest: &Value, link: &str) -> Result<Provider, String> {
+    let provides_it = |group: &&Value| list(&group["jobs"]).iter().any(|job| provides(job, link));
+    let group = list(&manifest["instance_groups"]).iter().find(provides_it).ok_or_else(|| {
+        format!("no job provides {link:?}; add it to `provides` of a job, or correct `from`")
+    })?;
+    let networks = list(&group["networks"]);
+    let default_of = |kind: &str| {
+        networks.iter().find(|network| list(&network["default"]).iter().any(|default| default == kind))
+    };
+    let network = default_of("addressable").or_else(|| default_of("dns")).or(networks.first());
+    let text = |value: Option<&Value>, what: &str| {
+        let text = value.and_then(Value::as_str).map(str::to_owned);
+        text.ok_or(format!("{what} of the provider of {link:?} has no name"))
+    };
+    Ok(Provider {
+        instance_group: text(group.get("name"), "the instance group")?,
+        network: text(network.and_then(|network| network.get("name")), "the network")?,
+        deployment: text(manifest.get("name"), "the deployment")?,
+        uses_link_group: manifest["features"]["use_link_dns_names"] == true,
+    })
 }
 
 /// Whether a job provides a link by this name: the alias in `as`, or its own without one.
@@ -157,9 +172,33 @@ variables:
     common_name: { address: db.example.org }
 "#;
 
+    /// Fails: the manifest asks for no short names.
+    fn no_ids(link: &str, _: &Provider) -> Result<Ids, String> {
+        Err(format!("ids of {link} are asked for"))
+    }
+
+    #[test]
+    fn features_select_short_names() {
+        let find_ids = |link: &str, provider: &Provider| {
+            assert_eq!((link, provider.instance_group.as_str()), ("my-custom-app-server-address", "server_ig"));
+            Ok(Ids { network: 3, group: if provider.uses_link_group { 9 } else { 7 } })
+        };
+        for (feature, name) in [
+            ("use_short_dns_addresses", "q-n3s0.q-g7.bosh"),
+            ("use_link_dns_names", "q-n3s0.q-g9.bosh"),
+        ] {
+            let manifest = MANIFEST.replace("wildcard: true", "wildcard: false");
+            let text = format!("features: {{ {feature}: true }}\n{manifest}");
+            let variables = variables(&text, "bosh", &find_ids).unwrap();
+            assert_eq!(variables[1].names.dns, ["custom-record.appservers.cf.local", name]);
+            let error = super::variables(&text, "bosh", &no_ids).unwrap_err().to_string();
+            assert!(error.starts_with("variable app_server_cert: ids of"), "{error}");
+        }
+    }
+
     #[test]
     fn document_example_gives_names() {
-        let variables = variables(MANIFEST, "bosh").unwrap();
+        let variables = variables(MANIFEST, "bosh", &no_ids).unwrap();
         let names = &variables[1].names;
         assert_eq!(names.common_name.as_deref(), Some("Application Server"));
         assert_eq!(names.dns, ["custom-record.appservers.cf.local", "*.server-ig.default.app-service.bosh"]);
@@ -174,7 +213,7 @@ variables:
             ("from: my-custom-app-server-address }", "from: nothing }", "no job provides \"nothing\""),
             ("name: manual\n  type: certificate", "name: manual\n  type: ssh", "only type certificate"),
         ] {
-            let error = variables(&MANIFEST.replace(from, to), "bosh").unwrap_err().to_string();
+            let error = variables(&MANIFEST.replace(from, to), "bosh", &no_ids).unwrap_err().to_string();
             assert!(error.starts_with("variable ") && error.contains(expected), "{error}");
         }
     }

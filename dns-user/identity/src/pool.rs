@@ -1,10 +1,24 @@
 //! Keys generated ahead, by a thread of the lowest priority.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::keys::{KeyError, KeyType, PrivateKey};
+
+/// Pause after contention, as a multiple of the CPU time used before it: the thread then takes at most
+/// about 2 % of a core that others want.
+const PAUSE_FACTOR: u32 = 50;
+
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Longest time over which contention is measured.
+const LONGEST_WINDOW: Duration = Duration::from_secs(1);
 
 /// Keys of one type, at most `size` of them.
 pub struct KeyPool {
@@ -25,7 +39,11 @@ struct State {
 }
 
 impl KeyPool {
-    /// Starts to fill a pool. The thread runs only while no other process wants its core (`SCHED_IDLE`).
+    /// Starts to fill a pool, at idle priority.
+    ///
+    /// `SCHED_IDLE` ranks the thread behind all threads of its scheduling group only: the kernel shares a core
+    /// equally between sessions (autogroup) and between control groups. The thread therefore also pauses whenever
+    /// it had to wait for its core.
     pub fn start(kind: KeyType, size: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { size, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
@@ -83,25 +101,66 @@ impl Shared {
         if let Err(error) = be_idle() {
             tracing::warn!(%error, "key pool runs at normal priority: SCHED_IDLE is not permitted");
         }
+        let mut window = Window::begin();
         loop {
             {
                 let mut state = self.state.lock();
                 let full = |state: &mut State| !state.stopped && state.ready.len() >= self.size;
-                self.changed.wait_while(&mut state, full);
+                if full(&mut state) {
+                    self.changed.wait_while(&mut state, full);
+                    window = Window::begin();
+                }
                 if state.stopped {
                     return;
                 }
             }
-            match PrivateKey::generate(kind) {
-                Ok(key) => self.state.lock().ready.push(key),
+            let generated = PrivateKey::generate(kind);
+            let pause = match &generated {
+                Ok(_) => window.pause(),
                 Err(error) => {
                     tracing::error!(%error, "key pool cannot generate a key; retrying in 10 s");
-                    thread::sleep(Duration::from_secs(10));
+                    Some(Duration::from_secs(10))
                 }
-            }
+            };
+            self.state.lock().ready.extend(generated);
             self.changed.notify_all();
+            if let Some(pause) = pause {
+                let mut state = self.state.lock();
+                self.changed.wait_while_for(&mut state, |state| !state.stopped, pause);
+                window = Window::begin();
+            }
         }
     }
+}
+
+/// A stretch of generating, without waits of its own: time beyond the CPU time went to other threads.
+struct Window {
+    begun: Instant,
+    used: Duration,
+}
+
+impl Window {
+    fn begin() -> Self {
+        Self { begun: Instant::now(), used: thread_time() }
+    }
+
+    /// Returns the pause that is due if other threads wanted the core; begins anew after a long window.
+    fn pause(&mut self) -> Option<Duration> {
+        let (passed, used) = (self.begun.elapsed(), thread_time().saturating_sub(self.used));
+        if passed > used + used / 4 {
+            return Some((used * PAUSE_FACTOR).min(LONGEST_PAUSE));
+        }
+        if passed > LONGEST_WINDOW {
+            *self = Self::begin();
+        }
+        None
+    }
+}
+
+/// Returns the CPU time that the calling thread has used; zero if the kernel does not tell.
+pub fn thread_time() -> Duration {
+    let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+    clock.now().map(Duration::from).unwrap_or_default()
 }
 
 /// Gives the calling thread the scheduling policy `SCHED_IDLE` (Linux 2.6.23).

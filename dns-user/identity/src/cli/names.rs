@@ -1,13 +1,13 @@
 //! `san`.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
-use dns_core::catalog::Snapshot;
+use dns_core::{canonical::canonical, catalog::Snapshot};
 
 use crate::{
     check::snapshot,
-    manifest,
+    manifest::{self, Provider},
     names::unresolved,
     san::{Ids, Link, Names},
 };
@@ -44,6 +44,9 @@ pub(super) struct San {
     /// Id of the group, for the short form
     #[arg(long, value_name = "ID", requires = "network_id")]
     group_id: Option<u64>,
+    /// With --manifest: ids of a link's provider, for short names, where --records does not tell; repeatable
+    #[arg(long, value_name = "LINK=NETWORK-ID/GROUP-ID", requires = "manifest", value_parser = parse_ids)]
+    ids: Vec<(String, Ids)>,
     /// Put `*` in place of the first label
     #[arg(long)]
     wildcard: bool,
@@ -68,7 +71,11 @@ impl San {
         if let Some(path) = &self.manifest {
             let named = || path.display().to_string();
             let text = fs::read_to_string(path).with_context(named)?;
-            for variable in manifest::variables(&text, &self.domain).with_context(named)? {
+            let find_ids = |link: &str, provider: &Provider| match self.ids.iter().find(|(of, _)| of == link) {
+                Some((_, ids)) => Ok(*ids),
+                None => recorded_ids(fleet.as_ref(), link, provider),
+            };
+            for variable in manifest::variables(&text, &self.domain, &find_ids).with_context(named)? {
                 print_variable(&variable);
                 missing |= report(fleet.as_ref(), &variable.names);
             }
@@ -93,6 +100,47 @@ impl San {
             domain: self.domain.clone(),
             ids: ids.map(|(network, group)| Ids { network, group }),
         }
+    }
+}
+
+/// Reads `LINK=NETWORK-ID/GROUP-ID`.
+fn parse_ids(text: &str) -> Result<(String, Ids), String> {
+    let parse = || {
+        let (link, ids) = text.split_once('=')?;
+        let (network, group) = ids.split_once('/')?;
+        Some((link.to_owned(), Ids { network: network.parse().ok()?, group: group.parse().ok()? }))
+    };
+    parse().ok_or_else(|| "write the link, = and two ids, such as my-link=3/7".to_owned())
+}
+
+/// Finds ids in the fleet's records. These do not tell the group of a link from the group of its instances,
+/// so an instance in several groups gives no answer.
+fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
+    let remedy = format!("state the ids: --ids {link}=NETWORK-ID/GROUP-ID");
+    let fleet =
+        fleet.ok_or_else(|| format!("short names need ids, which a manifest lacks; give --records, or {remedy}"))?;
+    let Provider { instance_group, network, deployment, uses_link_group } = provider;
+    let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
+    let mut networks = BTreeSet::new();
+    let mut groups = BTreeSet::new();
+    for row in fleet.instances().filter(|row| {
+        is_same(row.instance_group, instance_group)
+            && is_same(row.network, network)
+            && is_same(row.deployment, deployment)
+    }) {
+        networks.extend(row.network_id.parse::<u64>());
+        groups.extend(row.group_ids().filter_map(|group| group.parse::<u64>().ok()));
+    }
+    let (networks, groups): (Vec<u64>, Vec<u64>) = (networks.into_iter().collect(), groups.into_iter().collect());
+    match (&networks[..], &groups[..]) {
+        ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
+        ([], _) | (_, []) => Err(format!(
+            "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or {remedy}"
+        )),
+        _ => Err(format!(
+            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not tell \
+             which group is the link's; {remedy}"
+        )),
     }
 }
 

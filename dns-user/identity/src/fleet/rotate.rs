@@ -9,7 +9,7 @@ use anyhow::Context;
 
 use super::{
     state::StateFolder,
-    trust::{Step, Trust},
+    trust::{Direction, Step, Trust},
 };
 use crate::{authority::Fingerprint, ca_files::CaFiles, certificate::seconds};
 
@@ -26,10 +26,10 @@ pub struct RotateOptions {
     /// PEM file of the new CA's private key
     #[arg(long, value_name = "FILE", requires = "ca")]
     ca_key: Option<PathBuf>,
-    /// Return to the CA that issued before the last rotation
+    /// Return to the CA that issued before the last rotation; continues a return that was stopped
     #[arg(long)]
     back: bool,
-    /// Continue a rotation that was stopped
+    /// Continue a rotation or a return that was stopped
     #[arg(long)]
     resume: bool,
     /// Seconds to wait after a step has converged: readers of the files follow, late members report
@@ -46,37 +46,35 @@ pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     let state = StateFolder::open(state)?;
     let _lock = state.lock()?.context("another rotate-ca is at work; wait for it or stop it")?;
     let trust = state.trust()?.context("no CA yet; start the issuer with --ca first")?;
-    let target = match (ca.zip(ca_key), back, resume) {
-        (Some((certificate, key)), ..) => state.import(&CaFiles { certificate, key }, SystemTime::now())?,
-        (None, true, _) => trust.origin.clone().context("there was no rotation to go back from")?,
-        (None, false, _) => resumed(&trust).context("no rotation was stopped")?,
+    let now = SystemTime::now();
+    let direction = match (ca.zip(ca_key), back) {
+        (Some((certificate, key)), _) => Direction::To(state.import(&CaFiles { certificate, key }, now)?),
+        (None, true) => Direction::Back,
+        (None, false) => Direction::Resume,
     };
-    let rotation = Rotation { state, target, settle: Duration::from_secs(settle), patience };
+    let rotation = trust.rotation_to(direction)?;
+    let target = rotation.target.clone();
+    state.authority(&target, now)?;
+    if trust.rotation.as_ref() != Some(&rotation) {
+        state.set_trust(&Trust { rotation: Some(rotation), ..trust })?;
+    }
+    let steps = Steps { state, target, settle: Duration::from_secs(settle), patience };
     tokio::select! {
-        done = rotation.run() => done,
+        done = steps.run() => done,
         () = crate::ended() => anyhow::bail!(
             "stopped between two steps, which is safe; continue with --resume, or return with --back"
         ),
     }
 }
 
-/// The CA that a stopped rotation leads to: the trusted one that is not its origin.
-fn resumed(trust: &Trust) -> Option<Fingerprint> {
-    let origin = trust.origin.as_ref()?;
-    match trust.trusted.as_slice() {
-        [last] => Some(last.clone()),
-        several => several.iter().find(|authority| *authority != origin).cloned(),
-    }
-}
-
-struct Rotation {
+struct Steps {
     state: StateFolder,
     target: Fingerprint,
     settle: Duration,
     patience: Option<u64>,
 }
 
-impl Rotation {
+impl Steps {
     async fn run(&self) -> anyhow::Result<()> {
         let mut changed = false;
         loop {
@@ -89,6 +87,7 @@ impl Rotation {
             // The target is verified again: days may have passed since it was imported.
             self.state.authority(&self.target, SystemTime::now())?;
             let Some((step, next)) = trust.next(&self.target) else {
+                self.state.set_trust(&trust.completed())?;
                 println!("done: only CA {} is trusted", self.target);
                 return Ok(());
             };

@@ -22,6 +22,41 @@ pub struct Trust {
     pub issuing: Fingerprint,
     /// The CA that issued before the rotation under way, or before the last one.
     pub origin: Option<Fingerprint>,
+    /// The rotation under way; `None` once it is complete.
+    #[serde(default)]
+    pub rotation: Option<Rotation>,
+}
+
+/// A rotation under way, recorded so that it can be resumed in its own direction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rotation {
+    /// The CA that issues in the end, and is then the only trusted one.
+    pub target: Fingerprint,
+    /// Whether the rotation returns to the CA that issued before.
+    pub returns: bool,
+}
+
+/// Where a rotation leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To this CA.
+    To(Fingerprint),
+    /// To the CA that issued before the last rotation.
+    Back,
+    /// To the target of the rotation that was stopped.
+    Resume,
+}
+
+/// A direction that leads nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DirectionError {
+    /// The fleet has had one CA only.
+    #[error("there was no rotation to go back from; begin one with --ca and --ca-key")]
+    NoOrigin,
+    /// The last rotation is complete.
+    #[error("no rotation was stopped; begin one with --ca and --ca-key")]
+    NothingStopped,
 }
 
 /// A step of a rotation.
@@ -38,7 +73,33 @@ pub enum Step {
 impl Trust {
     /// A fleet with a single CA.
     pub fn new(authority: Fingerprint) -> Self {
-        Self { generation: 1, trusted: vec![authority.clone()], issuing: authority, origin: None }
+        Self { generation: 1, trusted: vec![authority.clone()], issuing: authority, origin: None, rotation: None }
+    }
+
+    /// Returns the rotation that leads in `direction`. Going back again continues a return under way.
+    pub fn rotation_to(&self, direction: Direction) -> Result<Rotation, DirectionError> {
+        match (direction, &self.rotation) {
+            (Direction::To(target), _) => Ok(Rotation { target, returns: false }),
+            (Direction::Back, Some(rotation)) if rotation.returns => Ok(rotation.clone()),
+            (Direction::Back, _) => {
+                let target = self.origin.clone().ok_or(DirectionError::NoOrigin)?;
+                Ok(Rotation { target, returns: true })
+            }
+            (Direction::Resume, rotation) => rotation.clone().ok_or(DirectionError::NothingStopped),
+        }
+    }
+
+    /// Returns the state after a complete rotation: nothing to resume, and nothing to go back to if
+    /// the CA that issues is the one that issued before.
+    pub fn completed(&self) -> Self {
+        let origin = self.origin.clone().filter(|origin| *origin != self.issuing);
+        Self { origin, rotation: None, ..self.clone() }
+    }
+
+    /// Returns whether members must follow from one state to the other.
+    pub fn differs_for_members(&self, other: &Self) -> bool {
+        let Self { generation, trusted, issuing, origin: _, rotation: _ } = self;
+        (generation, trusted, issuing) != (&other.generation, &other.trusted, &other.issuing)
     }
 
     /// Returns the next step towards `target` and the state after it; `None` if only `target` is
@@ -121,6 +182,46 @@ mod tests {
             assert_eq!(steps, back, "after {taken} steps");
             assert_eq!((trust.trusted, trust.issuing), (vec![ca("old")], ca("old")));
         }
+    }
+
+    /// Takes up to `count` steps in a direction, as `rotate-ca` does.
+    fn rotate(trust: &Trust, direction: Direction, count: usize) -> Trust {
+        let rotation = trust.rotation_to(direction).unwrap();
+        let mut trust = Trust { rotation: Some(rotation.clone()), ..trust.clone() };
+        for _ in 0..count {
+            match trust.next(&rotation.target) {
+                Some((_, next)) => trust = next,
+                None => return trust.completed(),
+            }
+        }
+        trust
+    }
+
+    #[test]
+    fn stopped_rotation_resumes_its_direction() {
+        const ALL: usize = 4;
+        for forward in 0..=ALL {
+            let there = rotate(&Trust::new(ca("old")), Direction::To(ca("new")), forward);
+            if forward < ALL {
+                assert_eq!(rotate(&there, Direction::Resume, ALL).issuing, ca("new"), "{forward}");
+            }
+            // Without a first step there is nothing to go back from.
+            for back in (0..ALL).filter(|_| forward > 0) {
+                let stopped = rotate(&there, Direction::Back, back);
+                if stopped.rotation.is_none() {
+                    continue;
+                }
+                for direction in [Direction::Resume, Direction::Back] {
+                    let ended = rotate(&stopped, direction, ALL);
+                    assert_eq!(ended.trusted, [ca("old")], "{forward} steps, then {back} back");
+                    assert_eq!((ended.issuing.clone(), &ended.rotation), (ca("old"), &None));
+                    assert_eq!(ended.rotation_to(Direction::Resume), Err(DirectionError::NothingStopped));
+                }
+                // The return itself can be revoked.
+                assert_eq!(rotate(&stopped, Direction::To(ca("new")), ALL).trusted, [ca("new")]);
+            }
+        }
+        assert_eq!(Trust::new(ca("old")).rotation_to(Direction::Back), Err(DirectionError::NoOrigin));
     }
 
     #[test]

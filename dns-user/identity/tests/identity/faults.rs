@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{self, Write},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -16,6 +18,7 @@ use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, unshare},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::{
@@ -62,6 +65,26 @@ fn only(rotator: &Rotator, now: SystemTime) -> IdentityStatus {
     identities.remove(0)
 }
 
+/// Returns the log lines of `work` on this thread.
+fn logged(work: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl Write for Log {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.lock().write(line)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, work);
+    String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap()
+}
+
 /// The folder holds one complete generation and nothing of a failed one.
 fn assert_intact(folder: &Path) {
     assert!(matches(&read_pair(folder, "instance").unwrap()));
@@ -91,7 +114,9 @@ fn full_and_read_only_disks_keep_pair() {
         size -= 4096;
     }
     now += 24 * HOUR - Duration::from_secs(1000);
-    rotator.step(now);
+    let mut log = logged(|| {
+            rotator.step(now);
+        });
     let failure = only(&rotator, now).failure.unwrap();
     let message = &failure.message;
     assert!(message.contains(folder.to_str().unwrap()), "{message}");
@@ -101,10 +126,14 @@ fn full_and_read_only_disks_keep_pair() {
     // Retries back off and are counted, but reported as one failure.
     for _ in 0..5 {
         now = only(&rotator, now).renews_at;
-        rotator.step(now);
+        log += &logged(|| {
+            rotator.step(now);
+        });
     }
     assert_eq!(only(&rotator, now).failure.unwrap().attempts, 6);
     assert_eq!(rotator.status(now).failures["storage"], 1);
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("certificate not renewed")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("ERROR") && line.contains(message)), "{log}");
 
     fs::remove_file(&filler).unwrap();
     disk.remount(MsFlags::MS_RDONLY, 64);

@@ -3,6 +3,7 @@
 use std::{
     fs,
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
@@ -14,9 +15,9 @@ use tempfile::TempDir;
 
 use crate::{
     authorities::TestAuthority,
-    program::{Running, free_address, get, program, until},
+    program::{Running, assert_hidden, free_address, get, program, until},
     rotator::{matches, memory},
-    tools::{openssl, text},
+    tools::{not_run, openssl, text},
 };
 
 const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
@@ -53,7 +54,7 @@ impl Fleet {
             text(&ca),
             "--ca-key",
             text(&key),
-        ]);
+        ], &path("log"));
         let fleet = Self { folder, authority, address, _issuer: issuer, agents: Vec::new() };
         until("the issuer", || std::net::TcpStream::connect(address).is_ok());
         fleet
@@ -71,11 +72,10 @@ impl Fleet {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn agent(&mut self, instance: &str, token: &str, metrics: Option<SocketAddr>) {
+    fn agent(&mut self, instance: &str, token: &str, more: &[&str]) {
         let file = self.path(&format!("{instance}.token"));
         fs::write(&file, token).unwrap();
         let (issuer, folder, trust) = (self.address.to_string(), self.path(instance), self.path("trust.crt"));
-        let metrics = metrics.map(|address| address.to_string());
         let mut arguments = vec![
             "agent",
             "--issuer",
@@ -93,10 +93,8 @@ impl Fleet {
             "--spread",
             "5",
         ];
-        if let Some(address) = &metrics {
-            arguments.extend(["--metrics", address]);
-        }
-        self.agents.push(Running::start(&arguments));
+        arguments.extend(more);
+        self.agents.push(Running::start(&arguments, &self.path("log")));
     }
 
     fn pair(&self, instance: &str, role: &str) -> PathBuf {
@@ -143,7 +141,7 @@ fn agents_obtain_only_own_names() {
     let mut fleet = Fleet::start();
     let token = fleet.token("i1");
     let metrics = free_address();
-    fleet.agent("i1", &token, Some(metrics));
+    fleet.agent("i1", &token, &["--metrics", &metrics.to_string()]);
     until("the pairs of i1", || fleet.has_pairs("i1"));
     let own = certificate(&fleet.pair("i1", "instance"));
     assert!(own.contains("CN = i1") || own.contains("CN=i1"), "{own}");
@@ -156,7 +154,7 @@ fn agents_obtain_only_own_names() {
     });
 
     // The token was used; it also belongs to another instance.
-    fleet.agent("i2", &token, None);
+    fleet.agent("i2", &token, &[]);
     thread::sleep(Duration::from_secs(3));
     assert!(!fleet.pair("i2", "instance").exists());
     fs::write(fleet.path("i2.token"), fleet.token("i2")).unwrap();
@@ -204,21 +202,94 @@ fn agents_obtain_only_own_names() {
         .output()
         .unwrap();
     assert!(said(&output).contains("cannot request a pair of"), "{}", said(&output));
+
+    let mut secrets = vec![token, String::from_utf8(fleet.authority.key()).unwrap()];
+    for (instance, role) in [("i1", "instance"), ("i1", "api.bosh-dns"), ("i2", "instance")] {
+        secrets.push(read_pair(&fleet.pair(instance, role), "instance").unwrap().key.to_string());
+    }
+    assert_hidden(&fleet.path("log"), &secrets);
+}
+
+#[test]
+fn owner_gets_keys_of_roles() {
+    if !nix::unistd::geteuid().is_root() {
+        return not_run("only root gives files to another user");
+    }
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
+    let mut fleet = Fleet::start();
+    let token = fleet.token("i1");
+    fleet.agent("i1", &token, &["--owner", "nobody"]);
+    until("the pairs of i1", || fleet.has_pairs("i1"));
+    for (role, file, owner, mode) in [
+        ("instance", "instance.key", 0, 0o600),
+        ("health.bosh-dns", "instance.key", nobody.uid.as_raw(), 0o600),
+        ("api.bosh-dns", "instance.pem", nobody.uid.as_raw(), 0o600),
+        ("api.bosh-dns", "instance.crt", 0, 0o644),
+    ] {
+        let facts = fs::metadata(fleet.pair("i1", role).join(file)).unwrap();
+        assert_eq!((facts.uid(), facts.mode() & 0o777), (owner, mode), "{role}/{file}");
+    }
+    let refused = program()
+        .args(["agent", "--issuer", "h:1", "--instance", "i", "--folder", "f", "--trust", "t"])
+        .args(["--owner", "no-such-user"])
+        .output()
+        .unwrap();
+    assert!(!refused.status.success() && said(&refused).contains("no such user"), "{}", said(&refused));
+}
+
+/// A fleet whose agents have their pairs and have reported them.
+fn converged(instances: &[&str]) -> Fleet {
+    let mut fleet = Fleet::start();
+    for instance in instances {
+        let token = fleet.token(instance);
+        fleet.agent(instance, &token, &[]);
+    }
+    until("all pairs", || instances.iter().all(|instance| fleet.has_pairs(instance)));
+    until("reports of all agents", || {
+        let members = fs::read_to_string(fleet.path("state/members.json")).unwrap_or_default();
+        members.matches("\"generation\": 1").count() == instances.len()
+    });
+    fleet
+}
+
+#[test]
+fn stopped_return_resumes() {
+    let mut fleet = converged(&["i1", "i2"]);
+    let (new, both) = (TestAuthority::new("new"), ["i1", "i2"]);
+    let (ca, key) = (new.certificate_path(), new.key_path());
+    let rotate = |fleet: &Fleet, arguments: &[&str]| {
+        let output = fleet.rotate(arguments).output().unwrap();
+        (output.status.success(), said(&output))
+    };
+    let (done, text) = rotate(&fleet, &["--ca", text(&ca), "--ca-key", text(&key)]);
+    assert!(done && text.contains("step 3 of 3"), "{text}");
+    assert!(both.iter().all(|instance| fleet.follows(instance, &new, &[&new])));
+
+    // An agent is down: the return waits after its first step, and is stopped by a signal.
+    fleet.agents[1].0.kill().unwrap();
+    fleet.agents[1].0.wait().unwrap();
+    for arguments in [["--back"], ["--resume"]] {
+        let log = fleet.path("rotation.log");
+        let file = fs::File::create(&log).unwrap();
+        let mut rotation = Running(fleet.rotate(&arguments).stdout(file).spawn().unwrap());
+        until("the wait for i2", || fs::read_to_string(&log).unwrap().contains("waiting for 1 of 2"));
+        assert!(!rotation.stop(), "a stopped rotation is not a success");
+        until("trust in both", || fleet.follows("i1", &new, &[&new, &fleet.authority]));
+    }
+    // The rotation goes on in its direction, although the CA that issues is the new one.
+    fleet.agents.remove(1);
+    fleet.agent("i2", "", &[]);
+    let (done, text) = rotate(&fleet, &["--resume"]);
+    assert!(done && text.contains("step 2 of 3") && !text.contains("step 1"), "{text}");
+    assert!(both.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));
+    let (done, text) = rotate(&fleet, &["--resume"]);
+    assert!(!done && text.contains("no rotation was stopped"), "{text}");
 }
 
 #[test]
 fn authority_rotates_and_returns() {
-    let mut fleet = Fleet::start();
-    for instance in ["i1", "i2", "i3"] {
-        let token = fleet.token(instance);
-        fleet.agent(instance, &token, None);
-    }
     let all = ["i1", "i2", "i3"];
-    until("all pairs", || all.iter().all(|instance| fleet.has_pairs(instance)));
-    until("reports of all agents", || {
-        let members = fs::read_to_string(fleet.path("state/members.json")).unwrap_or_default();
-        members.matches("\"generation\": 1").count() == all.len()
-    });
+    let mut fleet = converged(&all);
     let new = TestAuthority::new("new");
     let (ca, key) = (new.certificate_path(), new.key_path());
 
@@ -242,7 +313,7 @@ fn authority_rotates_and_returns() {
     });
     // The token file of i3 is gone, and not needed: its pair is valid.
     fleet.agents.remove(2);
-    fleet.agent("i3", "", None);
+    fleet.agent("i3", "", &[]);
     let output = fleet.rotate(&["--back"]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     assert!(all.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));

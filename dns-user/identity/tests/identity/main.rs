@@ -9,6 +9,7 @@ mod cases;
 mod certificates;
 mod faults;
 mod fleet;
+mod pool;
 mod program;
 mod rotator;
 mod tools;

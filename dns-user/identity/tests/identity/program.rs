@@ -42,8 +42,10 @@ impl Drop for Running {
 }
 
 impl Running {
-    pub(crate) fn start(arguments: &[&str]) -> Self {
-        Self(program().args(arguments).stderr(Stdio::null()).spawn().unwrap())
+    /// Starts the program; everything it logs is appended to `log`.
+    pub(crate) fn start(arguments: &[&str], log: &Path) -> Self {
+        let log = fs::File::options().create(true).append(true).open(log).unwrap();
+        Self(program().args(arguments).env("RUST_LOG", "trace").stderr(log).spawn().unwrap())
     }
 
     /// Asks the process to end; returns whether it succeeded.
@@ -59,6 +61,17 @@ pub(crate) fn until(what: &str, mut ready: impl FnMut() -> bool) {
     while !ready() {
         assert!(begun.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
         thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Asserts that a log has content, and none of the secrets: keys in PEM, or tokens.
+pub(crate) fn assert_hidden(log: &Path, secrets: &[impl AsRef<str>]) {
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("INFO"), "{log}");
+    assert!(!log.contains("PRIVATE KEY"), "{log}");
+    let lines = secrets.iter().flat_map(|secret| secret.as_ref().lines()).map(str::trim);
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with("-----")) {
+        assert!(!log.contains(line), "a secret is in the log");
     }
 }
 
@@ -101,7 +114,7 @@ impl World {
         let words: Vec<String> =
             source.split_whitespace().map(|word| word.replace("CONTAINERS", &containers)).collect();
         arguments.extend(words.iter().map(String::as_str));
-        Running::start(&arguments)
+        Running::start(&arguments, &folder.join("log"))
     }
 
     fn restart(&mut self, source: &str) {
@@ -156,9 +169,14 @@ fn folder_of_descriptions_is_followed() {
         get(metrics, "/metrics").is_some_and(|text| {
             text.contains("bosh_dns_identity_identities 1")
                 && text.contains("bosh_dns_identity_expiry_timestamp_seconds{guid=\"g1\"}")
+                && text.contains("bosh_dns_identity_pool_size 2")
         })
     });
     assert!(world.process.stop());
+    let keys = [read_pair(&world.identity("g1"), "instance").unwrap().key.to_string(), {
+        String::from_utf8(world.authority.key()).unwrap()
+    }];
+    assert_hidden(&world.folder.path().join("log"), &keys);
 }
 
 #[test]
@@ -289,6 +307,50 @@ fn commands_issue_and_check() {
         "--strict",
     ]);
     assert!(!well && said.contains("no instance answers to it"), "{said}");
+}
+
+#[test]
+fn records_give_short_names() {
+    let folder = memory();
+    let (manifest, records) = (folder.path().join("manifest.yml"), folder.path().join("records.json"));
+    let write = |feature: &str, groups: &str| {
+        let text = format!(
+            r#"
+name: app-service
+features: {{ {feature}: true }}
+instance_groups:
+- name: server_ig
+  networks: [{{ name: default }}]
+  jobs: [{{ name: server, provides: {{ address: {{ as: web }} }} }}]
+variables:
+- {{ name: cert, type: certificate, consumes: {{ alternative_name: {{ from: web }} }} }}
+"#
+        );
+        fs::write(&manifest, text).unwrap();
+        let text = format!(
+            r#"{{"record_keys":["id","instance_group","group_ids","network","network_id","deployment","ip","domain"],
+            "record_infos":[["i1","server-ig",{groups},"default","3","app-service","10.0.0.2","bosh"]]}}"#
+        );
+        fs::write(&records, text).unwrap();
+    };
+    let san = |more: &[&str]| output(&[&["san", "--manifest", text(&manifest)], more].concat());
+    let known = ["--records", text(&records), "--strict"];
+    write("use_short_dns_addresses", r#"["7"]"#);
+    assert_eq!(san(&known), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n".to_owned()));
+    let (well, said) = san(&[]);
+    assert!(!well && said.contains("variable cert") && said.contains("--ids web=NETWORK-ID/GROUP-ID"), "{said}");
+    // The records do not tell which of several groups is the link's.
+    for (feature, groups) in [("use_short_dns_addresses", r#"["7","9"]"#), ("use_link_dns_names", r#"["7"]"#)] {
+        write(feature, groups);
+        let (well, said) = san(&known);
+        assert!(!well && said.contains("does not tell which group"), "{said}");
+        let (well, said) = san(&[&known[..], &["--ids", "web=3/7"]].concat());
+        assert_eq!((well, said.as_str()), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n"));
+    }
+    write("use_short_dns_addresses", "[]");
+    let (well, said) = san(&known);
+    assert!(!well && said.contains("no instance of server_ig.default.app-service"), "{said}");
+    assert!(!san(&["--ids", "web=x"]).0);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use dns_identity::{
@@ -17,7 +17,7 @@ use dns_identity::{
     check,
     folder::{Pair, read_pair},
     keys::{KeyType, PrivateKey},
-    pool::KeyPool,
+    pool::{KeyPool, thread_time},
     profile::{Container, Guid},
     rotator::{Rotator, Settings},
     window::{RenewalWindow, Share},
@@ -112,23 +112,15 @@ pub(crate) fn joined(folder: &Path) -> std::io::Result<Pair> {
     Ok(Pair { certificate: certificate.to_owned(), key: key.to_owned().into() })
 }
 
-/// CPU time of this process so far.
-fn cpu() -> Duration {
-    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
-    let time =
-        |value: nix::sys::time::TimeVal| Duration::new(value.tv_sec() as u64, value.tv_usec() as u32 * 1000);
-    time(usage.user_time()) + time(usage.system_time())
-}
-
 #[test]
 fn thousand_identities_renew_in_windows() {
     let mut world = World::new();
     let names: Vec<String> = (0..1000).map(|number| format!("container-{number:04}")).collect();
-    let (begun, used) = (Instant::now(), cpu());
+    let used = thread_time();
     for name in &names {
         world.create(name);
     }
-    println!("1,000 identities created in {:?}, CPU {:?}", begun.elapsed(), cpu() - used);
+    let created = thread_time() - used;
     let start = world.now;
     let first: Vec<Validity> = names.iter().map(|name| world.validity(name)).collect();
 
@@ -151,10 +143,13 @@ fn thousand_identities_renew_in_windows() {
                 }
             });
         }
-        let used = cpu();
+        let used = thread_time();
         world.run_until(end);
         stop.store(true, Ordering::Relaxed);
-        println!("a day of 1,000 identities, readers included: CPU {:?}", cpu() - used);
+        println!(
+            "1,000 identities: CPU {created:.2?} to create, {:.2?} for a day with one renewal of each",
+            thread_time() - used
+        );
     });
     let (read, mismatched) = (read.into_inner(), mismatched.into_inner());
     println!("{read} pairs read, {mismatched} mismatched");
@@ -295,39 +290,4 @@ fn replaced_authority_spreads_in_steps() {
 pub(crate) fn replace(in_use: &TestAuthority, new: &TestAuthority) {
     fs::write(in_use.key_path(), new.key()).unwrap();
     fs::write(in_use.certificate_path(), new.certificate()).unwrap();
-}
-
-#[test]
-fn pool_runs_at_idle_priority() {
-    let _pool = KeyPool::start(KeyType::P256, 2).unwrap();
-    // Field 41, `policy` (proc(5)); the name in field 2 has no space. 5 is SCHED_IDLE.
-    let is_idle = || {
-        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-        let mut states = tasks.map(|task| fs::read_to_string(task.join("stat")).unwrap_or_default());
-        let of_pool = states.find(|stat| stat.contains("(key-pool)"));
-        of_pool.is_some_and(|stat| stat.split_whitespace().nth(40) == Some("5"))
-    };
-    let begun = Instant::now();
-    while !is_idle() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no thread key-pool with SCHED_IDLE");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-#[test]
-fn filled_pool_makes_start_fast() {
-    let (authority, folder) = (TestAuthority::new("rotator"), memory());
-    let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
-    // At idle priority a busy machine takes its time.
-    assert!(pool.wait(1, Duration::from_secs(600)));
-    let settings = Settings { folder: folder.path().to_owned(), validity: 24 * HOUR, envoy: false };
-    let now = SystemTime::now();
-    let mut rotator = Rotator::open(settings, files(&authority), pool, now).unwrap();
-    let begun = Instant::now();
-    rotator.create(container(json!({ "guid": "g1" })), now).unwrap();
-    let from_pool = begun.elapsed();
-    let begun = Instant::now();
-    PrivateKey::generate(KeyType::Rsa2048).unwrap();
-    println!("identity with a key of the pool: {from_pool:?}; one RSA-2048 key: {:?}", begun.elapsed());
-    assert!(matches(&read_pair(&folder.path().join("g1"), "instance").unwrap()));
 }

@@ -1,0 +1,124 @@
+//! The key pool: idle priority beside a busy process, and the start of a container.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use dns_identity::{
+    folder::read_pair,
+    keys::{KeyType, PrivateKey},
+    pool::KeyPool,
+    rotator::{Rotator, Settings},
+};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::{Pid, setsid},
+};
+use serde_json::json;
+
+use crate::{
+    authorities::TestAuthority,
+    program::{Running, until},
+    rotator::{HOUR, container, files, matches, memory},
+};
+
+/// Returns the thread `key-pool` of this process once it has the policy SCHED_IDLE.
+fn pool_thread() -> Pid {
+    // Field 41, `policy` (proc(5)); the name in field 2 has no space. 5 is SCHED_IDLE.
+    let is_idle = |stat: &str| stat.contains("(key-pool)") && stat.split_whitespace().nth(40) == Some("5");
+    let begun = Instant::now();
+    loop {
+        let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+        let found = tasks
+            .filter(|task| is_idle(&fs::read_to_string(task.join("stat")).unwrap_or_default()))
+            .find_map(|task| task.file_name()?.to_str()?.parse().ok());
+        if let Some(id) = found {
+            return Pid::from_raw(id);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "no thread key-pool with SCHED_IDLE");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns the CPU time of a task: the first number of `schedstat`, in nanoseconds.
+fn used(task: PathBuf) -> Duration {
+    let text = fs::read_to_string(task.join("schedstat")).unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// Starts a process that never sleeps, in the session of this process or in its own.
+fn busy(has_own_session: bool, cpus: &CpuSet) -> Running {
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]).stdin(Stdio::null());
+    if has_own_session {
+        // SAFETY: setsid is async-signal-safe, and the closure touches no memory of the parent.
+        unsafe { command.pre_exec(|| Ok(setsid().map(drop)?)) };
+    }
+    let process = Running(command.spawn().unwrap());
+    sched_setaffinity(Pid::from_raw(process.0.id().cast_signed()), cpus).unwrap();
+    process
+}
+
+#[test]
+fn pool_yields_to_busy_process() {
+    // One CPU for both.
+    let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu).unwrap();
+    // The kernel shares a CPU equally between sessions, whatever the policies of their threads are.
+    for has_own_session in [false, true] {
+        let busy = busy(has_own_session, &cpus);
+        // Larger than can be filled here.
+        let _pool = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
+        let thread = pool_thread();
+        sched_setaffinity(thread, &cpus).unwrap();
+        let tasks = [format!("/proc/self/task/{thread}"), format!("/proc/{}", busy.0.id())];
+        let times = || tasks.each_ref().map(|task| used(task.into()));
+        let before = times();
+        let passed = || {
+            let now = times();
+            [now[0] - before[0], now[1] - before[1]]
+        };
+        until("two seconds of the busy process", || passed()[1] > Duration::from_secs(2));
+        let [pool, busy] = passed();
+        let share = pool.as_secs_f64() / (pool + busy).as_secs_f64();
+        println!("own session {has_own_session}: the pool took {:.2} % of the CPU", share * 100.0);
+        assert!(share < 0.05, "the pool took {share:.3} of the CPU");
+    }
+}
+
+#[test]
+fn idle_machine_fills_pool() {
+    let pool = KeyPool::start(KeyType::P256, 50).unwrap();
+    assert!(pool.wait(50, Duration::from_secs(600)));
+    assert_eq!((pool.ready(), pool.size()), (50, 50));
+    // A taken key is replaced.
+    pool.try_take().unwrap();
+    assert!(pool.wait(50, Duration::from_secs(600)));
+}
+
+#[test]
+fn filled_pool_makes_start_fast() {
+    let (authority, folder) = (TestAuthority::new("rotator"), memory());
+    let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
+    // At idle priority a busy machine takes its time.
+    assert!(pool.wait(1, Duration::from_secs(600)));
+    let settings = Settings { folder: folder.path().to_owned(), validity: 24 * HOUR, envoy: false };
+    let now = SystemTime::now();
+    let mut rotator = Rotator::open(settings, files(&authority), pool, now).unwrap();
+    let begun = Instant::now();
+    rotator.create(container(json!({ "guid": "g1" })), now).unwrap();
+    let start = begun.elapsed();
+    assert!(matches(&read_pair(&folder.path().join("g1"), "instance").unwrap()));
+    let begun = Instant::now();
+    PrivateKey::generate(KeyType::Rsa2048).unwrap();
+    let key = begun.elapsed();
+    println!("start with a key of the pool {start:.2?}; one RSA-2048 key {key:.2?}");
+    assert!(start < key, "a start with a filled pool ({start:?}) generates no key ({key:?})");
+}
