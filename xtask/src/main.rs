@@ -204,9 +204,10 @@ fn name_server(command: &mut std::process::Command) -> Result<&mut std::process:
 /// The set of packages is the same for every command: it determines the features of dependencies,
 /// and other features would rebuild them.
 fn release(more: &[&str]) -> Result<()> {
-    let packages = ["dns-resolver", "dns-health", "dns-sync", "dns-external", "bosh-dns-xdp-benches"]
-        .map(|package| ["--package", package])
-        .concat();
+    let packages =
+        ["dns-resolver", "dns-health", "dns-sync", "dns-external", "dns-identity", "bosh-dns-xdp-benches"]
+            .map(|package| ["--package", package])
+            .concat();
     let programs = [
         "--bin",
         "bosh-dns-xdp",
@@ -218,6 +219,8 @@ fn release(more: &[&str]) -> Result<()> {
         "bosh-dns-sync",
         "--bin",
         "bosh-dns-publish",
+        "--bin",
+        "bosh-dns-identity",
     ];
     process::run(
         std::process::Command::new("cargo")

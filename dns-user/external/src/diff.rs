@@ -14,6 +14,9 @@ pub fn line(action: &Action) -> String {
         },
         Action::Delete(record) => format!("- {record}"),
         Action::Release(record) => format!("= {record}: stays without an owner"),
+        Action::DropOrphan(record) => {
+            format!("- {} {}: owner record of {:?}", record.name, record.record_type, record.labels.owner())
+        }
     }
 }
 
@@ -56,7 +59,7 @@ pub fn text(
             let code = match action {
                 Action::Create(_) => "32",
                 Action::Update { .. } => "33",
-                Action::Delete(_) => "31",
+                Action::Delete(_) | Action::DropOrphan(_) => "31",
                 Action::Release(_) => "36",
             };
             shown.push_str(&paint(code, &format!("  {}", line(action))));
@@ -101,6 +104,10 @@ pub fn json(planned: &Planned, failures: &[String]) -> Value {
         }),
         "release": lines(|action| match action {
             Action::Release(record) => Some(record.to_string().into()),
+            _ => None,
+        }),
+        "drop_orphan": lines(|action| match action {
+            Action::DropOrphan(record) => Some(record.to_string().into()),
             _ => None,
         }),
         "notes": notes.map(ToString::to_string).collect::<Vec<_>>(),

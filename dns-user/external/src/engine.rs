@@ -295,6 +295,7 @@ impl Engine {
                 | Action::Release(record) => {
                     owned.remove(&record.key());
                 }
+                Action::DropOrphan(_) => {}
             }
         }
         [before, count(&owned)]

@@ -162,6 +162,16 @@ pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) ->
     Plan { changes: changes.collect(), notes: Vec::new() }
 }
 
+/// Plans to delete the owner records of `owner` that have no record.
+pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
+    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
+    for orphan in orphans.into_iter().filter(|orphan| orphan.labels.owner() == owner) {
+        names.entry(&orphan.name).or_default().push(Action::DropOrphan(orphan.clone()));
+    }
+    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
+    Plan { changes: changes.collect(), notes: Vec::new() }
+}
+
 /// All sets of one name.
 #[derive(Default)]
 struct Rows<'a> {

@@ -31,15 +31,14 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Builds a package of server and publisher with a version derived from `epoch`, so that later ones
-/// are newer; returns its path.
-fn package(epoch: u32, folder: &Path) -> PathBuf {
+/// Builds the packages of the server and of a companion, with a version derived from `epoch`, so that later
+/// ones are newer. Returns the path of the package that holds the companion.
+pub(crate) fn pack(epoch: u32, folder: &Path, option: &str, companion: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let server = server::program().unwrap();
-    let publisher = server.with_file_name("bosh-dns-publish");
-    assert!(publisher.exists(), "the publisher is not built: run `cargo xtask build`");
+    assert!(companion.exists(), "{} is not built: run `cargo xtask build`", companion.display());
     // Packing the debug information of a debug build would take a minute.
-    let [server, publisher] = [server, publisher].map(|program| {
+    let [server, stripped] = [server.as_path(), companion].map(|program| {
         let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&stripped)).unwrap();
         fs::set_permissions(&stripped, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -48,15 +47,25 @@ fn package(epoch: u32, folder: &Path) -> PathBuf {
     run(Command::new("cargo")
         .args(["run", "--quiet", "--package", "xtask", "--", "dist", "--binary"])
         .arg(&server)
-        .arg("--publisher")
-        .arg(&publisher)
+        .arg(format!("--{option}"))
+        .arg(&stripped)
         .arg("--out")
         .arg(folder)
         .current_dir(root)
         .env("SOURCE_DATE_EPOCH", epoch.to_string()))
     .unwrap();
+    let name = if option == "identity" { "bosh-dns-identity_" } else { "bosh-dns-xdp_" };
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "deb")).unwrap()
+    let is_it = |path: &PathBuf| {
+        let file = path.file_name().unwrap().to_string_lossy();
+        file.starts_with(name) && file.ends_with(".deb")
+    };
+    files.into_iter().find(is_it).unwrap()
+}
+
+/// Builds the package of server and publisher.
+fn package(epoch: u32, folder: &Path) -> PathBuf {
+    pack(epoch, folder, "publisher", &server::program().unwrap().with_file_name("bosh-dns-publish"))
 }
 
 /// Returns the five commands of the README, as typed by a reader.

@@ -39,6 +39,9 @@ pub(crate) struct Rendered {
     pub(crate) about: String,
     /// Properties, without the API's certificates.
     properties: Value,
+    /// Whether the API has certificates.
+    #[serde(default = "yes")]
+    certificates: bool,
     /// The instance, if relevant.
     #[serde(default)]
     spec: Value,
@@ -81,8 +84,7 @@ impl Table {
 impl Rendered {
     /// Returns the renderer's input.
     pub(crate) fn manifest(&self) -> Value {
-        let mut properties = certificates("api", "CERT");
-        merge(&mut properties, &self.properties);
+        let properties = with_certificates(&self.properties, self.certificates);
         json!({"properties": properties, "spec": self.spec})
     }
 }
@@ -90,10 +92,15 @@ impl Rendered {
 impl Refused {
     /// Returns the renderer's input.
     pub(crate) fn manifest(&self) -> Value {
-        let mut properties = if self.certificates { certificates("api", "CERT") } else { json!({}) };
-        merge(&mut properties, &self.properties);
-        json!({"properties": properties})
+        json!({"properties": with_certificates(&self.properties, self.certificates)})
     }
+}
+
+/// Returns the properties, with certificates of the API if it has any.
+fn with_certificates(properties: &Value, has_certificates: bool) -> Value {
+    let mut all = if has_certificates { certificates("api", "CERT") } else { json!({}) };
+    merge(&mut all, properties);
+    all
 }
 
 /// Returns certificates for both ends of the API or of health checks, all with the same text.

@@ -2,6 +2,7 @@
 //! package.
 
 mod debian;
+mod identity;
 mod job;
 mod machine;
 mod rendering;

@@ -81,8 +81,10 @@ fn scripts_pass_shellcheck() {
         job::bosh().join("packages/bosh-dns/packaging"),
         job::bosh().join("packages/bosh-dns/process.sh"),
     ];
-    let debian = job::bosh().join("../debian");
-    scripts.extend(["postinst", "prerm", "postrm"].map(|script| debian.join(script)));
+    for package in ["../debian", "../identity/debian"] {
+        let folder = job::bosh().join(package);
+        scripts.extend(["postinst", "prerm", "postrm"].map(|script| folder.join(script)));
+    }
     // Most manifests render the same scripts.
     let texts = files.iter().flatten().filter(|(path, _)| path.starts_with("bin/"));
     let texts: BTreeSet<&String> = texts.map(|(_, text)| text).collect();

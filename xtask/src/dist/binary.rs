@@ -71,6 +71,12 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
 /// Package and binary name of the server.
 pub(super) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
 
+/// Package and binary name of the publisher to external DNS.
+pub(super) const PUBLISHER: [&str; 2] = ["dns-external", "bosh-dns-publish"];
+
+/// Package and binary name of the issuer and rotator of certificates.
+pub(super) const IDENTITY: [&str; 2] = ["dns-identity", "bosh-dns-identity"];
+
 /// Package and binary name of the record distribution.
 pub(super) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
 

@@ -60,6 +60,9 @@ pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
     for (from, to) in [
         ("deploy/debian/copyright", "copyright"),
         ("deploy/identity/prometheus/rules.yml", "examples/prometheus-rules.yml"),
+        ("deploy/identity/debian/run.env", "examples/run.env"),
+        ("deploy/identity/debian/issuer.env", "examples/issuer.env"),
+        ("deploy/identity/debian/agent.env", "examples/agent.env"),
         ("docs/identity.md", "identity.md"),
     ] {
         archive::copy(&root().join(from), &documents.join(to), 0o644)?;

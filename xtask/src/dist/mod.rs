@@ -35,6 +35,9 @@ use anyhow::{Context, Result};
 
 use crate::process::{capture, root};
 
+/// Programs beside the server: package and binary name.
+const COMPANIONS: [[&str; 2]; 3] = [binary::PUBLISHER, binary::IDENTITY, binary::SYNC];
+
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dist {
@@ -51,6 +54,10 @@ pub(crate) struct Dist {
     /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
     #[arg(long, value_name = "FILE", requires = "binary")]
     sync: Option<PathBuf>,
+    /// Build only this program, as a bare binary for glibc 2.31 and newer; may be repeated
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["binary", "twice"],
+        value_parser = clap::builder::PossibleValuesParser::new(COMPANIONS.map(|[_, program]| program)))]
+    only: Vec<String>,
     /// Output folder, deleted first if it exists
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -77,16 +84,23 @@ struct Release {
 impl Dist {
     /// Builds and packs all artifacts, and lists them.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, publisher, identity, sync, out, twice } = self;
+        let Self { binary, publisher, identity, sync, only, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
+        if !only.is_empty() {
+            for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name)) {
+                let built = binary::build_companion(&release, program)?;
+                archive::copy(&built, &release.out.join(program[1]), 0o755)?;
+            }
+            return list(&release);
+        }
         let (server, publisher, identity, sync) = match &binary {
             Some(given) => (binary::split(given, &release)?, publisher, identity, sync),
             None => (
                 binary::build(&release)?,
-                Some(binary::build_companion(&release, ["dns-external", "bosh-dns-publish"])?),
-                Some(binary::build_companion(&release, ["dns-identity", "bosh-dns-identity"])?),
+                Some(binary::build_companion(&release, binary::PUBLISHER)?),
+                Some(binary::build_companion(&release, binary::IDENTITY)?),
                 Some(binary::build_companion(&release, binary::SYNC)?),
             ),
         };

@@ -260,6 +260,9 @@ mod tests {
             "transfer-owner --from a --to b",
             "retire --confirm-deletions 3",
             "retire --keep-records",
+            "retire --orphans",
+            "retire --orphans=other example.org",
+            "retire --confirm-deletions 3 old.example.org",
             "check",
             "render --output d",
             "status --json",
@@ -268,7 +271,7 @@ mod tests {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
         }
-        for words in ["transfer-owner --from a", "apply --confirm-deletions x"] {
+        for words in ["transfer-owner --from a", "apply --confirm-deletions x", "retire --orphans --keep-records"] {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
         }

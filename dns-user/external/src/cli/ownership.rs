@@ -59,21 +59,43 @@ pub(super) struct Retire {
     /// Allow this many deletions in every provider
     #[arg(long, value_name = "N", conflicts_with = "keep_records")]
     confirm_deletions: Option<usize>,
+    /// Only names at or below these domains, also the ones that domain-filter leaves out
+    #[arg(value_name = "DOMAIN", value_parser = Name::parse)]
+    domains: Vec<Name>,
     /// Keep the records and remove only their ownership
     #[arg(long)]
     keep_records: bool,
+    /// Delete only owner records that have no record: this owner's, or another one's whose publisher is gone
+    #[arg(long, value_name = "OWNER", num_args = 0..=1, require_equals = true, conflicts_with_all = ["keep_records", "confirm_deletions"])]
+    orphans: Option<Option<String>>,
     /// Only show the changes
     #[arg(long)]
     dry_run: bool,
 }
 
-/// How a command changes one zone.
-type Change<'a> = &'a dyn Fn(&Target, &str, &[Record]) -> plan::Plan;
+/// The part of a zone that a command may change.
+struct InScope {
+    records: Vec<Record>,
+    /// Owner records that have no record.
+    orphans: Vec<Record>,
+}
+
+/// How a command changes one zone; the text is the publisher's owner.
+type Change<'a> = &'a dyn Fn(&Target, &str, &InScope) -> plan::Plan;
+
+/// What a command changes, and how far it may go.
+struct Order<'a> {
+    is_dry: bool,
+    confirmed: Option<usize>,
+    /// Domains in place of the provider's filters; empty keeps these.
+    domains: &'a [Name],
+    change: Change<'a>,
+}
 
 impl Adopt {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let Self { selection, names, dry_run } = self;
-        change(config, &selection, dry_run, None, &|target, owner, records| {
+        let change: Change<'_> = &|target, owner, InScope { records, orphans: _ }| {
             let wanted: BTreeSet<&Name> = target.desired.records.iter().map(|record| &record.name).collect();
             let is_wanted = |record: &&Record| {
                 record.labels.owner().is_empty()
@@ -82,8 +104,8 @@ impl Adopt {
                     && target.desired.records.iter().any(|wish| wish.key() == record.key())
             };
             plan::transfer(records.iter().filter(is_wanted), owner)
-        })
-        .await
+        };
+        Order { is_dry: dry_run, confirmed: None, domains: &[], change }.run(config, &selection).await
     }
 }
 
@@ -95,91 +117,78 @@ impl Transfer {
                 "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to give them up"
             );
         }
-        change(config, &selection, dry_run, None, &|_, _, records| {
+        let change: Change<'_> = &|_, _, InScope { records, orphans: _ }| {
             let is_meant = |record: &&Record| {
                 record.labels.owner() == from && (names.is_empty() || names.contains(&record.name))
             };
             plan::transfer(records.iter().filter(is_meant), &to)
-        })
-        .await
+        };
+        Order { is_dry: dry_run, confirmed: None, domains: &[], change }.run(config, &selection).await
     }
 }
 
 impl Retire {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
-        let Self { selection, confirm_deletions, keep_records, dry_run } = self;
-        change(config, &selection, dry_run, confirm_deletions, &|_, owner, records| match keep_records {
-            true => plan::transfer(records.iter().filter(|record| record.labels.owner() == owner), ""),
-            false => plan::retire(records, owner),
-        })
-        .await
-    }
-}
-
-/// Plans a change in every zone of the selected providers, shows it, and applies it.
-async fn change(
-    config: &Config,
-    selection: &Selection,
-    is_dry: bool,
-    confirmed: Option<usize>,
-    change: Change<'_>,
-) -> anyhow::Result<ExitCode> {
-    let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
-    let (read, _) = read_sources(config).await?;
-    let mut failed = false;
-    for target in selection.of(&read)? {
-        let name = target.name();
-        let problems = match prepare(target, &options).await {
-            Ok(prepared) => change_one(target, prepared, is_dry, confirmed, change).await?,
-            Err(problem) => vec![problem],
+        let Self { selection, confirm_deletions: confirmed, domains, keep_records, orphans, dry_run } = self;
+        let change: Change<'_> = &|_, owner, InScope { records, orphans: found }| match &orphans {
+            Some(of) => plan::drop_orphans(found, of.as_deref().unwrap_or(owner)),
+            None if keep_records => {
+                plan::transfer(records.iter().filter(|record| record.labels.owner() == owner), "")
+            }
+            None => plan::retire(records, owner),
         };
-        for problem in &problems {
-            eprintln!("{name}: {problem}");
-        }
-        failed |= !problems.is_empty();
+        Order { is_dry: dry_run, confirmed, domains: &domains, change }.run(config, &selection).await
     }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn change_one(
-    target: &Target,
-    prepared: Prepared,
-    is_dry: bool,
-    confirmed: Option<usize>,
-    change: Change<'_>,
-) -> anyhow::Result<Vec<String>> {
-    let Prepared { mut engine, survey } = prepared;
-    let owner = engine.rules.owner.clone();
-    if owner.is_empty() {
-        return Ok(vec!["its registry is noop, so there is no ownership; set registry to txt".to_owned()]);
+impl Order<'_> {
+    /// Plans the change in every zone of the selected providers, shows it, and applies it.
+    async fn run(&self, config: &Config, selection: &Selection) -> anyhow::Result<ExitCode> {
+        let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+        let (read, _) = read_sources(config).await?;
+        let mut failed = false;
+        for target in selection.of(&read)? {
+            let name = target.name();
+            let problems = match prepare(target, &options).await {
+                Ok(prepared) => self.change_one(target, prepared).await?,
+                Err(problem) => vec![problem],
+            };
+            for problem in &problems {
+                eprintln!("{name}: {problem}");
+            }
+            failed |= !problems.is_empty();
+        }
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
-    let mut zones = Vec::new();
-    for zone in &survey {
-        let Ok(view) = &zone.view else { continue };
-        let in_scope: Vec<Record> = view
-            .records
-            .iter()
-            .filter(|record| engine.rules.domains.matches(&record.name))
-            .cloned()
-            .collect();
-        let owned: BTreeSet<&Name> = in_scope
-            .iter()
-            .filter(|record| record.labels.owner() == owner)
-            .map(|record| &record.name)
-            .collect();
-        zones.push(ZonePlan {
-            id: zone.id.clone(),
-            plan: change(target, &owner, &in_scope),
-            owned: owned.len(),
-        });
+
+    async fn change_one(&self, target: &Target, prepared: Prepared) -> anyhow::Result<Vec<String>> {
+        let Self { is_dry, confirmed, domains, change } = *self;
+        let Prepared { mut engine, survey } = prepared;
+        let owner = engine.rules.owner.clone();
+        if owner.is_empty() {
+            return Ok(vec!["its registry is noop, so there is no ownership; set registry to txt".to_owned()]);
+        }
+        let is_in_scope = |record: &&Record| match domains {
+            [] => engine.rules.domains.matches(&record.name),
+            domains => domains.iter().any(|domain| record.name.is_within(domain)),
+        };
+        let mut zones = Vec::new();
+        for zone in &survey {
+            let Ok(view) = &zone.view else { continue };
+            let select = |records: &[Record]| records.iter().filter(is_in_scope).cloned().collect();
+            let in_scope = InScope { records: select(&view.records), orphans: select(&view.orphans) };
+            let ours = in_scope.records.iter().filter(|record| record.labels.owner() == owner);
+            let owned = ours.map(|record| &record.name).collect::<BTreeSet<_>>().len();
+            zones.push(ZonePlan { id: zone.id.clone(), plan: change(target, &owner, &in_scope), owned });
+        }
+        let planned = Planned { zones, notes: Vec::new(), wanted: 0 };
+        print(&diff::text(&target.name(), &planned, &unlisted(&survey), confirmed, Colour::Auto.is_on()))?;
+        if is_dry {
+            return Ok(unlisted(&survey));
+        }
+        let report = engine.apply(&survey, &planned, confirmed, true, &|_| {}).await;
+        print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
+        let ProviderState { general, names, .. } = ProviderState::of_report(&report);
+        Ok(general.into_iter().chain(names.into_iter().map(|(_, problem)| problem)).collect())
     }
-    let planned = Planned { zones, notes: Vec::new(), wanted: 0 };
-    print(&diff::text(&target.name(), &planned, &unlisted(&survey), confirmed, Colour::Auto.is_on()))?;
-    if is_dry {
-        return Ok(unlisted(&survey));
-    }
-    let report = engine.apply(&survey, &planned, confirmed, true, &|_| {}).await;
-    print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
-    let ProviderState { general, names, .. } = ProviderState::of_report(&report);
-    Ok(general.into_iter().chain(names.into_iter().map(|(_, problem)| problem)).collect())
 }

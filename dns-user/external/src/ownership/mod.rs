@@ -35,6 +35,8 @@ pub struct View {
     pub records: Vec<Record>,
     /// Owner records without a record, and owner records that fit two.
     pub notes: Vec<Note>,
+    /// Owner records without a record: each with the texts of one owner alone, and their labels.
+    pub orphans: Vec<Record>,
     /// Every set as it was listed.
     listed: BTreeMap<Key, Record>,
     /// Owner texts of older form that own records, by the key of the record.
@@ -106,15 +108,19 @@ impl Registry {
             record.labels = Labels::default();
             notes.push(note(record.name.clone(), record.record_type, Reason::Ambiguous));
         }
-        for (key, texts) in texts.iter().filter(|(key, _)| !used.contains_key(key)) {
-            for (_, labels) in texts {
+        let mut orphans = Vec::new();
+        for (key, texts) in texts.into_iter().filter(|(key, _)| !used.contains_key(key)) {
+            for (target, labels) in texts {
                 let reason = Reason::Orphan { owner: labels.owner().to_owned() };
                 notes.push(note(key.name.clone(), RecordType::TXT, reason));
+                let record = Record::new(key.name.clone(), RecordType::TXT, [target]);
+                orphans.push(Record { labels, set_identifier: key.set_identifier.clone(), ..record });
             }
         }
         notes.sort_by(|a, b| a.name.cmp(&b.name));
+        orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
         let listed = records.into_iter().map(|record| (record.key(), record)).collect();
-        View { apex: apex.clone(), records: bare, notes, listed, old_form }
+        View { apex: apex.clone(), records: bare, notes, orphans, listed, old_form }
     }
 
     /// Parses a TXT value as owner text, encrypted or not.

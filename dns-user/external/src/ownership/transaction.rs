@@ -111,6 +111,26 @@ impl Draft<'_> {
                 self.disown(record);
                 Ok(())
             }
+            Action::DropOrphan(record) => {
+                self.require_claimants(record);
+                self.remove_texts(record.key(), record.labels.owner());
+                Ok(())
+            }
+        }
+    }
+
+    /// Requires that the records which an owner record could belong to are as they were listed.
+    fn require_claimants(&mut self, orphan: &Record) {
+        let of_old_form = RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
+        let mut claimants = Vec::from(of_old_form);
+        if let Some((name, record_type)) = self.registry.mapper.record_of(&orphan.name)
+            && let Ok(name) = Name::parse(&name)
+        {
+            let types = record_type.map_or(RecordType::DEFAULT_MANAGED.into(), |found| vec![found]);
+            claimants.extend(types.into_iter().map(|record_type| (name.clone(), record_type)));
+        }
+        for (name, record_type) in claimants.into_iter().filter(|(name, _)| name.is_within(&self.view.apex)) {
+            self.touch(Key { name, set_identifier: orphan.set_identifier.clone(), record_type });
         }
     }
 
@@ -289,7 +309,10 @@ impl Action {
     /// Returns the key of the set.
     fn key(&self) -> Key {
         match self {
-            Self::Create(record) | Self::Delete(record) | Self::Release(record) => record.key(),
+            Self::Create(record)
+            | Self::Delete(record)
+            | Self::Release(record)
+            | Self::DropOrphan(record) => record.key(),
             Self::Update { after, .. } => after.key(),
         }
     }
@@ -310,7 +333,7 @@ pub enum OwnershipError {
     /// The owner record of a name without records names another owner.
     #[error(
         "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
-         gone, delete it by hand"
+         gone, delete it with `retire --orphans={owner}`"
     )]
     Claimed {
         /// Name of the record.

@@ -65,6 +65,8 @@ pub enum Action {
     Delete(Record),
     /// Deletes the owner record and leaves the set.
     Release(Record),
+    /// Deletes the texts of one owner from an owner record that has no record.
+    DropOrphan(Record),
 }
 
 /// A wish that has no effect.
@@ -123,7 +125,10 @@ pub enum Reason {
     #[error("its document cannot be read; the record stays until it can")]
     SourceUnreadable,
     /// The owner record has no record.
-    #[error("the owner record of {} has no record; delete it by hand if no publisher uses it", Owner(owner))]
+    #[error(
+        "the owner record of {} has no record; if its publisher is gone, `retire --orphans={owner}` deletes it",
+        Owner(owner)
+    )]
     Orphan {
         /// Owner label; empty if there is none.
         owner: String,

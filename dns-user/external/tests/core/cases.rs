@@ -153,7 +153,7 @@ fn lines(plan: &Plan) -> Expected {
             Action::Create(record) => lines.create.push(record.to_string()),
             Action::Update { before, after } => lines.update.push((before.to_string(), after.to_string())),
             Action::Delete(record) => lines.delete.push(record.to_string()),
-            Action::Release(_) => panic!("a plan never gives a record up"),
+            Action::Release(_) | Action::DropOrphan(_) => panic!("a plan never gives a record up"),
         }
     }
     sorted(lines)

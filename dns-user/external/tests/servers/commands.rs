@@ -84,6 +84,75 @@ fn foreign_owner_record_is_a_remark() {
 }
 
 #[test]
+fn orphans_are_reported_and_deleted() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let publisher = Publisher::of(&server);
+        publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+        publisher.expect(0, "apply");
+        let text = |owner: &str| format!("TXT \"heritage=external-dns,external-dns/owner={owner}\"\n");
+        server.nsupdate(&format!(
+            "update add a-gone.example.org 60 {}update add a-both.example.org 60 {}update add a-both.example.org 60 {}",
+            text("me"),
+            text("me"),
+            text("other")
+        ));
+        let plan = publisher.expect(0, "plan");
+        assert!(plan.out.contains("`retire --orphans=me` deletes it"), "{plan:?}");
+        assert!(plan.out.contains("`retire --orphans=other` deletes it"), "{plan:?}");
+        let shown = publisher.expect(0, "retire --orphans --dry-run");
+        let lines = "  - a-both.example.org TXT: owner record of \"me\"\n  - a-gone.example.org TXT: owner record of \"me\"\n";
+        assert!(shown.out.contains(lines), "{shown:?}");
+        let orphans = |zone: &str| (zone.matches("owner=me").count(), zone.matches("owner=other").count());
+        assert_eq!(orphans(&server.transfer("example.org")), (3, 1));
+        publisher.expect(0, "retire --orphans sub.example.org");
+        publisher.expect(0, "retire --orphans");
+        let zone = server.transfer("example.org");
+        assert_eq!(orphans(&zone), (1, 1), "the owner record of a stays: {zone}");
+        publisher.expect(0, "retire --orphans=other");
+        assert_eq!(orphans(&server.transfer("example.org")), (1, 0));
+        assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    }
+}
+
+#[test]
+fn named_domains_are_retired() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("web", &[("a.old.example.org", "192.0.2.1"), ("b.example.org", "192.0.2.2")]);
+    publisher.expect(0, "apply");
+    // A narrower filter leaves the records outside of it alone; naming their domain deletes them.
+    publisher.provider(&server, &json!({"exclude-domains": "old.example.org"}));
+    publisher.endpoints("web", &[("b.example.org", "192.0.2.2")]);
+    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    publisher.expect(1, "retire old.example.org");
+    publisher.expect(0, "retire old.example.org --confirm-deletions 1");
+    let zone = server.transfer("example.org");
+    assert!(!zone.contains("old.example.org") && zone.contains("192.0.2.2"), "{zone}");
+}
+
+#[test]
+fn long_apply_draws_progress() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    let names: Vec<String> = (0..900).map(|number| format!("n{number}.example.org")).collect();
+    let addresses: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    publisher.endpoints("names", &addresses);
+    let (said, drawn) = publisher.call_on_terminal("apply");
+    assert_eq!((said.code, said.out.as_str()), (0, "default/bind: 900 names changed\n"), "{drawn}");
+    let counts: Vec<usize> = drawn
+        .split("/900 names")
+        .filter_map(|before| before.rsplit(' ').next()?.parse().ok())
+        .collect();
+    assert!(counts.iter().any(|count| (1..=900).contains(count)) && counts.is_sorted(), "{drawn:?}");
+    assert!(drawn.contains("default/bind") && drawn.contains("left"), "{drawn:?}");
+    // The bar is cleared in the end, and there is none without a terminal.
+    assert!(drawn.trim_end_matches(['\r', '\n']).ends_with("\x1b[2K"), "{drawn:?}");
+    publisher.endpoints("names", &[("n0.example.org", "192.0.2.2")]);
+    assert_eq!(publisher.expect(0, "apply --confirm-deletions 899").errors, "");
+}
+
+#[test]
 fn records_change_hands() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);

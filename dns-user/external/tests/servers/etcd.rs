@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// A running etcd of one member.
-struct Etcd {
-    url: String,
+pub(crate) struct Etcd {
+    pub(crate) url: String,
     address: SocketAddr,
     peer: SocketAddr,
     folder: TempDir,
@@ -32,7 +32,7 @@ struct Etcd {
 }
 
 impl Etcd {
-    fn start(tls: Option<(String, String)>) -> Self {
+    pub(crate) fn start(tls: Option<(String, String)>) -> Self {
         let (address, peer) = (free_address(), free_address());
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://localhost:{}", address.port());
@@ -74,13 +74,13 @@ impl Etcd {
     }
 
     /// Runs etcdctl and returns its output.
-    fn ctl(&self, arguments: &[&str]) -> String {
+    pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &self.address.to_string()]).args(arguments);
         run(&mut command, "")
     }
 
-    fn keys(&self) -> Vec<String> {
+    pub(crate) fn keys(&self) -> Vec<String> {
         let output = self.ctl(&["get", "/", "--prefix", "--keys-only"]);
         output.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }

@@ -9,6 +9,7 @@ mod faults;
 mod killed;
 mod name_server;
 mod process;
+mod providers;
 mod publisher;
 mod rfc2136;
 mod route53;

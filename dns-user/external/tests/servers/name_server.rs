@@ -140,6 +140,14 @@ impl NameServer {
         ask(self.address, name, record_type)
     }
 
+    /// Asks the same question many times by one process of dig; returns what it prints.
+    pub(crate) fn dig(&self, question: &str, count: usize) -> String {
+        let (server, port) = (format!("@{}", self.address.ip()), self.address.port().to_string());
+        let mut command = Command::new("dig");
+        command.args([&server, "-p", &port, "+tries=1", "-f", "-"]);
+        crate::process::run(&mut command, &format!("{question}\n").repeat(count))
+    }
+
     /// Returns all records as dig prints them.
     pub(crate) fn transfer(&self, zone: &str) -> String {
         let key = format!("{}:publisher:{SECRET}", self.options.algorithm);

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -9,6 +10,7 @@ use std::{
 };
 
 use nix::{
+    pty::{OpenptyResult, Winsize, openpty},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -100,6 +102,27 @@ impl Publisher {
         Said { code: output.status.code().unwrap(), out: text(output.stdout), errors: text(output.stderr) }
     }
 
+    /// Calls a command with standard error on a terminal; also returns what it drew there.
+    pub(crate) fn call_on_terminal(&self, arguments: &str) -> (Said, String) {
+        let size = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
+        let mut command = self.command(arguments);
+        command.env("TERM", "xterm").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::from(slave));
+        let child = command.spawn().unwrap();
+        // It holds the other end of the terminal; once that is closed, reading ends with the process.
+        drop(command);
+        let screen = thread::spawn(move || {
+            let mut drawn = Vec::new();
+            // Reading a terminal without another end is an error.
+            let _ = fs::File::from(master).read_to_end(&mut drawn);
+            String::from_utf8_lossy(&drawn).into_owned()
+        });
+        let output = child.wait_with_output().unwrap();
+        let out = String::from_utf8(output.stdout).unwrap();
+        let said = Said { code: output.status.code().unwrap(), out, errors: String::new() };
+        (said, screen.join().unwrap())
+    }
+
     /// Starts a command whose end the test decides.
     pub(crate) fn spawn(&self, arguments: &str) -> Child {
         let mut command = self.command(arguments);
@@ -115,8 +138,22 @@ impl Publisher {
 
     /// Starts `run` and waits until it answers on its control socket.
     pub(crate) fn start(&self) -> Running {
+        self.start_by(self.command("run"))
+    }
+
+    /// Starts `run` with a clock that goes faster than the real one.
+    pub(crate) fn start_fast(&self, factor: u32) -> Running {
+        // faketime itself would stay between test and publisher.
+        let mut library = Command::new("faketime");
+        let library = crate::process::run(library.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]), "");
+        let mut command = self.command("run");
+        command.env("LD_PRELOAD", library.trim()).env("FAKETIME", format!("+0 x{factor}"));
+        self.start_by(command)
+    }
+
+    fn start_by(&self, mut command: Command) -> Running {
         let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        let child = self.command("run").stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let child = command.stdin(Stdio::null()).stderr(log).spawn().unwrap();
         let running = Running { child, folder: self.folder.path().to_owned() };
         running.wait_until("the control socket", || running.ask("GET", "/v2/openapi.json", None).is_some());
         running

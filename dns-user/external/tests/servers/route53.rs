@@ -220,22 +220,50 @@ fn partition_follows_region() {
     assert_eq!(of("us-gov-east-1").1, "https://route53.us-gov.amazonaws.com");
 }
 
+/// moto, with the hosted zone example.org.
+pub(crate) struct Moto {
+    pub(crate) url: String,
+    /// URL of the zone.
+    zone: String,
+    _server: Server,
+    _folder: tempfile::TempDir,
+}
+
+impl Moto {
+    pub(crate) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let address = free_address();
+        let port = address.port().to_string();
+        let mut command = Command::new("moto_server");
+        command.args(["-H", "127.0.0.1", "-p", &port]);
+        let server = Server::start(&mut command, &folder.path().join("log"), address);
+        let url = format!("http://{address}");
+        let body = "<CreateHostedZoneRequest xmlns=\"https://route53.amazonaws.com/doc/2013-04-01/\"><Name>example.org</Name>\
+                    <CallerReference>1</CallerReference></CreateHostedZoneRequest>";
+        let created =
+            Self::curl(&["-H", "Content-Type: text/xml", "-d", body, &format!("{url}/2013-04-01/hostedzone")]);
+        let (_, id) = created.split_once("<Id>/hostedzone/").unwrap();
+        let (id, _) = id.split_once('<').unwrap();
+        let zone = format!("{url}/2013-04-01/hostedzone/{id}");
+        Self { url, zone, _server: server, _folder: folder }
+    }
+
+    /// Returns all record sets of the zone, in XML.
+    pub(crate) fn record_sets(&self) -> String {
+        Self::curl(&[&format!("{}/rrset", self.zone)])
+    }
+
+    fn curl(arguments: &[&str]) -> String {
+        let authorization = "Authorization: AWS4-HMAC-SHA256 Credential=AK/20260101/us-east-1/route53/aws4_request, \
+                             SignedHeaders=host, Signature=0";
+        run(Command::new("curl").args(["-sf", "-H", authorization]).args(arguments), "")
+    }
+}
+
 #[tokio::test]
 async fn moto_takes_every_kind() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = free_address();
-    let port = address.port().to_string();
-    let mut command = Command::new("moto_server");
-    command.args(["-H", "127.0.0.1", "-p", &port]);
-    let _server = Server::start(&mut command, &folder.path().join("log"), address);
-    let url = format!("http://{address}");
-    let body = "<CreateHostedZoneRequest xmlns=\"https://route53.amazonaws.com/doc/2013-04-01/\"><Name>example.org</Name>\
-                <CallerReference>1</CallerReference></CreateHostedZoneRequest>";
-    let authorization = "Authorization: AWS4-HMAC-SHA256 Credential=AK/20260101/us-east-1/route53/aws4_request, \
-                         SignedHeaders=host, Signature=0";
-    let head = ["-sf", "-H", "Content-Type: text/xml", "-H", authorization, "-d", body];
-    run(Command::new("curl").args(head).arg(format!("{url}/2013-04-01/hostedzone")), "");
-    let mut engine = engine(settings(&url, &[]));
+    let moto = Moto::start();
+    let mut engine = engine(settings(&moto.url, &[]));
     publish(&mut engine, &kinds()).await;
     assert_eq!(publish(&mut engine, &kinds()).await.applied(), 0);
     let desired = wish(kinds().records.into_iter().chain(names(700).records));

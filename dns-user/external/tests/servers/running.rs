@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
+    etcd::Etcd,
     name_server::{NameServer, Program},
     publisher::{Publisher, Running, read, update_record},
 };
@@ -130,6 +131,48 @@ fn unreachable_provider_fails_health() {
     // With the right key the next round succeeds without a restart.
     publisher.provider(&server, &json!({"interval": "1s"}));
     running.wait_until("the record", || has(&server, "192.0.2.1\n"));
+    running.stop();
+}
+
+#[test]
+fn refused_plan_fails_health() {
+    let etcd = Etcd::start(None);
+    let publisher = Publisher::new();
+    publisher.write(
+        "publish.yml",
+        &json!({
+            "documents": ["documents"],
+            "store": "state/store.redb",
+            "control": {"socket": "control.sock"},
+            "provider_settings": {"default/etcd": {"etcd-urls": etcd.url}},
+        })
+        .to_string(),
+    );
+    publisher.write(
+        "documents/etcd.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\n\
+         spec: {provider: coredns, selector: dnsprovider=bind, external-dns-parameters: {interval: 1s}}\n",
+    );
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    // A provider has a minute and three intervals for a complete round.
+    let running = publisher.start_fast(10);
+    running.wait_until("the record", || etcd.keys().len() == 2);
+    running.wait_until("health", || running.get("/healthz") == (200, json!("OK\n")));
+    publisher.endpoints("web", &[]);
+    running.wait_until("the refusal in the status", || {
+        running.get("/status").1.to_string().contains("--confirm-deletions 1")
+    });
+    running.wait_until("the refusal in the health", || {
+        let (code, reason) = running.get("/healthz");
+        code == 503 && reason.as_str().is_some_and(|text| text.contains("--confirm-deletions 1"))
+    });
+    let (_, metrics) = running.get("/metrics");
+    let waiting = "bosh_dns_publish_deletions_awaiting_confirmation{provider=\"default/etcd\"} 1";
+    assert!(metrics.as_str().unwrap().contains(waiting), "{metrics}");
+    assert_eq!(etcd.keys().len(), 2, "nothing was deleted");
+    publisher.expect(0, "apply --confirm-deletions 1");
+    running.wait_until("health again", || running.get("/healthz").0 == 200);
+    assert_eq!(etcd.keys().len(), 0);
     running.stop();
 }
 

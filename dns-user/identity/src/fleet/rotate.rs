@@ -42,7 +42,7 @@ pub struct RotateOptions {
 
 /// Rotates until only the target is trusted; stops at SIGINT or SIGTERM, in a consistent state.
 pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
-    let RotateOptions { state, ca, ca_key, back, resume, settle, patience } = options;
+    let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
     let _lock = state.lock()?.context("another rotate-ca is at work; wait for it or stop it")?;
     let trust = state.trust()?.context("no CA yet; start the issuer with --ca first")?;
