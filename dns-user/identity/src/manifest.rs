@@ -180,13 +180,15 @@ variables:
     #[test]
     fn features_select_short_names() {
         let find_ids = |link: &str, provider: &Provider| {
-            assert_eq!((link, provider.instance_group.as_str()), ("my-custom-app-server-address", "server_ig"));
+            assert_eq!(
+                (link, provider.instance_group.as_str()),
+                ("my-custom-app-server-address", "server_ig")
+            );
             Ok(Ids { network: 3, group: if provider.uses_link_group { 9 } else { 7 } })
         };
-        for (feature, name) in [
-            ("use_short_dns_addresses", "q-n3s0.q-g7.bosh"),
-            ("use_link_dns_names", "q-n3s0.q-g9.bosh"),
-        ] {
+        for (feature, name) in
+            [("use_short_dns_addresses", "q-n3s0.q-g7.bosh"), ("use_link_dns_names", "q-n3s0.q-g9.bosh")]
+        {
             let manifest = MANIFEST.replace("wildcard: true", "wildcard: false");
             let text = format!("features: {{ {feature}: true }}\n{manifest}");
             let variables = variables(&text, "bosh", &find_ids).unwrap();

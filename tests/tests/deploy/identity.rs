@@ -95,7 +95,9 @@ fn identity_services_start_and_upgrade() {
     }
 
     // The rotator, with the options of the package.
-    machine.run("cp ca.crt ca.key /etc/bosh-dns-identity && chmod 600 /etc/bosh-dns-identity/ca.key").unwrap();
+    machine
+        .run("cp ca.crt ca.key /etc/bosh-dns-identity && chmod 600 /etc/bosh-dns-identity/ca.key")
+        .unwrap();
     machine.run("cp /usr/share/doc/bosh-dns-identity/examples/run.env /etc/bosh-dns-identity").unwrap();
     start(&machine, "bosh-dns-identity");
     let control = "--control /run/bosh-dns-identity/control";
@@ -108,11 +110,12 @@ fn identity_services_start_and_upgrade() {
     assert_eq!(machine.run(&format!("stat --dereference --format=%a {pair}/instance.key")).unwrap(), "600\n");
     // The unit's filter of system calls lets the pool choose SCHED_IDLE, policy 5.
     let rotator = pid(&machine, "bosh-dns-identity");
-    let policies =
-        machine.run(&format!("cat /proc/{rotator}/task/*/stat | grep key-pool | cut --delimiter=' ' --fields=41"));
+    let policies = machine
+        .run(&format!("cat /proc/{rotator}/task/*/stat | grep key-pool | cut --delimiter=' ' --fields=41"));
     assert_eq!(policies.unwrap().trim(), "5");
     let status: Value =
-        serde_json::from_str(&machine.run(&format!("bosh-dns-identity status --json {control}")).unwrap()).unwrap();
+        serde_json::from_str(&machine.run(&format!("bosh-dns-identity status --json {control}")).unwrap())
+            .unwrap();
     assert_eq!(status["identities"][0]["guid"], "web-1", "{status}");
 
     // Issuer and agent on one machine; the keys of roles belong to another user.
@@ -129,7 +132,8 @@ fn identity_services_start_and_upgrade() {
     for role in ["health.bosh-dns", "api.bosh-dns"] {
         wait_for(&machine, "bosh-dns-identity-agent", &format!("test -e {pairs}/{role}/instance.pem"));
         // The user reaches its keys, although the issuer's state beside them is private.
-        let read = machine.run(&format!("setpriv --reuid=www-data --clear-groups cat {pairs}/{role}/instance.key"));
+        let read =
+            machine.run(&format!("setpriv --reuid=www-data --clear-groups cat {pairs}/{role}/instance.key"));
         assert!(read.unwrap().contains("PRIVATE KEY"));
     }
     machine
@@ -137,7 +141,8 @@ fn identity_services_start_and_upgrade() {
         .unwrap();
     machine.run("test ! -e /var/lib/bosh-dns-identity/token").unwrap();
     for (service, _) in SERVICES {
-        let exposure = machine.run(&format!("systemd-analyze security --no-pager {service} | tail -1")).unwrap();
+        let exposure =
+            machine.run(&format!("systemd-analyze security --no-pager {service} | tail -1")).unwrap();
         println!("{exposure}");
     }
 

@@ -89,7 +89,8 @@ impl Dist {
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
         if !only.is_empty() {
-            for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name)) {
+            for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name))
+            {
                 let built = binary::build_companion(&release, program)?;
                 archive::copy(&built, &release.out.join(program[1]), 0o755)?;
             }

@@ -271,7 +271,9 @@ mod tests {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
         }
-        for words in ["transfer-owner --from a", "apply --confirm-deletions x", "retire --orphans --keep-records"] {
+        for words in
+            ["transfer-owner --from a", "apply --confirm-deletions x", "retire --orphans --keep-records"]
+        {
             let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
         }

@@ -166,7 +166,9 @@ impl Order<'_> {
         let Prepared { mut engine, survey } = prepared;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
-            return Ok(vec!["its registry is noop, so there is no ownership; set registry to txt".to_owned()]);
+            return Ok(vec![
+                "its registry is noop, so there is no ownership; set registry to txt".to_owned(),
+            ]);
         }
         let is_in_scope = |record: &&Record| match domains {
             [] => engine.rules.domains.matches(&record.name),

@@ -140,10 +140,8 @@ fn long_apply_draws_progress() {
     publisher.endpoints("names", &addresses);
     let (said, drawn) = publisher.call_on_terminal("apply");
     assert_eq!((said.code, said.out.as_str()), (0, "default/bind: 900 names changed\n"), "{drawn}");
-    let counts: Vec<usize> = drawn
-        .split("/900 names")
-        .filter_map(|before| before.rsplit(' ').next()?.parse().ok())
-        .collect();
+    let counts: Vec<usize> =
+        drawn.split("/900 names").filter_map(|before| before.rsplit(' ').next()?.parse().ok()).collect();
     assert!(counts.iter().any(|count| (1..=900).contains(count)) && counts.is_sorted(), "{drawn:?}");
     assert!(drawn.contains("default/bind") && drawn.contains("left"), "{drawn:?}");
     // The bar is cleared in the end, and there is none without a terminal.

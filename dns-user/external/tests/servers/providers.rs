@@ -55,7 +55,8 @@ fn go_through_commands(name: &str, publisher: &Publisher, is_there: &dyn Fn(&str
     let running = publisher.start();
     publisher.endpoints("web", &[&two[..], &[("c.example.org", "192.0.2.9")]].concat());
     running.wait_until("the addition", || is_there("192.0.2.9"));
-    let published = || publisher.call("status").out.contains("published, 3 record sets wanted, 3 names owned");
+    let published =
+        || publisher.call("status").out.contains("published, 3 record sets wanted, 3 names owned");
     running.wait_until("the status", published);
     publisher.endpoints("web", &two);
     running.wait_until("the deletion", || !is_there("192.0.2.9"));

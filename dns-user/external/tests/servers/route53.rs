@@ -240,8 +240,13 @@ impl Moto {
         let url = format!("http://{address}");
         let body = "<CreateHostedZoneRequest xmlns=\"https://route53.amazonaws.com/doc/2013-04-01/\"><Name>example.org</Name>\
                     <CallerReference>1</CallerReference></CreateHostedZoneRequest>";
-        let created =
-            Self::curl(&["-H", "Content-Type: text/xml", "-d", body, &format!("{url}/2013-04-01/hostedzone")]);
+        let created = Self::curl(&[
+            "-H",
+            "Content-Type: text/xml",
+            "-d",
+            body,
+            &format!("{url}/2013-04-01/hostedzone"),
+        ]);
         let (_, id) = created.split_once("<Id>/hostedzone/").unwrap();
         let (id, _) = id.split_once('<').unwrap();
         let zone = format!("{url}/2013-04-01/hostedzone/{id}");

@@ -71,7 +71,8 @@ impl San {
         if let Some(path) = &self.manifest {
             let named = || path.display().to_string();
             let text = fs::read_to_string(path).with_context(named)?;
-            let find_ids = |link: &str, provider: &Provider| match self.ids.iter().find(|(of, _)| of == link) {
+            let find_ids = |link: &str, provider: &Provider| match self.ids.iter().find(|(of, _)| of == link)
+            {
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
             };
@@ -117,8 +118,9 @@ fn parse_ids(text: &str) -> Result<(String, Ids), String> {
 /// so an instance in several groups gives no answer.
 fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
     let remedy = format!("state the ids: --ids {link}=NETWORK-ID/GROUP-ID");
-    let fleet =
-        fleet.ok_or_else(|| format!("short names need ids, which a manifest lacks; give --records, or {remedy}"))?;
+    let fleet = fleet.ok_or_else(|| {
+        format!("short names need ids, which a manifest lacks; give --records, or {remedy}")
+    })?;
     let Provider { instance_group, network, deployment, uses_link_group } = provider;
     let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
     let mut networks = BTreeSet::new();
@@ -131,7 +133,8 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Re
         networks.extend(row.network_id.parse::<u64>());
         groups.extend(row.group_ids().filter_map(|group| group.parse::<u64>().ok()));
     }
-    let (networks, groups): (Vec<u64>, Vec<u64>) = (networks.into_iter().collect(), groups.into_iter().collect());
+    let (networks, groups): (Vec<u64>, Vec<u64>) =
+        (networks.into_iter().collect(), groups.into_iter().collect());
     match (&networks[..], &groups[..]) {
         ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
         ([], _) | (_, []) => Err(format!(

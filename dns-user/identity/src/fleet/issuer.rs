@@ -291,7 +291,10 @@ impl Desk {
         let trust = self.state.trust()?.context("trust.json is gone; restore it from a backup")?;
         let (changed, old) = {
             let shared = self.shared.lock();
-            (trust.differs_for_members(&shared.trust), shared.tls_until <= now || now + OWN_VALIDITY < shared.tls_until)
+            (
+                trust.differs_for_members(&shared.trust),
+                shared.tls_until <= now || now + OWN_VALIDITY < shared.tls_until,
+            )
         };
         if changed || old {
             let authority = Arc::new(self.state.authority(&trust.issuing, now)?);

@@ -73,7 +73,13 @@ pub enum Step {
 impl Trust {
     /// A fleet with a single CA.
     pub fn new(authority: Fingerprint) -> Self {
-        Self { generation: 1, trusted: vec![authority.clone()], issuing: authority, origin: None, rotation: None }
+        Self {
+            generation: 1,
+            trusted: vec![authority.clone()],
+            issuing: authority,
+            origin: None,
+            rotation: None,
+        }
     }
 
     /// Returns the rotation that leads in `direction`. Going back again continues a return under way.

@@ -79,8 +79,7 @@ fn logged(work: impl FnOnce()) -> String {
     }
     let log = Log::default();
     let writer = log.clone();
-    let subscriber =
-        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     tracing::subscriber::with_default(subscriber, work);
     String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap()
 }
@@ -115,8 +114,8 @@ fn full_and_read_only_disks_keep_pair() {
     }
     now += 24 * HOUR - Duration::from_secs(1000);
     let mut log = logged(|| {
-            rotator.step(now);
-        });
+        rotator.step(now);
+    });
     let failure = only(&rotator, now).failure.unwrap();
     let message = &failure.message;
     assert!(message.contains(folder.to_str().unwrap()), "{message}");

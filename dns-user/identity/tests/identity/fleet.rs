@@ -42,19 +42,22 @@ impl Fleet {
         let address = free_address();
         let (listen, state, records) = (address.to_string(), path("state"), path("records.json"));
         let (ca, key) = (authority.certificate_path(), authority.key_path());
-        let issuer = Running::start(&[
-            "issuer",
-            "--state",
-            text(&state),
-            "--records",
-            text(&records),
-            "--listen",
-            &listen,
-            "--ca",
-            text(&ca),
-            "--ca-key",
-            text(&key),
-        ], &path("log"));
+        let issuer = Running::start(
+            &[
+                "issuer",
+                "--state",
+                text(&state),
+                "--records",
+                text(&records),
+                "--listen",
+                &listen,
+                "--ca",
+                text(&ca),
+                "--ca-key",
+                text(&key),
+            ],
+            &path("log"),
+        );
         let fleet = Self { folder, authority, address, _issuer: issuer, agents: Vec::new() };
         until("the issuer", || std::net::TcpStream::connect(address).is_ok());
         fleet

@@ -338,9 +338,13 @@ variables:
     write("use_short_dns_addresses", r#"["7"]"#);
     assert_eq!(san(&known), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n".to_owned()));
     let (well, said) = san(&[]);
-    assert!(!well && said.contains("variable cert") && said.contains("--ids web=NETWORK-ID/GROUP-ID"), "{said}");
+    assert!(
+        !well && said.contains("variable cert") && said.contains("--ids web=NETWORK-ID/GROUP-ID"),
+        "{said}"
+    );
     // The records do not tell which of several groups is the link's.
-    for (feature, groups) in [("use_short_dns_addresses", r#"["7","9"]"#), ("use_link_dns_names", r#"["7"]"#)] {
+    for (feature, groups) in [("use_short_dns_addresses", r#"["7","9"]"#), ("use_link_dns_names", r#"["7"]"#)]
+    {
         write(feature, groups);
         let (well, said) = san(&known);
         assert!(!well && said.contains("does not tell which group"), "{said}");
