@@ -28,6 +28,11 @@ pub struct Control {
     /// of the queries for userspace, as given by `pass_shares`. The server sets it a short time
     /// ahead, so shedding soon ends if the server hangs or dies.
     pub shed_until_ns: u64,
+    /// End of probing, in nanoseconds of `CLOCK_MONOTONIC`. Until then probes
+    /// ([`crate::scope::Probe`]) are passed to the network stack and the server reports their
+    /// arrival. The server sets it a short time ahead with each report, so that a server that hangs
+    /// loses at most one query per interface, and to 0 before it stops.
+    pub probe_until_ns: u64,
     /// Share of queries passed to userspace while shedding, by [`client_bucket`], as a fraction of
     /// 2^32 - 1.
     pub pass_shares: [u32; CLIENT_BUCKETS],

@@ -25,7 +25,7 @@ pub mod tap;
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux

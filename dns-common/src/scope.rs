@@ -36,10 +36,6 @@ pub struct Scope {
     pub endpoint_slots: u32,
     /// Padding to the next 8 bytes, always zero.
     pub padding: u32,
-    /// End of probing, in nanoseconds of `CLOCK_MONOTONIC`. Until then probes are passed to the
-    /// network stack and the server reports their arrival. It lies a short time ahead, so that
-    /// probes soon end after the server was killed.
-    pub probe_until_ns: u64,
     /// Endpoints of the server. An endpoint keeps its slot as long as it is served.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
     /// VLANs whose frames are answered: bit `id` of 4,096.

@@ -6,7 +6,7 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dns_common::{
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
-    scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe, Scope},
+    scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe},
 };
 
 use crate::{
@@ -122,7 +122,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     // While queries are shed, a full queue would lose the probe.
-    if now >= control.shed_until_ns && is_probe(hook, scope, &plan.frame, now) {
+    if now >= control.shed_until_ns && now < control.probe_until_ns && is_probe(hook, context, &plan.frame, now) {
         return goes_up(Outcome::Probe);
     }
     if !hook.grow(&plan) {
@@ -141,15 +141,21 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
 
 /// Returns whether to pass this answerable query to userspace, as a probe of whether it arrives.
 #[inline(always)]
-fn is_probe<H: Hook>(hook: &H, scope: &Scope, frame: &Frame, now: u64) -> bool {
+fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bool {
+    let &Context { scope, scratch, .. } = context;
     let probe = &raw const frame.interface(scope).probes[opaque(frame.endpoint) & (MAX_ENDPOINTS - 1)];
     // The programs write this word, so the compiler must not treat it as part of the shared
     // reference.
     let probe = opaque(probe as usize);
     // SAFETY: a probe in a map's memory.
     let due = unsafe { load::<u64>(probe + offset_of!(Probe, due_ns)) };
-    if now >= scope.probe_until_ns || now < due || maps::replies(frame.slot) % PROBE_SHARE != PROBE_SHARE - 1
-    {
+    if now < due || maps::replies(frame.slot) % PROBE_SHARE != PROBE_SHARE - 1 {
+        return false;
+    }
+    // SAFETY: as above; the programs alone write it.
+    unsafe { store(probe + offset_of!(Probe, due_ns), now + PROBE_INTERVAL_NS) };
+    // The sockets of a killed server are gone at once: a probe would be lost.
+    if !maps::is_listening(hook.context(), scratch, scope, frame.endpoint, frame.v6) {
         return false;
     }
     let client = probe + offset_of!(Probe, client);
@@ -160,7 +166,6 @@ fn is_probe<H: Hook>(hook: &H, scope: &Scope, frame: &Frame, now: u64) -> bool {
     // SAFETY: a probe in a map's memory, which the programs alone write; the packet was just
     // compared with its end, whatever the family: a DNS header follows an IPv4 header.
     unsafe {
-        store(probe + offset_of!(Probe, due_ns), now + PROBE_INTERVAL_NS);
         if frame.is_v6() {
             store(client, load::<u64>(ip + 8));
             store(client + 8, load::<u64>(ip + 16));

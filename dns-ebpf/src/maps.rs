@@ -1,13 +1,13 @@
 //! The maps and the counters. `dns_common` defines their names and layouts.
 
-use core::arch::asm;
+use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibLookup},
     cty::c_void,
     helpers::{
         bpf_get_smp_processor_id,
-        generated::{bpf_check_mtu, bpf_fib_lookup},
+        generated::{bpf_check_mtu, bpf_fib_lookup, bpf_sk_lookup_udp, bpf_sk_release},
     },
     macros::map,
     maps::{Array, PerCpuArray, ProgramArray, RingBuf},
@@ -18,10 +18,10 @@ use dns_common::{
     entry::{CHUNK_SIZE, MAX_V4},
     index::Pair,
     name::MAX_NAME_WORDS,
-    scope::{INTERFACES, Scope},
+    scope::{Endpoint, INTERFACES, MAX_ENDPOINTS, Scope},
 };
 
-use crate::bytes::opaque;
+use crate::bytes::{has, load, masked, opaque, store};
 
 /// Index from names to entries, see [`dns_common::index`]; the loader sets its size.
 #[map]
@@ -56,6 +56,9 @@ pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
+/// Size of the IPv6 member of `bpf_sock_tuple`, in whole words.
+const SOCKET_TUPLE_SIZE: usize = 40;
+
 #[repr(C, align(8))]
 pub struct Scratch {
     /// State of the random number generator; 0 before the first use.
@@ -79,6 +82,8 @@ pub struct Scratch {
     pub told_ns: u64,
     /// Route query for the kernel.
     pub route: FibLookup,
+    /// Socket query for the kernel: a `bpf_sock_tuple`.
+    pub tuple: [u8; SOCKET_TUPLE_SIZE],
 }
 
 #[inline(always)]
@@ -197,4 +202,50 @@ pub fn fits_route(context: *mut c_void, route: *mut FibLookup) -> bool {
     let found =
         unsafe { bpf_fib_lookup(context, route, size_of::<FibLookup>() as i32, BPF_FIB_LOOKUP_OUTPUT) };
     found as i64 == SUCCESS || found as i64 == NO_NEIGHBOUR
+}
+
+/// Returns whether a socket listens at the endpoint in a slot, in the network namespace of the
+/// receiving interface.
+#[inline(always)]
+pub fn is_listening(
+    context: *mut c_void,
+    scratch: *mut Scratch,
+    scope: &Scope,
+    endpoint: usize,
+    v6: usize,
+) -> bool {
+    /// `BPF_F_CURRENT_NETNS`.
+    const CURRENT: u64 = u64::MAX;
+    // Sizes of the members of `bpf_sock_tuple`: sender and receiver, then their ports.
+    const V4: u32 = 2 * 4 + 2 * 2;
+    const V6: u32 = 2 * 16 + 2 * 2;
+    let endpoint = opaque(&raw const scope.endpoints[opaque(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
+    // SAFETY: this CPU's own element.
+    let tuple = opaque(unsafe { &raw mut (*scratch).tuple } as usize);
+    // The size tells the kernel the family. Without a branch, which would double the paths.
+    let size = V4 + opaque(masked(v6, 1)) as u32 * (V6 - V4);
+    // SAFETY: an endpoint in a map's memory, and this CPU's own element. Whatever the sender is, an
+    // unconnected socket is found: its address and port stay zero.
+    unsafe {
+        let port = load::<u16>(endpoint + offset_of!(Endpoint, port));
+        if has(v6, 1) {
+            store(tuple, 0_u64);
+            store(tuple + 8, 0_u64);
+            store(tuple + 16, load::<u64>(endpoint));
+            store(tuple + 24, load::<u64>(endpoint + 8));
+            store(tuple + 32, 0_u16);
+            store(tuple + 34, port);
+        } else {
+            store(tuple, 0_u32);
+            store(tuple + 4, load::<u32>(endpoint + 12));
+            store(tuple + 8, 0_u16);
+            store(tuple + 10, port);
+        }
+        let socket = bpf_sk_lookup_udp(context, tuple as *mut _, size, CURRENT, 0);
+        if socket.is_null() {
+            return false;
+        }
+        bpf_sk_release(socket.cast());
+    }
+    true
 }

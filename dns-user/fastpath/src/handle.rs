@@ -56,6 +56,12 @@ impl FastPathHandle {
         self.0.held.store(Arc::new(first.into_iter().collect()));
     }
 
+    /// Drops every fast path: each call does nothing, and userspace answers.
+    pub fn clear(&self) {
+        let none = Member { publisher: Publisher::off(), fast_path: Weak::new() };
+        self.0.held.store(Arc::new(vec![none]));
+    }
+
     /// Returns whether no fast path has been in force yet.
     pub fn is_empty(&self) -> bool {
         self.0.held.load().is_empty()

@@ -4,25 +4,27 @@
 //! * [`publish`]: its content; only the publisher's thread changes answers.
 //! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
 //! * [`observe`]: the programs' reports on themselves.
-//! * [`here`]: programs and maps loaded, pinned and attached by this process; [`apart`]: the same,
-//!   by another process for an unprivileged server; [`memory`]: the maps, common to both.
+//! * [`attacher`]: the privileged side, which loads, pins and attaches; [`connection`]: the server's
+//!   side; [`protocol`]: the messages between them, and the hand-over of the maps' descriptors.
+//! * [`memory`]: the maps as the server uses them.
 //! * [`mailbox`]: channels to threads that sleep in poll(2).
 //! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
 //!   the system calls.
 //!
 //! [`FastPath`] owns all of it; [`FastPathHandle`] is the handle for its users.
 
-mod apart;
 mod attach;
+mod attacher;
 mod bpf;
+mod connection;
 mod handle;
-mod here;
 mod mailbox;
 mod map;
 mod memory;
 mod object;
 mod observe;
 mod programs;
+mod protocol;
 mod publish;
 
 use std::{
@@ -35,16 +37,16 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
 
 pub use self::{
-    apart::attacher::{Attacher, Authority, ReadAuthority},
     attach::{
         gate::{Arrival, MOST_CLIENTS},
         hook::Hook,
         kinds::InterfaceKinds,
         status::{InterfaceState, InterfaceStatus, InterfacesStatus},
     },
+    attacher::{Attacher, Authority, ReadAuthority, serve},
+    connection::AttacherConnection,
     handle::FastPathHandle,
     map::{counters::Counters, store::StoreFill},
     observe::tap::{TapItem, TapReader},
@@ -55,7 +57,6 @@ pub use self::{
     },
 };
 use self::{
-    apart::server::{Apart, HandedOver},
     attach::{
         attachment,
         filters::Filters,
@@ -63,7 +64,7 @@ use self::{
         pins::{self, Pins},
         rules::{Device, Rules},
     },
-    here::{Here, Loaded},
+    connection::Session,
     map::{control::ControlPage, counters::CounterPages, index::Index},
     memory::Memory,
     observe::ring::Ring,
@@ -81,12 +82,16 @@ use dns_core::{
     name::Name,
     resolve::{self, Health, Resolution},
 };
+use dns_platform::clock::kernel_monotonic_ns;
 
 /// The BPF programs, built from `dns-ebpf` by the build script.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dns-ebpf"));
 
 /// Interval at which callers should call [`FastPath::report`].
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long a report of the server permits probes: about two intervals.
+const REPORT_HOLDS_NS: u64 = 600_000_000;
 
 /// Decides whether the interface may currently answer a resolved name.
 pub trait Admission: Send + Sync {
@@ -204,65 +209,30 @@ pub struct FastPath {
 struct Running {
     /// The publisher's thread.
     publisher: PublisherThread,
-    programs: Attachments,
-}
-
-/// The process that attaches the programs.
-enum Attachments {
-    Here(Here),
-    Apart(Apart),
+    /// The attacher, which follows the interfaces.
+    session: Session,
 }
 
 impl FastPath {
-    /// Loads programs and maps, or has the attacher do so (`xdp.attach_socket`), and starts the
-    /// threads, in the caller's network namespace. Programs are attached after the first snapshot
-    /// has been installed; [`Self::ready`] resolves then.
+    /// Requests programs and maps from the attacher and starts the threads. Programs are attached
+    /// after the first snapshot has been installed; [`Self::ready`] resolves then.
     pub fn start(
         config: &XdpConfig,
+        attacher: AttacherConnection,
         endpoints: &[SocketAddr],
         health: Arc<dyn Health + Send + Sync>,
         admission: Arc<dyn Admission>,
     ) -> Result<Self, FastPathError> {
-        if !config.enabled || config.mode == HookMode::Off {
-            return Err(FastPathError::Off);
-        }
-        let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
-        let of_grace = |error| FastPathError::io("starting the thread of grace periods", error);
-        if let Some(socket) = &config.attach_socket {
-            let handed_over = HandedOver::ask(socket, config.attach_user.as_deref(), endpoints)?;
-            let (memory, earlier, connection, grace) =
-                handed_over.split().map_err(|error| FastPathError::io("asking the attacher", error))?;
-            let grace = GracePeriods::start_with(move || grace.wait()).map_err(of_grace)?;
-            let attach = |installs| {
-                connection
-                    .attach(installs)
-                    .map(Attachments::Apart)
-                    .map_err(|error| FastPathError::io("asking the attacher", error))
-            };
-            return Self::publish(config, memory, earlier, grace, (health, admission), attach);
-        }
-        let (loaded, memory) = Loaded::load(config, main)?;
-        let limit = memory.limits.useful + memory.limits.negative;
-        let earlier = loaded.pins().map(|pins| pins.earlier_names(limit)).unwrap_or_default();
-        let grace = GracePeriods::start().map_err(of_grace)?;
-        let attach = |installs| loaded.attach(config, endpoints, installs).map(Attachments::Here);
-        Self::publish(config, memory, earlier, grace, (health, admission), attach)
-    }
-
-    /// Starts the publisher on `memory`; `attach` has the programs attached once the maps are
-    /// filled.
-    fn publish(
-        config: &XdpConfig,
-        memory: Memory,
-        earlier: Vec<Name>,
-        grace: GracePeriods,
-        (health, admission): (Arc<dyn Health + Send + Sync>, Arc<dyn Admission>),
-        attach: impl FnOnce(watch::Receiver<u64>) -> Result<Attachments, FastPathError>,
-    ) -> Result<Self, FastPathError> {
+        main_endpoint(config, endpoints)?;
+        let asking = |error| FastPathError::io("asking the attacher", error);
+        let (memory, earlier, pending, grace) =
+            attacher.request_maps(endpoints)?.split().map_err(asking)?;
         let Memory { index, entries, control, counters, tap, limits } = memory;
         if !earlier.is_empty() {
             tracing::info!(names = earlier.len(), "taking over the predecessor's learned names");
         }
+        let grace = GracePeriods::start(move || grace.wait())
+            .map_err(|error| FastPathError::io("starting the thread of grace periods", error))?;
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
@@ -271,15 +241,28 @@ impl FastPath {
         let table = Table::new((store, grace), seed, limits, health, admission, filter.clone());
         let publisher = PublisherThread::start(index, entries, seed, filter, table, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
-        let programs = attach(publisher.shared.installs())?;
+        let session = pending.attach(publisher.shared.installs()).map_err(asking)?;
         Ok(Self {
-            running: RwLock::new(Some(Running { publisher, programs })),
+            running: RwLock::new(Some(Running { publisher, session })),
             lease,
             control,
-            tap: Mutex::new(tap),
+            tap: Mutex::new(Some(tap)),
             counters,
             on_stop: config.on_stop,
         })
+    }
+
+    /// Like [`Self::start`], with an attacher in this process, which needs its capabilities. The
+    /// programs are attached in the caller's network namespace.
+    pub fn start_in_process(
+        config: &XdpConfig,
+        endpoints: &[SocketAddr],
+        health: Arc<dyn Health + Send + Sync>,
+        admission: Arc<dyn Admission>,
+    ) -> Result<Self, FastPathError> {
+        let stream = attacher::in_thread(config, main_endpoint(config, endpoints)?)
+            .map_err(|error| FastPathError::io("starting the attacher", error))?;
+        Self::start(config, stream.into(), endpoints, health, admission)
     }
 
     /// Returns a handle of the publisher.
@@ -290,30 +273,24 @@ impl FastPath {
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have
     /// been processed.
     pub async fn ready(&self) {
-        let Some(mut ready) = self.running(|running| running.programs.ready()) else { return };
+        let Some(mut ready) = self.running(|running| running.session.ready()) else { return };
         // An error means that the thread has ended: nothing is left to wait for.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
     /// Returns whether [`Self::ready`] would resolve immediately.
     pub fn is_ready(&self) -> bool {
-        self.running(|running| *running.programs.ready().borrow()).unwrap_or(true)
+        self.running(|running| *running.session.ready().borrow()).unwrap_or(true)
     }
 
     /// Resolves when the attacher is gone: the programs keep answering, but changes of interfaces
-    /// are no longer followed. Never resolves if this process attaches the programs itself.
+    /// are no longer followed.
     pub async fn lost(&self) {
-        let lost = self.running(|running| match &running.programs {
-            Attachments::Apart(apart) => Some(apart.lost()),
-            Attachments::Here(_) => None,
-        });
-        match lost.flatten() {
-            Some(mut lost) => {
-                // An error means that the thread has ended, too.
-                let _ = lost.wait_for(|lost| *lost).await;
-            }
-            None => std::future::pending().await,
-        }
+        let Some(mut lost) = self.running(|running| running.session.lost()) else {
+            return std::future::pending().await;
+        };
+        // An error means that the thread has ended, too.
+        let _ = lost.wait_for(|lost| *lost).await;
     }
 
     /// Records a sign of life of the daemon's runtime and of everything else on which correct
@@ -336,9 +313,9 @@ impl FastPath {
     /// Returns the state of the fast path.
     pub fn status(&self) -> FastPathStatus {
         let (interfaces, programs, names, pinned_at) = self
-            .running(|Running { publisher, programs }| {
+            .running(|Running { publisher, session }| {
                 let names = publisher.shared.status();
-                (programs.status(), programs.programs(), names, programs.pinned_at())
+                (session.status(), session.programs(), names, session.pinned_at())
             })
             .unwrap_or_default();
         FastPathStatus {
@@ -369,31 +346,39 @@ impl FastPath {
     /// reports arrive. Must be called every [`REPORT_INTERVAL`], even without queries; the programs
     /// do not probe a silent server.
     pub fn report(&self, arrivals: Vec<Arrival>) {
-        self.running(|running| match &running.programs {
-            Attachments::Here(here) => here.report(arrivals),
-            Attachments::Apart(apart) => apart.report(arrivals),
+        self.running(|running| {
+            // Without an attacher no probe is evaluated.
+            let is_followed = running.session.report(arrivals);
+            let until = if is_followed { kernel_monotonic_ns().saturating_add(REPORT_HOLDS_NS) } else { 0 };
+            self.control.probe_until(until);
         });
     }
 
     /// Replaces the served addresses, as addresses files come and go. The choice of interfaces made
     /// at the start stays.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
-        self.running(|running| match &running.programs {
-            Attachments::Here(here) => here.set_listen(endpoints),
-            Attachments::Apart(apart) => apart.set_listen(endpoints),
-        });
+        self.running(|running| running.session.set_listen(endpoints));
     }
 
     /// Detaches everything, or leaves it to a successor, according to `xdp.on_stop`, and joins the
     /// threads. Other holders of the fast path find it stopped, with no answers.
     pub fn stop(&self) {
+        self.end(self.on_stop == OnStop::Detach);
+    }
+
+    /// Stops, and ends the lease: the programs answer nothing, even if they stay attached because
+    /// the attacher is gone.
+    pub fn withdraw(&self) {
+        self.end(true);
+    }
+
+    fn end(&self, end_lease: bool) {
         let running = self.running.write().take();
-        let Some(Running { publisher, programs }) = running else { return };
-        match programs {
-            Attachments::Here(here) => here.stop(self.on_stop),
-            Attachments::Apart(apart) => apart.stop(self.on_stop),
-        }
-        publisher.stop(self.on_stop == OnStop::Detach);
+        let Some(Running { publisher, session }) = running else { return };
+        // The server will not answer for long.
+        self.control.probe_until(0);
+        session.stop(self.on_stop);
+        publisher.stop(end_lease);
     }
 
     /// Reads the running part; `None` once stopped.
@@ -402,37 +387,12 @@ impl FastPath {
     }
 }
 
-impl Attachments {
-    /// Becomes true when all interfaces present at the start have been processed.
-    fn ready(&self) -> watch::Receiver<bool> {
-        match self {
-            Self::Here(here) => here.ready(),
-            Self::Apart(apart) => apart.ready(),
-        }
+/// Returns the endpoint after which the folder of pins is named, or the reason for no fast path.
+fn main_endpoint(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<SocketAddr, FastPathError> {
+    if !config.enabled || config.mode == HookMode::Off {
+        return Err(FastPathError::Off);
     }
-
-    /// Returns the programs needed so far.
-    fn programs(&self) -> Vec<ProgramStatus> {
-        match self {
-            Self::Here(here) => here.programs(),
-            Self::Apart(apart) => apart.programs(),
-        }
-    }
-
-    fn status(&self) -> InterfacesStatus {
-        match self {
-            Self::Here(here) => here.status(),
-            Self::Apart(apart) => apart.status(),
-        }
-    }
-
-    /// Returns the path at which links and maps are pinned.
-    fn pinned_at(&self) -> Option<PathBuf> {
-        match self {
-            Self::Here(here) => here.pinned_at().map(Path::to_path_buf),
-            Self::Apart(apart) => apart.pinned_at(),
-        }
-    }
+    endpoints.first().copied().ok_or(FastPathError::NoEndpoints)
 }
 
 impl Drop for FastPath {

@@ -1,4 +1,4 @@
-//! A channel to a thread that sleeps in poll(2): its receiver is a file descriptor as well.
+//! Channels to a thread that sleeps in poll(2): their receivers are file descriptors as well.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -6,7 +6,7 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::mpsc,
+    sync::{Arc, mpsc},
 };
 
 /// The sending end. Dropping it closes the channel.
@@ -71,14 +71,50 @@ impl<T> AsFd for Receiver<T> {
     }
 }
 
+/// Rings a [`Bell`].
+#[derive(Clone, Debug)]
+pub(super) struct Ringer(Arc<UnixStream>);
+
+/// A wake-up without a message: readable once it has been rung, and after the last ringer is gone.
+#[derive(Debug)]
+pub(super) struct Bell(UnixStream);
+
+pub(super) fn bell() -> io::Result<(Ringer, Bell)> {
+    let (ringer, bell) = UnixStream::pair()?;
+    ringer.set_nonblocking(true)?;
+    bell.set_nonblocking(true)?;
+    Ok((Ringer(Arc::new(ringer)), Bell(bell)))
+}
+
+impl Ringer {
+    pub(super) fn ring(&self) {
+        // An error: the stream is full of unread wake-ups, or nobody listens any more.
+        let _ = (&*self.0).write(&[0]);
+    }
+}
+
+impl Bell {
+    /// Forgets all rings so far.
+    pub(super) fn silence(&self) {
+        let mut bytes = [0; 64];
+        while (&self.0).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
 
-    /// Returns whether poll(2) reports the receiver as readable.
-    fn is_readable(receiver: &Receiver<u32>) -> bool {
+    /// Returns whether poll(2) reports the descriptor as readable.
+    fn is_readable(receiver: &impl AsFd) -> bool {
         poll(&mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() > 0
     }
 
@@ -98,6 +134,19 @@ mod tests {
         drop(sender);
         assert!(is_readable(&receiver));
         assert_eq!([receiver.take(), receiver.take()], [Ok(Some(3)), Err(Ended)]);
+    }
+
+    #[test]
+    fn rung_bell_wakes_once() {
+        let (ringer, bell) = bell().unwrap();
+        assert!(!is_readable(&bell));
+        // The stream buffers a few hundred single bytes.
+        (0..10_000).for_each(|_| ringer.ring());
+        assert!(is_readable(&bell));
+        bell.silence();
+        assert!(!is_readable(&bell));
+        ringer.ring();
+        assert!(is_readable(&bell));
     }
 
     #[test]

@@ -15,9 +15,9 @@ use super::{
         Shape,
         control::ControlPage,
         counters::CounterPages,
-        index::{IndexMemory, map_index_of},
+        index::{IndexMemory, map_index},
         layout::read_name,
-        store::{EntryMemory, map_entries_of},
+        store::{EntryMemory, map_entries},
     },
     observe::ring::Ring,
     publish::table::Limits,
@@ -29,8 +29,7 @@ pub(super) struct Memory {
     pub(super) entries: Arc<EntryMemory>,
     pub(super) control: Arc<ControlPage>,
     pub(super) counters: Arc<CounterPages>,
-    /// `TAP`; `None` if the object has none.
-    pub(super) tap: Option<Ring>,
+    pub(super) tap: Ring,
     /// Largest number of names by kind.
     pub(super) limits: Limits,
 }
@@ -47,7 +46,7 @@ pub(super) struct Maps {
     pub(super) entries: SizedMap,
     pub(super) control: SizedMap,
     pub(super) counters: SizedMap,
-    pub(super) tap: Option<SizedMap>,
+    pub(super) tap: SizedMap,
 }
 
 impl Memory {
@@ -55,21 +54,18 @@ impl Memory {
         let Maps { names: index, entries, control, counters, tap } = maps;
         let mapped =
             |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
-        let store = map_entries_of(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
+        let store = map_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
         let store = Arc::new(store);
         let index =
-            map_index_of(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
+            map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
         Ok(Self {
             index: Arc::new(index),
             entries: store,
             control: Arc::new(ControlPage::map(control.fd.as_fd()).map_err(mapped(names::CONTROL))?),
             counters: Arc::new(
-                CounterPages::map_of(counters.fd.as_fd(), counters.shape).map_err(mapped(names::COUNTERS))?,
+                CounterPages::map(counters.fd.as_fd(), counters.shape).map_err(mapped(names::COUNTERS))?,
             ),
-            tap: tap
-                .map(|tap| Ring::map(tap.fd, tap.shape.elements))
-                .transpose()
-                .map_err(mapped(names::TAP))?,
+            tap: Ring::map(tap.fd, tap.shape.elements).map_err(mapped(names::TAP))?,
             limits,
         })
     }
@@ -81,7 +77,7 @@ pub(super) fn names_in(
     (entries, entries_shape): (BorrowedFd<'_>, Shape),
     limit: usize,
 ) -> io::Result<Vec<Name>> {
-    let memory = Arc::new(map_entries_of(entries, entries_shape)?);
-    let index = map_index_of(names, names_shape, memory.clone())?;
+    let memory = Arc::new(map_entries(entries, entries_shape)?);
+    let index = map_index(names, names_shape, memory.clone())?;
     Ok(index.locations().take(limit).filter_map(|location| read_name(&memory, location)).collect())
 }

@@ -10,7 +10,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
-    maps::{Map, MapData, MapError},
+    maps::{Map, MapError},
 };
 use dns_common::{
     entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
@@ -19,11 +19,7 @@ use dns_common::{
 
 use super::{
     FastPathError, OBJECT, bpf,
-    map::index::{self, IndexMemory},
-    map::store::EntryMemory,
-    map::{
-        control::ControlPage, counters::CounterPages, index::map_index, scope::ScopePage, store::map_entries,
-    },
+    map::{counters::CounterPages, index, scope::ScopePage},
     observe::messages::{self, Messages},
     publish::{grace::WITHOUT_MEMBARRIER, table::Limits},
 };
@@ -56,13 +52,10 @@ pub(super) struct Object {
     /// Maps to keep open, by name, including `TC_ANSWER`: the kernel empties it with its last
     /// descriptor or pin, and then the tc programs answer nothing.
     pub(super) kept_maps: [(&'static str, OwnedFd); 6],
-    pub(super) index: Arc<IndexMemory>,
-    pub(super) entries: Arc<EntryMemory>,
-    pub(super) control: Arc<ControlPage>,
+    /// The ring buffer `TAP`.
+    pub(super) tap: OwnedFd,
     pub(super) scope: Arc<ScopePage>,
     pub(super) counters: Arc<CounterPages>,
-    /// `TAP`; `None` if the object has none.
-    pub(super) tap: Option<Map>,
     /// Messages of the programs; `None` if the object has no map for them.
     pub(super) messages: Option<Messages>,
     /// Largest number of names by kind.
@@ -89,40 +82,30 @@ impl Object {
             .override_global(aya_log::LEVEL, &messages::LEVEL, true)
             .load(OBJECT)
             .map_err(load_error)?;
-        let tc_answer_fd = own_map_fd(&ebpf, object::TC_ANSWER)?;
-        let names_fd = own_map_fd(&ebpf, object::NAMES)?;
-        let entries_fd = own_map_fd(&ebpf, object::ENTRIES)?;
-        let control_fd = own_map_fd(&ebpf, object::CONTROL)?;
-        let scope_fd = own_map_fd(&ebpf, object::SCOPE)?;
-        let counters_fd = own_map_fd(&ebpf, object::COUNTERS)?;
+        let map = |name| own_map_fd(&ebpf, name);
+        let kept_maps = [
+            (object::TC_ANSWER, map(object::TC_ANSWER)?),
+            (object::NAMES, map(object::NAMES)?),
+            (object::ENTRIES, map(object::ENTRIES)?),
+            (object::CONTROL, map(object::CONTROL)?),
+            (object::SCOPE, map(object::SCOPE)?),
+            (object::COUNTERS, map(object::COUNTERS)?),
+        ];
+        let tap = map(object::TAP)?;
+        let [.., (_, scope), (_, counters)] = &kept_maps;
         let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
-        let entries = map_entries(entries_fd.as_fd()).map_err(|error| mapped(object::ENTRIES, error))?;
-        let entries = Arc::new(entries);
-        let index =
-            map_index(names_fd.as_fd(), entries.clone()).map_err(|error| mapped(object::NAMES, error))?;
-        let control = ControlPage::map(control_fd.as_fd()).map_err(|error| mapped(object::CONTROL, error))?;
         let scope =
-            ScopePage::map(scope_fd.as_fd(), wait_for_runs).map_err(|error| mapped(object::SCOPE, error))?;
-        let counters =
-            CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
-        let tap = own_map_fd(&ebpf, object::TAP).ok().and_then(|fd| MapData::from_fd(fd).ok());
+            ScopePage::map(scope.as_fd(), wait_for_runs).map_err(|error| mapped(object::SCOPE, error))?;
+        let counters = bpf::map_shape(counters.as_fd())
+            .and_then(|shape| CounterPages::map(counters.as_fd(), shape))
+            .map_err(|error| mapped(object::COUNTERS, error))?;
         let messages = Messages::of(&mut ebpf);
         Ok(Self {
             ebpf,
-            kept_maps: [
-                (object::TC_ANSWER, tc_answer_fd),
-                (object::NAMES, names_fd),
-                (object::ENTRIES, entries_fd),
-                (object::CONTROL, control_fd),
-                (object::SCOPE, scope_fd),
-                (object::COUNTERS, counters_fd),
-            ],
-            index: Arc::new(index),
-            entries,
-            control: Arc::new(control),
+            kept_maps,
+            tap,
             scope: Arc::new(scope),
             counters: Arc::new(counters),
-            tap: tap.map(Map::RingBuf),
             messages,
             limits,
         })

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use super::{
     attach::{filters::Filters, hook::Hook},
     bpf,
-    mailbox::{self, Ended},
+    mailbox::{self, Ended, Ringer},
     observe::messages::MessagesMap,
 };
 use dns_platform::{
@@ -118,21 +118,30 @@ pub struct ProgramStatus {
 }
 
 /// The programs needed so far, in order of first use.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ProgramBoard(Arc<Mutex<Vec<ProgramStatus>>>);
+#[derive(Clone, Debug)]
+pub(super) struct ProgramBoard {
+    programs: Arc<Mutex<Vec<ProgramStatus>>>,
+    /// Rung at each change.
+    changed: Ringer,
+}
 
 impl ProgramBoard {
+    pub(super) fn new(changed: Ringer) -> Self {
+        Self { programs: Arc::default(), changed }
+    }
+
     pub(super) fn all(&self) -> Vec<ProgramStatus> {
-        self.0.lock().clone()
+        self.programs.lock().clone()
     }
 
     /// Records the new state of a program.
     fn note(&self, status: ProgramStatus) {
-        let mut all = self.0.lock();
+        let mut all = self.programs.lock();
         match all.iter_mut().find(|known| known.name == status.name) {
             Some(known) => *known = status,
             None => all.push(status),
         }
+        self.changed.ring();
     }
 }
 

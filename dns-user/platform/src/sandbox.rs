@@ -7,10 +7,8 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 /// The task of a process, which determines its permitted system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Serves DNS; a separate process attaches the programs.
+    /// Serves DNS.
     Serve,
-    /// Serves DNS, and loads and attaches the programs itself.
-    ServeAndAttach,
     /// Loads and attaches the programs for a server.
     Attach,
 }
@@ -23,7 +21,7 @@ pub enum Work {
 pub fn enter(work: Work) -> io::Result<()> {
     let attaching: &[libc::c_long] = match work {
         Work::Serve => &[],
-        Work::ServeAndAttach | Work::Attach => ATTACHING,
+        Work::Attach => ATTACHING,
     };
     let calls = COMMON.iter().chain(attaching);
     let rules: BTreeMap<i64, _> = calls.map(|&call| (call, Vec::new())).collect();

@@ -103,7 +103,7 @@ pub(crate) fn start(
     answers: impl NameSource + 'static,
 ) -> Result<FastPath> {
     let fast_path = namespace
-        .run(|| FastPath::start(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
+        .run(|| FastPath::start_in_process(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
         .context("the fast path does not start")?;
     fast_path.publisher().install(Arc::new(answers));
     wait(async {

@@ -1,9 +1,9 @@
 //! The fast path as a whole, in private network namespaces: real packets, real hooks. No userspace
 //! server runs, so that every reply comes from the program; only [`real_server`], [`refused`],
-//! [`apart`], [`flood`] and [`overload`] start the whole server.
+//! [`attacher_service`], [`flood`] and [`overload`] start the whole server.
 
 mod answers;
-mod apart;
+mod attacher_service;
 mod coming_and_going;
 mod far_clients;
 mod flood;

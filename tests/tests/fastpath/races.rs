@@ -113,7 +113,7 @@ fn race(mode: HookMode) -> Result<()> {
     let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli", XdpMode::Driver)).transpose()?;
     let last = Arc::new(LastInstance::default());
     let config = lab::config(mode, &bpffs);
-    let start = || FastPath::start(&config, &[v4()], last.clone(), Arc::new(Everything));
+    let start = || FastPath::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
     let fast_path = pair.server.run(start)?.context("the fast path does not start")?;
     let publisher = &fast_path.publisher();
     let known = Known::default();

@@ -1,6 +1,6 @@
 //! The table of packet fixtures.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use aya::TestRunOptions;
 use dns_common::{
@@ -8,6 +8,7 @@ use dns_common::{
     entry::AnswerPolicy,
     scope::{LOOPBACK_IFINDEX, Probe, Scope},
 };
+use socket2::{Domain, Socket, Type};
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Program, Published, XDP_PASS},
@@ -584,38 +585,69 @@ fn only_admitted_endpoints_are_answered() {
 fn probe_rate_is_limited() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
-    let frame = Datagram::v6(Query::new("v4-3.bosh", A).bytes()).frame();
-    let probe = |program: &mut Program| {
-        let mut found = Probe { due_ns: 0, count: 0, client: [0; 16] };
-        program.set_scope(|scope| {
-            // The second endpoint is the IPv6 one.
-            let slot = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[1];
-            found = *slot;
-            slot.due_ns = 0;
-        });
-        found
-    };
-    for (round, hook) in HOOKS.into_iter().enumerate() {
-        program.set_scope(|scope| scope.probe_until_ns = u64::MAX);
-        // One in four queries on each CPU may be a probe.
-        let mut tries = 0;
-        loop {
-            let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
-            tries += 1;
-            if counted == Outcome::Probe {
-                assert_eq!(run.packet, frame, "{hook:?}");
-                break;
+    let query = Query::new("v4-3.bosh", A).bytes();
+    for (slot, datagram, client, server) in
+        [(0, Datagram::v4(query.clone()), CLIENT, SERVER), (1, Datagram::v6(query), CLIENT6, SERVER6)]
+    {
+        let frame = datagram.frame();
+        // Reads the record of the probes, and makes the next one due.
+        let probe = |program: &mut Program| {
+            let mut found = Probe { due_ns: 0, count: 0, client: [0; 16] };
+            program.set_scope(|scope| {
+                let record = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[slot];
+                found = *record;
+                record.due_ns = 0;
+            });
+            found
+        };
+        let listening = listener(server);
+        for (round, hook) in HOOKS.into_iter().enumerate() {
+            program.set_control(|control| control.probe_until_ns = u64::MAX);
+            // One in four queries on each CPU may be a probe.
+            let mut tries = 0;
+            loop {
+                let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
+                tries += 1;
+                if counted == Outcome::Probe {
+                    assert_eq!(run.packet, frame, "{hook:?}");
+                    break;
+                }
+                assert!(counted == Outcome::Hit && tries < 1000, "{counted:?} at {hook:?}");
             }
-            assert!(counted == Outcome::Hit && tries < 1000, "{counted:?} at {hook:?}");
+            for _ in 0..3 {
+                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+            }
+            let Probe { due_ns, count, client: seen } = probe(&mut program);
+            assert_eq!((count, IpAddr::from(seen).to_canonical()), (round as u64 + 1, client));
+            assert!(due_ns > 0);
+            // Without reports from the server there are no probes.
+            program.set_control(|control| control.probe_until_ns = 1);
+            for _ in 0..8 {
+                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+            }
         }
-        for _ in 0..3 {
-            assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+        // A killed server has no sockets, and loses no probe.
+        drop(listening);
+        program.set_control(|control| control.probe_until_ns = u64::MAX);
+        for hook in HOOKS {
+            probe(&mut program);
+            for _ in 0..8 {
+                assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+            }
         }
-        let Probe { due_ns, count, client } = probe(&mut program);
-        assert_eq!((count, IpAddr::from(client)), (round as u64 + 1, CLIENT6));
-        assert!(due_ns > 0);
-        // Without reports from the server there are no probes.
-        program.set_scope(|scope| scope.probe_until_ns = 1);
-        assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
     }
+}
+
+/// Returns a socket on port 53 of an address that this machine need not have.
+fn listener(address: IpAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address((address, 53).into()), Type::DGRAM, None);
+    let socket = socket.expect("a socket can be opened");
+    match address {
+        IpAddr::V4(_) => socket.set_freebind_v4(true),
+        IpAddr::V6(_) => socket.set_freebind_v6(true),
+    }
+    .and_then(|()| socket.set_reuse_port(true))
+    .and_then(|()| socket.bind(&SocketAddr::from((address, 53)).into()))
+    .expect("the address is free");
+    socket
 }

@@ -211,11 +211,11 @@ pub const KEYS: &[Key] = keys! {
     "xdp.on_stop" Ours "detach or keep" = "\"detach\"", "\"keep\"", "\"detach\"":
         "On an orderly stop: detach the programs, or let them answer until takeover or the lease's end";
     "xdp.attach_socket" Ours "absolute path; empty: none" = "\"\"", "\"/run/bosh-dns-xdp/attach.sock\"", "\"\"":
-        "Socket of `bosh-dns-xdp attach`, which loads and attaches the programs for this server";
+        "Socket of a service `bosh-dns-xdp attach`, which loads and attaches the programs; without it the server starts one for itself";
     "xdp.attach_user" Ours "user name; empty: none" = "\"\"", "\"bosh-dns-xdp-attach\"", "\"\"":
-        "User that `bosh-dns-xdp attach` switches to, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON alone";
+        "User that the attacher switches to, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON alone";
     "xdp.user" Ours "user name; empty: none" = "\"\"", "\"vcap\"", "\"\"":
-        "User that the server switches to after loading the programs";
+        "User that the server switches to at start, with CAP_NET_BIND_SERVICE alone";
 };
 
 /// Returns the members of a document that no part of the server reads, as paths, each with the most

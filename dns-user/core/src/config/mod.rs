@@ -244,12 +244,12 @@ pub struct XdpConfig {
     pub bpffs: PathBuf,
     /// `on_stop`: fate of the fast path when the server stops.
     pub on_stop: OnStop,
-    /// `user`: user to switch to after loading; `None`: no switch.
+    /// `user`: user to which the server switches at start; `None`: no switch.
     pub user: Option<String>,
-    /// `attach_socket`: socket of the separate process that loads and attaches (`bosh-dns-xdp
-    /// attach`); `None`: the server does this itself.
+    /// `attach_socket`: socket of a service that loads and attaches (`bosh-dns-xdp attach`); `None`:
+    /// the server starts that process itself.
     pub attach_socket: Option<PathBuf>,
-    /// `attach_user`: user to which that process switches; `None`: no switch.
+    /// `attach_user`: user to which the attacher switches; `None`: no switch.
     pub attach_user: Option<String>,
 }
 

@@ -34,11 +34,7 @@ use nix::{
 };
 
 use super::folder::{Folder, in_file};
-use crate::{
-    bpf::{self, LinkKind},
-    memory::names_in,
-};
-use dns_core::name::Name;
+use crate::bpf::{self, LinkKind};
 
 /// The folder of one server's pins.
 #[derive(Clone, Debug)]
@@ -143,22 +139,6 @@ impl Pins {
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         let folder = Folder::open(&self.maps())?;
         maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
-    }
-
-    /// Returns the names that the predecessor answered, at most `limit`; empty without one.
-    pub(crate) fn earlier_names(&self, limit: usize) -> Vec<Name> {
-        let read = |[names, entries]: [OwnedFd; 2]| -> io::Result<Vec<Name>> {
-            let shapes = (bpf::map_shape(names.as_fd())?, bpf::map_shape(entries.as_fd())?);
-            names_in((names.as_fd(), shapes.0), (entries.as_fd(), shapes.1), limit)
-        };
-        let names = self.earlier_maps().map(read).transpose();
-        names
-            .inspect_err(
-                |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
-            )
-            .ok()
-            .flatten()
-            .unwrap_or_default()
     }
 
     /// Returns the predecessor's `NAMES` and `ENTRIES`.

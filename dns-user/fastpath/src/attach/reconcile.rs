@@ -12,7 +12,6 @@ use std::{
 };
 
 use dns_common::scope::{Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS};
-use dns_platform::clock::kernel_monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
@@ -31,7 +30,7 @@ use super::{
     structure,
 };
 use crate::{
-    mailbox::{self, Ended},
+    mailbox::{self, Ended, Ringer},
     map::{
         counters::CounterPages,
         scope::{ScopePage, Served},
@@ -54,7 +53,7 @@ const FILL_ROUND: Duration = Duration::from_millis(10);
 /// Shortest sleep while work is postponed.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// How long a report of the server permits probes: about two report intervals.
+/// How long after a report the server counts as one that reports: about two intervals.
 const REPORT_HOLDS: Duration = Duration::from_millis(600);
 
 /// How long an interface stays attached without a reply.
@@ -83,6 +82,8 @@ pub(crate) struct Setting {
     pub(crate) kept_maps: Arc<KeptMaps>,
     /// Messages of the programs, read here because this thread wakes regularly.
     pub(crate) messages: Option<Messages>,
+    /// Rung when the status has changed.
+    pub(crate) changed: Ringer,
 }
 
 /// Commands to the thread. When all senders are gone, it detaches and ends.
@@ -113,6 +114,7 @@ impl Interfaces {
         let news = Socket::news()?;
         let netlink = Socket::requests()?;
         let mut follower = Follower {
+            unseen: seen.clone(),
             setting,
             netlink,
             gate: Gate::default(),
@@ -208,6 +210,8 @@ struct Follower {
     lost_to_queues: u64,
     /// For others to read.
     status: watch::Sender<InterfacesStatus>,
+    /// Shows changes of `status` that were not announced yet.
+    unseen: watch::Receiver<InterfacesStatus>,
     /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
     /// Whether a successor has taken over.
@@ -252,11 +256,16 @@ impl Follower {
                 if first && self.loading.is_empty() {
                     first = false;
                     ready.send_replace(true);
+                    self.setting.changed.ring();
                     tracing::debug!(
                         milliseconds = begun.elapsed().as_millis(),
                         "first pass over all interfaces finished"
                     );
                 }
+            }
+            if self.unseen.has_changed().unwrap_or(false) {
+                self.unseen.mark_unchanged();
+                self.setting.changed.ring();
             }
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let fds = [Some(news.as_fd()), Some(commands.as_fd()), messages, self.setting.programs.news()];
@@ -355,8 +364,6 @@ impl Follower {
     /// name (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
-        let holds = u64::try_from(REPORT_HOLDS.as_nanos()).unwrap_or(u64::MAX);
-        self.setting.scope.probe_until(kernel_monotonic_ns().saturating_add(holds));
         for arrival in arrivals {
             let is_local = |client: &IpAddr| self.local.iter().any(|local| local.address == *client);
             if arrival.ifindex != LOOPBACK_IFINDEX && arrival.clients.iter().any(is_local) {
@@ -635,7 +642,6 @@ impl Follower {
     fn finish(mut self, on_stop: OnStop) {
         // The predecessor's links that were not taken over: kept, or removed with ours.
         let left = std::mem::take(&mut self.setting.predecessor);
-        self.setting.scope.probe_until(0);
         match on_stop {
             OnStop::Keep => {
                 let lost = self.attached.values().filter(|on| !on.attachment.is_kept()).count();

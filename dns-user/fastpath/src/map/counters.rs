@@ -14,7 +14,6 @@ use dns_common::{
 use memmap2::MmapRaw;
 
 use super::{Shape, map_shared};
-use crate::bpf;
 
 /// Labels of the query types by which replies are counted, in the order of `QueryKind`.
 const KINDS: [&str; 3] = ["A", "AAAA", "other"];
@@ -96,12 +95,7 @@ pub(crate) struct CounterPages {
 }
 
 impl CounterPages {
-    pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
-        Self::map_of(map, bpf::map_shape(map)?)
-    }
-
-    /// Maps a map of a known shape.
-    pub(crate) fn map_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
+    pub(crate) fn map(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
         let Shape { value_size, elements: cpus } = shape;
         if value_size as usize != size_of::<CpuCounters>() {
             return Err(io::Error::other(format!("counters of {value_size} bytes: another layout")));

@@ -14,7 +14,6 @@ use dns_common::{
 use memmap2::MmapRaw;
 
 use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::Words};
-use crate::bpf;
 
 /// Names per pair of buckets in the largest table: at this average one pair in 8,000 would get a
 /// 25th name (Poisson).
@@ -265,12 +264,7 @@ fn first_bucket(hash: u64, pairs: u32) -> usize {
 }
 
 /// Maps all elements of `NAMES` as the index of these entries.
-pub(crate) fn map_index(map: BorrowedFd<'_>, entries: Arc<EntryMemory>) -> io::Result<IndexMemory> {
-    map_index_of(map, bpf::map_shape(map)?, entries)
-}
-
-/// Maps a map of a known shape.
-pub(crate) fn map_index_of(
+pub(crate) fn map_index(
     map: BorrowedFd<'_>,
     shape: Shape,
     entries: Arc<EntryMemory>,

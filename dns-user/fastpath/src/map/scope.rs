@@ -84,11 +84,6 @@ impl ScopePage {
         }
     }
 
-    /// Permits probes until this time of CLOCK_MONOTONIC, in ns.
-    pub(crate) fn probe_until(&self, until_ns: u64) {
-        self.word(offset_of!(Scope, probe_until_ns)).store(until_ns, Ordering::Relaxed);
-    }
-
     /// Sets the addresses that are invalid as sender on another machine.
     pub(crate) fn set_refused_sources(&self, addresses: impl Iterator<Item = IpAddr>) {
         let mut words = vec![0_u64; SOURCE_WORDS];

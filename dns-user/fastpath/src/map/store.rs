@@ -14,7 +14,6 @@ use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
 use memmap2::MmapRaw;
 
 use super::{Shape, map_shared, words::Words};
-use crate::bpf;
 
 /// A run of cells, numbered across all chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,12 +239,7 @@ impl<W: Words> EntryMemory<W> {
 }
 
 /// Maps the store: as many chunks as the map has elements.
-pub(crate) fn map_entries(map: BorrowedFd<'_>) -> io::Result<EntryMemory> {
-    map_entries_of(map, bpf::map_shape(map)?)
-}
-
-/// Maps a map of a known shape.
-pub(crate) fn map_entries_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
+pub(crate) fn map_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
     let Shape { value_size, elements: chunks } = shape;
     if value_size as usize != CHUNK_SIZE {
         return Err(io::Error::other(format!(

@@ -7,10 +7,13 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::Ordering,
 };
 
 use memmap2::{MmapOptions, MmapRaw};
+use nix::unistd::{SysconfVar, sysconf};
+
+use crate::map::words::Words as _;
 
 /// Bit of a record's header: the record is still being written.
 const BUSY: u32 = 1 << 31;
@@ -21,7 +24,10 @@ const DISCARDED: u32 = 1 << 30;
 /// Bytes before each record: its length with the bits, and a number for the kernel's own use.
 const HEADER: usize = 8;
 
-/// The reading end of the ring buffer.
+/// The reading end of the ring buffer. Every access goes through [`Words`], which checks bounds and
+/// is atomic, so even a buffer that another process overwrites yields only a wrong record.
+///
+/// [`Words`]: crate::map::words::Words
 #[derive(Debug)]
 pub(crate) struct Ring {
     /// The map's descriptor, readable while records are pending.
@@ -39,9 +45,11 @@ pub(crate) struct Ring {
 impl Ring {
     /// Maps a ring buffer of `size` bytes.
     pub(crate) fn map(map: OwnedFd, size: u32) -> io::Result<Self> {
-        let (page, size) = (page_size(), size as usize);
-        if !size.is_power_of_two() {
-            return Err(io::Error::other(format!("a ring buffer of {size} bytes: not a power of two")));
+        let (page, size) = (page_size()?, size as usize);
+        if !size.is_power_of_two() || size < page {
+            return Err(io::Error::other(format!(
+                "a ring buffer of {size} bytes: not a power of two, or less than a page"
+            )));
         }
         let reader = MmapOptions::new().len(page).map_raw(map.as_raw_fd())?;
         let written =
@@ -53,44 +61,31 @@ impl Ring {
     /// filled. `None` without a record.
     pub(crate) fn next(&mut self, record: &mut [u8]) -> Option<usize> {
         loop {
-            let at = self.position().load(Ordering::Relaxed);
-            if at == self.end().load(Ordering::Acquire) {
+            let at = self.reader.load(0, Ordering::Relaxed);
+            if at == self.written.load(0, Ordering::Acquire) {
                 return None;
             }
-            let start = self.page + (at as usize & (self.size - 1));
-            // SAFETY: positions are multiples of 8, so a whole header lies inside the mapping, aligned.
-            let header = unsafe { AtomicU32::from_ptr(self.written.as_mut_ptr().add(start).cast()) }
-                .load(Ordering::Acquire);
+            // Positions are multiples of 8.
+            let start = self.page / 8 + (at as usize & (self.size - 1)) / 8;
+            let [a, b, c, d, ..] = self.written.load(start, Ordering::Acquire).to_ne_bytes();
+            let header = u32::from_ne_bytes([a, b, c, d]);
             let length = (header & !(BUSY | DISCARDED)) as usize;
-            if header & BUSY != 0 || length > self.size {
+            if header & BUSY != 0 || length > self.size - HEADER {
                 return None;
             }
             let taken = length.min(record.len());
-            // SAFETY: a record, whose length was just checked, lies in one piece after its header,
-            // inside the data or its repetition; the kernel does not write there until it is given
-            // back.
-            unsafe {
-                let from = self.written.as_ptr().add(start + HEADER);
-                std::ptr::copy_nonoverlapping(from, record.as_mut_ptr(), taken);
+            // The record lies in one piece behind its header, inside the data or its repetition;
+            // the kernel does not write there until it is given back.
+            for (index, part) in record[..taken].chunks_mut(8).enumerate() {
+                let word = self.written.load(start + HEADER / 8 + index, Ordering::Relaxed);
+                part.copy_from_slice(&word.to_ne_bytes()[..part.len()]);
             }
             let next = at + (HEADER + length).next_multiple_of(8) as u64;
-            self.position().store(next, Ordering::Release);
+            self.reader.store(0, next, Ordering::Release);
             if header & DISCARDED == 0 {
                 return Some(taken);
             }
         }
-    }
-
-    /// Returns the reader's position.
-    fn position(&self) -> &AtomicU64 {
-        // SAFETY: the first word of a mapped page, which lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.reader.as_mut_ptr().cast()) }
-    }
-
-    /// Returns the writer's position.
-    fn end(&self) -> &AtomicU64 {
-        // SAFETY: the first word of a mapped page, which lives as long as `self`; only ever loaded.
-        unsafe { AtomicU64::from_ptr(self.written.as_mut_ptr().cast()) }
     }
 }
 
@@ -106,8 +101,7 @@ impl AsRawFd for Ring {
     }
 }
 
-fn page_size() -> usize {
-    // SAFETY: it takes no pointers.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).expect("every system has pages")
+fn page_size() -> io::Result<usize> {
+    let size = sysconf(SysconfVar::PAGE_SIZE)?;
+    size.and_then(|size| usize::try_from(size).ok()).ok_or_else(|| io::Error::other("no page size"))
 }

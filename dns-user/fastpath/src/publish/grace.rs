@@ -8,7 +8,6 @@ use std::{io, thread, time::Duration};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use crate::bpf;
 use dns_platform::threads::{self, OnPanic};
 
 /// Time in quarantine if the kernel refuses membarrier (with `nohz_full`, for example). A program
@@ -29,14 +28,9 @@ pub(crate) struct GracePeriods {
 }
 
 impl GracePeriods {
-    /// Starts the thread, with grace periods from the kernel.
-    pub(crate) fn start() -> io::Result<Self> {
-        Self::start_with(|| bpf::rcu_grace_period().is_ok())
-    }
-
     /// Starts the thread; `wait` waits for a grace period and returns whether the kernel confirmed
     /// it.
-    pub(crate) fn start_with(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
         let (begin, begun) = bounded::<()>(1);
         let (tell, over) = bounded(1);
         threads::spawn("grace", OnPanic::EndProcess, move || {
@@ -101,7 +95,7 @@ mod tests {
 
     #[test]
     fn grace_periods_run_singly() {
-        let mut grace = GracePeriods::start().unwrap();
+        let mut grace = GracePeriods::start(|| true).unwrap();
         assert!(!grace.ended() && !grace.wait(), "none was begun");
         assert!(grace.begin());
         assert!(!grace.begin(), "one is running");

@@ -17,12 +17,15 @@ pub(super) struct Attach {
     /// How log lines look
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+    /// Serve the server that started this process, at standard input
+    #[arg(long, hide = true)]
+    parent: bool,
 }
 
 impl Attach {
     /// Runs the attacher until it is killed.
     pub(super) fn run(self) -> ExitCode {
-        let Self { config: ConfigFile { config }, log_format } = self;
-        daemon::attach(&config, RunOptions { log_format })
+        let Self { config: ConfigFile { config }, log_format, parent } = self;
+        daemon::attach(&config, RunOptions { log_format }, parent)
     }
 }

@@ -1,15 +1,30 @@
-//! The root process that attaches programs for an unprivileged server.
+//! The privileged process that loads and attaches the programs: a service of its own
+//! (`xdp.attach_socket`), or a child process that the server starts.
 
-use std::{fs::File, io, path::Path, process::ExitCode};
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
+    panic,
+    path::Path,
+    process::{self, Command, ExitCode},
+};
 
-use nix::unistd::User;
-use tracing::{error, info};
+use clap::ValueEnum as _;
+use nix::{
+    sys::signal::{SigSet, Signal},
+    unistd::User,
+};
+use tracing::{error, info, warn};
 
-use super::{RunOptions, listeners::all_addresses, privileges, service_manager};
+use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
 use dns_core::config::{Config, ConfigError, HookMode};
-use dns_fastpath::{Attacher, Authority};
+use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_platform::{
-    logs::{Logs, LogsError},
+    logs::{LogFormat, Logs, LogsError},
     sandbox::{self, Work},
 };
 
@@ -19,8 +34,8 @@ enum AttacherError {
     /// A required file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// `xdp.attach_socket` is not set: the server attaches its own programs.
-    #[error("{0}: xdp.attach_socket: is missing; with this configuration the server attaches by itself")]
+    /// `xdp.attach_socket` is not set: the server starts its own attacher.
+    #[error("{0}: xdp.attach_socket: is missing; with this configuration the server starts its own attacher")]
     NotWanted(String),
     /// The fast path is disabled.
     #[error("{0}: xdp: is switched off (xdp.enabled, xdp.mode)")]
@@ -31,6 +46,9 @@ enum AttacherError {
     /// The attach socket cannot be bound.
     #[error("xdp.attach_socket: {0}")]
     Socket(io::Error),
+    /// The connection to the server that started this process is missing or broken.
+    #[error("the connection to the server: {0}")]
+    Parent(io::Error),
     /// The pin folder cannot be created.
     #[error("xdp.bpffs: {0}")]
     Pins(io::Error),
@@ -45,10 +63,30 @@ enum AttacherError {
     Logs(#[from] LogsError),
 }
 
-/// Attaches programs for servers with this configuration until killed; attached programs stay.
-pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
-    let problem = match start(path, options) {
-        Ok(problem) => AttacherError::Socket(problem),
+/// Starts the attacher of a server with this configuration as a child process, and returns the
+/// connection to it. The child ends with the connection.
+///
+/// Must be called before the server gives up its privileges.
+pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
+    let (ours, attachers) = UnixStream::pair()?;
+    let log_format = log_format.to_possible_value().ok_or(io::ErrorKind::InvalidInput)?;
+    Command::new("/proc/self/exe")
+        .arg0("bosh-dns-xdp")
+        .args(["attach", "--parent", "--log-format", log_format.get_name(), "--config"])
+        .arg(path)
+        .stdin(OwnedFd::from(attachers))
+        // Notifications are the server's task.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .spawn()?;
+    Ok(ours)
+}
+
+/// Attaches programs for servers with this configuration until killed, or with `for_parent` for the
+/// server that started this process, until its connection ends. Attached programs stay.
+pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
+    let problem = match start(path, options, for_parent) {
+        Ok(()) => return ExitCode::SUCCESS,
         // A restart by the supervisor would not help.
         Err(problem @ (AttacherError::NotWanted(_) | AttacherError::Off(_))) => {
             eprintln!("bosh-dns-xdp: nothing to do: {}", dns_core::terminal::lines(&problem.to_string()));
@@ -61,12 +99,18 @@ pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Serves attach requests; returns only with the error that ended it.
-fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
+/// The servers of an attacher.
+enum Servers {
+    /// Those that connect to a socket.
+    Any(Attacher),
+    /// The one that started this process.
+    Parent(UnixStream),
+}
+
+fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), AttacherError> {
     let config = dns_platform::files::load_config(path)?.config;
     let xdp = &config.xdp;
     let file = || path.display().to_string();
-    let socket = xdp.attach_socket.as_ref().ok_or_else(|| AttacherError::NotWanted(file()))?;
     if !xdp.enabled || xdp.mode == HookMode::Off {
         return Err(AttacherError::Off(file()));
     }
@@ -77,38 +121,82 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
     let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
-    // The folder may belong to a server that attached by itself before, or have been prepared by a
-    // service manager (`prepare-pins`).
-    let owner = attach_user.as_ref().map_or(own, ids);
-    match dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)) {
-        Err(problem) if nix::unistd::geteuid().is_root() => return Err(AttacherError::Pins(problem)),
-        // If this failed, pinning reports the consequences.
-        Ok(()) | Err(_) => {}
-    }
-    let attacher = Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?;
+    // The folder may belong to an earlier attacher, or have been prepared by a service manager
+    // (`prepare-pins`).
+    let pins = dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)));
+    let servers = match (for_parent, &xdp.attach_socket) {
+        (true, _) => Servers::Parent(parent().map_err(AttacherError::Parent)?),
+        (false, Some(socket)) => {
+            Servers::Any(Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?)
+        }
+        (false, None) => return Err(AttacherError::NotWanted(file())),
+    };
     let first = authority(&config)?;
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
+    // Every served interface takes a descriptor.
+    dns_platform::limits::raise_file_limit();
+    end_at_panics();
     let logs = Logs::init(&config.logging, options.log_format)?;
-    info!("attacher ready at {}", socket.display());
-    service_manager::tell(service_manager::State::Ready);
+    if let Err(problem) = pins
+        && nix::unistd::geteuid().is_root()
+    {
+        warn!("xdp.bpffs: {problem}: programs are detached when their process ends");
+    }
     let path = path.to_owned();
-    let ended = attacher.run(Box::new(move || match dns_platform::files::load_config(&path) {
+    let read: ReadAuthority = Box::new(move || match dns_platform::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
         // Only root may read the file: keep the authority loaded at start.
         Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
             Ok(first.clone())
         }
         Err(problem) => Err(problem),
-    }));
+    });
+    let ended = match servers {
+        Servers::Parent(stream) => {
+            if let Err(problem) = dns_fastpath::serve(&stream, &read) {
+                warn!(
+                    "connection to the server lost: {problem}; its programs stay attached and answer until its lease expires"
+                );
+            }
+            Ok(())
+        }
+        Servers::Any(attacher) => {
+            let socket = xdp.attach_socket.as_deref().unwrap_or(Path::new(""));
+            info!("attacher ready at {}", socket.display());
+            service_manager::tell(service_manager::State::Ready);
+            Err(AttacherError::Socket(attacher.run(read)))
+        }
+    };
     logs.flush();
-    Ok(ended)
+    ended
+}
+
+/// Returns the connection to the server that started this process.
+fn parent() -> io::Result<UnixStream> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // Fails for anything else than a unix socket.
+    stream.peer_addr()?;
+    // Service managers and terminals send these signals to the whole group; the server decides what
+    // becomes of the programs.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    signals.thread_block()?;
+    Ok(stream)
+}
+
+/// Ends the process at a panic: the servers notice, and attached programs stay.
+fn end_at_panics() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        process::exit(INTERNAL_FAILURE.into());
+    }));
 }
 
 /// Returns the addresses permitted by the configuration and its addresses files.
 fn authority(config: &Config) -> Result<Authority, ConfigError> {
     let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
-    let listen = all_addresses(config.listen, &further);
+    let listen = Some(all_addresses(config.listen, &further));
     Ok(Authority { xdp: config.xdp.clone(), main: config.listen, listen })
 }
 

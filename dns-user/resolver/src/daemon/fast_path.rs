@@ -1,6 +1,6 @@
 //! Lifecycle of the fast path: loading, heartbeats, take-over, shutdown.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{error, info, warn};
@@ -15,7 +15,7 @@ use dns_core::{
     config::{Config, HookMode, XdpConfig},
     resolve::Health,
 };
-use dns_fastpath::{Admission, Everything, FastPath, FastPathError, TapItem};
+use dns_fastpath::{Admission, AttacherConnection, Everything, FastPath, FastPathError, TapItem};
 use dns_health::HealthService;
 
 /// Delay before reconnecting to a lost attacher.
@@ -40,6 +40,8 @@ pub(super) struct Lifecycle {
     health: Option<Arc<HealthService>>,
     service_status: ServiceStatus,
     tap: Tap,
+    /// `None` with `xdp.attach_socket`, and after its use: another one cannot be started.
+    own_attacher: Option<OwnAttacher>,
     loading: Option<JoinHandle<Loaded>>,
     /// Reason the last load attempt failed.
     problem: Option<String>,
@@ -51,6 +53,9 @@ pub(super) struct Lifecycle {
     /// Consecutive heartbeats during which the health checks hung.
     missed_heartbeats: u32,
 }
+
+/// The connection to an attacher that this server has started, or the reason why it did not start.
+pub(super) type OwnAttacher = io::Result<UnixStream>;
 
 /// Result of loading maps and programs.
 type Loaded = Result<Arc<FastPath>, FastPathError>;
@@ -66,6 +71,7 @@ impl Lifecycle {
     /// Creates a fast path that stays off until [`Self::load`].
     pub(super) fn new(
         config: &Config,
+        own_attacher: Option<OwnAttacher>,
         server_state: Arc<ServerState>,
         states: Arc<dyn Health + Send + Sync>,
         health: Option<Arc<HealthService>>,
@@ -81,6 +87,7 @@ impl Lifecycle {
             health,
             service_status,
             tap,
+            own_attacher,
             loading: None,
             problem: None,
             current: None,
@@ -115,9 +122,13 @@ impl Lifecycle {
         };
         let (config, listen, states) =
             (self.config.clone(), self.service_status.state().listen, self.states.clone());
+        let own_attacher = self.own_attacher.take();
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            let start = move || FastPath::start(&config, &listen, states, admission).map(Arc::new);
+            let start = move || {
+                let attacher = connect(&config, own_attacher)?;
+                FastPath::start(&config, attacher, &listen, states, admission).map(Arc::new)
+            };
             // Never cancelled; a panic was already logged with its location.
             let started = tokio::task::spawn_blocking(start).await;
             started.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
@@ -139,7 +150,8 @@ impl Lifecycle {
     /// Handles an event. Called from the loop that installs snapshots, so that the fast path misses none.
     pub(super) fn follow(&mut self, event: Event) {
         match event {
-            Event::AttacherLost => self.load_after(ATTACHER_PAUSE),
+            Event::AttacherLost if self.config.attach_socket.is_some() => self.load_after(ATTACHER_PAUSE),
+            Event::AttacherLost => self.withdraw(),
             Event::Loaded(result) => {
                 self.loading = None;
                 match result {
@@ -190,6 +202,22 @@ impl Lifecycle {
         self.problem = Some(problem);
         if self.config.attach_socket.is_some() {
             self.load_after(pause);
+        }
+    }
+
+    /// Ends the fast path after its own attacher has ended: nothing would notice any more that the
+    /// kernel no longer delivers from an interface.
+    fn withdraw(&mut self) {
+        const PROBLEM: &str = "the attacher has ended; restart the server to attach programs again";
+        error!("no fast path any more: {PROBLEM}; every query is answered from userspace");
+        self.service_status.change(|state| state.fast_path_off = Some(PROBLEM.to_owned()));
+        self.server_state.fast_path.clear();
+        if let Some(feeder) = self.feeder.take() {
+            feeder.abort();
+        }
+        for fast_path in [self.current.take(), self.retiring.take()].into_iter().flatten() {
+            // Joins threads, so it must not run on a runtime thread.
+            drop(tokio::task::spawn_blocking(move || fast_path.withdraw()));
         }
     }
 
@@ -261,6 +289,18 @@ impl Lifecycle {
             // Waits for the kernel and joins threads, so it must not run on a runtime thread.
             let _ = tokio::task::spawn_blocking(move || fast_path.stop()).await;
         }
+    }
+}
+
+/// Connects to the attacher.
+fn connect(config: &XdpConfig, own: Option<OwnAttacher>) -> Result<AttacherConnection, FastPathError> {
+    match (&config.attach_socket, own) {
+        (Some(socket), _) => AttacherConnection::open(socket, config.attach_user.as_deref()),
+        (None, Some(Ok(stream))) => Ok(stream.into()),
+        (None, Some(Err(error))) => {
+            Err(FastPathError::Io { what: "starting the attacher".to_owned(), error })
+        }
+        (None, None) => Err(FastPathError::Refused("it has ended".to_owned())),
     }
 }
 

@@ -6,7 +6,7 @@
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change.
 //! * `upcheck`: self-checks.
-//! * `attacher`: the root process that attaches programs for an unprivileged server.
+//! * `attacher`: the privileged process that loads and attaches the programs.
 //! * `api`: opens the API and the control socket.
 //! * `failures`: handling of panics.
 
@@ -127,15 +127,12 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let bind =
         |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
     let control = loaded.config.control.as_ref().map(bind);
-    let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
-    if attaches && xdp.user.is_none() {
-        // The seccomp filter below forbids mounting; pinning reports the consequences of a failure.
-        let _ = dns_fastpath::prepare_pins(&xdp.bpffs, None);
-    }
-    privileges::drop_to_user(xdp, attaches)?;
+    let needs_attacher = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
+    // Must happen while the process has its capabilities and may execute programs.
+    let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
+    privileges::keep_for_serving(xdp.user.as_deref())?;
     // Limits a compromised server to operations on files, sockets and threads.
-    sandbox::enter(if attaches { Work::ServeAndAttach } else { Work::Serve })
-        .map_err(DaemonError::Sandbox)?;
+    sandbox::enter(Work::Serve).map_err(DaemonError::Sandbox)?;
     dns_platform::limits::raise_file_limit();
     let logs = Logs::init(&loaded.config.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
@@ -144,7 +141,7 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
         // A panic loses one task: a request, or a component whose end `serve` notices.
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
         .build()?;
-    let result = runtime.block_on(serve(path, loaded, control, &logs, failures));
+    let result = runtime.block_on(serve(path, loaded, (control, attacher), &logs, failures));
     // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
     logs.flush();
@@ -155,13 +152,13 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
 async fn serve(
     path: &Path,
     loaded: Loaded,
-    control: Option<api::Control>,
+    (control, attacher): (Option<api::Control>, Option<fast_path::OwnAttacher>),
     logs: &Logs,
     mut failures: failures::Failures,
 ) -> Result<(), DaemonError> {
     // Installed first, so that a signal during startup also ends the process gracefully.
     let mut signals = signals::Signals::new()?;
-    let mut daemon = start::start(path, loaded, control, logs, &failures).await?;
+    let mut daemon = start::start(path, loaded, (control, attacher), logs, &failures).await?;
     service_manager::tell(service_manager::State::Ready);
     let result = daemon.run(&mut signals, &mut failures).await;
     service_manager::tell(service_manager::State::Stopping);

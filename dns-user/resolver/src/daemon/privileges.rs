@@ -3,12 +3,8 @@
 //! This happens before the first thread starts: capabilities are per thread, and threads already
 //! running would keep theirs.
 
-use std::path::Path;
-
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
-
-use dns_core::config::XdpConfig;
 
 /// Failure to drop privileges.
 #[derive(Debug, thiserror::Error)]
@@ -24,40 +20,43 @@ pub(super) enum PrivilegesError {
     Failed { what: &'static str, reason: String },
 }
 
-/// Switches to `config.user`, if set.
-///
-/// Keeps CAP_NET_BIND_SERVICE for port 53 and, with a fast path, CAP_BPF, CAP_NET_ADMIN and
-/// CAP_PERFMON (Linux 5.8) for loading, for attaching to interfaces that appear later, and for map
-/// updates (kernels before 5.16 require CAP_BPF for those too while unprivileged BPF is disabled).
-pub(super) fn drop_to_user(config: &XdpConfig, fast_path: bool) -> Result<(), PrivilegesError> {
-    let Some(name) = &config.user else { return Ok(()) };
+/// Capabilities of the server: CAP_NET_BIND_SERVICE, because listen addresses may be added at any
+/// time.
+const SERVING: [Capability; 1] = [Capability::CAP_NET_BIND_SERVICE];
+
+/// Capabilities of the attacher (Linux 5.8).
+const ATTACHING: [Capability; 3] =
+    [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
+
+/// Makes this process the server: switches to `user`, if given, with [`SERVING`] alone; otherwise
+/// gives up the capabilities of the attacher, unless it runs as root.
+pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError> {
+    let Some(name) = user else {
+        if Uid::effective().is_root() {
+            return Ok(());
+        }
+        let held = caps::read(None, CapSet::Permitted).map_err(failed)?;
+        return keep_only(&held.difference(&ATTACHING.into()).copied().collect());
+    };
     let user =
-        User::from_name(name).ok().flatten().ok_or_else(|| PrivilegesError::NoSuchUser(name.clone()))?;
-    if user.uid == Uid::effective() {
-        return Ok(());
-    }
-    if !Uid::effective().is_root() {
-        return Err(PrivilegesError::NotRoot(name.clone()));
-    }
-    if fast_path {
-        hand_over(&config.bpffs, &user);
-    }
-    become_user(&user, &needed(fast_path))
+        User::from_name(name).ok().flatten().ok_or_else(|| PrivilegesError::NoSuchUser(name.to_owned()))?;
+    if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
 }
 
-/// Switches to `user`, if given, permanently keeping only CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
+/// Makes this process the attacher: switches to `user`, if given, and permanently keeps
+/// [`ATTACHING`] alone.
 pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {
-    let mut needed = needed(true);
-    needed.remove(&Capability::CAP_NET_BIND_SERVICE);
     match user.filter(|user| user.uid != Uid::effective()) {
-        Some(user) if !Uid::effective().is_root() => Err(PrivilegesError::NotRoot(user.name.clone())),
-        Some(user) => become_user(user, &needed),
-        None => keep_only(&needed),
+        Some(user) => become_user(user, &ATTACHING.into()),
+        None => keep_only(&ATTACHING.into()),
     }
 }
 
 /// Switches to `user` with the given capabilities.
 fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+    if !Uid::effective().is_root() {
+        return Err(PrivilegesError::NotRoot(user.name.clone()));
+    }
     let failed =
         |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
     // Dropping from the bounding set requires root.
@@ -91,15 +90,6 @@ fn failed(reason: caps::errors::CapsError) -> PrivilegesError {
     PrivilegesError::Failed { what: "giving up capabilities", reason: reason.to_string() }
 }
 
-/// Returns the capabilities needed at runtime.
-fn needed(fast_path: bool) -> CapsHashSet {
-    let mut needed = CapsHashSet::from([Capability::CAP_NET_BIND_SERVICE]);
-    if fast_path {
-        needed.extend([Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON]);
-    }
-    needed
-}
-
 /// Drops all other capabilities of this thread.
 fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     bound(needed)?;
@@ -109,13 +99,4 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     caps::set(None, CapSet::Permitted, &kept).map_err(failed)?;
     // Clearing inheritable capabilities clears ambient ones too.
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
-}
-
-/// Creates the pin folder while mounting a bpffs (CAP_SYS_ADMIN) is still possible, and gives it and
-/// its existing pins to the user.
-fn hand_over(folder: &Path, user: &User) {
-    // The fast path works without pins and logs that itself.
-    if let Err(problem) = dns_fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
-        tracing::warn!("xdp.bpffs: cannot change its owner to {:?}: {problem}", user.name);
-    }
 }

@@ -16,7 +16,7 @@ use super::{
     DaemonError,
     api::{self, Control},
     failures::Failures,
-    fast_path::Lifecycle,
+    fast_path::{Lifecycle, OwnAttacher},
     files::{Files, First},
     listeners::{self, Listeners, all_addresses},
     serve::Daemon,
@@ -55,7 +55,7 @@ const USE_INTERVAL: time::Duration = time::Duration::from_secs(10);
 pub(super) async fn start<'a>(
     path: &'a Path,
     loaded: Loaded,
-    control: Option<Control>,
+    (control, attacher): (Option<Control>, Option<OwnAttacher>),
     logs: &'a Logs,
     failures: &Failures,
 ) -> Result<Daemon<'a>, DaemonError> {
@@ -108,6 +108,7 @@ pub(super) async fn start<'a>(
     });
     let mut fast_path = Lifecycle::new(
         &config,
+        attacher,
         server_state.clone(),
         states.clone(),
         health.clone(),

@@ -73,7 +73,7 @@ impl Trial {
     fn new(is_roomy: bool) -> Self {
         let health = Arc::new(Failing::default());
         let (useful, negative) = if is_roomy { (64, 64) } else { (4, 2) };
-        let grace = GracePeriods::start_with(|| true).expect("a thread can be started");
+        let grace = GracePeriods::start(|| true).expect("a thread can be started");
         let machine = Machine::with(useful, negative, 1, health.clone(), grace);
         let valid = vec![Fixed::default()];
         Self { machine, health, valid, is_roomy, withdrawn: Vec::new(), now_ns: 0 }

@@ -13,7 +13,7 @@ use super::{
     machine::{Failing, Fixed, Machine, SEED, name},
     *,
 };
-use crate::publish::grace::GracePeriods;
+use crate::{bpf, publish::grace::GracePeriods};
 use dns_core::resolve::AllRunning;
 
 impl Machine {
@@ -29,7 +29,7 @@ impl Machine {
         chunks: usize,
         health: Arc<dyn Health + Send + Sync>,
     ) -> Self {
-        Self::with(useful, negative, chunks, health, GracePeriods::start().unwrap())
+        Self::with(useful, negative, chunks, health, GracePeriods::start(|| bpf::rcu_grace_period().is_ok()).unwrap())
     }
 
     fn install(&mut self, answers: &Fixed) {
@@ -54,7 +54,7 @@ fn grace_periods_until(is_over: &Arc<AtomicBool>) -> GracePeriods {
         }
         true
     };
-    GracePeriods::start_with(wait).unwrap()
+    GracePeriods::start(wait).unwrap()
 }
 
 #[test]

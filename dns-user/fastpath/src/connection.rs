@@ -1,4 +1,5 @@
-//! The server's side: requests maps from the attacher, and has it attach the programs.
+//! The server's side of privilege separation: receives the maps from the attacher, and has it
+//! attach the programs.
 
 use std::{
     io,
@@ -21,19 +22,20 @@ use nix::unistd::User;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::wire::{
-    Attached, FromAttacher, FromServer, Given, Lines, Wanted, is_nothing_yet, peer, receive_descriptors, send,
-};
 use crate::{
     Arrival, FastPathError, InterfacesStatus,
     map::Shape,
     memory::{Maps, Memory, SizedMap, names_in},
     programs::ProgramStatus,
+    protocol::{
+        AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, is_nothing_yet, peer,
+        receive_descriptors, send,
+    },
 };
 use dns_core::{config::OnStop, name::Name};
 use dns_platform::threads::{self, OnPanic};
 
-/// Time limit for the attacher to load its programs: that takes seconds on a small machine.
+/// Time limit for the attacher to create its maps: that takes a second on a small machine.
 const LOADING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Interval at which to check whether the maps are filled.
@@ -42,54 +44,56 @@ const FILL_ROUND: Duration = Duration::from_millis(10);
 /// Longest wait for the attacher afterwards; its messages wake the thread earlier.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Time limit for the attacher to detach everything.
-const STOP_PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the attacher to detach everything: a thousand interfaces take some seconds.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Maps handed over by the attacher.
-pub(crate) struct HandedOver {
-    /// The connection on which they arrived.
-    stream: UnixStream,
-    /// Bytes received of the next line.
-    lines: Lines,
-    pub(crate) memory: Memory,
-    /// Names learned by a predecessor.
-    pub(crate) earlier: Vec<Name>,
+/// A connection to an attacher: a separate service, a child process, or a thread of this process.
+#[derive(Debug)]
+pub struct AttacherConnection(UnixStream);
+
+impl From<UnixStream> for AttacherConnection {
+    /// Trusts the attacher at the other end.
+    fn from(stream: UnixStream) -> Self {
+        Self(stream)
+    }
 }
 
-impl HandedOver {
-    /// Connects to the attacher at `socket` and requests maps. The attacher must run as root, as
-    /// this server's user, or as `attacher`.
-    pub(crate) fn ask(
-        socket: &Path,
-        attacher: Option<&str>,
-        listen: &[SocketAddr],
-    ) -> Result<Self, FastPathError> {
-        let refused = FastPathError::Refused;
-        let failed = |error: io::Error| refused(error.to_string());
+impl AttacherConnection {
+    /// Connects to the service at `socket`, which must run as root, as this process's user, or as
+    /// `user`.
+    pub fn open(socket: &Path, user: Option<&str>) -> Result<Self, FastPathError> {
         let stream = UnixStream::connect(socket)
             .map_err(|error| FastPathError::NoAttacher { socket: socket.to_owned(), error })?;
-        let user = peer(&stream).map_err(failed)?;
-        let known = attacher.and_then(|name| User::from_name(name).ok().flatten());
-        let is_known = known.is_some_and(|known| known.uid.as_raw() == user);
-        if user != 0 && user != nix::unistd::geteuid().as_raw() && !is_known {
-            return Err(refused(format!(
-                "it runs as user {user}: neither root, nor this server's user, nor xdp.attach_user"
+        let found = peer(&stream).map_err(|error| FastPathError::Refused(error.to_string()))?;
+        let known = user.and_then(|name| User::from_name(name).ok().flatten());
+        let is_known = known.is_some_and(|known| known.uid.as_raw() == found);
+        if found != 0 && found != nix::unistd::geteuid().as_raw() && !is_known {
+            return Err(FastPathError::Refused(format!(
+                "it runs as user {found}: neither root, nor this server's user, nor xdp.attach_user"
             )));
         }
+        Ok(Self(stream))
+    }
+
+    /// Requests maps for a server at these addresses.
+    pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
+        let Self(stream) = self;
+        let refused = FastPathError::Refused;
+        let failed = |error: io::Error| refused(error.to_string());
         stream.set_read_timeout(Some(LOADING_PATIENCE)).map_err(failed)?;
-        send(&stream, &Wanted { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
+        send(&stream, &Request { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
         let descriptors = receive_descriptors(&stream).map_err(failed)?;
         let mut lines = Lines::default();
         let (shapes, earlier, limits) = match lines.next(&stream).map_err(failed)? {
-            Given::Maps { shapes, earlier, limits } => (shapes, earlier, limits),
-            Given::Refused(why) => return Err(refused(why)),
+            Response::Maps { shapes, earlier, limits } => (shapes, earlier, limits),
+            Response::Refused(why) => return Err(refused(why)),
         };
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
             .ok_or_else(|| refused("it sent other maps than it says".to_owned()))?
             .into_iter();
         let mut map = || maps.next().ok_or_else(|| refused("it sent too few maps".to_owned()));
-        let maps_given =
-            Maps { names: map()?, entries: map()?, control: map()?, counters: map()?, tap: Some(map()?) };
+        let received =
+            Maps { names: map()?, entries: map()?, control: map()?, counters: map()?, tap: map()? };
         let earlier = match (maps.next(), maps.next()) {
             (Some(names), Some(entries)) => names_in(
                 (names.fd.as_fd(), names.shape),
@@ -102,9 +106,18 @@ impl HandedOver {
             .unwrap_or_default(),
             _ => Vec::new(),
         };
-        let memory = Memory::of(maps_given, limits)?;
-        Ok(Self { stream, lines, memory, earlier })
+        let memory = Memory::of(received, limits)?;
+        Ok(ReceivedMaps { stream, lines, memory, earlier })
     }
+}
+
+/// Maps received from the attacher, and the connection on which they arrived.
+pub(crate) struct ReceivedMaps {
+    stream: UnixStream,
+    lines: Lines,
+    memory: Memory,
+    /// Names learned by a predecessor.
+    earlier: Vec<Name>,
 }
 
 /// Pairs descriptors with their shapes; `None` if their numbers differ.
@@ -119,12 +132,12 @@ fn sized(descriptors: Vec<OwnedFd>, shapes: impl Iterator<Item = Shape>) -> Opti
 
 /// Serialises messages to the attacher.
 #[derive(Clone)]
-struct Speaker(Arc<Mutex<UnixStream>>);
+struct Messenger(Arc<Mutex<UnixStream>>);
 
-impl Speaker {
+impl Messenger {
     /// Sends a message. If the attacher does not accept it, the connection is unusable: half a line
     /// may have been sent.
-    fn say(&self, message: &FromServer) -> io::Result<()> {
+    fn send(&self, message: &ServerMessage) -> io::Result<()> {
         let Self(stream) = self;
         let stream = stream.lock();
         send(&stream, message).inspect_err(|_| {
@@ -134,9 +147,9 @@ impl Speaker {
     }
 }
 
-/// Asks the attacher for RCU grace periods.
+/// Requests RCU grace periods from the attacher.
 pub(crate) struct Grace {
-    speaker: Speaker,
+    messenger: Messenger,
     /// Ends of grace periods, from the reading thread.
     over: Receiver<bool>,
 }
@@ -144,43 +157,42 @@ pub(crate) struct Grace {
 impl Grace {
     /// Waits for a grace period; `false` if the attacher cannot confirm it.
     pub(crate) fn wait(&self) -> bool {
-        self.speaker.say(&FromServer::Grace).is_ok() && self.over.recv().unwrap_or(false)
+        self.messenger.send(&ServerMessage::Grace).is_ok() && self.over.recv().unwrap_or(false)
     }
 }
 
-/// A connection whose maps are not filled yet; becomes [`Apart`]. Filling them needs grace periods
-/// already.
-pub(crate) struct Connection {
-    speaker: Speaker,
+/// A connection whose maps are not filled yet; becomes a [`Session`]. Filling them needs grace
+/// periods already.
+pub(crate) struct Pending {
+    messenger: Messenger,
     stream: UnixStream,
-    /// Bytes received of the next line.
     lines: Lines,
     /// Ends of grace periods.
     grace: Sender<bool>,
 }
 
-impl HandedOver {
+impl ReceivedMaps {
     /// Splits off the memory, the names learned by a predecessor, and both sides of the connection.
-    pub(crate) fn split(self) -> io::Result<(Memory, Vec<Name>, Connection, Grace)> {
+    pub(crate) fn split(self) -> io::Result<(Memory, Vec<Name>, Pending, Grace)> {
         let Self { stream, lines, memory, earlier } = self;
         stream.set_write_timeout(Some(ROUND))?;
-        let speaker = Speaker(Arc::new(Mutex::new(stream.try_clone()?)));
+        let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
         let (grace, over) = channel();
-        let connection = Connection { speaker: speaker.clone(), stream, lines, grace };
-        Ok((memory, earlier, connection, Grace { speaker, over }))
+        let pending = Pending { messenger: messenger.clone(), stream, lines, grace };
+        Ok((memory, earlier, pending, Grace { messenger, over }))
     }
 }
 
-impl Connection {
+impl Pending {
     /// Requests that the programs be attached once `installs` reports filled maps.
-    pub(crate) fn attach(self, installs: watch::Receiver<u64>) -> io::Result<Apart> {
-        let Self { speaker, stream, lines, grace } = self;
-        let attached = Arc::new(Mutex::new(Attached::default()));
+    pub(crate) fn attach(self, installs: watch::Receiver<u64>) -> io::Result<Session> {
+        let Self { messenger, stream, lines, grace } = self;
+        let attached = Arc::new(Mutex::new(AttacherStatus::default()));
         let end = Arc::new(Mutex::new(None));
         let (is_ready, ready) = watch::channel(false);
         let (is_lost, lost) = watch::channel(false);
         let listener = Listener {
-            speaker: speaker.clone(),
+            messenger: messenger.clone(),
             stream,
             lines,
             grace,
@@ -192,19 +204,19 @@ impl Connection {
         };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
-                tracing::warn!(%problem, "connection to the attacher lost: attached programs keep answering; new interfaces are answered from userspace until it returns");
+                tracing::warn!(%problem, "connection to the attacher lost: new interfaces are answered from userspace");
             }
             is_lost.send_replace(true);
         })?;
-        Ok(Apart { speaker, attached, ready, lost, end, thread })
+        Ok(Session { messenger, attached, ready, lost, end, thread })
     }
 }
 
-/// The programs attached on our behalf by the attacher.
-pub(crate) struct Apart {
-    speaker: Speaker,
+/// A session with the attacher, which attaches programs on our behalf.
+pub(crate) struct Session {
+    messenger: Messenger,
     /// The last state reported by the attacher.
-    attached: Arc<Mutex<Attached>>,
+    attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Receiver<bool>,
     /// Becomes true when the attacher is gone.
@@ -215,7 +227,7 @@ pub(crate) struct Apart {
     thread: JoinHandle<()>,
 }
 
-impl Apart {
+impl Session {
     /// Becomes true when all interfaces present at the start have been processed.
     pub(crate) fn ready(&self) -> watch::Receiver<bool> {
         self.ready.clone()
@@ -243,21 +255,21 @@ impl Apart {
     /// Replaces the served endpoints.
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
         // If the attacher is gone, the next connection sends the addresses.
-        let _ = self.speaker.say(&FromServer::Listen(endpoints.to_vec()));
+        let _ = self.messenger.send(&ServerMessage::Listen(endpoints.to_vec()));
     }
 
-    /// Reports the queries that reached the server's sockets.
-    pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
-        // As in `set_listen`.
-        let _ = self.speaker.say(&FromServer::Arrived(arrivals));
+    /// Reports the queries that reached the server's sockets; returns whether the attacher takes
+    /// reports.
+    pub(crate) fn report(&self, arrivals: Vec<Arrival>) -> bool {
+        self.messenger.send(&ServerMessage::Arrived(arrivals)).is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { speaker, attached: _, ready: _, lost: _, end, thread } = self;
+        let Self { messenger, attached: _, ready: _, lost: _, end, thread } = self;
         *end.lock() = Some(Instant::now() + STOP_PATIENCE);
         // Without an attacher everything stays as it is.
-        let _ = speaker.say(&FromServer::Stop { detach: on_stop == OnStop::Detach });
+        let _ = messenger.send(&ServerMessage::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
             tracing::error!("the thread that reads from the attacher panicked");
         }
@@ -266,14 +278,13 @@ impl Apart {
 
 struct Listener {
     /// Used to send that the maps are filled.
-    speaker: Speaker,
+    messenger: Messenger,
     stream: UnixStream,
-    /// Bytes received of the next line.
     lines: Lines,
     /// Ends of grace periods.
     grace: Sender<bool>,
     /// The last state reported by the attacher.
-    attached: Arc<Mutex<Attached>>,
+    attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Sender<bool>,
     /// Becomes 1 when the maps are filled.
@@ -291,17 +302,17 @@ impl Listener {
         loop {
             if !self.filled && *self.installs.borrow() > 0 {
                 self.filled = true;
-                self.speaker.say(&FromServer::Filled)?;
+                self.messenger.send(&ServerMessage::Filled)?;
                 self.stream.set_read_timeout(Some(ROUND))?;
             }
             let end = *self.end.lock();
             match self.lines.next(&self.stream) {
-                Ok(FromAttacher::Status(attached)) => {
+                Ok(AttacherMessage::Status(attached)) => {
                     let is_ready = attached.ready;
                     *self.attached.lock() = attached;
                     self.ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
-                Ok(FromAttacher::GraceOver(vouched)) => {
+                Ok(AttacherMessage::GraceOver(vouched)) => {
                     // Fails if the publisher has ended and no longer waits.
                     let _ = self.grace.send(vouched);
                 }

@@ -1,5 +1,4 @@
-//! Programs and maps loaded, pinned and attached by this process: the privileged part of the fast
-//! path.
+//! Programs and maps that the attacher loads, pins and attaches for one server.
 
 use std::{
     net::SocketAddr,
@@ -8,11 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use aya::maps::Map;
+use dns_common::object as names;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::watch;
 
-use super::{
+use crate::{
     FastPathError,
     attach::{
         filters::Filters,
@@ -22,12 +21,12 @@ use super::{
         selection::Selection,
         status::InterfacesStatus,
     },
-    bpf,
+    mailbox::Ringer,
     map::{counters::CounterPages, scope::ScopePage},
-    memory::Memory,
     object::Object,
-    observe::{messages::Messages, ring::Ring},
+    observe::messages::Messages,
     programs::{ProgramBoard, ProgramStatus, Programs},
+    publish::table::Limits,
 };
 use dns_core::config::{OnStop, XdpConfig};
 
@@ -36,21 +35,29 @@ pub(super) struct Loaded {
     programs: Programs,
     board: ProgramBoard,
     maps: [(&'static str, OwnedFd); 6],
+    tap: OwnedFd,
     scope: Arc<ScopePage>,
     counters: Arc<CounterPages>,
     messages: Option<Messages>,
+    limits: Limits,
     /// The folder of pins; `None` without pinning.
     pins: Option<Pins>,
     /// Links left by a predecessor.
     predecessor: Vec<PinnedLink>,
+    /// Rung when a state changes.
+    changed: Ringer,
 }
 
 impl Loaded {
-    /// Loads the maps, for a server with this main address; returns them mapped as well.
-    pub(super) fn load(config: &XdpConfig, main: SocketAddr) -> Result<(Self, Memory), FastPathError> {
-        let object = Object::load(config.max_names)?;
-        let Object { ebpf, kept_maps, index, entries, control, scope, counters, tap, messages, limits } =
-            object;
+    /// Loads the maps, for a server with this main address. `changed` is rung when the state of
+    /// programs or interfaces changes.
+    pub(super) fn load(
+        config: &XdpConfig,
+        main: SocketAddr,
+        changed: Ringer,
+    ) -> Result<Self, FastPathError> {
+        let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } =
+            Object::load(config.max_names)?;
         let pins = Pins::prepare(&config.bpffs, main)
             .inspect_err(|error| {
                 tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
@@ -60,18 +67,43 @@ impl Loaded {
         if !predecessor.is_empty() {
             tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
         }
-        let tap = tap.map(ring).transpose()?;
-        let board = ProgramBoard::default();
+        let board = ProgramBoard::new(changed.clone());
         let programs =
             Programs::start(ebpf, messages.as_ref().map(Messages::map), Filters::of(main), board.clone())
                 .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
-        let memory = Memory { index, entries, control, counters: counters.clone(), tap, limits };
-        Ok((Self { programs, board, maps: kept_maps, scope, counters, messages, pins, predecessor }, memory))
+        Ok(Self {
+            programs,
+            board,
+            maps: kept_maps,
+            tap,
+            scope,
+            counters,
+            messages,
+            limits,
+            pins,
+            predecessor,
+            changed,
+        })
     }
 
-    /// Returns the map of this name.
-    pub(super) fn map(&self, name: &str) -> Option<BorrowedFd<'_>> {
-        self.maps.iter().find(|(known, _)| *known == name).map(|(_, fd)| fd.as_fd())
+    /// Returns the maps that the server needs, in the protocol's order.
+    pub(super) fn shared_maps(&self) -> Option<[BorrowedFd<'_>; 5]> {
+        let map = |name: &str| {
+            let found = self.maps.iter().find(|(known, _)| *known == name);
+            found.map(|(_, fd)| fd.as_fd())
+        };
+        Some([
+            map(names::NAMES)?,
+            map(names::ENTRIES)?,
+            map(names::CONTROL)?,
+            map(names::COUNTERS)?,
+            self.tap.as_fd(),
+        ])
+    }
+
+    /// Returns the largest number of names by kind.
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
     }
 
     pub(super) fn pins(&self) -> Option<&Pins> {
@@ -85,8 +117,20 @@ impl Loaded {
         config: &XdpConfig,
         endpoints: &[SocketAddr],
         installs: watch::Receiver<u64>,
-    ) -> Result<Here, FastPathError> {
-        let Self { programs, board, maps, scope, counters, messages, pins, predecessor } = self;
+    ) -> Result<Installed, FastPathError> {
+        let Self {
+            programs,
+            board,
+            maps,
+            tap: _,
+            scope,
+            counters,
+            messages,
+            limits: _,
+            pins,
+            predecessor,
+            changed,
+        } = self;
         scope.set_vlans(&config.vlans);
         let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps });
         let interfaces = Interfaces::start(Setting {
@@ -102,14 +146,15 @@ impl Loaded {
             installs,
             kept_maps: kept_maps.clone(),
             messages,
+            changed,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
-        Ok(Here { interfaces, board, pins, kept_maps })
+        Ok(Installed { interfaces, board, pins, kept_maps })
     }
 }
 
 /// Programs that are attached, or soon will be.
-pub(super) struct Here {
+pub(super) struct Installed {
     /// The follower of the interfaces.
     interfaces: Interfaces,
     /// Status of the programs.
@@ -119,7 +164,7 @@ pub(super) struct Here {
     kept_maps: Arc<KeptMaps>,
 }
 
-impl Here {
+impl Installed {
     /// Becomes true when all interfaces present at the start have been processed.
     pub(super) fn ready(&self) -> watch::Receiver<bool> {
         self.interfaces.ready()
@@ -165,20 +210,9 @@ impl Here {
 }
 
 /// Returns the limit of served interfaces: a quarter of the descriptors, and at least 256, stay
-/// reserved for sockets and files.
+/// reserved.
 fn most_interfaces() -> usize {
     const RESERVE: u64 = 256;
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     usize::try_from(limit.saturating_sub(RESERVE.max(limit / 4))).unwrap_or(usize::MAX)
-}
-
-/// Maps the ring buffer `TAP`.
-fn ring(map: Map) -> Result<Ring, FastPathError> {
-    let Map::RingBuf(data) = map else { return Err(FastPathError::Incomplete(dns_common::object::TAP)) };
-    let mapped = || -> std::io::Result<Ring> {
-        let fd = data.fd().as_fd().try_clone_to_owned()?;
-        let size = bpf::map_shape(fd.as_fd())?.elements;
-        Ring::map(fd, size)
-    };
-    mapped().map_err(|error| FastPathError::io("mapping TAP", error))
 }

@@ -1,20 +1,22 @@
-//! The protocol of attacher and server on a unix socket: one byte that carries the descriptors,
-//! then lines of JSON.
+//! The protocol between server and attacher on a unix socket: one byte that carries the maps'
+//! descriptors, then lines of JSON.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
     net::SocketAddr,
     os::{
-        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, getsockopt, recvmsg, sendmsg,
-    sockopt::PeerCredentials,
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -26,24 +28,24 @@ use crate::{
 };
 
 /// Largest number of descriptors: five maps, and two of a predecessor.
-pub(super) const MOST_DESCRIPTORS: usize = 7;
+const MOST_DESCRIPTORS: usize = 7;
 
 /// Longest line: the status of some thousand interfaces.
 const LONGEST_LINE: usize = 1 << 20;
 
 /// The server's first line.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct Request {
     /// Layout of the maps expected by the server ([`dns_common::LAYOUT_VERSION`]).
     pub(super) layout: u32,
     pub(super) listen: Vec<SocketAddr>,
 }
 
-/// The reply to [`Wanted`]; the maps' descriptors accompany it.
+/// The attacher's reply to [`Request`]; the maps' descriptors precede it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Given {
+pub(super) enum Response {
     Maps {
-        /// Shapes of `NAMES`, `ENTRIES`, `CONTROL`, `COUNTERS`, and `TAP` if there is one.
+        /// Shapes of `NAMES`, `ENTRIES`, `CONTROL`, `COUNTERS` and `TAP`.
         shapes: Vec<Shape>,
         /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,
@@ -54,9 +56,9 @@ pub(super) enum Given {
     Refused(String),
 }
 
-/// Messages from the server after its first request.
+/// Messages of the server after its request.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum FromServer {
+pub(super) enum ServerMessage {
     /// The server listens on exactly these addresses.
     Listen(Vec<SocketAddr>),
     /// Queries that reached the server's sockets.
@@ -72,18 +74,18 @@ pub(super) enum FromServer {
     },
 }
 
-/// Messages from the attacher after the hand-over.
+/// Messages of the attacher after its response.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum FromAttacher {
+pub(super) enum AttacherMessage {
     /// The state of interfaces and programs.
-    Status(Attached),
+    Status(AttacherStatus),
     /// The grace period is over; whether the kernel confirmed it.
     GraceOver(bool),
 }
 
 /// The state of interfaces and programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Attached {
+pub(super) struct AttacherStatus {
     pub(super) interfaces: InterfacesStatus,
     /// The programs needed so far; older attachers do not send them.
     #[serde(default)]
@@ -100,30 +102,31 @@ pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Res
     stream.write_all(&line)
 }
 
-/// Sends the byte that carries the descriptors.
+/// Sends the byte that carries the descriptors, at most [`MOST_DESCRIPTORS`].
 pub(super) fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
-    let rights = [ControlMessage::ScmRights(&raw)];
-    let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
-    sendmsg::<UnixAddr>(stream.as_raw_fd(), &[IoSlice::new(b"\n")], control, MsgFlags::MSG_NOSIGNAL, None)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+    }
+    sendmsg(stream, &[IoSlice::new(b"\n")], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 /// Receives the byte that carries the descriptors, and returns them.
 pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let mut space = nix::cmsg_space!([RawFd; MOST_DESCRIPTORS]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let received =
-        recvmsg::<UnixAddr>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let mut descriptors = Vec::new();
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = message {
-            // SAFETY: the kernel has just made these descriptors for us, and nobody else knows them.
-            descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
         }
     }
     Ok(descriptors)
@@ -150,15 +153,15 @@ impl Lines {
     ) -> io::Result<T> {
         let end = Instant::now() + patience;
         loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             stream.set_read_timeout(Some(left))?;
-            match self.read_once(stream)? {
-                Some(line) => return Ok(serde_json::from_slice(&line)?),
-                None => continue,
-            }
+            self.receive(stream)?;
         }
     }
 
@@ -166,26 +169,33 @@ impl Lines {
     /// The end of the stream is an error, too.
     pub(super) fn next<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> io::Result<T> {
         loop {
-            if let Some(line) = self.read_once(stream)? {
-                return Ok(serde_json::from_slice(&line)?);
+            if let Some(message) = self.take()? {
+                return Ok(message);
             }
+            self.receive(stream)?;
         }
     }
 
-    /// Returns a complete line, or `None` after reading some more bytes.
-    fn read_once(&mut self, mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
-        if let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
-            return Ok(Some(self.pending.drain(..=end).collect()));
-        }
-        if self.pending.len() > LONGEST_LINE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end"));
-        }
+    /// Returns the next line, if it has been received completely.
+    pub(super) fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') else {
+            return match self.pending.len() {
+                0..=LONGEST_LINE => Ok(None),
+                _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end")),
+            };
+        };
+        let line: Vec<u8> = self.pending.drain(..=end).collect();
+        Ok(Some(serde_json::from_slice(&line)?))
+    }
+
+    /// Reads some bytes, once.
+    pub(super) fn receive(&mut self, mut stream: &UnixStream) -> io::Result<()> {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => {
                 self.pending.extend_from_slice(&buffer[..count]);
-                Ok(None)
+                Ok(())
             }
         }
     }
@@ -208,8 +218,8 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"shared").unwrap();
         send_descriptors(&one, &[file.as_fd()]).unwrap();
-        send(&one, &FromServer::Stop { detach: true }).unwrap();
-        send(&one, &FromServer::Listen(vec!["127.0.0.1:53".parse().unwrap()])).unwrap();
+        send(&one, &ServerMessage::Stop { detach: true }).unwrap();
+        send(&one, &ServerMessage::Listen(vec!["127.0.0.1:53".parse().unwrap()])).unwrap();
         drop(one);
         let mut descriptors = receive_descriptors(&other).unwrap();
         assert_eq!(descriptors.len(), 1);
@@ -219,17 +229,25 @@ mod tests {
         received.read_to_string(&mut text).unwrap();
         assert_eq!(text, "shared");
         let mut lines = Lines::default();
-        assert!(matches!(lines.next(&other).unwrap(), FromServer::Stop { detach: true }));
-        assert!(matches!(lines.next(&other).unwrap(), FromServer::Listen(listen) if listen.len() == 1));
-        assert_eq!(lines.next::<FromServer>(&other).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(matches!(lines.next(&other).unwrap(), ServerMessage::Stop { detach: true }));
+        assert!(matches!(lines.next(&other).unwrap(), ServerMessage::Listen(listen) if listen.len() == 1));
+        assert_eq!(lines.next::<ServerMessage>(&other).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(peer(&other).unwrap(), nix::unistd::geteuid().as_raw());
+    }
+
+    #[test]
+    fn surplus_descriptors_are_rejected() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let error = send_descriptors(&one, &[file.as_fd(); MOST_DESCRIPTORS + 2]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
     fn a_line_without_end_is_refused() {
         let (mut one, other) = UnixStream::pair().unwrap();
         let writer = std::thread::spawn(move || one.write_all(&vec![b' '; 2 * LONGEST_LINE]).is_err());
-        let error = Lines::default().next::<FromServer>(&other).unwrap_err();
+        let error = Lines::default().next::<ServerMessage>(&other).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         drop(other);
         assert!(writer.join().unwrap());

@@ -1,5 +1,4 @@
-//! Privilege separation: the real server without privileges, and the root process that attaches for
-//! it.
+//! The attacher as a service of its own, and a server that starts without privileges.
 
 use std::{
     fs,
@@ -121,7 +120,7 @@ fn of_process(pid: u32, name: &str) -> Result<String> {
 #[test]
 fn unprivileged_server_answers_at_interface() -> Result<()> {
     requires!(namespaces, bpf);
-    let parts = Parts::start("apart")?;
+    let parts = Parts::start("service")?;
     let pid = parts.server.pid();
     // Mode 2: a filter is installed.
     ensure!(of_process(pid, "Seccomp")? == "2" && of_process(pid, "NoNewPrivs")? == "1");

@@ -1,0 +1,213 @@
+//! The attacher: loads the programs, hands their maps over to the server and attaches them. It
+//! never reads from the network.
+//!
+//! * [`session`]: one server's programs, from its request to its end.
+//! * [`installed`]: programs and maps that are loaded, pinned and attached.
+//!
+//! The attacher runs as a service with a socket ([`Attacher`]), as a child process of the server
+//! ([`serve`]), or, for tests, as a thread of the server's process.
+
+mod installed;
+mod session;
+
+use std::{
+    io,
+    net::{Shutdown, SocketAddr},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    sync::Arc,
+};
+
+use nix::unistd::Gid;
+use parking_lot::Mutex;
+
+use crate::protocol::peer;
+use dns_core::config::{ConfigError, XdpConfig};
+use dns_platform::{
+    logs::LineLimit,
+    threads::{self, OnPanic},
+    unix_socket::{self, Access},
+};
+
+/// Concurrent servers: one that ends, one that takes over, and one spare for each. Each has
+/// separate maps. For a further server the oldest one without filled maps is cut off, else the
+/// oldest one.
+const MOST_SESSIONS: usize = 4;
+
+/// The attacher's own configuration. It bounds every server's request.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    /// Interfaces, hooks, VLANs and the folder of pins.
+    pub xdp: XdpConfig,
+    /// The address after which the folder of pins is named.
+    pub main: SocketAddr,
+    /// Addresses on which servers may listen; `None`: any.
+    pub listen: Option<Vec<SocketAddr>>,
+}
+
+impl Authority {
+    /// Returns the wanted addresses that are permitted.
+    fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
+        let is_allowed =
+            |address: &SocketAddr| self.listen.as_ref().is_none_or(|listen| listen.contains(address));
+        let (allowed, refused): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_allowed);
+        if let Some(first) = refused.first() {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(left_out) = LIMIT.admit_any() {
+                tracing::warn!(
+                    address = %first,
+                    refused = refused.len(),
+                    left_out,
+                    "a server requested addresses that the attacher's configuration does not allow: the fast path does not answer there"
+                );
+            }
+        }
+        allowed
+    }
+}
+
+/// Reads the configuration again; the error names the file and the cause.
+pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigError> + Send + Sync>;
+
+/// Serves one server until its connection ends. Attached programs stay attached unless the server
+/// has asked for the opposite.
+pub fn serve(stream: &UnixStream, authority: &ReadAuthority) -> io::Result<()> {
+    session::serve(stream, authority, &Sessions::default().begin(stream)?)
+}
+
+/// Starts an attacher in this process, with this configuration, and returns the server's end of
+/// the connection.
+pub(crate) fn in_thread(xdp: &XdpConfig, main: SocketAddr) -> io::Result<UnixStream> {
+    let (ours, servers) = UnixStream::pair()?;
+    let authority = Authority { xdp: xdp.clone(), main, listen: None };
+    let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
+    threads::spawn("session", OnPanic::EndProcess, move || {
+        if let Err(error) = serve(&ours, &read) {
+            tracing::warn!(%error, "a session of the attacher has failed");
+        }
+    })?;
+    Ok(servers)
+}
+
+/// The socket of the attacher, run as a service.
+pub struct Attacher {
+    listener: UnixListener,
+    /// UID whose servers are admitted, besides root's.
+    user: u32,
+}
+
+impl Attacher {
+    /// Binds the socket for servers of this user and group, replacing an existing socket.
+    pub fn bind(socket: &Path, user: u32, group: u32) -> io::Result<Self> {
+        let access = Access { user: None, group: Some(Gid::from_raw(group)) };
+        Ok(Self { listener: unix_socket::bind(socket, access, &[])?, user })
+    }
+
+    /// Serves connections until the process ends. Attached programs stay attached then.
+    pub fn run(self, authority: ReadAuthority) -> io::Error {
+        let Self { listener, user } = self;
+        let authority = Arc::new(authority);
+        let sessions = Sessions::default();
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return error,
+            };
+            static LIMIT: LineLimit = LineLimit::new();
+            match peer(&stream) {
+                Ok(peer) if peer == 0 || peer == user => {}
+                Ok(peer) => {
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(
+                            user = peer,
+                            left_out,
+                            "server refused: it runs neither as xdp.user nor as root"
+                        );
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "server refused: cannot read its user id (SO_PEERCRED)");
+                    }
+                    continue;
+                }
+            }
+            let place = match sessions.begin(&stream) {
+                Ok(place) => place,
+                Err(error) => {
+                    tracing::warn!(%error, "server refused");
+                    continue;
+                }
+            };
+            let authority = authority.clone();
+            let session = threads::spawn("session", OnPanic::EndProcess, move || {
+                if let Err(error) = session::serve(&stream, &authority, &place) {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "connection to a server lost: its programs stay attached and answer until its lease expires");
+                    }
+                }
+            });
+            if let Err(error) = session {
+                return error;
+            }
+        }
+    }
+}
+
+/// The connected servers, oldest first.
+#[derive(Clone, Default)]
+struct Sessions(Arc<Mutex<Vec<Open>>>);
+
+struct Open {
+    number: u64,
+    /// Closed to cut the session off.
+    stream: UnixStream,
+    /// Whether the maps are filled: the server is in service.
+    serves: bool,
+}
+
+/// A session's entry in [`Sessions`], removed when dropped.
+struct Place {
+    sessions: Sessions,
+    number: u64,
+}
+
+impl Sessions {
+    /// Registers a session; past [`MOST_SESSIONS`] it cuts off the oldest, preferably one whose maps are not filled.
+    fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
+        let stream = stream.try_clone()?;
+        let mut open = self.0.lock();
+        if open.len() >= MOST_SESSIONS {
+            let cut = open.iter().position(|session| !session.serves).unwrap_or(0);
+            let cut = open.remove(cut);
+            tracing::warn!(
+                serves = cut.serves,
+                "too many servers connected: the oldest connection is closed"
+            );
+            // It ends by itself where even this fails.
+            let _ = cut.stream.shutdown(Shutdown::Both);
+        }
+        let number = open.last().map_or(0, |last| last.number + 1);
+        open.push(Open { number, stream, serves: false });
+        Ok(Place { sessions: self.clone(), number })
+    }
+}
+
+impl Place {
+    /// Records that the session's maps are filled.
+    fn serves(&self) {
+        let mut open = self.sessions.0.lock();
+        if let Some(session) = open.iter_mut().find(|session| session.number == self.number) {
+            session.serves = true;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.sessions.0.lock().retain(|session| session.number != self.number);
+    }
+}

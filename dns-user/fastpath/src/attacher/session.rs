@@ -1,0 +1,202 @@
+//! One server's session: its request, the maps handed over, and its messages until it ends.
+//!
+//! Each session has its own programs and maps. After a restart of either process a new session
+//! takes over from the previous one like a restarted server does. Until then the previous programs
+//! keep answering while their lease runs; the server renews it by a plain store, even if the
+//! attacher is dead.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use dns_common::LAYOUT_VERSION;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::sync::watch;
+
+use super::{
+    Authority, Place, ReadAuthority,
+    installed::{Installed, Loaded},
+};
+use crate::{
+    bpf,
+    mailbox::{self, Bell},
+    protocol::{
+        AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, send, send_descriptors,
+    },
+};
+use dns_core::config::OnStop;
+
+/// Shortest time between two reports of the state once the server is ready: on a machine whose
+/// containers come and go, the state changes many times a second.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time limit for a server to send its request and to receive each message.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Serves one server until its connection ends.
+pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut lines = Lines::default();
+    let Request { layout, listen } = lines.next_within(stream, PATIENCE)?;
+    let (authority, listen, loaded, bell) = match load(layout, &listen, read) {
+        Ok(loaded) => loaded,
+        Err(why) => {
+            tracing::warn!(
+                why,
+                "server refused: it gets no programs and answers every query from userspace"
+            );
+            send_descriptors(stream, &[])?;
+            return send(stream, &Response::Refused(why));
+        }
+    };
+    hand_over(stream, &loaded)?;
+    let (filled, installs) = watch::channel(0);
+    let installed = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
+    tracing::info!("maps handed to a server");
+    let session = Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
+    let on_stop = session.run();
+    // A server that died will be restarted.
+    let asked = on_stop.as_ref().ok().copied();
+    installed.stop(asked.unwrap_or(OnStop::Keep));
+    on_stop.map(drop)
+}
+
+/// Loads the maps of a server that requests them; an error gives the reason for a refusal.
+fn load(
+    layout: u32,
+    listen: &[SocketAddr],
+    read: &ReadAuthority,
+) -> Result<(Authority, Vec<SocketAddr>, Loaded, Bell), String> {
+    if layout != LAYOUT_VERSION {
+        return Err(format!(
+            "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: run the same version of both"
+        ));
+    }
+    let authority = read().map_err(|error| error.to_string())?;
+    let listen = authority.allowed(listen);
+    if listen.is_empty() {
+        return Err("the attacher's configuration names none of the server's addresses".to_owned());
+    }
+    let (ringer, bell) = mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
+    let loaded = Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
+    Ok((authority, listen, loaded, bell))
+}
+
+/// Sends the descriptors of the maps, and of the predecessor's maps if there are any.
+fn hand_over(stream: &UnixStream, loaded: &Loaded) -> io::Result<()> {
+    let maps = loaded.shared_maps().ok_or_else(|| io::Error::other("the object lacks a map"))?;
+    let earlier = loaded.pins().and_then(|pins| pins.earlier_maps());
+    let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
+    let shapes = |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
+    let response =
+        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.limits() };
+    send_descriptors(stream, &[&maps[..], &earlier].concat())?;
+    send(stream, &response)
+}
+
+/// A connected server that has received its maps.
+struct Session<'a> {
+    stream: &'a UnixStream,
+    lines: Lines,
+    /// The programs attached for this server.
+    installed: &'a Installed,
+    /// Rings when the state of the programs may have changed.
+    bell: Bell,
+    /// Signals that the maps are filled.
+    filled: watch::Sender<u64>,
+    /// The last state sent to the server, and when.
+    told: Option<(AttacherStatus, Instant)>,
+    /// Reads the attacher's configuration.
+    read: &'a ReadAuthority,
+    /// The last configuration that could be read.
+    authority: Authority,
+    place: &'a Place,
+}
+
+impl Session<'_> {
+    /// Executes the server's requests until an orderly end; an error if the connection breaks.
+    fn run(mut self) -> io::Result<OnStop> {
+        let mut is_changed = true;
+        loop {
+            while let Some(message) = self.lines.take()? {
+                if let Some(on_stop) = self.execute(message)? {
+                    return Ok(on_stop);
+                }
+            }
+            let pause = self.pause();
+            if is_changed && pause.is_zero() {
+                self.report()?;
+                is_changed = false;
+            }
+            let mut fds =
+                [self.stream.as_fd(), self.bell.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            // Rounded up: a shorter wait would turn the loop once more.
+            let pause = PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            // An interrupted wait is just a shorter one.
+            let _ = poll(&mut fds, if is_changed { pause } else { PollTimeout::NONE });
+            let [is_readable, has_rung] = fds.map(|fd| fd.any().unwrap_or(false));
+            if has_rung {
+                self.bell.silence();
+                is_changed = true;
+            }
+            if is_readable {
+                self.lines.receive(self.stream)?;
+            }
+        }
+    }
+
+    /// Executes one message; returns the server's order if it was the last one.
+    fn execute(&mut self, message: ServerMessage) -> io::Result<Option<OnStop>> {
+        match message {
+            ServerMessage::Listen(endpoints) => {
+                // If the configuration cannot be read, the last good one stays in force.
+                if let Ok(authority) = (self.read)() {
+                    self.authority = authority;
+                }
+                self.installed.set_listen(&self.authority.allowed(&endpoints));
+            }
+            ServerMessage::Arrived(arrivals) => self.installed.report(arrivals),
+            ServerMessage::Filled => {
+                self.place.serves();
+                self.filled.send_replace(1);
+            }
+            ServerMessage::Grace => {
+                let vouched = bpf::rcu_grace_period().is_ok();
+                send(self.stream, &AttacherMessage::GraceOver(vouched))?;
+            }
+            ServerMessage::Stop { detach: true } => return Ok(Some(OnStop::Detach)),
+            ServerMessage::Stop { detach: false } => return Ok(Some(OnStop::Keep)),
+        }
+        Ok(None)
+    }
+
+    /// Returns how long the next report has to wait.
+    fn pause(&self) -> Duration {
+        match &self.told {
+            Some((status, at)) if status.ready => PAUSE.saturating_sub(at.elapsed()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Sends the state of the interfaces and their programs if it changed.
+    fn report(&mut self) -> io::Result<()> {
+        let status = AttacherStatus {
+            interfaces: self.installed.status(),
+            programs: self.installed.programs(),
+            ready: *self.installed.ready().borrow(),
+            pinned_at: self.installed.pinned_at().map(Path::to_path_buf),
+        };
+        if self.told.as_ref().is_none_or(|(told, _)| *told != status) {
+            send(self.stream, &AttacherMessage::Status(status.clone()))?;
+            self.told = Some((status, Instant::now()));
+        }
+        Ok(())
+    }
+}
