@@ -4,6 +4,7 @@
 
 mod attacher;
 mod blindness;
+mod clients;
 mod health;
 mod pki;
 mod process;

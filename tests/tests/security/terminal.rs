@@ -1,6 +1,12 @@
 //! Names that contain terminal escape sequences.
 
-use std::process::Command;
+use std::{
+    net::UdpSocket,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use serde_json::json;
 use whole_system_tests::{
@@ -31,7 +37,7 @@ fn commands() {
     });
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let socket = server.folder.path().join("control.sock");
-    wait_until("the control socket", std::time::Duration::from_secs(30), || socket.exists()).unwrap();
+    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
     // A file whose name appears in an error.
     std::fs::write(server.folder.path().join(format!("aliases/{HOSTILE}.json")), "{").unwrap();
     let resolved = format!("q-s0.web.net.dep.{HOSTILE}.");
@@ -51,21 +57,49 @@ fn commands() {
         &["check", "--json"],
         &["log", "--tag", HOSTILE, "--level", "debug"],
     ] {
-        let output = Command::new(server::program().unwrap())
-            .args(arguments)
-            .arg("--config")
-            .arg(server.folder.path().join("config.json"))
-            .output()
-            .unwrap();
-        for bytes in [output.stdout, output.stderr] {
-            let text = String::from_utf8(bytes).unwrap();
-            let raw = text.chars().find(|c| {
-                (c.is_control() && *c != '\n' && *c != '\t') || ('\u{202a}'..='\u{202e}').contains(c)
-            });
-            assert_eq!(raw, None, "{arguments:?}: {text:?}");
-        }
+        stripped(arguments, &server);
     }
+    // Names of queries come from the network.
+    let queries = UdpSocket::bind("127.0.0.1:0").unwrap();
+    queries.connect(server.address).unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                queries.send(&query(HOSTILE)).unwrap();
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        for arguments in [&["tap", "--count", "1"][..], &["top", "--once", "--seconds", "1"]] {
+            for json in [&[][..], &["--json"]] {
+                let arguments = [arguments, json].concat();
+                let shown = stripped(&arguments, &server);
+                assert!(shown.contains("web"), "{arguments:?}: {shown}");
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
     let log = server.log();
     assert!(log.contains("\\u{9b}") || log.contains("\\u009b"), "nothing hostile was logged: {log}");
     assert!(!log.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{log:?}");
+}
+
+/// Runs a command that must not print control characters; returns its standard output.
+fn stripped(arguments: &[&str], server: &Server) -> String {
+    let mut command = Command::new(server::program().unwrap());
+    let config = server.folder.path().join("config.json");
+    let output = command.args(arguments).arg("--config").arg(config).output().unwrap();
+    let [shown, _] = [output.stdout, output.stderr].map(|bytes| {
+        let text = String::from_utf8(bytes).unwrap();
+        let raw = text.chars().find(|&c| dns_core::terminal::is_active(c) && c != '\n' && c != '\t');
+        assert_eq!(raw, None, "{arguments:?}: {text:?}");
+        text
+    });
+    shown
+}
+
+/// Returns a query (A) for a name of one label with these bytes.
+fn query(label: &str) -> Vec<u8> {
+    let head = [0x17, 0x2a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, u8::try_from(label.len()).unwrap()];
+    [&head[..], label.as_bytes(), &[4], b"bosh", &[0, 0, 1, 0, 1]].concat()
 }

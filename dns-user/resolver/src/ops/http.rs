@@ -1,15 +1,28 @@
-//! HTTP server for operators with limits on connections, time per request head and time per
-//! response. A connection that exceeds one is closed.
+//! HTTP server for operators with limits on connections, time per request head, time per response
+//! and bytes of responses that wait for their clients. A connection that exceeds one is closed.
 
-use std::{collections::VecDeque, future::Future, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
 
-use axum::{Router, serve::Listener};
-use hyper::server::conn::http1;
+use axum::{Router, body::Body, response::Response, serve::Listener};
+use bytes::Bytes;
+use hyper::{
+    body::{Body as _, Frame, SizeHint},
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use tokio::task::AbortHandle;
+use parking_lot::Mutex;
+use tokio::{sync::Notify, task::AbortHandle};
 
 use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
 
@@ -19,6 +32,13 @@ const MAX_CONNECTIONS: usize = 64;
 /// Time limit for the head of the next request, including idle time: longer than Prometheus usually
 /// waits between scrapes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
+
+/// Bytes of responses per port that may wait for their clients. A further response closes the
+/// connections that have been waiting longest, so a single larger one is still sent.
+const MAX_WAITING: usize = 16 << 20;
+
+/// Size of the parts in which a body is handed to the connection.
+const PART: usize = 16 << 10;
 
 /// Serves connections until `shutdown` completes, then closes all of them. `routes` returns the router
 /// for a connection.
@@ -37,6 +57,7 @@ async fn serve_within<L: Listener>(
     write_timeout: Duration,
 ) {
     let mut open: VecDeque<Connection> = VecDeque::new();
+    let responses = Responses::default();
     tokio::pin!(shutdown);
     loop {
         let (stream, _client) = tokio::select! {
@@ -47,13 +68,25 @@ async fn serve_within<L: Listener>(
         if open.len() >= MAX_CONNECTIONS {
             open.pop_front();
         }
-        let service = TowerToHyperService::new(routes(&stream));
+        let router = TowerToHyperService::new(routes(&stream));
+        let (responses, close) = (responses.clone(), Arc::new(Notify::new()));
+        let closed = close.clone();
+        let service = service_fn(move |request| {
+            let (responses, close) = (responses.clone(), close.clone());
+            let response = router.call(request);
+            async move { response.await.map(|response| responses.count(response, close)) }
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
             .max_buf_size(64 << 10)
             .serve_connection(TokioIo::new(StallLimit::new(stream, write_timeout)), service);
-        let task = tokio::spawn(async { drop(connection.await) });
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                ended = connection => drop(ended),
+                () = closed.notified() => {}
+            }
+        });
         open.push_back(Connection(task.abort_handle()));
     }
 }
@@ -67,9 +100,118 @@ impl Drop for Connection {
     }
 }
 
+/// The responses that wait for their clients.
+#[derive(Clone, Default)]
+struct Responses(Arc<Mutex<Vec<Waiting>>>);
+
+struct Waiting {
+    number: u64,
+    bytes: usize,
+    /// When the client last took a part.
+    progress: Instant,
+    /// Closes the connection.
+    close: Arc<Notify>,
+}
+
+impl Responses {
+    /// Counts the body of a response until its client has taken it.
+    fn count(&self, response: Response, close: Arc<Notify>) -> Response {
+        response.map(|body| {
+            let bytes = body.size_hint().lower() as usize;
+            let place = self.admit(bytes, close);
+            Body::new(CountedBody { body, rest: Bytes::new(), place })
+        })
+    }
+
+    fn admit(&self, bytes: usize, close: Arc<Notify>) -> Place {
+        let mut waiting = self.0.lock();
+        let mut total: usize = waiting.iter().map(|waiting| waiting.bytes).sum();
+        waiting.sort_by_key(|waiting| waiting.progress);
+        waiting.retain(|waiting| {
+            let is_closed = total + bytes > MAX_WAITING && waiting.bytes > 0;
+            if is_closed {
+                total -= waiting.bytes;
+                waiting.close.notify_one();
+            }
+            !is_closed
+        });
+        let number = waiting.iter().map(|waiting| waiting.number + 1).max().unwrap_or(0);
+        waiting.push(Waiting { number, bytes, progress: Instant::now(), close });
+        Place { responses: self.clone(), number }
+    }
+}
+
+/// A response's entry in [`Responses`], removed when dropped.
+struct Place {
+    responses: Responses,
+    number: u64,
+}
+
+impl Place {
+    /// Records that the client has taken a part, and left this many bytes.
+    fn progress(&self, left: usize) {
+        let mut waiting = self.responses.0.lock();
+        if let Some(waiting) = waiting.iter_mut().find(|waiting| waiting.number == self.number) {
+            (waiting.bytes, waiting.progress) = (left, Instant::now());
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.responses.0.lock().retain(|waiting| waiting.number != self.number);
+    }
+}
+
+/// A body that is handed on in parts, so that bytes count as taken when they are.
+struct CountedBody {
+    body: Body,
+    /// Bytes received from `body` and not handed on yet.
+    rest: Bytes,
+    place: Place,
+}
+
+impl hyper::body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                ended => return Poll::Ready(ended),
+            }
+        }
+        let length = self.rest.len().min(PART);
+        let part = self.rest.split_to(length);
+        self.place.progress(self.rest.len());
+        Poll::Ready(Some(Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, mut hint) = (self.rest.len() as u64, self.body.size_hint());
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(hint.lower() + rest);
+        hint
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
+    use futures::FutureExt as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},
@@ -100,5 +242,19 @@ mod tests {
         };
         let read = tokio::select! { () = served => unreachable!("it never ends"), read = client => read };
         assert!(read < 64 << 20, "{read}");
+    }
+    #[test]
+    fn stalled_responses_are_closed_first() {
+        let responses = Responses::default();
+        let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
+        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
+        let places: Vec<_> =
+            (0..4).map(|index| responses.admit(MAX_WAITING / 4, closes[index].clone())).collect();
+        assert!((0..4).all(|index| !closed(index)), "they fit");
+        places[0].progress(MAX_WAITING / 8);
+        let _large = responses.admit(MAX_WAITING / 2, closes[4].clone());
+        assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
+        drop(places);
+        assert_eq!(responses.0.lock().len(), 1);
     }
 }

@@ -155,3 +155,32 @@ fn api_requires_a_certificate() -> Result<()> {
     assert!(lab.log("publisher").contains("not listed in --api-clients"), "{}", lab.log("publisher"));
     Ok(())
 }
+
+/// An agent reports errors in its own words.
+#[test]
+fn status_escapes_control_characters() -> Result<()> {
+    const HOSTILE: &str = "a\u{1b}[2J\u{9b}2J\u{202e}x\u{7}";
+    let state = tempfile::TempDir::new()?;
+    let agent = serde_json::json!({"held": {"version": 1, "digest": HOSTILE}, "heard": 1, "asked": 1,
+        "failures": 1, "error": HOSTILE});
+    let book = serde_json::json!({"version": 2, "agents": {HOSTILE: agent}});
+    std::fs::write(state.path().join("agents.json"), book.to_string())?;
+    let missing = format!("/nowhere/{HOSTILE}");
+    let folder = state.path().to_string_lossy().into_owned();
+    for arguments in [
+        &["status", "--all", "--state", &folder][..],
+        &["status", "--json", "--state", &folder],
+        &["status", "--state", &missing],
+        &["confirm-removals", "--state", &missing],
+        &["address", HOSTILE],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_bosh-dns-sync")).args(arguments).output()?;
+        ensure!(!(output.stdout.is_empty() && output.stderr.is_empty()), "{arguments:?} says nothing");
+        for bytes in [output.stdout, output.stderr] {
+            let text = String::from_utf8(bytes)?;
+            let raw = text.chars().find(|&c| dns_core::terminal::is_active(c) && c != '\n' && c != '\t');
+            ensure!(raw.is_none(), "{arguments:?}: {text:?}");
+        }
+    }
+    Ok(())
+}
