@@ -239,7 +239,7 @@ mod tests {
     fn surplus_descriptors_are_rejected() {
         let (one, _other) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        let error = send_descriptors(&one, &[file.as_fd(); MOST_DESCRIPTORS + 2]).unwrap_err();
+        let error = send_descriptors(&one, &[file.as_fd(); 2 * MOST_DESCRIPTORS]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
