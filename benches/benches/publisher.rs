@@ -101,7 +101,8 @@ impl Running {
         let bpffs = Bpffs::new()?;
         let config = XdpConfig { max_names: 65_536, ..config(HookMode::Tc, &bpffs) };
         let endpoints = [SocketAddr::from((Ipv4Addr::LOCALHOST, 53))];
-        let start = || FastPath::start_in_process(&config, &endpoints, Arc::new(AllRunning), Arc::new(Everything));
+        let start =
+            || FastPath::start_in_process(&config, &endpoints, Arc::new(AllRunning), Arc::new(Everything));
         let fast_path = namespace.run(start)?.context("starting the fast path")?;
         Ok(Self { publisher: fast_path.publisher(), _fast_path: fast_path, _bpffs: bpffs })
     }

@@ -122,7 +122,10 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     // While queries are shed, a full queue would lose the probe.
-    if now >= control.shed_until_ns && now < control.probe_until_ns && is_probe(hook, context, &plan.frame, now) {
+    if now >= control.shed_until_ns
+        && now < control.probe_until_ns
+        && is_probe(hook, context, &plan.frame, now)
+    {
         return goes_up(Outcome::Probe);
     }
     if !hook.grow(&plan) {

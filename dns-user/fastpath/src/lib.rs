@@ -38,24 +38,6 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-pub use self::{
-    attach::{
-        gate::{Arrival, MOST_CLIENTS},
-        hook::Hook,
-        kinds::InterfaceKinds,
-        status::{InterfaceState, InterfaceStatus, InterfacesStatus},
-    },
-    attacher::{Attacher, Authority, ReadAuthority, serve},
-    connection::AttacherConnection,
-    handle::FastPathHandle,
-    map::{counters::Counters, store::StoreFill},
-    observe::tap::{TapItem, TapReader},
-    programs::{ProgramState, ProgramStatus},
-    publish::{
-        publisher::Publisher,
-        table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
-    },
-};
 use self::{
     attach::{
         attachment,
@@ -74,6 +56,24 @@ use self::{
         lease::Lease,
         publisher::PublisherThread,
         table::{EntryStore, Table},
+    },
+};
+pub use self::{
+    attach::{
+        gate::{Arrival, MOST_CLIENTS},
+        hook::Hook,
+        kinds::InterfaceKinds,
+        status::{InterfaceState, InterfaceStatus, InterfacesStatus},
+    },
+    attacher::{Attacher, Authority, ReadAuthority, serve},
+    connection::AttacherConnection,
+    handle::FastPathHandle,
+    map::{counters::Counters, store::StoreFill},
+    observe::tap::{TapItem, TapReader},
+    programs::{ProgramState, ProgramStatus},
+    publish::{
+        publisher::Publisher,
+        table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
 };
 use dns_core::{
@@ -225,8 +225,7 @@ impl FastPath {
     ) -> Result<Self, FastPathError> {
         main_endpoint(config, endpoints)?;
         let asking = |error| FastPathError::io("asking the attacher", error);
-        let (memory, earlier, pending, grace) =
-            attacher.request_maps(endpoints)?.split().map_err(asking)?;
+        let (memory, earlier, pending, grace) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
         let Memory { index, entries, control, counters, tap, limits } = memory;
         if !earlier.is_empty() {
             tracing::info!(names = earlier.len(), "taking over the predecessor's learned names");

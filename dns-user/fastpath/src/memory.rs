@@ -56,8 +56,7 @@ impl Memory {
             |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
         let store = map_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
         let store = Arc::new(store);
-        let index =
-            map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
+        let index = map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
         Ok(Self {
             index: Arc::new(index),
             entries: store,

@@ -51,11 +51,7 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Loads the maps, for a server with this main address. `changed` is rung when the state of
     /// programs or interfaces changes.
-    pub(super) fn load(
-        config: &XdpConfig,
-        main: SocketAddr,
-        changed: Ringer,
-    ) -> Result<Self, FastPathError> {
+    pub(super) fn load(config: &XdpConfig, main: SocketAddr, changed: Ringer) -> Result<Self, FastPathError> {
         let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } =
             Object::load(config.max_names)?;
         let pins = Pins::prepare(&config.bpffs, main)

@@ -48,10 +48,7 @@ pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) ->
     let (authority, listen, loaded, bell) = match load(layout, &listen, read) {
         Ok(loaded) => loaded,
         Err(why) => {
-            tracing::warn!(
-                why,
-                "server refused: it gets no programs and answers every query from userspace"
-            );
+            tracing::warn!(why, "server refused: it gets no programs and answers every query from userspace");
             send_descriptors(stream, &[])?;
             return send(stream, &Response::Refused(why));
         }
@@ -60,7 +57,8 @@ pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) ->
     let (filled, installs) = watch::channel(0);
     let installed = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
-    let session = Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
+    let session =
+        Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
     let on_stop = session.run();
     // A server that died will be restarted.
     let asked = on_stop.as_ref().ok().copied();
@@ -94,7 +92,8 @@ fn hand_over(stream: &UnixStream, loaded: &Loaded) -> io::Result<()> {
     let maps = loaded.shared_maps().ok_or_else(|| io::Error::other("the object lacks a map"))?;
     let earlier = loaded.pins().and_then(|pins| pins.earlier_maps());
     let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
-    let shapes = |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
+    let shapes =
+        |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
     let response =
         Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.limits() };
     send_descriptors(stream, &[&maps[..], &earlier].concat())?;

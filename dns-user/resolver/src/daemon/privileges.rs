@@ -25,8 +25,7 @@ pub(super) enum PrivilegesError {
 const SERVING: [Capability; 1] = [Capability::CAP_NET_BIND_SERVICE];
 
 /// Capabilities of the attacher (Linux 5.8).
-const ATTACHING: [Capability; 3] =
-    [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
+const ATTACHING: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
 
 /// Makes this process the server: switches to `user`, if given, with [`SERVING`] alone; otherwise
 /// gives up the capabilities of the attacher, unless it runs as root.

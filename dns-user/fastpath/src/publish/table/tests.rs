@@ -29,7 +29,13 @@ impl Machine {
         chunks: usize,
         health: Arc<dyn Health + Send + Sync>,
     ) -> Self {
-        Self::with(useful, negative, chunks, health, GracePeriods::start(|| bpf::rcu_grace_period().is_ok()).unwrap())
+        Self::with(
+            useful,
+            negative,
+            chunks,
+            health,
+            GracePeriods::start(|| bpf::rcu_grace_period().is_ok()).unwrap(),
+        )
     }
 
     fn install(&mut self, answers: &Fixed) {
