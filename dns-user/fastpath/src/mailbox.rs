@@ -88,7 +88,7 @@ pub(super) fn bell() -> io::Result<(Ringer, Bell)> {
 
 impl Ringer {
     pub(super) fn ring(&self) {
-        // An error: the stream is full of unread wake-ups, or nobody listens any more.
+        // An error: the stream is full of unread wake-ups, or no thread listens any more.
         let _ = (&*self.0).write(&[0]);
     }
 }

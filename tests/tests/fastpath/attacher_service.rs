@@ -1,4 +1,4 @@
-//! The attacher as a service of its own, and a server that starts without privileges.
+//! The attacher as a separate service, and a server that starts without privileges.
 
 use std::{
     fs,

@@ -240,7 +240,7 @@ fn process_status(pid: u32, name: &str) -> Result<String> {
 }
 
 #[test]
-fn service_user_keeps_one_capability() -> Result<()> {
+fn service_user_keeps_port_capability() -> Result<()> {
     /// CAP_NET_BIND_SERVICE (docs/capabilities.md).
     const SERVER: u64 = 1 << 10;
     /// CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
@@ -277,7 +277,7 @@ fn child(pid: u32) -> Result<u32> {
 }
 
 #[test]
-fn attacher_ends_with_its_server() -> Result<()> {
+fn attacher_ends_with_server() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("orphan", json!({"lease": "30s", "on_stop": "detach"}))?;
     let attacher = child(running.server.pid())?;

@@ -98,7 +98,7 @@ fn finish_header(frame: &mut [u8]) {
 
 /// Returns a row with a query from an address that cannot receive a reply.
 fn from(name: &'static str, query: Query, sender: &str) -> Fixture {
-    let sender: std::net::SocketAddr = sender.parse().expect("written well");
+    let sender: SocketAddr = sender.parse().expect("written well");
     let datagram = if sender.is_ipv4() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
     let datagram = Datagram { from: (sender.ip(), sender.port()), ..datagram };
     Fixture { name, frame: datagram.frame(), outcome: Outcome::BadSender }

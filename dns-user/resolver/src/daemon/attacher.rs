@@ -1,4 +1,4 @@
-//! The privileged process that loads and attaches the programs: a service of its own
+//! The privileged process that loads and attaches the programs: a separate service
 //! (`xdp.attach_socket`), or a child process that the server starts.
 
 use std::{
