@@ -1,6 +1,6 @@
 //! Clocks: the kernel's monotonic clock, and one that includes suspend.
 
-use std::{fs, sync::OnceLock, time::Duration};
+use std::{fs, ops::Add, sync::OnceLock, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -34,8 +34,20 @@ impl BootInstant {
 
     /// Returns the time since `self`, suspend included.
     pub fn elapsed(self) -> Duration {
-        let (Self(now), Self(then)) = (Self::now(), self);
-        now.saturating_sub(then)
+        Self::now().since(self)
+    }
+
+    /// Returns the time between `earlier` and `self`; zero if that is the later one.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for BootInstant {
+    type Output = Self;
+
+    fn add(self, time: Duration) -> Self {
+        Self(self.0.saturating_add(time))
     }
 }
 

@@ -8,15 +8,15 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use moka::{Expiry, notification::RemovalCause, sync::Cache as Store};
 use smallvec::SmallVec;
 
 use super::{
     message::{self, Flags, MessageIndex},
-    outgoing::{Form, KEY_CLASS, Key},
+    outgoing::{Form, KEY_CLASS, Key, KeyFields},
+    store::{self, Generation, SLOT_SIZE, Store, Totals},
 };
 use dns_core::{
     config::{CacheConfig, Compat},
@@ -36,16 +36,18 @@ const STALE_TTL: u32 = 30;
 /// Time after a failed renewal in which an entry is served without another try (RFC 8767, section
 /// 5: "failure recheck timer", at least 30 s).
 const STALE_RECHECK: Duration = Duration::from_secs(30);
-/// Bytes of an entry besides its message and key: its fields and moka's bookkeeping (estimated from
-/// the sizes of its structures).
-const ENTRY_OVERHEAD: usize = 300;
+/// Bytes of an entry besides its message and key: its fields, its slot in the store, and two headers
+/// of the allocator.
+const ENTRY_OVERHEAD: usize = size_of::<Entry>() + SLOT_SIZE + 32;
 /// Query types IXFR, AXFR, MAILB, MAILA, whose answers cannot be cached.
 const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
     /// Entries by key. The weight of an entry is its size in bytes.
-    store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
+    store: Store<Entry>,
+    /// Least weight of an entry, so that there are not more entries than configured.
+    least_weight: u64,
     /// How long expired entries may be served; `None` for never.
     pub(crate) stale: Option<Duration>,
     /// The parts of a client's query that are forwarded, and so decide about the answer.
@@ -53,7 +55,7 @@ pub(crate) struct Cache {
     /// Quirks of bosh-dns to reproduce.
     compat: Compat,
     /// Results of look-ups.
-    pub(crate) counters: Arc<CacheCounters>,
+    pub(crate) counters: CacheCounters,
 }
 
 /// Look-ups since the start, by result.
@@ -67,19 +69,6 @@ pub(crate) struct CacheCounters {
     pub(crate) misses: AtomicU64,
     /// Expired answers served while renewal failed.
     pub(crate) stale_hits: AtomicU64,
-    /// Entries evicted to make room.
-    pub(crate) evictions: AtomicU64,
-    /// Current entries with data. Expired ones may still count.
-    pub(crate) entries: AtomicU64,
-    /// Current entries without data.
-    pub(crate) denial_entries: AtomicU64,
-}
-
-impl CacheCounters {
-    /// Returns the counter of entries of a kind.
-    fn entries_of(&self, denial: bool) -> &AtomicU64 {
-        if denial { &self.denial_entries } else { &self.entries }
-    }
 }
 
 /// A cached answer with its lifetime.
@@ -117,21 +106,14 @@ impl Cache {
     /// Creates an empty cache, limited in bytes. If that would permit more entries than configured,
     /// small entries are given a higher weight.
     pub(crate) fn new(config: &CacheConfig, form: Form, compat: Compat) -> Self {
-        let counters = Arc::new(CacheCounters::default());
-        let least_weight = config.max_bytes / config.max_entries.max(1);
-        let on_eviction = Arc::clone(&counters);
-        let store = Store::<Box<[u8]>, Arc<Entry>>::builder()
-            .max_capacity(config.max_bytes)
-            .weigher(move |key, entry| entry.weight(key, least_weight))
-            .expire_after(ByLifetime)
-            .eviction_listener(move |_, entry: Arc<Entry>, cause| {
-                on_eviction.entries_of(entry.denial).fetch_sub(1, Ordering::Relaxed);
-                if cause == RemovalCause::Size {
-                    on_eviction.evictions.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-            .build_with_hasher(foldhash::fast::RandomState::default());
-        Self { store, stale: config.serve_stale, form, compat, counters }
+        Self {
+            store: Store::new(config.max_bytes),
+            least_weight: config.max_bytes / config.max_entries.max(1),
+            stale: config.serve_stale,
+            form,
+            compat,
+            counters: CacheCounters::default(),
+        }
     }
 
     /// Returns the key of a query; `None` if its answer is not cached: without RD, for a single
@@ -192,8 +174,7 @@ impl Cache {
         }
         let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
         count.fetch_add(1, Ordering::Relaxed);
-        let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
-        self.write(entry, query, entry.ttl.saturating_sub(passed), reply);
+        self.write(entry, query, entry.ttl_at(age), reply);
         true
     }
 
@@ -206,14 +187,15 @@ impl Cache {
     }
 
     /// Takes a recursor's answer: converts it to the form that clients get from a cache, and stores
-    /// it if permitted. `reply` must have the client's id and letter case.
+    /// it if permitted. `reply` must have the client's id and letter case; `generation` is that of
+    /// the cache when the recursor was asked.
     pub(crate) fn admit(
         &self,
         key: &Key,
         query: &Query<'_>,
         transport: Transport,
-        reply: &mut Vec<u8>,
-        index: &mut MessageIndex,
+        (reply, index): (&mut Vec<u8>, &mut MessageIndex),
+        generation: Generation,
     ) {
         let Some(terms) = Terms::of(query, reply, index, self.compat) else { return };
         message::remove_opt(reply, index);
@@ -254,8 +236,13 @@ impl Cache {
             denial: terms.denial,
             no_recheck_before_ms: AtomicU64::new(0),
         };
-        self.counters.entries_of(entry.denial).fetch_add(1, Ordering::Relaxed);
-        self.store.insert(Box::from(&key[..]), Arc::new(entry));
+        let terms = store::Terms {
+            weight: entry.weight(key, self.least_weight),
+            until: entry.since + entry.lifetime + entry.stale,
+            denial: entry.denial,
+        };
+        let now = entry.since;
+        self.store.insert(key, entry, terms, now, generation);
     }
 
     /// Writes a reply to this client from an entry.
@@ -285,18 +272,36 @@ impl Cache {
         wire::append_opt(query, reply);
     }
 
-    /// Completes the work that moka has deferred, so that counts are exact.
-    pub(crate) fn settle(&self) {
-        self.store.run_pending_tasks();
+    /// Returns the generation for [`Self::admit`]. Every flush begins another one, so an answer
+    /// requested before a flush is not stored after it.
+    pub(crate) fn generation(&self) -> Generation {
+        self.store.generation()
     }
 
-    pub(crate) fn flush(&self) {
-        self.store.invalidate_all();
+    /// Removes the entries whose key is selected; returns how many there were.
+    pub(crate) fn flush(&self, mut goes: impl FnMut(&KeyFields<'_>) -> bool) -> u64 {
+        self.store.flush(|key, _| KeyFields::of(key).is_none_or(|fields| goes(&fields)))
     }
 
-    /// Returns the approximate number of bytes that count against the limit.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.store.weighted_size()
+    /// Calls `each` with every entry and its age, in no particular order.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(&KeyFields<'_>, &Entry, Duration)) {
+        let now = BootInstant::now();
+        self.store.for_each(|key, entry| {
+            if let Some(fields) = KeyFields::of(key) {
+                each(&fields, entry, now.since(entry.since));
+            }
+        });
+    }
+
+    /// Returns the current numbers. Expired entries may still count.
+    pub(crate) fn totals(&self) -> Totals {
+        self.store.totals()
+    }
+
+    /// Returns the current numbers without expired entries.
+    pub(crate) fn swept_totals(&self) -> Totals {
+        self.store.sweep(BootInstant::now());
+        self.store.totals()
     }
 }
 
@@ -305,6 +310,26 @@ impl Entry {
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
         u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn message(&self) -> &[u8] {
+        &self.message
+    }
+
+    pub(crate) fn lifetime(&self) -> Duration {
+        self.lifetime
+    }
+
+    pub(crate) fn stale(&self) -> Duration {
+        self.stale
+    }
+
+    /// Returns the TTL of the records at this age of the entry.
+    pub(crate) fn ttl_at(&self, age: Duration) -> u32 {
+        if age >= self.lifetime {
+            return STALE_TTL;
+        }
+        self.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX))
     }
 
     /// Notes that renewal failed: for a short time the entry is served stale without another try.
@@ -371,24 +396,5 @@ impl Terms {
             (message::SERVFAIL, _, _) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
             _ => None,
         }
-    }
-}
-
-/// Removes entries from the store when they can no longer be served.
-struct ByLifetime;
-
-impl Expiry<Box<[u8]>, Arc<Entry>> for ByLifetime {
-    fn expire_after_create(&self, _: &Box<[u8]>, entry: &Arc<Entry>, _: Instant) -> Option<Duration> {
-        Some(entry.lifetime + entry.stale)
-    }
-
-    fn expire_after_update(
-        &self,
-        _: &Box<[u8]>,
-        entry: &Arc<Entry>,
-        _: Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(entry.lifetime + entry.stale)
     }
 }

@@ -15,6 +15,7 @@ use super::{
     http::HttpSource,
     message,
     outgoing::{Form, Key},
+    store::Generation,
 };
 use dns_core::{
     config::Compat,
@@ -85,6 +86,15 @@ impl Denial {
     }
 }
 
+/// Where an answer is stored.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    cache: &'a Cache,
+    key: &'a Key,
+    /// The generation of the cache when the query arrived.
+    generation: Generation,
+}
+
 /// A reply for the client, with its classification as a failure.
 struct Fetched {
     reply: Vec<u8>,
@@ -142,6 +152,7 @@ impl CachedSource {
             let Some(_permit) = shared.admit(query) else { return Fetched::failure(query).reply };
             return shared.fetch_for_all(None, query, transport, true).await.reply;
         };
+        let generation = cache.generation();
         let stale = match cache.get(&key, query) {
             Lookup::Fresh(reply) => return reply,
             Lookup::Miss => None,
@@ -150,9 +161,13 @@ impl CachedSource {
         match (shared.admit(query), stale) {
             (None, Some(entry)) => cache.stale_reply(&entry, query),
             (None, None) => Fetched::failure(query).reply,
-            (Some(permit), Some(entry)) => self.renew(permit, cache, &key, query, transport, &entry).await,
+            (Some(permit), Some(entry)) => {
+                let place = Place { cache, key: &key, generation };
+                self.renew(permit, place, query, transport, &entry).await
+            }
             (Some(_permit), None) => {
-                let fetched = shared.fetch_for_all(Some((cache, &key)), query, transport, true).await;
+                let place = Place { cache, key: &key, generation };
+                let fetched = shared.fetch_for_all(Some(place), query, transport, true).await;
                 let plain = fetched.failed.then(|| cache.without_dnssec(query)).flatten();
                 plain.unwrap_or(fetched.reply)
             }
@@ -163,18 +178,18 @@ impl CachedSource {
     async fn renew(
         &self,
         permit: Permit,
-        cache: &Arc<Cache>,
-        key: &Key,
+        place: Place<'_>,
         query: &Query<'_>,
         transport: Transport,
         entry: &Arc<Entry>,
     ) -> Vec<u8> {
+        let Place { cache, key, generation } = place;
         let renewal = {
-            let (shared, cache, key) = (Arc::clone(&self.shared), Arc::clone(cache), key.clone());
-            let query = query.to_owned();
+            let (shared, key, query) = (Arc::clone(&self.shared), key.clone(), query.to_owned());
             async move {
                 let _permit = permit;
-                shared.fetch_for_all(Some((&cache, &key)), &query.as_query(), transport, false).await
+                let place = shared.cache.as_deref().map(|cache| Place { cache, key: &key, generation });
+                shared.fetch_for_all(place, &query.as_query(), transport, false).await
             }
         };
         // The renewal continues after this client has stopped waiting.
@@ -208,8 +223,9 @@ impl Answer for CachedSource {
             // The cache may hold an answer that is better than a failure.
             return false;
         }
-        let failed =
-            common.failures.as_ref().and_then(|failures| failures.get(&common.flight(query, transport)));
+        let failures = common.failures.as_ref().filter(|failures| !failures.is_empty());
+        let generation = cache.as_ref().map(|cache| cache.generation()).unwrap_or_default();
+        let failed = failures.and_then(|failures| failures.get(&common.flight(query, transport, generation)));
         if let Some(result) = failed {
             *out = Fetched::with_others(&result, query, common.form).reply;
             return true;
@@ -223,10 +239,11 @@ impl Answer for CachedSource {
 }
 
 impl Common {
-    /// Returns the key of a query's flight.
-    fn flight(&self, query: &Query<'_>, transport: Transport) -> FlightKey {
+    /// Returns the key of a query's flight. A query after a flush joins no flight that began before.
+    fn flight(&self, query: &Query<'_>, transport: Transport, generation: Generation) -> FlightKey {
         let mut key = self.form.key(query);
         key.push(u8::from(transport == Transport::Tcp));
+        key.extend_from_slice(&generation.to_bytes());
         key
     }
 }
@@ -241,19 +258,20 @@ impl Shared {
     /// `keep_failures` also stores failures that may be cached.
     async fn fetch_for_all(
         &self,
-        cache: Option<(&Cache, &Key)>,
+        place: Option<Place<'_>>,
         query: &Query<'_>,
         transport: Transport,
         keep_failures: bool,
     ) -> Fetched {
-        let key = self.common.flight(query, transport);
+        let generation = place.map(|place| place.generation).unwrap_or_default();
+        let key = self.common.flight(query, transport, generation);
         loop {
             if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
                 return Fetched::with_others(&result, query, self.common.form);
             }
             match self.common.flights.join(&key) {
                 Part::Leader(leader) => {
-                    return self.fetch(cache, query, transport, keep_failures, leader, &key).await;
+                    return self.fetch(place, query, transport, keep_failures, leader, &key).await;
                 }
                 Part::Follower(landing) => {
                     if let Ok(result) = landing.await {
@@ -268,7 +286,7 @@ impl Shared {
     /// Fetches an answer, stores it, and delivers it to all queries that wait with `leader`.
     async fn fetch(
         &self,
-        cache: Option<(&Cache, &Key)>,
+        place: Option<Place<'_>>,
         query: &Query<'_>,
         transport: Transport,
         keep_failures: bool,
@@ -277,10 +295,10 @@ impl Shared {
     ) -> Fetched {
         let Forwarded { mut reply, mut index, failed, keep, busy } =
             self.source.fetch(query, transport).await;
-        if let Some((cache, key)) = cache
+        if let Some(Place { cache, key, generation }) = place
             && (!failed || keep && keep_failures)
         {
-            cache.admit(key, query, transport, &mut reply, &mut index);
+            cache.admit(key, query, transport, (&mut reply, &mut index), generation);
         }
         let result = Arc::new(FlightResult { reply, index, failed });
         if failed

@@ -38,9 +38,14 @@ struct Remembered {
 }
 
 impl Failures {
+    /// Returns whether no failure is remembered, without the lock.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
     /// Returns the reply that failed less than [`LIFETIME`] ago.
     pub(crate) fn get(&self, key: &FlightKey) -> Option<Arc<FlightResult>> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.is_empty() {
             return None;
         }
         let remembered = self.remembered.lock();

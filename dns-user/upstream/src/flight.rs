@@ -21,7 +21,8 @@ pub(crate) struct SingleFlight {
 /// A client that waits for another client's query.
 type Follower = oneshot::Sender<Arc<FlightResult>>;
 
-/// Everything that distinguishes recursor queries, followed by the transport.
+/// Everything that distinguishes recursor queries, followed by the transport and the generation of the
+/// cache.
 pub(crate) type FlightKey = Key;
 
 /// The reply to the client that asked first.

@@ -44,13 +44,13 @@ impl CachedReplies {
     /// `None` if the reply is dropped.
     pub fn give(&self, query: &[u8], reply: Vec<u8>) -> Option<Given> {
         let Self(cache) = self;
-        cache.flush();
+        let _removed = cache.flush(|_| true);
         let query = parsed(query)?;
         let forwarded = ValidatedReply::new(reply).ok()?.finish(&query, Form::default());
         let (mut reply, mut index) = (forwarded.reply, forwarded.index);
         let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &query, Transport::Udp, &mut reply, &mut index);
+            cache.admit(key, &query, Transport::Udp, (&mut reply, &mut index), cache.generation());
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);

@@ -9,6 +9,7 @@ use super::{
     RecursorStatus,
     cache::Cache,
     cached::{CachedSource, Denial, Source},
+    contents::Selection,
     form,
     forward::Forwarder,
     host_names::HostNames,
@@ -123,12 +124,14 @@ impl Handlers {
             .collect()
     }
 
-    /// Drops all cached answers of handlers.
-    pub fn flush_cache(&self) {
-        for Handler { source, cache, .. } in self.by_domain.values() {
-            cache.iter().for_each(|cache| cache.flush());
+    /// Drops the selected cached answers of handlers, and all failures; returns the number of
+    /// answers.
+    pub(crate) fn flush_cache(&self, selection: &Selection) -> u64 {
+        let flush = |Handler { source, cache, .. }: &Handler| {
             source.flush_failures();
-        }
+            cache.as_ref().map_or(0, |cache| cache.flush(|fields| selection.admits(fields)))
+        };
+        self.by_domain.values().map(flush).sum()
     }
 
     /// Returns the recursors of handlers by domain.

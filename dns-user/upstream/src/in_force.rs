@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::{CacheStatus, Handlers, RecursorStatus, Upstream};
+use crate::{CacheStatus, Handlers, Listing, RecursorStatus, Selection, Upstream};
 
 /// The recursors and handlers that are asked now; each is replaced as a whole.
 #[derive(Debug)]
@@ -36,13 +36,20 @@ impl InForce {
         self.upstream.load().cache_status()
     }
 
-    /// Empties all caches. Returns the entries that the cache of the recursors had; `None`
-    /// without that cache.
-    pub fn flush(&self) -> Option<u64> {
-        let upstream = self.upstream.load();
-        let before = upstream.cache_status().map(|status| status.entries);
-        upstream.flush_cache();
-        self.handlers.load().flush_cache();
-        before
+    /// Lists at most `limit` of the selected answers in all caches.
+    pub fn list(&self, selection: &Selection, limit: usize) -> Listing {
+        let (upstream, handlers) = (self.upstream.load(), self.handlers.load());
+        let of_handlers = handlers.caches().map(|(domain, cache)| (Some(domain), &**cache));
+        Listing::of(upstream.cache().map(|cache| (None, cache)).into_iter().chain(of_handlers), selection, limit)
+    }
+
+    /// Removes the selected answers from all caches. An answer requested before is not stored
+    /// afterwards. Returns the number of removed answers; `None` without any cache.
+    pub fn flush(&self, selection: &Selection) -> Option<u64> {
+        let (upstream, handlers) = (self.upstream.load(), self.handlers.load());
+        let of_recursors = upstream.flush_cache(selection);
+        let of_handlers = handlers.flush_cache(selection);
+        let any = of_recursors.is_some() || handlers.caches().next().is_some();
+        any.then(|| of_recursors.unwrap_or_default() + of_handlers)
     }
 }

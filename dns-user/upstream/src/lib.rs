@@ -3,18 +3,20 @@
 //!
 //! * [`forward`]: tries recursors one after the other, in the order of [`order`].
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
-//! * [`cached`], [`cache`], [`failures`], [`flight`]: caching and sharing of look-ups in front of a
-//!   source; [`admission`]: the limit of waiting queries per client.
+//! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
+//!   front of a source; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa.
 //! * [`outgoing`]: builds queries to recursors; [`message`], [`fields`]: read replies without
 //!   changing the bytes of their records; [`sound`]: validates those bytes.
+//! * [`contents`]: lists and flushes caches for operators.
 //! * [`fuzzing`]: entry points of the fuzz targets.
 
 pub mod admission;
 mod answer;
 mod cache;
 mod cached;
+mod contents;
 mod failures;
 mod fields;
 mod flight;
@@ -38,6 +40,7 @@ mod resolv_conf;
 mod reverse;
 mod sound;
 mod status;
+mod store;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -51,6 +54,7 @@ use arc_swap::ArcSwap;
 pub use self::{
     answer::Answer,
     cached::{CachedSource, Denial},
+    contents::{CachedAnswer, Listing, Selection},
     handlers::{HandlerConfig, HandlerSource, Handlers},
     host_names::HostNames,
     http::shown,
@@ -127,14 +131,13 @@ impl Upstream {
         self.own.store(Arc::new(own.to_vec()));
     }
 
-    /// Drops all cached answers of the recursors.
-    pub fn flush_cache(&self) {
-        if let Some(cache) = &self.cache {
-            cache.flush();
-        }
+    /// Drops the selected cached answers of the recursors, and all failures. Returns the number of
+    /// answers; `None` without a cache.
+    pub(crate) fn flush_cache(&self, selection: &Selection) -> Option<u64> {
         if let Some(recursors) = &self.recursors {
             recursors.flush_failures();
         }
+        self.cache.as_ref().map(|cache| cache.flush(|fields| selection.admits(fields)))
     }
 
     fn forwarder(&self) -> Option<&Forwarder> {

@@ -18,6 +18,7 @@ use super::{
     cache::{Cache, CacheCounters},
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
+    store::Totals,
 };
 use dns_platform::metrics::{families, labels};
 
@@ -79,22 +80,21 @@ impl Collector for UpstreamMetrics {
 
 /// Returns the families of one cache.
 fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
-    let CacheCounters { hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries } =
-        &*cache.counters;
-    let [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries] =
-        [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries]
-            .map(|count| count.load(Relaxed));
+    let CacheCounters { hits, denial_hits, misses, stale_hits } = &cache.counters;
+    let [hits, denial_hits, misses, stale_hits] =
+        [hits, denial_hits, misses, stale_hits].map(|count| count.load(Relaxed));
+    let Totals { entries, denials, bytes, evictions } = cache.totals();
     let common = [server, zones, labels::VIEW];
     let (success, denial) =
         ([server, "success", zones, labels::VIEW], [server, "denial", zones, labels::VIEW]);
     [
-        families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denial_entries as f64)]),
+        families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denials as f64)]),
         families::COREDNS_CACHE_HITS_TOTAL.of([(success, hits), (denial, denial_hits)]),
         families::COREDNS_CACHE_MISSES_TOTAL.of([(common, misses)]),
         families::COREDNS_CACHE_REQUESTS_TOTAL.of([(common, hits + denial_hits + misses)]),
         families::COREDNS_CACHE_SERVED_STALE_TOTAL.of([(common, stale_hits)]),
         families::COREDNS_CACHE_EVICTIONS_TOTAL.of([(success, evictions)]),
-        families::CACHE_BYTES.of([([zones], cache.bytes() as f64)]),
+        families::CACHE_BYTES.of([([zones], bytes as f64)]),
     ]
 }
 

@@ -31,6 +31,31 @@ pub(crate) type Key = SmallVec<[u8; 128]>;
 /// Offset of the class in a [`Key`].
 pub(crate) const KEY_CLASS: usize = 3;
 
+/// The fields of a [`Key`] without Client Subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyFields<'a> {
+    pub(crate) dnssec_ok: bool,
+    pub(crate) checking_disabled: bool,
+    pub(crate) qtype: u16,
+    pub(crate) qclass: u16,
+    /// The name in lower case.
+    pub(crate) name: &'a [u8],
+}
+
+impl<'a> KeyFields<'a> {
+    /// Splits a key; `None` if it is too short.
+    pub(crate) fn of(key: &'a [u8]) -> Option<Self> {
+        let ([flags, type_high, type_low, class_high, class_low], name) = key.split_first_chunk()?;
+        Some(Self {
+            dnssec_ok: flags & 1 != 0,
+            checking_disabled: flags & 2 != 0,
+            qtype: u16::from_be_bytes([*type_high, *type_low]),
+            qclass: u16::from_be_bytes([*class_high, *class_low]),
+            name,
+        })
+    }
+}
+
 impl Form {
     /// Returns the message to a recursor, with id 0.
     pub(crate) fn message(self, query: &Query<'_>) -> Vec<u8> {
@@ -116,6 +141,16 @@ mod tests {
         let with_subnet = Form { client_subnet: true, ..Form::default() };
         let sent = with_subnet.message(&query(&asked));
         assert_eq!(sent[29..], *b"\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0\x02");
+    }
+
+    #[test]
+    fn key_splits_into_fields() {
+        let asked = message([0x01, 0x10], OPT);
+        let key = Form::default().key(&query(&asked));
+        let fields = KeyFields::of(&key);
+        let expected =
+            KeyFields { dnssec_ok: true, checking_disabled: true, qtype: 1, qclass: 1, name: b"\x02ok\0" };
+        assert_eq!((fields, KeyFields::of(&key[..4])), (Some(expected), None));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{
     cache::Cache,
     forward::Forwarder,
     recursor::{Recursor, RecursorCounters},
+    store::Totals,
 };
 
 /// Status of one recursor.
@@ -56,17 +57,17 @@ pub struct CacheStatus {
 
 impl CacheStatus {
     pub(crate) fn of(cache: &Cache) -> Self {
-        cache.settle();
+        let Totals { entries, denials, bytes, evictions } = cache.swept_totals();
         let counters = &cache.counters;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Self {
-            entries: read(&counters.entries) + read(&counters.denial_entries),
-            denials: read(&counters.denial_entries),
-            bytes: cache.bytes(),
+            entries: entries + denials,
+            denials,
+            bytes,
             hits: read(&counters.hits) + read(&counters.denial_hits),
             misses: read(&counters.misses),
             served_stale: read(&counters.stale_hits),
-            evictions: read(&counters.evictions),
+            evictions,
         }
     }
 }

@@ -77,7 +77,14 @@ fn api_certificates_rotate_without_restart() -> Result<()> {
 #[test]
 fn administrators_alone_may_operate() -> Result<()> {
     requires!(namespaces);
-    let posts = [("/flush", &["-X", "POST"][..]), ("/reload", &["-X", "POST"]), ("/log", &[])];
+    let flush_all = ["-H", "Content-Type: application/json", "-d", "{\"all\": true}"];
+    let posts = [
+        ("/flush", &["-X", "POST"][..]),
+        ("/reload", &["-X", "POST"]),
+        ("/log", &[]),
+        ("/cache", &[]),
+        ("/cache/flush", &flush_all),
+    ];
     for (admins, status) in [(&["somebody.else"][..], 403), (&["somebody.else", "api.bosh-dns"], 200)] {
         let running = Running::start("admins", &json!({"api": {"admins": admins}}))?;
         let certificates = running.folder().join("certificates");

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod cache;
+mod cache_commands;
 mod forgery;
 mod handlers;
 mod hanging;
@@ -12,6 +13,7 @@ mod outage;
 mod real_servers;
 mod recursor_list;
 mod reverse;
+mod scenarios;
 mod scripted;
 mod servers;
 mod truth;

@@ -20,7 +20,7 @@ use super::{
 const ID: usize = 2;
 
 /// Starts both servers in a namespace; `None` if they are not installed.
-fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>> {
+pub(super) fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>> {
     let Some(namespace) = namespace(label)?.filter(|_| installed()) else { return Ok(None) };
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
@@ -29,7 +29,13 @@ fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>
 }
 
 /// Builds a query with an OPT of `size`, and with DO and CD as given.
-fn query(name: &str, record_type: RecordType, size: u16, dnssec: bool, unchecked: bool) -> Result<Message> {
+pub(super) fn query(
+    name: &str,
+    record_type: RecordType,
+    size: u16,
+    dnssec: bool,
+    unchecked: bool,
+) -> Result<Message> {
     let mut query = client::query(name, record_type, Some(size))?;
     if let Some(edns) = &mut query.edns {
         edns.set_dnssec_ok(dnssec);
@@ -39,7 +45,12 @@ fn query(name: &str, record_type: RecordType, size: u16, dnssec: bool, unchecked
 }
 
 /// Sends raw bytes to `server` from inside the namespace.
-fn ask(namespace: &Namespace, server: SocketAddr, query: &Message, by_tcp: bool) -> Result<Vec<u8>> {
+pub(super) fn ask(
+    namespace: &Namespace,
+    server: SocketAddr,
+    query: &Message,
+    by_tcp: bool,
+) -> Result<Vec<u8>> {
     let bytes = query.to_vec()?;
     namespace.run(|| {
         if by_tcp {
@@ -52,7 +63,7 @@ fn ask(namespace: &Namespace, server: SocketAddr, query: &Message, by_tcp: bool)
 
 /// Returns the records of a reply by section, sorted and without TTLs, because a recursor counts
 /// TTLs down and rotates record sets.
-fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
+pub(super) fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
     let reply = Message::from_vec(reply)?;
     let bytes = |record: &Record| -> Result<Vec<u8>> {
         let mut record = record.clone();
@@ -72,7 +83,7 @@ fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
 }
 
 /// Returns the number of records of a type in the answer section.
-fn answers(reply: &[u8], record_type: RecordType) -> Result<usize> {
+pub(super) fn answers(reply: &[u8], record_type: RecordType) -> Result<usize> {
     let reply = Message::from_vec(reply)?;
     Ok(reply.answers.iter().filter(|record| record.record_type() == record_type).count())
 }

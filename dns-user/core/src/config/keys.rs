@@ -118,7 +118,7 @@ pub const KEYS: &[Key] = keys! {
     "api.ca_file" BoshDns "path" = "", "\"/var/vcap/jobs/bosh-dns/config/certs/api/client_ca.crt\"", "":
         "CAs of client certificates, PEM";
     "api.admins" Ours "list of common names, or null" = "null", "[\"ops.example.org\"]", "":
-        "Client certificates that may flush, reload, change levels and watch queries; null: all of the CA";
+        "Client certificates that may list and flush caches, reload, change levels and watch queries; null: all of the CA";
     "health.enabled" BoshDns "boolean" = "false", "true", "":
         "Check the health of instances and filter answers by it";
     "health.port" BoshDns "port; required if enabled" = "", "8853", "":

@@ -29,6 +29,14 @@ pub fn type_label(query_type: u16) -> &'static str {
     }
 }
 
+/// Returns the name of a common query type, or `TYPE` with its number (RFC 3597).
+pub fn type_text(query_type: u16) -> String {
+    match type_label(query_type) {
+        "other" => format!("TYPE{query_type}"),
+        label => label.to_owned(),
+    }
+}
+
 /// Label `rcode`: the name in the IANA registry, or the number.
 pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
     Cow::Borrowed(match rcode {
@@ -72,6 +80,7 @@ mod tests {
     fn labels_match_coredns() {
         assert_eq!(type_label(28), "AAAA");
         assert_eq!(type_label(9999), "other");
+        assert_eq!((type_text(28).as_str(), type_text(9999).as_str()), ("AAAA", "TYPE9999"));
         assert_eq!(rcode_label(3), "NXDOMAIN");
         assert_eq!(rcode_label(11), "11");
         assert_eq!(family_label("::ffff:10.0.0.1".parse().unwrap()), "1");

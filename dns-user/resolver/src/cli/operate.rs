@@ -10,6 +10,7 @@
 //! | 3 | the server is unreachable or rejects the client |
 
 mod address;
+mod cache;
 mod client;
 mod connection;
 pub(super) mod consul_aliases;
@@ -51,7 +52,9 @@ pub(super) enum Operate {
     Tap(tap::TapArgs),
     /// Show the busiest names and clients, rates, misses and interfaces
     Top(top::Top),
-    /// Empty the cache of forwarded answers
+    /// List, look up and flush cached answers of recursors and handlers
+    Cache(cache::Cache),
+    /// Empty all caches of forwarded answers, as `cache flush all` does
     Flush(log::Flush),
     /// Reload all files, as SIGHUP does
     Reload(log::Reload),
@@ -90,6 +93,7 @@ impl Operate {
             Self::Address(address) => address.run(),
             Self::Tap(tap) => tap.run(),
             Self::Top(top) => top.run(),
+            Self::Cache(cache) => cache.run(),
             Self::Flush(flush) => flush.run(),
             Self::Reload(reload) => reload.run(),
             Self::Log(log) => log.run(),

@@ -15,6 +15,7 @@ use std::{
 };
 
 use dns_common::{counters::Outcome, tap::TapEvent};
+use hickory_proto::rr::RecordType;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
@@ -22,7 +23,7 @@ use tokio::sync::{broadcast, watch};
 use dns_core::name::Name;
 use dns_platform::{
     logs::Request,
-    metrics::labels::{rcode_label, type_label},
+    metrics::labels::{rcode_label, type_text},
 };
 
 /// Number of lines a viewer may lag behind; older ones are dropped and counted.
@@ -122,11 +123,12 @@ fn interface_name(ifindex: u32) -> Option<String> {
     nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()
 }
 
-/// Returns the mnemonic of a type, or `TYPE123` if it has none (RFC 3597, section 5).
-pub fn type_text(query_type: u16) -> String {
-    match type_label(query_type) {
-        "other" => format!("TYPE{query_type}"),
-        label => label.to_owned(),
+/// Parses the mnemonic of a query type, or `TYPE123` (RFC 3597, section 5), in any letter case.
+pub fn parse_type(text: &str) -> Option<u16> {
+    let upper = text.to_ascii_uppercase();
+    match upper.strip_prefix("TYPE").map(str::parse::<u16>) {
+        Some(Ok(number)) => Some(number),
+        _ => upper.parse::<RecordType>().ok().map(u16::from),
     }
 }
 
@@ -346,7 +348,6 @@ mod tests {
 
     #[test]
     fn unknown_types_show_number() {
-        assert_eq!(type_text(1), "A");
-        assert_eq!(type_text(4242), "TYPE4242");
+        assert_eq!((parse_type("aaaa"), parse_type("type4242"), parse_type("x")), (Some(28), Some(4242), None));
     }
 }

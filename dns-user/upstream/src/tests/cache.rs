@@ -10,6 +10,8 @@ use crate::{
     Answer as _,
     cache::Cache,
     cached::{CachedSource, Source},
+    contents::{Listing, Selection},
+    store::Totals,
 };
 use dns_core::config::CacheConfig;
 
@@ -426,20 +428,100 @@ async fn cache_is_bounded_and_flushable() {
         let name = [b"\x05", format!("{number:05}").as_bytes(), b"\0"].concat();
         ask(&source, &query(&name, 1)).await;
     }
-    cache.settle();
-    let entries = cache.counters.entries.load(Ordering::Relaxed);
-    assert!((50..=100).contains(&entries), "{entries}");
-    assert!(cache.bytes() <= config.max_bytes);
-    assert!(cache.counters.evictions.load(Ordering::Relaxed) >= 900);
+    let Totals { entries, bytes, evictions, .. } = cache.totals();
+    assert_eq!((entries, evictions), (100, 900));
+    assert!(bytes <= config.max_bytes);
 
     // Also for an entry in frequent use.
     for _ in 0..40 {
         ask(&source, &query(NAME, 1)).await;
     }
     let before = recursor.counts().0;
-    cache.flush();
+    assert_eq!(cache.flush(|_| true), 100);
     ask(&source, &query(NAME, 1)).await;
     assert_eq!(recursor.counts().0, before + 1);
+}
+
+#[tokio::test]
+async fn flush_selects_by_name_type_and_zone() {
+    let recursor = with_ttls(&[300]).await;
+    let (source, cache) = source(&recursor, Compat::default(), &CONFIG);
+    for (name, qtype) in [(NAME, 1), (NAME, 28), (b"\x04more\x02ok\x07example\0", 1), (b"\x07example\0", 1)] {
+        ask(&source, &query(name, qtype)).await;
+    }
+    ask(&source, &with_opt(query(NAME, 1), true)).await;
+    let listed = |selection: &Selection, limit| {
+        let Listing { entries, left_out } = Listing::of([(None, &*cache)].into_iter(), selection, limit);
+        let row = |answer: &crate::CachedAnswer| format!("{} {} {}", answer.name, answer.query_type, answer.dnssec_ok);
+        (entries.iter().map(row).collect::<Vec<_>>(), left_out)
+    };
+    let all = [
+        "example. A false",
+        "ok.example. A false",
+        "ok.example. A true",
+        "ok.example. AAAA false",
+        "more.ok.example. A false",
+    ];
+    assert_eq!(listed(&Selection::default(), 10), (all.map(str::to_owned).to_vec(), 0));
+    assert_eq!(listed(&Selection::default(), 2), (all[..2].iter().map(ToString::to_string).collect(), 3));
+    let name = |text: &str| Some(text.parse().unwrap());
+    let named = Selection { name: name("OK.example"), ..Selection::default() };
+    let Listing { entries, .. } = Listing::of([(None, &*cache)].into_iter(), &named, 10);
+    assert_eq!(entries.len(), 3);
+    assert!(entries.iter().all(|answer| answer.records.as_ref().unwrap()[0].contains("192.0.2.1")));
+    let flush = |selection: &Selection| cache.flush(|fields| selection.admits(fields));
+    assert_eq!(flush(&Selection { query_type: Some(28), ..named.clone() }), 1);
+    assert_eq!(flush(&Selection { query_type: Some(28), ..Selection::default() }), 0);
+    assert_eq!(flush(&named), 2);
+    assert_eq!(flush(&Selection { zone: name("ok.example"), ..Selection::default() }), 1);
+    assert_eq!(listed(&Selection::default(), 10).0, all[..1]);
+}
+
+#[tokio::test]
+async fn flush_outruns_queries_in_flight() {
+    let release = Arc::new(tokio::sync::Semaphore::new(0));
+    let count = Arc::new(AtomicUsize::new(0));
+    let socket = Arc::new(tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap());
+    let name = socket.local_addr().unwrap().to_string();
+    let server = tokio::spawn({
+        let (release, count) = (Arc::clone(&release), Arc::clone(&count));
+        async move {
+            let mut buffer = [0; 512];
+            loop {
+                let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+                let number = count.fetch_add(1, Ordering::Relaxed) as u8 + 1;
+                let reply = answer(&buffer[..length], &[[192, 0, 2, number]]);
+                let (socket, release) = (Arc::clone(&socket), Arc::clone(&release));
+                tokio::spawn(async move {
+                    let _permit = release.acquire().await.unwrap();
+                    socket.send_to(&reply, client).await.unwrap();
+                });
+            }
+        }
+    });
+    let compat = Compat::default();
+    let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
+    let forwarder = forwarder(&[name], 0, compat);
+    let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache.clone()), form(compat), compat);
+    let ask_later = |expected: usize| {
+        let (source, count) = (source.clone(), Arc::clone(&count));
+        let asking = tokio::spawn(async move { ask(&source, &query(NAME, 1)).await });
+        async move {
+            while count.load(Ordering::Relaxed) < expected {
+                tokio::task::yield_now().await;
+            }
+            asking
+        }
+    };
+    let before = ask_later(1).await;
+    assert_eq!(cache.flush(|_| true), 0);
+    let after = ask_later(2).await;
+    release.add_permits(100);
+    assert!(before.await.unwrap().ends_with(&[192, 0, 2, 1]));
+    assert!(after.await.unwrap().ends_with(&[192, 0, 2, 2]));
+    assert!(ask(&source, &query(NAME, 1)).await.ends_with(&[192, 0, 2, 2]), "only the newer answer is cached");
+    assert_eq!(count.load(Ordering::Relaxed), 2);
+    server.abort();
 }
 
 #[tokio::test]

@@ -14,7 +14,8 @@ use super::{
     connection::Connection,
     print, print_json,
 };
-use crate::ops::tap::{TapLine, TapPath, type_text};
+use crate::ops::tap::{TapLine, TapPath, parse_type};
+use dns_platform::metrics::labels::type_text;
 
 /// `tap`.
 #[derive(Debug, Args)]
@@ -94,16 +95,11 @@ impl Filter {
 }
 
 /// Parses the mnemonic of a query type; returns it in the server's spelling.
-fn query_type(text: &str) -> Result<String, String> {
-    let upper = text.to_ascii_uppercase();
-    let number = match upper.strip_prefix("TYPE").map(str::parse::<u16>) {
-        Some(Ok(number)) => number,
-        _ => match upper.parse::<RecordType>() {
-            Ok(known) => known.into(),
-            Err(_) => return Err("unknown query type; allowed are names such as AAAA and TYPE65".to_owned()),
-        },
-    };
-    Ok(type_text(number))
+pub(super) fn query_type(text: &str) -> Result<String, String> {
+    match parse_type(text) {
+        Some(number) => Ok(type_text(number)),
+        None => Err("unknown query type; allowed are names such as AAAA and TYPE65".to_owned()),
+    }
 }
 
 /// A line received from the API.

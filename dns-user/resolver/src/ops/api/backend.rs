@@ -33,7 +33,7 @@ use dns_core::{
 };
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
-use dns_upstream::InForce;
+use dns_upstream::{InForce, Listing, Selection};
 
 /// Time limit for a reload requested through the API.
 const RELOAD_LIMIT: Duration = Duration::from_secs(25);
@@ -189,9 +189,14 @@ impl Backend {
         }
     }
 
-    /// Flushes every cache; returns the number of answers removed from the recursors' cache.
-    pub(super) fn flush(&self) -> Option<u64> {
-        self.upstreams.flush()
+    /// Lists at most `limit` of the selected cached answers.
+    pub(super) fn cached(&self, selection: &Selection, limit: usize) -> Listing {
+        self.upstreams.list(selection, limit)
+    }
+
+    /// Removes the selected answers from all caches; returns their number, `None` without a cache.
+    pub(super) fn flush(&self, selection: &Selection) -> Option<u64> {
+        self.upstreams.flush(selection)
     }
 }
 
@@ -236,7 +241,7 @@ impl Backend {
 }
 
 /// Parses a name received through the API.
-fn parse(text: &str) -> Result<Name, NameRefused> {
+pub(super) fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
 }
 

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{Backend, refused};
 use dns_platform::logs::{parse_level, requests, tags};
+use dns_upstream::Selection;
 
 pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {
     Json(backend.status()).into_response()
@@ -46,7 +47,7 @@ pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
 }
 
 pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
-    Json(json!({ "flushed": backend.flush() })).into_response()
+    Json(json!({ "flushed": backend.flush(&Selection::default()) })).into_response()
 }
 
 /// Body of a POST to `/log`; absent members change nothing.
@@ -103,6 +104,6 @@ pub(super) async fn change_levels(
 }
 
 /// Returns a 400 response with a reason.
-fn bad_request(reason: impl Into<String>) -> Response {
+pub(super) fn bad_request(reason: impl Into<String>) -> Response {
     (StatusCode::BAD_REQUEST, reason.into() + "\n").into_response()
 }

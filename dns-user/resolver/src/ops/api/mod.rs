@@ -10,9 +10,12 @@
 //! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | endless JSON lines, one per query |
 //! | `/log` | GET, POST | log levels; POST changes them |
 //! | `/reload` | POST | reloads every file, as SIGHUP does |
-//! | `/flush` | POST | flushes the cache |
+//! | `/flush` | POST | flushes all caches |
+//! | `/cache[?name=NAME][&zone=NAME][&type=TYPE][&limit=N]` | GET | a JSON object ([`dns_upstream::Listing`]) |
+//! | `/cache/flush` | POST | removes cached answers ([`CacheFlush`]) |
 
 mod backend;
+mod cache;
 mod control;
 mod control_socket;
 mod groups;
@@ -35,6 +38,7 @@ use tokio_rustls::server::TlsStream;
 
 pub use self::{
     backend::{Backend, NameRefused, ReloadError, Reloaded},
+    cache::{CacheFlush, Criteria},
     control::LogChange,
     control_socket::ControlSocket,
     groups::{Group, LocalHealth, read_jobs},
@@ -54,7 +58,7 @@ pub struct ApiServer {
 
 impl ApiServer {
     /// Binds `address`; connections use the newest certificates. If `admins` is set, only clients with
-    /// these common names may use `/flush`, `/log`, `/tap` and `/reload`; otherwise any client with a
+    /// these common names may use `/cache`, `/flush`, `/log`, `/tap` and `/reload`; otherwise any client with a
     /// valid certificate may.
     pub async fn bind(
         address: SocketAddr,
@@ -93,7 +97,7 @@ fn is_admin(stream: &TlsStream<TcpStream>, admins: &[String]) -> bool {
 
 /// Routes all administrative paths to `there`.
 fn operations(there: MethodRouter) -> Router {
-    ["/flush", "/log", "/tap", "/reload"]
+    ["/cache", "/cache/flush", "/flush", "/log", "/tap", "/reload"]
         .into_iter()
         .fold(Router::new(), |router, path| router.route(path, there.clone()))
 }
@@ -114,6 +118,8 @@ fn routes(backend: Arc<Backend>) -> Router {
         .route("/log", get(control::levels).post(control::change_levels))
         .route("/reload", post(control::reload))
         .route("/flush", post(control::flush))
+        .route("/cache", get(cache::list))
+        .route("/cache/flush", post(cache::flush))
         .with_state(backend)
 }
 

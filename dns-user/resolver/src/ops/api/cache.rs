@@ -1,0 +1,103 @@
+//! Handlers of `/cache` and `/cache/flush`: the cached answers of recursors and handlers.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{Backend, NameRefused, backend::parse, control::bad_request};
+use crate::ops::tap::parse_type;
+use dns_upstream::Selection;
+
+/// Most answers of a response unless the client asks for another number.
+const DEFAULT_LIMIT: usize = 10_000;
+
+/// Parameters of `/cache`.
+#[derive(Debug, Deserialize)]
+pub(super) struct ListParameters {
+    /// Which answers.
+    #[serde(flatten)]
+    criteria: Criteria,
+    /// Most answers in the response.
+    limit: Option<usize>,
+}
+
+/// Criteria for cached answers; an absent one admits all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Criteria {
+    /// The name itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// The names at and below this one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub zone: Option<String>,
+    /// The query type: A, TYPE65.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
+    pub query_type: Option<String>,
+}
+
+/// Body of a POST to `/cache/flush`: at least one criterion, or `all`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFlush {
+    /// Which answers.
+    #[serde(flatten)]
+    pub criteria: Criteria,
+    /// Every answer.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub all: bool,
+}
+
+impl Criteria {
+    /// Parses the criteria.
+    fn selection(&self) -> Result<Selection, NameRefused> {
+        let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
+        let query_type = |text: &String| {
+            parse_type(text).ok_or_else(|| {
+                NameRefused(format!("{text:?} is no query type; allowed are names such as AAAA and TYPE65"))
+            })
+        };
+        Ok(Selection {
+            name: name(&self.name)?,
+            zone: name(&self.zone)?,
+            query_type: self.query_type.as_ref().map(query_type).transpose()?,
+        })
+    }
+}
+
+/// Handles `/cache`: the selected answers in the order of their names, with their records if a
+/// single name is selected.
+pub(super) async fn list(
+    State(backend): State<Arc<Backend>>,
+    Query(ListParameters { criteria, limit }): Query<ListParameters>,
+) -> Response {
+    let selection = match criteria.selection() {
+        Ok(selection) => selection,
+        Err(NameRefused(reason)) => return bad_request(reason),
+    };
+    let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    // Describing many answers takes milliseconds, in which other requests are served.
+    match tokio::task::spawn_blocking(move || backend.cached(&selection, limit)).await {
+        Ok(listing) => Json(listing).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Handles `/cache/flush`; answers after the flush has taken effect.
+pub(super) async fn flush(
+    State(backend): State<Arc<Backend>>,
+    Json(CacheFlush { criteria, all }): Json<CacheFlush>,
+) -> Response {
+    if all != (criteria == Criteria::default()) {
+        return bad_request("select answers by name, zone or type, or all of them by \"all\": true");
+    }
+    match criteria.selection() {
+        Ok(selection) => Json(json!({ "flushed": backend.flush(&selection) })).into_response(),
+        Err(NameRefused(reason)) => bad_request(reason),
+    }
+}

@@ -1,0 +1,160 @@
+//! The contents of caches, for operators: listed, looked up and flushed by name, type and zone.
+
+use std::time::Duration;
+
+use hickory_proto::{
+    op::Message,
+    rr::{DNSClass, Record},
+};
+
+use super::{
+    cache::{Cache, Entry},
+    message::Flags,
+    outgoing::KeyFields,
+};
+use dns_core::name::Name;
+use dns_platform::metrics::labels::{rcode_label, type_text};
+
+/// Selects cached answers; an absent criterion admits all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The name itself.
+    pub name: Option<Name>,
+    /// The names at and below this one.
+    pub zone: Option<Name>,
+    /// The query type.
+    pub query_type: Option<u16>,
+}
+
+/// A cached answer.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct CachedAnswer {
+    /// Domain of the handler whose cache holds it; absent for the configured recursors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handler: Option<String>,
+    /// Queried name, with a trailing dot.
+    pub name: String,
+    /// Query type, as mnemonic if it has one.
+    #[serde(rename = "type")]
+    pub query_type: String,
+    /// Query class.
+    pub class: String,
+    /// Whether it is for queries with DO.
+    pub dnssec_ok: bool,
+    /// Whether it is for queries with CD.
+    pub checking_disabled: bool,
+    /// RCODE of the reply.
+    pub rcode: String,
+    /// Seconds for which it is still fresh; 0 for an expired answer that may be served stale.
+    pub fresh_seconds: u64,
+    /// TTL in a reply sent now.
+    pub ttl: u32,
+    /// Seconds since the recursor's reply.
+    pub age_seconds: u64,
+    /// Length of the reply without OPT.
+    pub bytes: usize,
+    /// Answer section as text, only if a single name is looked up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records: Option<Vec<String>>,
+}
+
+/// Selected answers, in the order of their names.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Listing {
+    /// The answers, at most as many as requested.
+    pub entries: Vec<CachedAnswer>,
+    /// Number of further answers.
+    pub left_out: usize,
+}
+
+impl Selection {
+    /// Returns whether the answer with this key is selected.
+    pub(crate) fn admits(&self, fields: &KeyFields<'_>) -> bool {
+        let Self { name, zone, query_type } = self;
+        query_type.is_none_or(|wanted| wanted == fields.qtype)
+            && name.as_ref().is_none_or(|name| name.as_wire() == fields.name)
+            && zone.as_ref().is_none_or(|zone| {
+                Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone))
+            })
+    }
+}
+
+impl Listing {
+    /// Collects the selected answers of caches, each with the domain of its handler.
+    pub(crate) fn of<'a>(
+        caches: impl Iterator<Item = (Option<&'a Name>, &'a Cache)>,
+        selection: &Selection,
+        limit: usize,
+    ) -> Self {
+        let mut found: Vec<(Name, CachedAnswer)> = Vec::new();
+        for (handler, cache) in caches {
+            cache.for_each(|fields, entry, age| {
+                if selection.admits(fields)
+                    && let Ok((name, _)) = Name::from_wire(fields.name)
+                    && let Some(mut answer) = CachedAnswer::of(handler, &name, fields, entry, age)
+                {
+                    answer.records = selection.name.as_ref().map(|_| records(entry.message(), answer.ttl));
+                    found.push((name, answer));
+                }
+            });
+        }
+        // Names are compared from the root, so that a zone stays together.
+        found.sort_by_cached_key(|(name, answer)| {
+            let mut labels: Vec<Vec<u8>> = name.labels().map(<[u8]>::to_vec).collect();
+            labels.reverse();
+            (labels, answer.query_type.clone(), answer.dnssec_ok, answer.checking_disabled)
+        });
+        let left_out = found.len().saturating_sub(limit);
+        Self { entries: found.into_iter().take(limit).map(|(_, answer)| answer).collect(), left_out }
+    }
+}
+
+impl CachedAnswer {
+    /// Describes an entry without its records; `None` once it can no longer be served.
+    fn of(
+        handler: Option<&Name>,
+        name: &Name,
+        fields: &KeyFields<'_>,
+        entry: &Entry,
+        age: Duration,
+    ) -> Option<Self> {
+        let lifetime = entry.lifetime();
+        if age >= lifetime + entry.stale() {
+            return None;
+        }
+        let message = entry.message();
+        Some(Self {
+            handler: handler.map(ToString::to_string),
+            name: name.to_string(),
+            query_type: type_text(fields.qtype),
+            class: class_text(fields.qclass),
+            dnssec_ok: fields.dnssec_ok,
+            checking_disabled: fields.checking_disabled,
+            rcode: rcode_label(Flags::of(message).rcode()).into_owned(),
+            fresh_seconds: lifetime.saturating_sub(age).as_secs(),
+            ttl: entry.ttl_at(age),
+            age_seconds: age.as_secs(),
+            bytes: message.len(),
+            records: None,
+        })
+    }
+}
+
+/// Returns the name of a class. The class 0 stands for all, with `compat.cache_as_authority`.
+fn class_text(class: u16) -> String {
+    match class {
+        0 => "*".to_owned(),
+        class => DNSClass::from(class).to_string(),
+    }
+}
+
+/// Returns the answer section in presentation format, with the TTL of a reply sent now.
+fn records(message: &[u8], ttl: u32) -> Vec<String> {
+    let Ok(message) = Message::from_vec(message) else { return Vec::new() };
+    let with_ttl = |record: &Record| {
+        let mut record = record.clone();
+        record.ttl = ttl;
+        record.to_string()
+    };
+    message.answers.iter().map(with_ttl).collect()
+}

@@ -1,0 +1,328 @@
+//! The entries of a cache: found by key, limited in bytes, evicted by second chance.
+//!
+//! The entries are divided into shards with a lock each, so that threads seldom wait for one another.
+//! A full shard passes over its entries in turn: an entry used since the last pass stays, an unused
+//! one makes room. A flood of names that are asked for once therefore evicts little but itself.
+//! Every insertion also passes over a few entries and removes expired ones, so the memory of a cache
+//! in use follows its fresh answers.
+
+use std::{
+    hash::BuildHasher,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use hashbrown::{HashTable, hash_table::Entry as Place};
+use parking_lot::Mutex;
+
+use dns_platform::clock::BootInstant;
+
+/// Shards of a store; a store of less than [`LEAST_SHARD`] bytes for each has a single one.
+const SHARDS: usize = 8;
+/// Smallest limit of a shard in bytes.
+const LEAST_SHARD: u64 = 1 << 20;
+/// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of 16
+/// buckets in use, so about one entry is visited for each new one.
+const PASSED: usize = 2;
+/// Bytes of an entry besides key and value: its slot, with the free slots of the table, and two
+/// headers of the allocator.
+pub(crate) const SLOT_SIZE: usize = 2 * size_of::<Slot<()>>() + 32;
+
+/// Values by key.
+#[derive(Debug)]
+pub(crate) struct Store<V> {
+    shards: Box<[Mutex<Shard<V>>]>,
+    hasher: foldhash::fast::RandomState,
+    /// Number of flushes.
+    generation: AtomicU64,
+}
+
+/// The time between two flushes of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Generation(u64);
+
+impl Generation {
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        self.0.to_ne_bytes()
+    }
+}
+
+/// What a store holds, and what it evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Entries with data.
+    pub(crate) entries: u64,
+    /// Entries without data (NXDOMAIN, NODATA).
+    pub(crate) denials: u64,
+    /// Sum of the weights.
+    pub(crate) bytes: u64,
+    /// Entries evicted to make room.
+    pub(crate) evictions: u64,
+}
+
+/// The properties of an entry that the store acts on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Bytes that count against the limit.
+    pub(crate) weight: u32,
+    /// End of its use, after which it is removed.
+    pub(crate) until: BootInstant,
+    /// Whether it is an answer without data.
+    pub(crate) denial: bool,
+}
+
+#[derive(Debug)]
+struct Shard<V> {
+    slots: HashTable<Slot<V>>,
+    /// Bucket that was passed last.
+    hand: usize,
+    /// Limit of `totals.bytes`.
+    most: u64,
+    totals: Totals,
+}
+
+#[derive(Debug)]
+struct Slot<V> {
+    key: Box<[u8]>,
+    value: Arc<V>,
+    hash: u64,
+    terms: Terms,
+    /// Whether it was used since the last pass.
+    used: bool,
+}
+
+impl<V> Store<V> {
+    /// Creates an empty store of at most `most` bytes.
+    pub(crate) fn new(most: u64) -> Self {
+        let count = if most / SHARDS as u64 >= LEAST_SHARD { SHARDS } else { 1 };
+        let shard = || Shard {
+            slots: HashTable::new(),
+            hand: 0,
+            most: most / count as u64,
+            totals: Totals::default(),
+        };
+        Self {
+            shards: (0..count).map(|_| Mutex::new(shard())).collect(),
+            hasher: foldhash::fast::RandomState::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the value of a key and notes its use. It may have expired since the last pass.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<V>> {
+        let (hash, shard) = self.shard(key);
+        let mut shard = shard.lock();
+        let slot = shard.slots.find_mut(hash, |slot| *slot.key == *key)?;
+        slot.used = true;
+        Some(Arc::clone(&slot.value))
+    }
+
+    /// Stores a value that was requested in `generation`, evicting others if there is no room. A value
+    /// of an earlier generation, or heavier than a shard, is not stored.
+    pub(crate) fn insert(&self, key: &[u8], value: V, terms: Terms, now: BootInstant, generation: Generation) {
+        let (hash, shard) = self.shard(key);
+        let slot = Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false };
+        let mut shard = shard.lock();
+        // Under the lock, which a flush takes after it has begun another generation.
+        if self.generation() == generation {
+            shard.insert(slot, now);
+        }
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::SeqCst))
+    }
+
+    /// Begins another generation and removes the entries for which `goes` holds; returns how many
+    /// there were.
+    pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        let flush = |shard: &Mutex<Shard<V>>| shard.lock().retain(|slot| !goes(&slot.key, &slot.value));
+        self.shards.iter().map(flush).sum()
+    }
+
+    /// Removes expired entries.
+    pub(crate) fn sweep(&self, now: BootInstant) {
+        for shard in &self.shards {
+            let _removed = shard.lock().retain(|slot| slot.terms.until > now);
+        }
+    }
+
+    /// Calls `each` for every entry, in no particular order, one shard after the other.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(&[u8], &V)) {
+        for shard in &self.shards {
+            shard.lock().slots.iter().for_each(|slot| each(&slot.key, &slot.value));
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.shards.iter().map(|shard| shard.lock().totals).fold(Totals::default(), |sum, one| Totals {
+            entries: sum.entries + one.entries,
+            denials: sum.denials + one.denials,
+            bytes: sum.bytes + one.bytes,
+            evictions: sum.evictions + one.evictions,
+        })
+    }
+
+    /// Returns the hash of a key and its shard. The table of a shard uses the lowest and the highest
+    /// bits of the hash.
+    fn shard(&self, key: &[u8]) -> (u64, &Mutex<Shard<V>>) {
+        let hash = self.hasher.hash_one(key);
+        (hash, &self.shards[(hash >> 40) as usize % self.shards.len()])
+    }
+}
+
+impl<V> Shard<V> {
+    fn insert(&mut self, slot: Slot<V>, now: BootInstant) {
+        let same = self.slots.find_entry(slot.hash, |other| other.key == slot.key);
+        if let Ok(replaced) = same {
+            let (replaced, _) = replaced.remove();
+            self.totals.remove(&replaced.terms);
+        }
+        let weight = u64::from(slot.terms.weight);
+        if weight > self.most {
+            return;
+        }
+        for _ in 0..PASSED {
+            self.pass(now, false);
+        }
+        while self.totals.bytes + weight > self.most {
+            self.pass(now, true);
+        }
+        self.totals.add(&slot.terms);
+        // The key is not in the table.
+        if let Place::Vacant(place) = self.slots.entry(slot.hash, |_| false, |slot| slot.hash) {
+            place.insert(slot);
+        }
+    }
+
+    /// Passes over the next bucket: removes an expired entry, and with `evicts` also an unused one,
+    /// while a used one has to be used again before the next pass.
+    fn pass(&mut self, now: BootInstant, evicts: bool) {
+        self.hand = if self.hand + 1 < self.slots.num_buckets() { self.hand + 1 } else { 0 };
+        let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
+        let is_over = slot.terms.until <= now;
+        if !is_over && !evicts {
+            return;
+        }
+        if !is_over && slot.used {
+            slot.used = false;
+            return;
+        }
+        let Ok(place) = self.slots.get_bucket_entry(self.hand) else { return };
+        let (slot, _) = place.remove();
+        self.totals.remove(&slot.terms);
+        self.totals.evictions += u64::from(!is_over);
+    }
+
+    /// Keeps only the slots for which `keep` holds; returns how many others there were.
+    fn retain(&mut self, mut keep: impl FnMut(&Slot<V>) -> bool) -> u64 {
+        let (totals, before) = (&mut self.totals, self.slots.len());
+        self.slots.retain(|slot| {
+            let kept = keep(slot);
+            if !kept {
+                totals.remove(&slot.terms);
+            }
+            kept
+        });
+        (before - self.slots.len()) as u64
+    }
+}
+
+impl Totals {
+    fn add(&mut self, terms: &Terms) {
+        *self.count(terms.denial) += 1;
+        self.bytes += u64::from(terms.weight);
+    }
+
+    fn remove(&mut self, terms: &Terms) {
+        *self.count(terms.denial) -= 1;
+        self.bytes -= u64::from(terms.weight);
+    }
+
+    fn count(&mut self, denial: bool) -> &mut u64 {
+        if denial { &mut self.denials } else { &mut self.entries }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Stores `number` with a weight of 100 for `seconds`.
+    fn insert(store: &Store<u32>, number: u32, seconds: u64, now: BootInstant) {
+        let until = now + Duration::from_secs(seconds);
+        let terms = Terms { weight: 100, until, denial: false };
+        store.insert(&number.to_be_bytes(), number, terms, now, store.generation());
+    }
+
+    fn holds(store: &Store<u32>, number: u32) -> bool {
+        store.get(&number.to_be_bytes()).is_some_and(|value| *value == number)
+    }
+
+    #[test]
+    fn full_store_evicts_unused_entries() {
+        let (store, now) = (Store::new(10_000), BootInstant::now());
+        (0..100).for_each(|number| insert(&store, number, 60, now));
+        assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
+        // Names that are asked for once do not evict those that are asked for again and again.
+        for number in 100..1000 {
+            assert!((0..20).all(|used| holds(&store, used)), "before {number}");
+            insert(&store, number, 60, now);
+            assert!(store.totals().bytes <= 10_000);
+        }
+        assert_eq!(store.totals().evictions, 900);
+    }
+
+    #[test]
+    fn expired_entries_leave_first() {
+        let (store, now) = (Store::new(1 << 20), BootInstant::now());
+        (0..500).for_each(|number| insert(&store, number, 1, now));
+        let later = now + Duration::from_secs(2);
+        (500..1000).for_each(|number| insert(&store, number, 60, later));
+        let Totals { entries, evictions, .. } = store.totals();
+        assert!(entries < 700 && evictions == 0, "{entries} entries, {evictions} evictions");
+        store.sweep(later);
+        assert_eq!(store.totals(), Totals { entries: 500, bytes: 50_000, ..Totals::default() });
+    }
+
+    #[test]
+    fn replaced_value_counts_once() {
+        let (store, now) = (Store::new(10_000), BootInstant::now());
+        let insert = |weight, denial| {
+            store.insert(b"key", 7, Terms { weight, until: now, denial }, now, store.generation());
+        };
+        insert(50, true);
+        insert(60, false);
+        assert_eq!(store.totals(), Totals { entries: 1, bytes: 60, ..Totals::default() });
+        insert(10_001, false);
+        assert_eq!(store.totals(), Totals::default(), "too heavy, and the old value is gone");
+    }
+
+    #[test]
+    fn flush_removes_what_matches() {
+        let (store, now) = (Store::new(1 << 24), BootInstant::now());
+        (0..1000).for_each(|number| insert(&store, number, 60, now));
+        assert_eq!(store.flush(|_, value| value % 10 != 0), 900);
+        assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
+        let mut seen = 0;
+        store.for_each(|_, _| seen += 1);
+        assert_eq!(seen, 100);
+    }
+
+    #[test]
+    fn flush_rejects_earlier_requests() {
+        let (store, now) = (Store::new(1 << 24), BootInstant::now());
+        let terms = Terms { weight: 100, until: now, denial: false };
+        let before = store.generation();
+        assert_eq!(store.flush(|_, _: &u32| false), 0);
+        store.insert(b"key", 1, terms, now, before);
+        assert!(store.get(b"key").is_none());
+        store.insert(b"key", 2, terms, now, store.generation());
+        assert_eq!(store.get(b"key").as_deref(), Some(&2));
+    }
+}
