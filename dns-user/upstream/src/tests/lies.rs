@@ -50,7 +50,8 @@ proptest! {
         prop_assert!(MessageIndex::of(&forwarded.reply).is_some(), "passed on: {:02x?}", forwarded.reply);
         let cache = cache();
         let key = cache.key(&ask).expect("an ordinary question");
-        cache.admit(&key, &ask, Transport::Udp, &mut forwarded.reply, &mut forwarded.index);
+        let reply = (&mut forwarded.reply, &mut forwarded.index);
+        cache.admit(&key, &ask, Transport::Udp, reply, cache.generation());
         prop_assert_eq!(MessageIndex::of(&forwarded.reply), Some(forwarded.index.clone()));
         let mut hit = Vec::new();
         if cache.write_fresh(&key, &ask, &mut hit) {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use dns_core::terminal;
-use hickory_proto::rr::RecordType;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
