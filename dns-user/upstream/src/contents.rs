@@ -73,9 +73,9 @@ impl Selection {
         let Self { name, zone, query_type } = self;
         query_type.is_none_or(|wanted| wanted == fields.qtype)
             && name.as_ref().is_none_or(|name| name.as_wire() == fields.name)
-            && zone.as_ref().is_none_or(|zone| {
-                Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone))
-            })
+            && zone
+                .as_ref()
+                .is_none_or(|zone| Name::from_wire(fields.name).is_ok_and(|(name, _)| name.is_within(zone)))
     }
 }
 

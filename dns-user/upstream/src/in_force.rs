@@ -40,7 +40,11 @@ impl InForce {
     pub fn list(&self, selection: &Selection, limit: usize) -> Listing {
         let (upstream, handlers) = (self.upstream.load(), self.handlers.load());
         let of_handlers = handlers.caches().map(|(domain, cache)| (Some(domain), &**cache));
-        Listing::of(upstream.cache().map(|cache| (None, cache)).into_iter().chain(of_handlers), selection, limit)
+        Listing::of(
+            upstream.cache().map(|cache| (None, cache)).into_iter().chain(of_handlers),
+            selection,
+            limit,
+        )
     }
 
     /// Removes the selected answers from all caches. An answer requested before is not stored

@@ -121,7 +121,14 @@ impl<V> Store<V> {
 
     /// Stores a value that was requested in `generation`, evicting others if there is no room. A value
     /// of an earlier generation, or heavier than a shard, is not stored.
-    pub(crate) fn insert(&self, key: &[u8], value: V, terms: Terms, now: BootInstant, generation: Generation) {
+    pub(crate) fn insert(
+        &self,
+        key: &[u8],
+        value: V,
+        terms: Terms,
+        now: BootInstant,
+        generation: Generation,
+    ) {
         let (hash, shard) = self.shard(key);
         let slot = Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false };
         let mut shard = shard.lock();

@@ -76,7 +76,10 @@ fn answers_are_listed_and_flushed() -> Result<()> {
         ("www.shop.test.", "A"),
     ]);
     assert_eq!(listed(&lab, &[])?, all);
-    assert_eq!(listed(&lab, &["--zone", "shop.test", "--type", "aaaa"])?, rows(&[("api.shop.test.", "AAAA")]));
+    assert_eq!(
+        listed(&lab, &["--zone", "shop.test", "--type", "aaaa"])?,
+        rows(&[("api.shop.test.", "AAAA")])
+    );
     assert_eq!(listed(&lab, &["--limit", "2"])?, all[..2]);
     let (_, text, _) = cache(&lab, &["list", "--limit", "2"])?;
     ensure!(text.contains("corp.test.") && text.ends_with("4 more; see --limit\n"), "{text}");

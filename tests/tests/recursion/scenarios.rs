@@ -74,17 +74,80 @@ struct Scenario {
 const LATER: Duration = Duration::from_millis(5300);
 
 const SCENARIOS: [Scenario; 9] = [
-    Scenario { name: "day", rcode: ResponseCode::NoError, answers: 1, ttl: (86_400, 3600), asked: (3, 1), outlives: true },
-    Scenario { name: "second", rcode: ResponseCode::NoError, answers: 1, ttl: (1, 5), asked: (3, 1), outlives: false },
-    Scenario { name: "zero", rcode: ResponseCode::NoError, answers: 1, ttl: (0, 0), asked: (3, 3), outlives: false },
-    Scenario { name: "several", rcode: ResponseCode::NoError, answers: 20, ttl: (300, 300), asked: (3, 1), outlives: true },
+    Scenario {
+        name: "day",
+        rcode: ResponseCode::NoError,
+        answers: 1,
+        ttl: (86_400, 3600),
+        asked: (3, 1),
+        outlives: true,
+    },
+    Scenario {
+        name: "second",
+        rcode: ResponseCode::NoError,
+        answers: 1,
+        ttl: (1, 5),
+        asked: (3, 1),
+        outlives: false,
+    },
+    Scenario {
+        name: "zero",
+        rcode: ResponseCode::NoError,
+        answers: 1,
+        ttl: (0, 0),
+        asked: (3, 3),
+        outlives: false,
+    },
+    Scenario {
+        name: "several",
+        rcode: ResponseCode::NoError,
+        answers: 20,
+        ttl: (300, 300),
+        asked: (3, 1),
+        outlives: true,
+    },
     // The TTL of a chain is its smallest.
-    Scenario { name: "chain", rcode: ResponseCode::NoError, answers: 3, ttl: (300, 60), asked: (3, 1), outlives: true },
-    Scenario { name: "nowhere", rcode: ResponseCode::NXDomain, answers: 0, ttl: (900, 60), asked: (3, 1), outlives: true },
-    Scenario { name: "brief", rcode: ResponseCode::NXDomain, answers: 0, ttl: (900, 5), asked: (3, 1), outlives: false },
-    Scenario { name: "nodata", rcode: ResponseCode::NoError, answers: 0, ttl: (60, 60), asked: (3, 1), outlives: true },
+    Scenario {
+        name: "chain",
+        rcode: ResponseCode::NoError,
+        answers: 3,
+        ttl: (300, 60),
+        asked: (3, 1),
+        outlives: true,
+    },
+    Scenario {
+        name: "nowhere",
+        rcode: ResponseCode::NXDomain,
+        answers: 0,
+        ttl: (900, 60),
+        asked: (3, 1),
+        outlives: true,
+    },
+    Scenario {
+        name: "brief",
+        rcode: ResponseCode::NXDomain,
+        answers: 0,
+        ttl: (900, 5),
+        asked: (3, 1),
+        outlives: false,
+    },
+    Scenario {
+        name: "nodata",
+        rcode: ResponseCode::NoError,
+        answers: 0,
+        ttl: (60, 60),
+        asked: (3, 1),
+        outlives: true,
+    },
     // Without an SOA, a denial has no TTL.
-    Scenario { name: "bare", rcode: ResponseCode::NXDomain, answers: 0, ttl: (0, 0), asked: (3, 3), outlives: false },
+    Scenario {
+        name: "bare",
+        rcode: ResponseCode::NXDomain,
+        answers: 0,
+        ttl: (0, 0),
+        asked: (3, 3),
+        outlives: false,
+    },
 ];
 
 /// The recursor's reply to a question.
@@ -155,7 +218,8 @@ fn check(lab: &Lab<'_>, scenario: &Scenario, spelling: &str) -> Result<u32> {
 
 /// Returns how often the recursor was asked for a scenario's name.
 fn count(recursor: &Scripted, scenario: &Scenario) -> usize {
-    let is_it = |asked: &&Asked| asked.name().to_ascii_lowercase().starts_with(&format!("{}.", scenario.name));
+    let is_it =
+        |asked: &&Asked| asked.name().to_ascii_lowercase().starts_with(&format!("{}.", scenario.name));
     recursor.asked().iter().filter(is_it).count()
 }
 
@@ -178,7 +242,12 @@ fn ttls_bound_cached_answers() -> Result<()> {
                 ensure!(bounds.contains(&left), "{}: TTL {left} after {first}", context());
             }
             let asked = if mode.caches() { scenario.asked.1 } else { scenario.asked.0 };
-            ensure!(count(&recursor, scenario) == asked, "{}: {} queries", context(), count(&recursor, scenario));
+            ensure!(
+                count(&recursor, scenario) == asked,
+                "{}: {} queries",
+                context(),
+                count(&recursor, scenario)
+            );
         }
         thread::sleep(LATER);
         for scenario in &SCENARIOS {
@@ -286,7 +355,8 @@ fn repeated_answers_equal_recursor() -> Result<()> {
             let lab = Lab::start(&namespace, &[recursor.address], &settings)?;
             for (name, record_type) in questions {
                 for dnssec in [false, true] {
-                    let what = format!("{name} {record_type} from {}, DO {dnssec}, {mode:?}", recursor.address);
+                    let what =
+                        format!("{name} {record_type} from {}, DO {dnssec}, {mode:?}", recursor.address);
                     let query = query(name, record_type, 4096, dnssec, false)?;
                     // unbound may leave records of its first answer out of later ones.
                     ask(&namespace, recursor.address, &query, false)?;
@@ -296,7 +366,10 @@ fn repeated_answers_equal_recursor() -> Result<()> {
                         let same = sections(&reply)? == sections(&direct)?;
                         ensure!(same, "{what}, repetition {repetition}: other records");
                         let signatures = answers(&reply, RecordType::RRSIG)?;
-                        ensure!(signatures == answers(&direct, RecordType::RRSIG)?, "{what}: {signatures} signatures");
+                        ensure!(
+                            signatures == answers(&direct, RecordType::RRSIG)?,
+                            "{what}: {signatures} signatures"
+                        );
                     }
                 }
             }

@@ -348,6 +348,9 @@ mod tests {
 
     #[test]
     fn unknown_types_show_number() {
-        assert_eq!((parse_type("aaaa"), parse_type("type4242"), parse_type("x")), (Some(28), Some(4242), None));
+        assert_eq!(
+            (parse_type("aaaa"), parse_type("type4242"), parse_type("x")),
+            (Some(28), Some(4242), None)
+        );
     }
 }

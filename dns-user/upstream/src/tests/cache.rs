@@ -452,7 +452,9 @@ async fn flush_selects_by_name_type_and_zone() {
     ask(&source, &with_opt(query(NAME, 1), true)).await;
     let listed = |selection: &Selection, limit| {
         let Listing { entries, left_out } = Listing::of([(None, &*cache)].into_iter(), selection, limit);
-        let row = |answer: &crate::CachedAnswer| format!("{} {} {}", answer.name, answer.query_type, answer.dnssec_ok);
+        let row = |answer: &crate::CachedAnswer| {
+            format!("{} {} {}", answer.name, answer.query_type, answer.dnssec_ok)
+        };
         (entries.iter().map(row).collect::<Vec<_>>(), left_out)
     };
     let all = [
@@ -502,7 +504,8 @@ async fn flush_outruns_queries_in_flight() {
     let compat = Compat::default();
     let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
     let forwarder = forwarder(&[name], 0, compat);
-    let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache.clone()), form(compat), compat);
+    let source =
+        CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache.clone()), form(compat), compat);
     let ask_later = |expected: usize| {
         let (source, count) = (source.clone(), Arc::clone(&count));
         let asking = tokio::spawn(async move { ask(&source, &query(NAME, 1)).await });
@@ -519,7 +522,10 @@ async fn flush_outruns_queries_in_flight() {
     release.add_permits(100);
     assert!(before.await.unwrap().ends_with(&[192, 0, 2, 1]));
     assert!(after.await.unwrap().ends_with(&[192, 0, 2, 2]));
-    assert!(ask(&source, &query(NAME, 1)).await.ends_with(&[192, 0, 2, 2]), "only the newer answer is cached");
+    assert!(
+        ask(&source, &query(NAME, 1)).await.ends_with(&[192, 0, 2, 2]),
+        "only the newer answer is cached"
+    );
     assert_eq!(count.load(Ordering::Relaxed), 2);
     server.abort();
 }

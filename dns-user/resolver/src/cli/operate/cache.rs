@@ -112,7 +112,16 @@ impl List {
             return print_json(&format!("{listing}\n"));
         }
         let mut table = Table::new(&[
-            "NAME", "TYPE", "CLASS", "FLAGS", "RCODE", "FRESH", "TTL", "BYTES", "INTERFACE", "HANDLER",
+            "NAME",
+            "TYPE",
+            "CLASS",
+            "FLAGS",
+            "RCODE",
+            "FRESH",
+            "TTL",
+            "BYTES",
+            "INTERFACE",
+            "HANDLER",
         ]);
         for entry in entries(&listing) {
             table.line([
@@ -140,7 +149,8 @@ impl Lookup {
     /// Prints the answers with their records; a name that is not cached is a negative result.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, name, query_type, json } = self;
-        let listing = fetch(&connection, [("name", Some(name.clone())), ("type", query_type), ("zone", None)])?;
+        let listing =
+            fetch(&connection, [("name", Some(name.clone())), ("type", query_type), ("zone", None)])?;
         if json {
             print_json(&format!("{listing}\n"))?;
         }
@@ -186,12 +196,11 @@ impl Flush {
         let Self { connection, name, query_type, zone, json } = self;
         let all = name.as_deref() == Some("all");
         let name = name.filter(|_| !all);
-        let body = CacheFlush {
-            all: all && query_type.is_none(),
-            criteria: Criteria { name, zone, query_type },
-        };
+        let body =
+            CacheFlush { all: all && query_type.is_none(), criteria: Criteria { name, zone, query_type } };
         let body = Bytes::from(serde_json::to_vec(&body).unwrap_or_default());
-        let answer = wait_for(async { Client::new(&connection)?.post("/cache/flush", body).await })?.good()?;
+        let answer =
+            wait_for(async { Client::new(&connection)?.post("/cache/flush", body).await })?.good()?;
         if json {
             return print_json(&(answer.text() + "\n"));
         }
@@ -204,7 +213,8 @@ impl Flush {
 
 /// Requests `/cache` with these parameters.
 fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Result<Value, Problem> {
-    let given = parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
+    let given =
+        parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
     let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
     wait_for(async { Client::new(connection)?.get(&path).await })?.good()?.json()
 }
