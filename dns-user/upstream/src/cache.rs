@@ -187,8 +187,8 @@ impl Cache {
     }
 
     /// Takes a recursor's answer: converts it to the form that clients get from a cache, and stores
-    /// it if permitted. `reply` must have the client's id and letter case; `generation` is that of
-    /// the cache when the recursor was asked.
+    /// it if permitted. `reply` must have the client's id and letter case; `generation` is the
+    /// cache's when the recursor was asked.
     pub(crate) fn admit(
         &self,
         key: &Key,

@@ -2,7 +2,7 @@
 //!
 //! The entries are divided into shards with a lock each, so that threads seldom wait for one another.
 //! A full shard passes over its entries in turn: an entry used since the last pass stays, an unused
-//! one makes room. A flood of names that are asked for once therefore evicts little but itself.
+//! one makes room. A flood of names therefore evicts little but itself.
 //! Every insertion also passes over a few entries and removes expired ones, so the memory of a cache
 //! in use follows its fresh answers.
 
@@ -49,7 +49,7 @@ impl Generation {
     }
 }
 
-/// What a store holds, and what it evicted.
+/// Contents of a store, and its evictions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     /// Entries with data.
@@ -206,7 +206,7 @@ impl<V> Shard<V> {
     }
 
     /// Passes over the next bucket: removes an expired entry, and with `evicts` also an unused one,
-    /// while a used one has to be used again before the next pass.
+    /// while a used one becomes unused.
     fn pass(&mut self, now: BootInstant, evicts: bool) {
         self.hand = if self.hand + 1 < self.slots.num_buckets() { self.hand + 1 } else { 0 };
         let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
@@ -276,7 +276,7 @@ mod tests {
         let (store, now) = (Store::new(10_000), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
-        // Names that are asked for once do not evict those that are asked for again and again.
+        // A flood of new names leaves the names in steady use.
         for number in 100..1000 {
             assert!((0..20).all(|used| holds(&store, used)), "before {number}");
             insert(&store, number, 60, now);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_removes_what_matches() {
+    fn flush_removes_matching_entries() {
         let (store, now) = (Store::new(1 << 24), BootInstant::now());
         (0..1000).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.flush(|_, value| value % 10 != 0), 900);

@@ -506,19 +506,20 @@ async fn flush_outruns_queries_in_flight() {
     let forwarder = forwarder(&[name], 0, compat);
     let source =
         CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache.clone()), form(compat), compat);
-    let ask_later = |expected: usize| {
-        let (source, count) = (source.clone(), Arc::clone(&count));
-        let asking = tokio::spawn(async move { ask(&source, &query(NAME, 1)).await });
-        async move {
-            while count.load(Ordering::Relaxed) < expected {
-                tokio::task::yield_now().await;
-            }
-            asking
+    let ask_later = || {
+        let source = source.clone();
+        tokio::spawn(async move { ask(&source, &query(NAME, 1)).await })
+    };
+    let reached = async |expected: usize| {
+        while count.load(Ordering::Relaxed) < expected {
+            tokio::task::yield_now().await;
         }
     };
-    let before = ask_later(1).await;
+    let before = ask_later();
+    reached(1).await;
     assert_eq!(cache.flush(|_| true), 0);
-    let after = ask_later(2).await;
+    let after = ask_later();
+    reached(2).await;
     release.add_permits(100);
     assert!(before.await.unwrap().ends_with(&[192, 0, 2, 1]));
     assert!(after.await.unwrap().ends_with(&[192, 0, 2, 2]));

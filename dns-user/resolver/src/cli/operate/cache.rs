@@ -17,7 +17,7 @@ use crate::ops::api::{CacheFlush, Criteria};
 /// `cache`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Cache {
-    /// What to do.
+    /// The command for cached answers.
     #[command(subcommand)]
     action: Action,
 }
