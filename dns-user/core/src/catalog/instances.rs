@@ -71,7 +71,7 @@ pub(crate) struct NewRow<'a> {
     pub(crate) groups: &'a [Cow<'a, str>],
 }
 
-/// Collects the rows of a [`InstanceIndex`]; fields correspond to it.
+/// Collects the rows of an [`InstanceIndex`]; fields correspond to it.
 #[derive(Debug, Default)]
 pub(crate) struct InstanceIndexBuilder {
     id: Column,
