@@ -7,6 +7,7 @@
 )]
 
 pub mod bpffs;
+pub mod cards;
 pub mod checksum;
 pub mod client;
 pub mod confined;

@@ -13,7 +13,7 @@ use crate::{
 
 /// A kernel packaged by Debian.
 struct Kernel {
-    /// Folder name; `tests/tests/packets/other_kernel.rs` has a test for each.
+    /// Folder name; `tests/tests/packets` has a test for each.
     name: &'static str,
     /// Meta package that depends on the latest version.
     meta_package: &'static str,
@@ -22,7 +22,7 @@ struct Kernel {
 }
 
 /// All Debian kernels under test. Cloud kernels boot in seconds.
-const KERNELS: [Kernel; 3] = [
+const KERNELS: [Kernel; 4] = [
     Kernel { name: "bookworm-cloud", meta_package: "linux-image-cloud-amd64", suite: None },
     Kernel { name: "bookworm-rt", meta_package: "linux-image-rt-amd64", suite: None },
     Kernel {
@@ -30,6 +30,8 @@ const KERNELS: [Kernel; 3] = [
         meta_package: "linux-image-cloud-amd64",
         suite: Some("bookworm-backports"),
     },
+    // With drivers of network cards, which kernels for clouds lack.
+    Kernel { name: "backports", meta_package: "linux-image-amd64", suite: Some("bookworm-backports") },
 ];
 
 /// Downloads and unpacks missing kernels.

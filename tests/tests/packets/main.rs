@@ -8,11 +8,13 @@
 //! - [`shuffle`]: the order of answers, statistically.
 //! - [`object`]: the object's requirements on the kernel.
 //! - [`other_kernel`]: all of these on other kernels, in a virtual machine.
+//! - [`network_cards`]: the server behind emulated network cards, in a virtual machine.
 //! - [`model`]: a plain model of the programs, the reference for table and random packets.
 
 mod fixtures;
 mod lookup;
 mod model;
+mod network_cards;
 mod object;
 mod other_kernel;
 mod overload;

@@ -27,7 +27,10 @@ const MODULES: [&str; 3] = ["veth", "sch_ingress", "cls_bpf"];
 
 /// Time limit of a virtual machine. It is emulated: about a minute on an idle host, many times that
 /// on a busy one.
-const LIMIT: Duration = Duration::from_secs(1700);
+pub(super) const LIMIT: Duration = Duration::from_secs(1700);
+
+/// Final line of a machine on success.
+pub(super) const ALL_WELL: &str = "vm-init: all is well";
 
 #[test]
 fn other_kernel_6_1_for_clouds() -> Result<()> {
@@ -54,7 +57,7 @@ fn named_kernel() -> Result<()> {
 }
 
 /// A kernel for the virtual machine.
-struct Kernel {
+pub(super) struct Kernel {
     image: PathBuf,
     /// Parent folder of its modules; `None` if everything is built in.
     modules: Option<PathBuf>,
@@ -62,7 +65,7 @@ struct Kernel {
 
 impl Kernel {
     /// Returns a kernel fetched by `cargo xtask test`; `None` if it could not be fetched.
-    fn of_debian(name: &str) -> Option<Self> {
+    pub(super) fn of_debian(name: &str) -> Option<Self> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.toolchain/kernels").join(name);
         let find = || -> Result<Self> {
             on_path("qemu-system-x86_64")?;
@@ -81,35 +84,10 @@ impl Kernel {
     /// Boots the kernel; fails unless all checks inside succeed.
     fn try_everything(&self) -> Result<()> {
         let folder = tempfile::TempDir::with_prefix("bdx-vm-")?;
-        let files = folder.path().join("files");
-        for empty in ["proc", "sys", "dev", "tmp", "run"] {
-            fs::create_dir_all(files.join(empty))?;
-        }
-        copy_program(Path::new(env!("CARGO_BIN_EXE_vm-init")), &files, "init")?;
-        copy_program(&env::current_exe()?, &files, "bin/packets")?;
-        copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
-        copy_program(&on_path("ip")?, &files, "bin/ip")?;
-        self.copy_modules(&files.join("modules"))?;
-        let archive = folder.path().join("initramfs");
-        run(Command::new("sh")
-            .args(["-c", "find . | cpio -o -H newc --quiet > ../initramfs"])
-            .current_dir(&files))?;
-
+        let archive = self.archive(folder.path(), &MODULES)?;
         let console = folder.path().join("console");
         let mut machine = Kept::spawn(
-            Command::new("qemu-system-x86_64")
-                // Only required devices: no boot card, no screen.
-                .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
-                // qemu 7.2's CMPXCHG16B corrupts the flags, which crashes Linux 6.12; four-level
-                // page tables are faster to walk.
-                .args(["-accel", "tcg", "-cpu", "max,cx16=off,la57=off", "-m", "1024"])
-                // An instruction takes 2 ns of virtual time however busy the host is, so load on
-                // the host cannot exceed a time limit of the server.
-                .args(["-icount", "shift=1", "-rtc", "clock=vm", "-kernel"])
-                .arg(&self.image)
-                .arg("-initrd")
-                .arg(&archive)
-                .args(["-append", "console=ttyS0 quiet panic=-1 BOSH_DNS_XDP=/bin/bosh-dns-xdp PATH=/bin"])
+            self.machine(&archive, "")
                 .stdin(Stdio::null())
                 .stdout(fs::File::create(&console)?)
                 .stderr(Stdio::null()),
@@ -118,15 +96,54 @@ impl Kernel {
         let said = String::from_utf8_lossy(&fs::read(&console)?).into_owned();
         println!("{said}");
         ended.context("the virtual machine")?;
-        ensure!(said.contains("vm-init: all is well"), "the virtual machine said:\n{said}");
+        ensure!(said.contains(ALL_WELL), "the virtual machine said:\n{said}");
         Ok(())
     }
 
+    /// Packs the initial file system: programs, and the kernel's modules in order of loading.
+    pub(super) fn archive(&self, folder: &Path, modules: &[&str]) -> Result<PathBuf> {
+        let files = folder.join("files");
+        for empty in ["proc", "sys", "dev", "tmp", "run"] {
+            fs::create_dir_all(files.join(empty))?;
+        }
+        copy_program(Path::new(env!("CARGO_BIN_EXE_vm-init")), &files, "init")?;
+        copy_program(&env::current_exe()?, &files, "bin/packets")?;
+        copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
+        copy_program(&on_path("ip")?, &files, "bin/ip")?;
+        self.copy_modules(&files.join("modules"), modules)?;
+        run(Command::new("sh")
+            .args(["-c", "find . | cpio -o -H newc --quiet > ../initramfs"])
+            .current_dir(&files))?;
+        Ok(folder.join("initramfs"))
+    }
+
+    /// Returns the command that boots the machine; `environment` is for the init process.
+    pub(super) fn machine(&self, archive: &Path, environment: &str) -> Command {
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            // Only required devices: no boot card, no screen.
+            .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
+            // qemu 7.2's CMPXCHG16B corrupts the flags, which crashes Linux 6.12; four-level
+            // page tables are faster to walk.
+            .args(["-accel", "tcg", "-cpu", "max,cx16=off,la57=off", "-m", "1024"])
+            // An instruction takes 2 ns of virtual time however busy the host is, so load on
+            // the host cannot exceed a time limit of the server.
+            .args(["-icount", "shift=1", "-rtc", "clock=vm", "-kernel"])
+            .arg(&self.image)
+            .arg("-initrd")
+            .arg(archive)
+            .arg("-append")
+            .arg(format!(
+                "console=ttyS0 quiet panic=-1 BOSH_DNS_XDP=/bin/bosh-dns-xdp PATH=/bin {environment}"
+            ));
+        command
+    }
+
     /// Copies the required modules to the folder read by the init process.
-    fn copy_modules(&self, to: &Path) -> Result<()> {
+    fn copy_modules(&self, to: &Path, wanted: &[&str]) -> Result<()> {
         fs::create_dir(to)?;
         let Some(modules) = &self.modules else { return Ok(()) };
-        for (number, module) in MODULES.iter().enumerate() {
+        for (number, module) in wanted.iter().enumerate() {
             let file = format!("{module}.ko");
             let is_it = |name: &str| name == file || name.starts_with(&format!("{file}."));
             let Some(found) = find_below(modules, &is_it)? else { continue };
@@ -136,7 +153,7 @@ impl Kernel {
                 Some("gz") => &["gzip", "-dc"],
                 _ => &["cat"],
             };
-            let unpacked = fs::File::create(to.join(format!("{number}-{file}")))?;
+            let unpacked = fs::File::create(to.join(format!("{number:02}-{file}")))?;
             let status = Command::new(unpack[0]).args(&unpack[1..]).arg(&found).stdout(unpacked).status()?;
             ensure!(status.success(), "{}: {} ({status})", found.display(), unpack.join(" "));
         }
