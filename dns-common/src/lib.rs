@@ -29,8 +29,9 @@ pub const LAYOUT_VERSION: u32 = 9;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux
-/// 5.18, 32 before).
-pub const XDP_HEAD_ROOM: usize = 256 - 40;
+/// 5.18, 32 before) and the header of virtio_net (12 or 20 bytes). Before Linux 6.4 that driver
+/// silently drops a reply without room for its header.
+pub const XDP_HEAD_ROOM: usize = 256 - 64;
 
 /// UDP payload size that our replies announce in their OPT (RFC 6891, section 6.2.3): passes all
 /// usual paths without fragmentation (RFC 9715, section 3.1).

@@ -57,7 +57,7 @@ pub(crate) const TEST: &[&str] = &[
 
 /// Packages for building and running virtual machines with other kernels.
 pub(crate) const KERNEL_TEST: &[&str] =
-    &["binutils", "cpio", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
+    &["binutils", "cpio", "ethtool", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
 
 /// Packages for the benches, including the servers to compare with.
 pub(crate) const BENCH: &[&str] =

@@ -27,6 +27,7 @@ use std::{
     sync::OnceLock,
 };
 
+use dns_common::XDP_HEAD_ROOM;
 use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::{
     program::{Hook, Program, TC_ACT_REDIRECT, TC_ACT_UNSPEC, XDP_PASS, XDP_TX},
@@ -39,8 +40,8 @@ use crate::model::World;
 /// it.
 const XDP_TAIL: usize = 4096 - 256 - 320;
 
-/// Longest frame in an XDP test run: the program moves the start forward by at most 216 bytes.
-const XDP_ROOM: usize = XDP_TAIL + 216;
+/// Longest frame in an XDP test run: the program moves the start forward by at most 192 bytes.
+const XDP_ROOM: usize = XDP_TAIL + XDP_HEAD_ROOM;
 
 /// The hooks that answer.
 const HOOKS: [Hook; 3] = [Hook::Xdp, Hook::XdpGeneric, Hook::Tc];

@@ -110,6 +110,7 @@ impl Kernel {
         copy_program(&env::current_exe()?, &files, "bin/packets")?;
         copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
         copy_program(&on_path("ip")?, &files, "bin/ip")?;
+        copy_program(&on_path("ethtool")?, &files, "bin/ethtool")?;
         self.copy_modules(&files.join("modules"), modules)?;
         run(Command::new("sh")
             .args(["-c", "find . | cpio -o -H newc --quiet > ../initramfs"])

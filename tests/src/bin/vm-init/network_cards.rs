@@ -117,11 +117,18 @@ fn status(server: &Server) -> Result<Value> {
     Ok(serde_json::from_str(&said)?)
 }
 
-/// Reads the counters of lost packets.
+/// Reads the counters of lost packets: the kernel's, and those of the driver with "drop" in their
+/// names.
 fn losses(interface: &str) -> Result<Vec<(String, u64)>> {
     let read = |counter: &&str| {
         let path = format!("/sys/class/net/{interface}/statistics/{counter}");
         Ok((counter.to_string(), fs::read_to_string(&path).with_context(|| path.clone())?.trim().parse()?))
     };
-    LOSSES.iter().map(read).collect()
+    let mut losses = LOSSES.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let of_driver = capture(Command::new("ethtool").args(["-S", interface]))?;
+    let counters = of_driver.lines().filter_map(|line| line.trim().split_once(": "));
+    for (name, count) in counters.filter(|(name, _)| name.contains("drop")) {
+        losses.push((name.to_owned(), count.trim().parse()?));
+    }
+    Ok(losses)
 }
