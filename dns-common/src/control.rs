@@ -33,6 +33,10 @@ pub struct Control {
     /// arrival. The server sets it a short time ahead with each report, so that a server that hangs
     /// loses at most one query per interface, and to 0 before it stops.
     pub probe_until_ns: u64,
+    /// Generation of the forwarded answers that the programs may use; 0: none. A higher number makes
+    /// all earlier answers void at once: after a flush, and when another server may be responsible
+    /// for a name.
+    pub answer_generation: u64,
     /// Share of queries passed to userspace while shedding, by [`client_bucket`], as a fraction of
     /// 2^32 - 1.
     pub pass_shares: [u32; CLIENT_BUCKETS],

@@ -76,6 +76,17 @@ outcomes! {
     Probe = 19, "probe";
     /// The program interrupted another run on the same CPU (PREEMPT_RT).
     Busy = 20, "busy";
+    /// Answered from a forwarded answer ([`crate::forwarded`]).
+    HitForwarded = 21, "hit_forwarded";
+    /// The forwarded answer has reached its TTL.
+    AnswerExpired = 22, "answer_expired";
+}
+
+impl Outcome {
+    /// Returns whether the program answered.
+    pub const fn is_hit(self) -> bool {
+        matches!(self, Self::Hit | Self::HitTruncated | Self::HitForwarded)
+    }
 }
 
 /// Number of slots for [`Outcome`]: a power of two, with room to grow.

@@ -3,6 +3,7 @@
 //!
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: layout of a published name and its addresses in the store.
+//! * [`forwarded`]: layout of a forwarded answer in the store of the cache.
 //! * [`index`]: the hash table from names to entries.
 //! * [`control`]: settings written by the server: lease, seed, tap, shedding.
 //! * [`scope`]: settings written by the attaching process: endpoints, VLANs, interfaces.
@@ -15,6 +16,7 @@
 pub mod control;
 pub mod counters;
 pub mod entry;
+pub mod forwarded;
 pub mod generator;
 pub mod index;
 pub mod name;
@@ -25,7 +27,7 @@ pub mod tap;
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux
@@ -45,6 +47,12 @@ pub mod object {
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::entry::CHUNK_SIZE`]-byte
     /// chunks that hold the entries.
     pub const ENTRIES: &str = "ENTRIES";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::index::Pair`]s: the hash
+    /// table from queries to forwarded answers.
+    pub const ANSWER_NAMES: &str = "ANSWER_NAMES";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::entry::CHUNK_SIZE`]-byte
+    /// chunks that hold forwarded answers, see [`crate::forwarded`].
+    pub const ANSWER_ENTRIES: &str = "ANSWER_ENTRIES";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::control::Control`].
     pub const CONTROL: &str = "CONTROL";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::scope::Scope`].
@@ -63,6 +71,16 @@ pub mod object {
     pub const TC_PROGRAM: &str = "dns_tc";
     /// The tc program that builds the reply, tail-called by [`TC_PROGRAM`].
     pub const TC_ANSWER_PROGRAM: &str = "dns_tc_answer";
+    /// The tc program that answers from forwarded answers, tail-called by
+    /// [`TC_ANSWER_PROGRAM`].
+    pub const TC_FORWARDED_PROGRAM: &str = "dns_tc_forwarded";
+    /// The XDP program for native mode that answers from forwarded answers,
+    /// tail-called by [`XDP_PROGRAM`].
+    pub const XDP_FORWARDED_PROGRAM: &str = "dns_xdp_forwarded";
     /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`TC_ANSWER_PROGRAM`].
     pub const TC_ANSWER: &str = "TC_ANSWER";
+    /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`TC_FORWARDED_PROGRAM`].
+    pub const TC_FORWARDED: &str = "TC_FORWARDED";
+    /// `BPF_MAP_TYPE_PROG_ARRAY` for the tail call to [`XDP_FORWARDED_PROGRAM`].
+    pub const XDP_FORWARDED: &str = "XDP_FORWARDED";
 }

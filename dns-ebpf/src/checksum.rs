@@ -16,6 +16,18 @@ impl Sum {
         Self(0)
     }
 
+    /// Returns a sum that was folded before.
+    #[inline(always)]
+    pub fn of(folded: u16) -> Self {
+        Self(folded as u64)
+    }
+
+    /// Adds four bytes `times` times, at most 2^16.
+    #[inline(always)]
+    pub fn add_times(&mut self, half: u32, times: usize) {
+        self.0 += half as u64 * times as u64;
+    }
+
     /// Adds eight bytes. The sum has room for 2^31 such additions.
     #[inline(always)]
     pub fn add(&mut self, word: u64) {

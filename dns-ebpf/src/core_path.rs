@@ -19,7 +19,9 @@ use crate::{
     hook::Hook,
     lookup, maps, messages,
     outcome::goes_up,
-    overload, parse, partial, reply,
+    overload, parse, partial,
+    plan::Layout,
+    reply,
     tap::{self, Seen},
 };
 
@@ -59,12 +61,28 @@ pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
     }
 }
 
-/// Answers a datagram for us if it is a query for a published name. Holds the scratch space for the
-/// duration of the call.
+/// Answers a datagram for us if it is a query for a published name, or else tail-calls the program
+/// that knows forwarded answers. Holds the scratch space for the duration of the call.
 #[inline(always)]
 pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
-    let &Context { control, scope: _, scratch, zero } = context;
     let answer = try_answer(hook, context, frame);
+    if matches!(answer, Err(Outcome::NotPublished)) && context.control.answer_generation != 0 {
+        frame.keep(context.scratch);
+        hook.call_forwarded();
+    }
+    conclude(hook, context, frame, answer)
+}
+
+/// Counts and reports what happened to a datagram for us, and releases the scratch space. An error is
+/// an [`Outcome`] as a number.
+#[inline(always)]
+pub fn conclude<H: Hook>(
+    hook: &H,
+    context: &Context,
+    frame: Frame,
+    answer: Result<maps::Answered, Outcome>,
+) -> Verdict {
+    let &Context { control, scope: _, scratch, zero } = context;
     let (verdict, seen) = match &answer {
         Ok(answered) => {
             maps::count_reply(answered);
@@ -76,10 +94,8 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
             };
             (Verdict::Reply, seen)
         }
-        Err(outcome) => {
-            // All reasons are merged into one path from here: following each of them separately was
-            // a fifth to a third of the instructions that the verifier of Linux 5.15 examined.
-            let reason = zero.value_barrier(*outcome as usize, OUTCOME_SLOTS - 1);
+        &Err(outcome) => {
+            let reason = zero.value_barrier(outcome as usize, OUTCOME_SLOTS - 1);
             if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
             }
@@ -106,7 +122,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
 /// The steps from a datagram to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
-    let &Context { control, scope, scratch, zero } = context;
+    let &Context { control, scope: _, scratch, zero } = context;
     let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
         return goes_up(Outcome::LeaseExpired);
@@ -117,20 +133,13 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
+    // Always, since a branch here would double what the verifier follows.
+    question.keep(scratch, hash, name_sum);
     let entry = lookup::lookup(hash, question.name_len, words)?;
     let plan = reply::plan(hook, context, frame, question, &entry)?.value_barrier(zero);
-    let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
+    let is_partial = partial::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
-    // While queries are shed, a full queue would lose the probe.
-    if now >= control.shed_until_ns
-        && now < control.probe_until_ns
-        && is_probe(hook, context, &plan.frame, now)
-    {
-        return goes_up(Outcome::Probe);
-    }
-    if !hook.grow(&plan) {
-        return goes_up(Outcome::NoRoom);
-    }
+    make_room(hook, context, &plan.layout, now)?;
     reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
     let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
@@ -140,6 +149,24 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
         unsafe { store(entry.address + offset_of!(EntryHeader, last_used_ns), last_used) };
     }
     Ok(plan.answered())
+}
+
+/// Gives the frame the length of the planned reply, unless the query is taken as a probe. Nothing is
+/// written yet, so userspace can still answer the query.
+#[inline(always)]
+pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64) -> Result<(), Outcome> {
+    let control = context.control;
+    // While queries are shed, a full queue would lose the probe.
+    if now >= control.shed_until_ns
+        && now < control.probe_until_ns
+        && is_probe(hook, context, &layout.frame, now)
+    {
+        return goes_up(Outcome::Probe);
+    }
+    if !hook.grow(layout) {
+        return goes_up(Outcome::NoRoom);
+    }
+    Ok(())
 }
 
 /// Returns whether to pass this answerable query to userspace, as a probe of whether it arrives.

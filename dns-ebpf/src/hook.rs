@@ -5,7 +5,7 @@ use dns_common::scope::Interface;
 
 use crate::{
     bytes::{Span, opaque},
-    plan::Plan,
+    plan::Layout,
 };
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
@@ -59,8 +59,11 @@ pub trait Hook {
     /// Returns the kernel's context.
     fn context(&self) -> *mut c_void;
 
+    /// Tail-calls the program that answers from forwarded answers. Returns if there is none.
+    fn call_forwarded(&self);
+
     /// Gives the frame the reply's length, all of it writable. On failure the packet is unchanged.
-    fn grow(&self, plan: &Plan) -> bool;
+    fn grow(&self, layout: &Layout) -> bool;
 
     /// Returns whether the checksum whose field is at `offset` is unfinished, according to the
     /// kernel; `None` if the hook cannot tell. Leaves the packet unchanged and invalidates

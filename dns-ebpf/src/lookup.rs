@@ -1,18 +1,21 @@
-//! Look-up of a name's entry by the index ([`dns_common::index`]).
+//! Look-up of published names and of forwarded answers by an index ([`dns_common::index`]).
 //!
 //! An entry found by a program run stays unchanged until the run ends: its cells are reused only
 //! after an RCU grace period.
 
 use dns_common::{
     counters::Outcome,
-    entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location, padded},
-    index::{self, BUCKET_SLOTS, Bucket, Root},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, padded},
+    forwarded::{AnswerHeader, QueryKey},
+    index::{self, BUCKET_SLOTS, Bucket, Pair, Root},
     name::MAX_NAME_WORDS,
 };
 
+use aya_ebpf::maps::Array;
+
 use crate::{
     bytes::{load, masked, opaque},
-    maps::{ENTRIES, NAMES},
+    maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES},
     outcome::goes_up,
     question::Words,
 };
@@ -37,13 +40,49 @@ impl Entry {
 /// Finds the entry by the name's hash, then compares the whole name.
 #[inline(always)]
 pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let Some(address) = find(hash) else { return goes_up(Outcome::NotPublished) };
+    let Some(address) = find(&NAMES, &ENTRIES, hash) else { return goes_up(Outcome::NotPublished) };
     let entry = Entry { address };
     if entry.header().name_len as usize != name_len {
         return goes_up(Outcome::Collision);
     }
+    compare(address + size_of::<EntryHeader>(), name_len, words)?;
+    Ok(entry)
+}
+
+/// A forwarded answer to the question.
+#[derive(Clone, Copy)]
+pub struct Answer {
+    /// Address of its [`AnswerHeader`].
+    pub address: usize,
+}
+
+impl Answer {
+    /// Returns the header, of which only `last_used_ns` changes.
+    #[inline(always)]
+    pub fn header(&self) -> &AnswerHeader {
+        // SAFETY: an entry of the largest size fits where `find` found it.
+        unsafe { &*(opaque(self.address) as *const AnswerHeader) }
+    }
+}
+
+/// Finds the forwarded answer by the hash of its name, then compares the whole name and the key.
+#[inline(always)]
+pub fn forwarded(name_hash: u64, key: QueryKey, name_len: usize, words: &Words) -> Result<Answer, Outcome> {
+    let found = find(&ANSWER_NAMES, &ANSWER_ENTRIES, key.hash(name_hash));
+    let Some(address) = found else { return goes_up(Outcome::NotPublished) };
+    let answer = Answer { address };
+    let header = answer.header();
+    if header.name_len as usize != name_len || header.key != key {
+        return goes_up(Outcome::Collision);
+    }
+    compare(address + size_of::<AnswerHeader>(), name_len, words)?;
+    Ok(answer)
+}
+
+/// Compares the entry's name at `name` with the question's; both have `name_len` bytes.
+#[inline(always)]
+fn compare(name: usize, name_len: usize, words: &Words) -> Result<(), Outcome> {
     let count = padded(name_len) / 8;
-    let name = address + size_of::<EntryHeader>();
     let mut index = 0;
     while index < MAX_NAME_WORDS {
         if index == count {
@@ -55,16 +94,19 @@ pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcom
         }
         index = opaque(index + 1);
     }
-    Ok(entry)
+    Ok(())
 }
 
-/// Returns the address of the entry whose name has this hash.
+/// The chunks of a store.
+type Chunks = Array<[u64; CHUNK_SIZE / 8]>;
+
+/// Returns the address of the entry with this hash.
 #[inline(always)]
-fn find(hash: u64) -> Option<usize> {
-    let root = NAMES.get_ptr(0)? as *const Root;
+fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
+    let root = names.get_ptr(0)? as *const Root;
     // SAFETY: map elements are readable, and the root is as long as any of them.
     let pairs = unsafe { (&raw const (*root).pairs).read_volatile() } as u32;
-    let pair = NAMES.get_ptr(index::element(hash, pairs))? as usize;
+    let pair = names.get_ptr(index::element(hash, pairs))? as usize;
     let tag = index::tag(hash);
     let preferred = index::preferred_bucket(hash);
     let mut turn = 0;
@@ -81,7 +123,7 @@ fn find(hash: u64) -> Option<usize> {
             }
             // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
             let cell = unsafe { load::<u32>(bucket + CELLS + slot * 4) };
-            if let Some(address) = entry_at(Location(cell), hash) {
+            if let Some(address) = entry_at(entries, Location(cell), hash) {
                 return Some(address);
             }
             slots &= slots.wrapping_sub(1);
@@ -98,12 +140,12 @@ fn find(hash: u64) -> Option<usize> {
 /// Offset of the cells in a bucket.
 const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 
-/// Returns the address of the entry at `location` if its name has this hash. Every read of the
+/// Returns the address of the entry at `location` if it has this hash. Every read of the
 /// entry depends on `location`, so no CPU can return contents older than the index entry that led
 /// there.
 #[inline(always)]
-fn entry_at(location: Location, hash: u64) -> Option<usize> {
-    let chunk = ENTRIES.get_ptr(location.chunk())? as usize;
+fn entry_at(entries: &Chunks, location: Location, hash: u64) -> Option<usize> {
+    let chunk = entries.get_ptr(location.chunk())? as usize;
     let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
     // SAFETY: an entry of the largest size fits behind every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };

@@ -5,7 +5,8 @@
 //! datagram to one of our addresses?), [`parse`] (a plain query, and for which name?), [`lookup`]
 //! (the entry of that name), [`reply`] (fit the answers, grow the packet, write the reply). Each
 //! step hands a plain value to the next: [`frame::Frame`], [`question::Question`],
-//! [`lookup::Entry`], [`plan::Plan`].
+//! [`lookup::Entry`], [`plan::Plan`]. A name that is not published is looked up among the forwarded
+//! answers by another program ([`forwarded`]), so that each stays below the verifier's limits.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -16,6 +17,7 @@ mod clock;
 mod context;
 mod core_path;
 mod filter;
+mod forwarded;
 mod frame;
 mod headers;
 mod hook;
@@ -48,8 +50,9 @@ use crate::{
     xdp::{Generic, Native, Xdp},
 };
 
-/// Answers at XDP in the driver.
+/// Answers at XDP in the driver. Inlined: the kernel refuses a tail call in a function without BTF.
 #[xdp]
+#[inline(always)]
 pub fn dns_xdp(context: XdpContext) -> u32 {
     answer_at_xdp(&Native::new(context))
 }
@@ -62,7 +65,12 @@ pub fn dns_xdp_generic(context: XdpContext) -> u32 {
 
 #[inline(always)]
 fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
-    match Context::get().map_or(Verdict::Pass, |context| core_path::answer(hook, &context)) {
+    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| core_path::answer(hook, &context)))
+}
+
+#[inline(always)]
+fn xdp_action_of(verdict: Verdict) -> u32 {
+    match verdict {
         Verdict::Reply => xdp_action::XDP_TX,
         Verdict::Pass => xdp_action::XDP_PASS,
         Verdict::Drop => xdp_action::XDP_DROP,
@@ -86,6 +94,25 @@ pub fn dns_tc_answer(context: TcContext) -> i32 {
         Verdict::Pass => TC_ACT_UNSPEC,
         Verdict::Drop => TC_ACT_SHOT,
     }
+}
+
+/// Answers a query for a name that is not published from a forwarded answer; tail-called by
+/// [`dns_tc_answer`].
+#[classifier]
+pub fn dns_tc_forwarded(context: TcContext) -> i32 {
+    let hook = Tc::new(context);
+    match Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)) {
+        Verdict::Reply => hook.redirect(),
+        Verdict::Pass => TC_ACT_UNSPEC,
+        Verdict::Drop => TC_ACT_SHOT,
+    }
+}
+
+/// Like [`dns_tc_forwarded`], at XDP in the driver; tail-called by [`dns_xdp`].
+#[xdp]
+pub fn dns_xdp_forwarded(context: XdpContext) -> u32 {
+    let hook = Native::new(context);
+    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)))
 }
 
 /// Never reached: nothing here can panic, but `no_std` requires a handler.

@@ -31,6 +31,15 @@ pub static NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);
 #[map]
 pub static ENTRIES: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
+/// Index from queries to forwarded answers; the loader sets its size.
+#[map]
+pub static ANSWER_NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);
+
+/// Chunks that hold the forwarded answers, see [`dns_common::forwarded`]; the loader sets their
+/// number.
+#[map]
+pub static ANSWER_ENTRIES: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
 /// Lease, seed, tap and other settings, written by the server.
 #[map]
 pub static CONTROL: Array<Control> = Array::with_max_entries(1, BPF_F_MMAPABLE);
@@ -46,6 +55,15 @@ pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPA
 /// Holds [`crate::dns_tc_answer`] in its only slot, set by the loader.
 #[map]
 pub static TC_ANSWER: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Holds [`crate::dns_tc_forwarded`] in its only slot, set by the loader where forwarded answers are
+/// kept.
+#[map]
+pub static TC_FORWARDED: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Like [`TC_FORWARDED`], for [`crate::dns_xdp_forwarded`].
+#[map]
+pub static XDP_FORWARDED: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
 #[map]
 pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
@@ -73,6 +91,8 @@ pub struct Scratch {
     pub zero: usize,
     /// See [`crate::frame::Frame::keep`].
     pub frame: [usize; 6],
+    /// See [`crate::question::Question::keep`].
+    pub question: [u64; 7],
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
     pub addresses: [u32; MAX_V4],

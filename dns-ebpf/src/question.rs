@@ -4,7 +4,9 @@ use dns_common::{UDP_PAYLOAD_SIZE, name::MAX_NAME_WORDS};
 
 use crate::{
     bytes::{Zero, has, masked, opaque},
-    headers::OPT_LEN,
+    checksum::Sum,
+    headers::{HEADER_LEN, OPT_LEN, TYPE_CLASS_LEN},
+    maps::Scratch,
 };
 
 /// The question of a plain query.
@@ -28,6 +30,64 @@ impl Question {
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
         Self { name_len: zero.value_barrier(self.name_len, 0xff), ..self }
+    }
+
+    /// Saves the question with the hash and the sum of its name for the program called next, which
+    /// loads it by [`Self::kept`]. The lower-cased words of the name are in the scratch space already.
+    #[inline(always)]
+    pub fn keep(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
+        let Self { header, name_len, kind, opt, limit } = *self;
+        let kept =
+            [header, opt, name_hash, name_sum.fold() as u64, name_len as u64, kind as u64, limit as u64];
+        // SAFETY: this CPU's own element.
+        unsafe { (&raw mut (*scratch).question).write_volatile(kept) };
+    }
+
+    /// Loads the question saved by the calling program, with the hash and the sum of its name.
+    #[inline(always)]
+    pub fn kept(scratch: *mut Scratch) -> (Self, u64, Sum) {
+        // SAFETY: this CPU's own element.
+        let [header, opt, name_hash, name_sum, name_len, kind, limit] =
+            unsafe { (&raw const (*scratch).question).read_volatile() };
+        let question = Self {
+            header,
+            opt,
+            name_len: opaque(name_len as usize) & 0xff,
+            kind: opaque(kind as usize) & 3,
+            limit: opaque(limit as usize) & 0xffff,
+        };
+        (question, name_hash, Sum::of(name_sum as u16))
+    }
+
+    /// Returns the offset of the end of the question in the message.
+    #[inline(always)]
+    pub fn end(&self) -> usize {
+        HEADER_LEN + self.name_len + TYPE_CLASS_LEN
+    }
+
+    /// Returns whether the query has RD set.
+    #[inline(always)]
+    pub fn recursion_desired(&self) -> bool {
+        has(self.header as usize, RD)
+    }
+
+    /// Returns whether the query has CD set.
+    #[inline(always)]
+    pub fn checking_disabled(&self) -> bool {
+        has(self.header as usize, CD)
+    }
+
+    /// Returns whether the query has an OPT with DO set.
+    #[inline(always)]
+    pub fn dnssec_ok(&self) -> bool {
+        has(self.opt as usize, DO)
+    }
+
+    /// Returns a mask over the first eight bytes of the reply's header that clears AD unless the client
+    /// understands it: it has set AD or DO (RFC 6840, section 5.8).
+    #[inline(always)]
+    pub fn authentic_mask(&self) -> u64 {
+        if has(self.header as usize, AD) || self.dnssec_ok() { u64::MAX } else { !AD as u64 }
     }
 
     /// Returns the list that answers the query: a [`QueryKind`] as a number.
@@ -57,13 +117,29 @@ impl Question {
         self.opt & !(SIZE & !echo | DO & echo) | OURS & has_opt & !echo
     }
 
+    /// Returns 1 if the query has an OPT, else 0; without a branch, whose two results the verifier would
+    /// follow separately.
+    #[inline(always)]
+    pub fn opt_count(&self) -> usize {
+        // The type is 41; testing one bit of it is enough.
+        masked(self.opt as usize >> 16, 1)
+    }
+
     /// Returns the length of the reply's OPT: [`OPT_LEN`] if the query has one, else 0.
     #[inline(always)]
     pub fn opt_len(&self) -> usize {
-        // The type is 41; testing one bit of it is enough.
-        opaque(masked(self.opt as usize >> 16, 1) * OPT_LEN)
+        opaque(self.opt_count() * OPT_LEN)
     }
 }
+
+/// RD in the first eight bytes of a header.
+const RD: usize = usize::from_ne_bytes([0, 0, 0x01, 0, 0, 0, 0, 0]);
+/// AD, likewise.
+const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 0, 0, 0, 0]);
+/// CD, likewise.
+const CD: usize = usize::from_ne_bytes([0, 0, 0, 0x10, 0, 0, 0, 0]);
+/// DO in the first eight bytes of an OPT.
+const DO: usize = usize::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x80]);
 
 /// Type OPT, at its place in the record's first eight bytes.
 const OPT_TYPE: usize = 41 << 16;

@@ -22,7 +22,7 @@ use crate::{
     lookup::Entry,
     maps::{self, Scratch},
     outcome::goes_up,
-    plan::Plan,
+    plan::{Layout, Plan},
     question::Question,
     shuffle,
 };
@@ -69,9 +69,8 @@ pub fn plan<H: Hook>(
         AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
         _ => (header.rcode_other, v4_offset, 0, A_LEN),
     };
-    let question_end = HEADER_LEN + question.name_len + TYPE_CLASS_LEN;
+    let question_end = question.end();
     let fixed = question_end + question.opt_len();
-    let headers = frame.headers_len();
 
     // With a policy, the replies to such queries hold more than addresses; userspace writes them.
     if has(has_policy, 1) && (available == 0 || frame.message_len != fixed) {
@@ -83,9 +82,7 @@ pub fn plan<H: Hook>(
     let limit = question.limit - masked(has_policy, AnswerPolicy::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
-    if expected + headers > SAFE_PACKET_LEN && !takes(hook, context, &frame, expected) {
-        return goes_up(Outcome::LargeReply);
-    }
+    check_path(hook, context, &frame, expected)?;
     let mut given = wanted;
     if reply_len > limit {
         if fixed > limit || limit > MAX_REPLY_LEN {
@@ -94,16 +91,12 @@ pub fn plan<H: Hook>(
         given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
-    let max_reply = match context.control.max_reply as usize {
-        0 => MAX_REPLY_LEN,
-        max_reply => max_reply,
-    };
-    if reply_len > MAX_REPLY_LEN || reply_len > max_reply {
+    let most = max_reply(context);
+    if reply_len > MAX_REPLY_LEN || reply_len > most {
         return goes_up(Outcome::NoRoom);
     }
     Ok(Plan {
-        frame,
-        question: Question { opt: question.reply_opt(context.control.echo_opt), ..question },
+        layout: layout(context, frame, question, reply_len),
         rcode,
         entry: entry.address,
         list,
@@ -112,11 +105,43 @@ pub fn plan<H: Hook>(
         truncated: (given != all) as usize & !policy.never_truncates(),
         ttl: policy.ttl().to_be() as usize,
         no_recursion: policy.no_recursion(),
+    })
+}
+
+/// Returns the place of a reply of `reply_len` bytes.
+#[inline(always)]
+pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: usize) -> Layout {
+    Layout {
+        frame,
+        question: Question { opt: question.reply_opt(context.control.echo_opt), ..question },
         partial: 0,
-        answers_offset: frame.message + question_end,
+        answers_offset: frame.message + question.end(),
         reply_len,
         frame_len: frame.message + reply_len,
-    })
+    }
+}
+
+/// Returns the longest message that the server permits, in bytes.
+#[inline(always)]
+pub fn max_reply(context: &Context) -> usize {
+    match context.control.max_reply as usize {
+        0 => MAX_REPLY_LEN,
+        max_reply => max_reply,
+    }
+}
+
+/// Checks that the path back accepts a reply of `reply_len` bytes.
+#[inline(always)]
+pub fn check_path<H: Hook>(
+    hook: &H,
+    context: &Context,
+    frame: &Frame,
+    reply_len: usize,
+) -> Result<(), Outcome> {
+    if reply_len + frame.headers_len() > SAFE_PACKET_LEN && !takes(hook, context, frame, reply_len) {
+        return goes_up(Outcome::LargeReply);
+    }
+    Ok(())
 }
 
 /// Returns whether the path back accepts a reply of `reply_len` bytes: on `lo` by its MTU,
@@ -198,36 +223,65 @@ pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) 
 /// Writes the parts, back to front.
 #[inline(always)]
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
-    let mut sum = match plan.question.kind() {
-        A => shuffle::write_v4(scratch, zero, plan, hook.span(plan.answers_offset)),
-        AAAA => shuffle::write_v6(scratch, zero, plan, hook.span(plan.answers_offset)),
+    let layout = &plan.layout;
+    let question = &layout.question;
+    let mut sum = match question.kind() {
+        A => shuffle::write_v4(scratch, zero, plan, hook.span(layout.answers_offset)),
+        AAAA => shuffle::write_v6(scratch, zero, plan, hook.span(layout.answers_offset)),
         _ => Sum::new(),
     };
-    if plan.question.has_opt() {
-        let Span { start: opt, end } = hook.span(masked(plan.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
-        if opt + OPT_LEN > end {
-            return None;
-        }
-        // SAFETY: just compared with the end.
-        unsafe {
-            store(opt + 7, 0u32);
-            store(opt, plan.question.opt);
-        }
-        sum.add(plan.question.opt);
+    if question.has_opt() {
+        write_opt(hook, layout)?;
+        sum.add(question.opt);
     }
-    write_headers(hook, plan, sum)
+    let id = question.header & 0xffff;
+    let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
+    let fourth = question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
+    let given = (plan.given as u16).to_be() as u64;
+    let header = Header {
+        first: id | third << 16 | fourth << 24 | ONE_QUESTION | given << 48,
+        last: (question.opt_count() as u32) << 24,
+    };
+    write_headers(hook, layout, header, sum)
+}
+
+/// The header of a reply.
+#[derive(Clone, Copy)]
+pub struct Header {
+    /// Id, flags, and the numbers of questions and answers.
+    pub first: u64,
+    /// Numbers of authority and additional records.
+    pub last: u32,
+}
+
+/// QDCOUNT 1 in the first eight bytes of a header.
+pub const ONE_QUESTION: u64 = (1u16.to_be() as u64) << 32;
+
+/// Writes the OPT at the end of the reply.
+#[inline(always)]
+pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
+    let Span { start: opt, end } = hook.span(masked(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
+    if opt + OPT_LEN > end {
+        return None;
+    }
+    // SAFETY: just compared with the end.
+    unsafe {
+        store(opt + 7, 0u32);
+        store(opt, layout.question.opt);
+    }
+    Some(())
 }
 
 /// Writes the Ethernet, IP, UDP and DNS headers over the query's headers. `answers` is the sum of
 /// all bytes after the question.
 #[inline(always)]
-fn write_headers<H: Hook>(hook: &H, plan: &Plan, answers: Sum) -> Option<()> {
+pub fn write_headers<H: Hook>(hook: &H, layout: &Layout, header: Header, answers: Sum) -> Option<()> {
     // Branches select constants, so that every offset is constant to the verifier.
-    match (plan.frame.is_v6(), plan.frame.is_tagged()) {
-        (false, false) => write_headers_at::<H, false, 14>(hook, plan, answers),
-        (false, true) => write_headers_at::<H, false, 18>(hook, plan, answers),
-        (true, false) => write_headers_at::<H, true, 14>(hook, plan, answers),
-        (true, true) => write_headers_at::<H, true, 18>(hook, plan, answers),
+    match (layout.frame.is_v6(), layout.frame.is_tagged()) {
+        (false, false) => write_headers_at::<H, false, 14>(hook, layout, header, answers),
+        (false, true) => write_headers_at::<H, false, 18>(hook, layout, header, answers),
+        (true, false) => write_headers_at::<H, true, 14>(hook, layout, header, answers),
+        (true, true) => write_headers_at::<H, true, 18>(hook, layout, header, answers),
     }
 }
 
@@ -235,26 +289,21 @@ fn write_headers<H: Hook>(hook: &H, plan: &Plan, answers: Sum) -> Option<()> {
 #[inline(always)]
 fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
     hook: &H,
-    plan: &Plan,
+    layout: &Layout,
+    header: Header,
     answers: Sum,
 ) -> Option<()> {
-    let question = &plan.question;
     let headers = IP + if V6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN;
     let (start, end) = (hook.data(), hook.data_end());
     let message = start + headers;
     if message + HEADER_LEN > end {
         return None;
     }
-    let id = question.header & 0xffff;
-    let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
-    let fourth = question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
-    let given = (plan.given as u16).to_be() as u64;
     // SAFETY (all loads and stores here): the frame was just compared with the
     // end up to the end of the DNS header.
     unsafe {
-        store(message, id | third << 16 | fourth << 24 | (1u16.to_be() as u64) << 32 | given << 48);
-        let additional: [u8; 4] = [0, 0, 0, question.has_opt() as u8];
-        store(message + 8, u32::from_ne_bytes(additional));
+        store(message, header.first);
+        store(message + 8, header.last);
 
         let (to, to_end): (u32, u16) = (load(start), load(start + 4));
         let (from, from_end): (u32, u16) = (load(start + 6), load(start + 10));
@@ -264,18 +313,18 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
         store(start + 10, to_end);
     }
 
-    let udp_len = UDP_LEN + plan.reply_len;
+    let udp_len = UDP_LEN + layout.reply_len;
     if V6 {
-        return write_ipv6(hook, plan, answers, start + IP, udp_len);
+        return write_ipv6(hook, layout, answers, start + IP, udp_len);
     }
-    write_ipv4(plan, start + IP, udp_len);
+    write_ipv4(layout, start + IP, udp_len);
     Some(())
 }
 
 /// Writes the IPv4 and UDP headers at `ip`, without a UDP checksum (RFC 768: zero) unless the
 /// query's was unfinished.
 #[inline(always)]
-fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
+fn write_ipv4(layout: &Layout, ip: usize, udp_len: usize) {
     let udp = ip + IPV4_LEN;
     let total_len = (IPV4_LEN + udp_len) as u64;
     // SAFETY: inside the headers that `write_headers_at` compared with the end.
@@ -296,14 +345,14 @@ fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
         store(ip + 16, client);
         swap_ports(udp, udp_len);
         addresses.add_pseudo_tail(udp_len);
-        store(udp + UDP_SUM, addresses.fold() & plan.partial as u16);
+        store(udp + UDP_SUM, addresses.fold() & layout.partial as u16);
     }
 }
 
 /// Writes the IPv6 and UDP headers at `ip`, with the checksum over the whole datagram (RFC 8200,
 /// section 8.1: it is mandatory).
 #[inline(always)]
-fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: usize) -> Option<()> {
+fn write_ipv6<H: Hook>(hook: &H, layout: &Layout, answers: Sum, ip: usize, udp_len: usize) -> Option<()> {
     let udp = ip + IPV6_LEN;
     let mut sum = Sum::new();
     // SAFETY: inside the headers that `write_headers_at` compared with the end.
@@ -322,7 +371,7 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         store(ip + 24, client[0]);
         store(ip + 32, client[1]);
         swap_ports(udp, udp_len);
-        if plan.is_partial() {
+        if layout.is_partial() {
             store(udp + UDP_SUM, sum.fold());
             return Some(());
         }
@@ -331,9 +380,9 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         sum.add(load(udp + 8));
         sum.add_half(load(udp + 16));
     }
-    let question_len = plan.question.name_len + TYPE_CLASS_LEN;
+    let question_len = layout.question.name_len + TYPE_CLASS_LEN;
     let question =
-        checksum::sum_bytes::<QUESTION_WORDS>(hook.span(plan.frame.message + HEADER_LEN), question_len)?;
+        checksum::sum_bytes::<QUESTION_WORDS>(hook.span(layout.frame.message + HEADER_LEN), question_len)?;
     sum.add_sum(question, false);
     sum.add_sum(answers, question_len & 1 != 0);
     let sum = sum.finish();

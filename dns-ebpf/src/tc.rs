@@ -17,8 +17,8 @@ use crate::{
     context::Context,
     core_path, filter,
     hook::Hook,
-    maps::{self, TC_ANSWER},
-    plan::Plan,
+    maps::{self, TC_ANSWER, TC_FORWARDED},
+    plan::Layout,
 };
 
 /// No decision: the packet continues to the next program, or to the network stack.
@@ -147,9 +147,15 @@ impl Hook for Tc {
     }
 
     #[inline(always)]
-    fn grow(&self, plan: &Plan) -> bool {
+    fn call_forwarded(&self) {
+        // SAFETY: nothing is left to drop.
+        unsafe { TC_FORWARDED.tail_call(&self.context, 0) };
+    }
+
+    #[inline(always)]
+    fn grow(&self, layout: &Layout) -> bool {
         // SAFETY: the context is the kernel's own.
-        if unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) } != 0 {
+        if unsafe { bpf_skb_change_tail(self.context.skb.skb, layout.frame_len as u32, 0) } != 0 {
             return false;
         }
         true

@@ -22,7 +22,8 @@ use crate::{
     filter,
     headers::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
-    plan::Plan,
+    maps::XDP_FORWARDED,
+    plan::Layout,
 };
 
 /// A packet at XDP, in the driver or (`!NATIVE`) in generic mode.
@@ -87,12 +88,21 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         self.context.as_ptr()
     }
 
+    /// Generic mode has no program for forwarded answers.
+    #[inline(always)]
+    fn call_forwarded(&self) {
+        if NATIVE {
+            // SAFETY: nothing is left to drop.
+            unsafe { XDP_FORWARDED.tail_call(&self.context, 0) };
+        }
+    }
+
     /// Extends the packet at its start as far as there is headroom, and by the rest at its end: the
     /// kernel zeroes bytes added at the end, which costs more than moving the question (measured).
     /// In generic mode extends it at its end alone if there is enough room.
     #[inline(always)]
-    fn grow(&self, plan: &Plan) -> bool {
-        let more = plan.frame_len as i32 - self.length() as i32;
+    fn grow(&self, layout: &Layout) -> bool {
+        let more = layout.frame_len as i32 - self.length() as i32;
         if more == 0 {
             return true;
         }
@@ -100,7 +110,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
             if self.adjust_tail(more) {
                 return true;
             }
-            if more < 0 || plan.is_partial() {
+            if more < 0 || layout.is_partial() {
                 return false;
             }
         }
@@ -110,7 +120,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
             return false;
         }
         if self.adjust_head(before) {
-            self.move_forward(plan, before as usize);
+            self.move_forward(layout, before as usize);
             return true;
         }
         if NATIVE && self.adjust_tail(before) {
@@ -140,14 +150,14 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
 
     /// Moves headers and question `by` bytes towards the new start of the frame.
     #[inline(always)]
-    fn move_forward(&self, plan: &Plan, by: usize) {
+    fn move_forward(&self, layout: &Layout, by: usize) {
         let (data, end) = (self.data(), self.data_end());
         let source = data + masked(by, 0xfff);
         // The bytes after the first ones are moved in words that end where the question ends, so
         // none reaches past the frame. The first word may overlap the first bytes; it is loaded
         // before they are moved.
-        let words = opaque(plan.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
-        let rest = masked(plan.answers_offset.wrapping_sub(words * 8), 0xff);
+        let words = opaque(layout.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
+        let rest = masked(layout.answers_offset.wrapping_sub(words * 8), 0xff);
         let (from, to) = (source + rest, data + rest);
         if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + 8 > end || to + 8 > end {
             return;

@@ -60,6 +60,8 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
         interfaces: Some(["lo", "srv", "late"].map(str::to_owned).into()),
         mode,
         max_names: 1000,
+        cache_entries: 1000,
+        cache_bytes: 1 << 20,
         lease: Duration::from_secs(10),
         bpffs: bpffs.path(),
         on_stop: OnStop::Detach,

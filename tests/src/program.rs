@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
     maps::{Map, MapData, ProgramArray},
@@ -18,6 +18,7 @@ use dns_common::{
     control::Control,
     counters::{CpuCounters, OUTCOME_SLOTS, Outcome},
     entry::{AnswerPolicy, CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, HAS_POLICY, Location},
+    forwarded::AnswerHeader,
     name::hash_name,
     object,
     scope::{Endpoint, INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS, NEAR, Scope},
@@ -70,11 +71,15 @@ impl Hook {
 pub struct Program {
     ebpf: Ebpf,
     entries: Mapping,
+    /// The store of forwarded answers: one chunk.
+    answers: Mapping,
     control: Mapping,
     scope: Mapping,
     counters: Mapping,
     /// Used cells of the store.
     used: u32,
+    /// Used cells of the store of forwarded answers.
+    used_by_answers: u32,
     /// Number of possible CPUs.
     cpus: usize,
 }
@@ -117,33 +122,42 @@ impl Program {
             .map_max_entries(object::COUNTERS, cpus as u32)
             .map_max_entries(object::ENTRIES, CHUNKS)
             .map_max_entries(object::NAMES, ELEMENTS)
+            .map_max_entries(object::ANSWER_NAMES, ELEMENTS)
             .verifier_log_level(match std::env::var_os("DNS_EBPF_LOG") {
                 Some(_) => VerifierLogLevel::VERBOSE,
                 None => VerifierLogLevel::STATS,
             })
             .load(&object)
             .context("cannot load the object")?;
-        for hook in [Hook::Xdp, Hook::XdpGeneric] {
+        for name in [object::XDP_PROGRAM, object::XDP_GENERIC_PROGRAM, object::XDP_FORWARDED_PROGRAM] {
             let program: &mut Xdp =
-                ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
-            program.load().with_context(|| format!("cannot load {}", hook.program()))?;
+                ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
+            program.load().with_context(|| format!("cannot load {name}"))?;
         }
-        for name in [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM] {
+        for name in [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM, object::TC_FORWARDED_PROGRAM] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {name}"))?;
         }
-        let answer = ebpf.program(object::TC_ANSWER_PROGRAM).context("just loaded")?.fd()?.try_clone()?;
-        let callers = ebpf.map_mut(object::TC_ANSWER).context("no TC_ANSWER in the object")?;
-        ProgramArray::try_from(callers)?
-            .set(0, &answer, 0)
-            .context("cannot call the program that answers")?;
+        for (name, map) in [
+            (object::TC_ANSWER_PROGRAM, object::TC_ANSWER),
+            (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
+            (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
+        ] {
+            let called = ebpf.program(name).context("just loaded")?.fd()?.try_clone()?;
+            let callers = ebpf.map_mut(map).with_context(|| format!("no {map} in the object"))?;
+            ProgramArray::try_from(callers)?
+                .set(0, &called, 0)
+                .with_context(|| format!("cannot call {name}"))?;
+        }
 
         let entries = Mapping::of(array(&ebpf, object::ENTRIES)?, CHUNKS as usize * CHUNK_SIZE)?;
+        let answers = Mapping::of(array(&ebpf, object::ANSWER_ENTRIES)?, CHUNK_SIZE)?;
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
         let scope = Mapping::of(array(&ebpf, object::SCOPE)?, size_of::<Scope>())?;
         let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
-        let mut program = Self { ebpf, entries, control, scope, counters, used: 0, cpus };
+        let mut program =
+            Self { ebpf, entries, answers, control, scope, counters, used: 0, used_by_answers: 0, cpus };
         program.reset()?;
         Ok(program)
     }
@@ -151,6 +165,9 @@ impl Program {
     /// Restores the state after [`Self::load`], except for the counters.
     pub fn reset(&mut self) -> Result<()> {
         self.names()?.clear()?;
+        self.answer_names()?.clear()?;
+        self.answers.bytes_mut()[..self.used_by_answers as usize * CELL_SIZE].fill(0);
+        self.used_by_answers = 0;
         let end = offset_in_arena(Location(self.used));
         self.entries.bytes_mut()[..end].fill(0);
         self.used = 0;
@@ -264,6 +281,25 @@ impl Program {
     fn find(&mut self, hash: u64) -> Result<Option<Location>> {
         let locations = self.names()?.get(hash)?;
         Ok(locations.into_iter().find(|&location| header_at(&mut self.entries, location).hash == hash))
+    }
+
+    /// Publishes a forwarded answer: an entry as described in [`dns_common::forwarded`].
+    pub fn publish_answer(&mut self, entry: &[u8]) -> Result<()> {
+        let header = AnswerHeader::read_from_prefix(entry).map_err(|_| anyhow!("shorter than a header"))?.0;
+        let location = Location(self.used_by_answers);
+        let start = offset_in_arena(location);
+        self.used_by_answers += entry.len().div_ceil(CELL_SIZE) as u32;
+        ensure!(self.used_by_answers <= CHUNK_CELLS, "the test's store is full");
+        self.answers.bytes_mut()[start..start + entry.len()].copy_from_slice(entry);
+        let locations = self.answer_names()?.get(header.hash)?;
+        let old = locations
+            .into_iter()
+            .find(|&location| header_at(&mut self.answers, location).hash == header.hash);
+        self.answer_names()?.set(header.hash, location, old)
+    }
+
+    fn answer_names(&mut self) -> Result<Names<&mut MapData>> {
+        Names::of(self.ebpf.map_mut(object::ANSWER_NAMES).context("no ANSWER_NAMES in the object")?)
     }
 
     fn names(&mut self) -> Result<Names<&mut MapData>> {

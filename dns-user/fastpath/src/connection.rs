@@ -92,8 +92,15 @@ impl AttacherConnection {
             .ok_or_else(|| refused("it sent other maps than it says".to_owned()))?
             .into_iter();
         let mut map = || maps.next().ok_or_else(|| refused("it sent too few maps".to_owned()));
-        let received =
-            Maps { names: map()?, entries: map()?, control: map()?, counters: map()?, tap: map()? };
+        let received = Maps {
+            names: map()?,
+            entries: map()?,
+            answer_names: map()?,
+            answer_entries: map()?,
+            control: map()?,
+            counters: map()?,
+            tap: map()?,
+        };
         let earlier = match (maps.next(), maps.next()) {
             (Some(names), Some(entries)) => names_in(
                 (names.fd.as_fd(), names.shape),

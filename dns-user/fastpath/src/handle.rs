@@ -4,16 +4,24 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use dns_common::control::CLIENT_BUCKETS;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
-use crate::{FastPath, NameSource, Publisher, attach::status::InterfaceState};
-use dns_core::name::{Name, NameRef};
+use crate::{AnswerKey, FastPath, NameSource, Publisher, Renewal, attach::status::InterfaceState};
+use dns_core::{
+    name::{Name, NameRef},
+    wire::ForwardedAnswer,
+};
+
+/// Limit of renewals that wait to be carried out.
+const RENEWAL_QUEUE: usize = 256;
 
 /// Handle on the fast path in force; clones share it. Empty until the maps exist: until then every
 /// call does nothing, and userspace answers. Calls are cheap and never block.
@@ -24,13 +32,31 @@ use dns_core::name::{Name, NameRef};
 pub struct FastPathHandle(Arc<Inner>);
 
 /// State that the clones share.
-#[derive(Default)]
 struct Inner {
     /// The fast path in force, if any, then its predecessor while that one's programs may still
     /// answer.
     held: ArcSwap<Vec<Member>>,
     /// Kept for later publishers.
     exact_last_used: AtomicBool,
+    /// Generation of forwarded answers, from 1.
+    answer_generation: AtomicU64,
+    /// Held while a generation begins, so that every publisher receives the newest one last.
+    beginning: Mutex<()>,
+    /// Requests to renew answers; the receiving end until it is taken.
+    renewals: (mpsc::Sender<Renewal>, Mutex<Option<mpsc::Receiver<Renewal>>>),
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        let (renewals, requested) = mpsc::channel(RENEWAL_QUEUE);
+        Self {
+            held: ArcSwap::default(),
+            exact_last_used: AtomicBool::default(),
+            answer_generation: AtomicU64::new(1),
+            beginning: Mutex::default(),
+            renewals: (renewals, Mutex::new(Some(requested))),
+        }
+    }
 }
 
 /// One fast path behind the handle.
@@ -48,6 +74,8 @@ impl FastPathHandle {
         let before = self.0.held.load().first().cloned();
         self.0.held.store(Arc::new([Some(held), before].into_iter().flatten().collect()));
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
+        let _newest_last = self.0.beginning.lock();
+        fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
     }
 
     /// Drops the predecessor of the fast path in force.
@@ -93,6 +121,52 @@ impl FastPathHandle {
         if let Some(held) = self.0.held.load().first() {
             held.publisher.learn(name);
         }
+    }
+
+    /// Returns the generation of forwarded answers. Must be read before the answer is looked up that is
+    /// then passed to [`Self::offer_answer`].
+    #[inline]
+    pub fn answer_generation(&self) -> u64 {
+        self.0.answer_generation.load(Ordering::Acquire)
+    }
+
+    /// Makes all forwarded answers void: interfaces answer from none that was looked up before this
+    /// call.
+    pub fn void_answers(&self) {
+        let _newest_last = self.0.beginning.lock();
+        let generation = self.0.answer_generation.fetch_add(1, Ordering::AcqRel) + 1;
+        self.tell(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
+    }
+
+    /// Publishes a forwarded answer that was used in userspace and looked up in `generation`, unless
+    /// it was handed over before.
+    #[inline]
+    pub fn offer_answer(
+        &self,
+        question: &AnswerKey<'_>,
+        generation: u64,
+        answer: impl FnOnce() -> Option<ForwardedAnswer>,
+    ) {
+        if let Some(held) = self.0.held.load().first() {
+            held.publisher.offer(question, generation, answer);
+        }
+    }
+
+    /// Replaces a forwarded answer by one that was looked up in `generation`.
+    pub fn renew_answer(&self, answer: ForwardedAnswer, generation: u64) {
+        if let Some(held) = self.0.held.load().first() {
+            held.publisher.renew(answer, generation);
+        }
+    }
+
+    /// Returns whether interfaces hold a forwarded answer to this question.
+    pub fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
+        self.0.held.load().first().is_some_and(|held| held.publisher.holds_answer(question))
+    }
+
+    /// Returns the requests to renew answers in use; `None` after the first call.
+    pub fn renewals(&self) -> Option<mpsc::Receiver<Renewal>> {
+        self.0.renewals.1.lock().take()
     }
 
     /// Withdraws names that are no longer admitted, see [`Publisher::withdraw`].

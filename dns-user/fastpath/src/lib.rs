@@ -51,10 +51,11 @@ use self::{
     memory::Memory,
     observe::ring::Ring,
     publish::{
+        answers::AnswerTable,
         grace::GracePeriods,
         learn::LearnFilter,
         lease::Lease,
-        publisher::PublisherThread,
+        publisher::{Answers, Names, PublisherThread},
         table::{EntryStore, Table},
     },
 };
@@ -72,7 +73,8 @@ pub use self::{
     observe::tap::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
-        publisher::Publisher,
+        answers::{AnswersStatus, Renewal},
+        publisher::{AnswerKey, Publisher},
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
 };
@@ -83,6 +85,26 @@ use dns_core::{
     resolve::{self, Health, Resolution},
 };
 use dns_platform::clock::kernel_monotonic_ns;
+
+/// Entries of forwarded answers, for fuzz targets and for tests that compare the programs with
+/// userspace.
+#[doc(hidden)]
+pub mod forwarded {
+    use dns_core::wire::{ForwardedAnswer, Query};
+
+    use crate::map::answer;
+
+    /// Returns the entry of an answer; `None` if it is left to userspace.
+    pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
+        answer::encode(answer, seed, generation)
+    }
+
+    /// Returns the reply of the programs to a query when the answer in `entry` is this old; `None` if
+    /// they pass the query to userspace. A model of the programs.
+    pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
+        answer::model(entry, query, age_ns)
+    }
+}
 
 /// The BPF programs, built from `dns-ebpf` by the build script.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dns-ebpf"));
@@ -177,6 +199,8 @@ pub struct FastPathStatus {
     pub programs: Vec<ProgramStatus>,
     /// Number of published names, and the memory they take.
     pub names: TableStatus,
+    /// Number of forwarded answers, and the memory they take.
+    pub answers: AnswersStatus,
     /// State of the lease under which the programs answer.
     pub lease: LeaseStatus,
     /// Path at which links and maps are pinned; null if they end with the process.
@@ -226,19 +250,36 @@ impl FastPath {
         main_endpoint(config, endpoints)?;
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, grace) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
-        let Memory { index, entries, control, counters, tap, limits } = memory;
+        let Memory { index, entries, answers, control, counters, tap, limits } = memory;
         if !earlier.is_empty() {
             tracing::info!(names = earlier.len(), "taking over the predecessor's learned names");
         }
-        let grace = GracePeriods::start(move || grace.wait())
-            .map_err(|error| FastPathError::io("starting the thread of grace periods", error))?;
+        let grace = Arc::new(Mutex::new(grace));
+        let grace_periods = || {
+            let grace = grace.clone();
+            GracePeriods::start(move || grace.lock().wait())
+                .map_err(|error| FastPathError::io("starting the thread of grace periods", error))
+        };
         let seed = random_seed();
         control.set_hash_seed(seed);
         let lease = Lease::new(control.clone(), config.lease);
         let filter = Arc::new(LearnFilter::new());
         let store = EntryStore::new(Index::new(index.clone()), entries.clone());
-        let table = Table::new((store, grace), seed, limits, health, admission, filter.clone());
-        let publisher = PublisherThread::start(index, entries, seed, filter, table, lease.clone(), earlier)
+        let table = Table::new((store, grace_periods()?), seed, limits, health, admission, filter.clone());
+        let answer_filter = Arc::new(LearnFilter::new());
+        let answer_store = EntryStore::new(Index::new(answers.index.clone()), answers.entries);
+        let answers = Answers {
+            table: AnswerTable::new(
+                (answer_store, grace_periods()?),
+                seed,
+                limits.answers,
+                answer_filter.clone(),
+            ),
+            index: answers.index,
+            filter: answer_filter,
+        };
+        let names = Names { table, index, memory: entries, filter };
+        let publisher = PublisherThread::start(names, answers, seed, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
         let session = pending.attach(publisher.shared.installs()).map_err(asking)?;
         Ok(Self {
@@ -311,16 +352,17 @@ impl FastPath {
 
     /// Returns the state of the fast path.
     pub fn status(&self) -> FastPathStatus {
-        let (interfaces, programs, names, pinned_at) = self
+        let (interfaces, programs, names, answers, pinned_at) = self
             .running(|Running { publisher, session }| {
-                let names = publisher.shared.status();
-                (session.status(), session.programs(), names, session.pinned_at())
+                let (names, answers) = (publisher.shared.status(), publisher.shared.answers());
+                (session.status(), session.programs(), names, answers, session.pinned_at())
             })
             .unwrap_or_default();
         FastPathStatus {
             interfaces,
             programs,
             names,
+            answers,
             lease: LeaseStatus {
                 length_ms: self.lease.length().as_millis(),
                 remaining_ms: self.lease.remaining().as_millis(),

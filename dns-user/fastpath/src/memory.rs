@@ -27,11 +27,18 @@ use dns_core::name::Name;
 pub(super) struct Memory {
     pub(super) index: Arc<IndexMemory>,
     pub(super) entries: Arc<EntryMemory>,
+    pub(super) answers: AnswerMemory,
     pub(super) control: Arc<ControlPage>,
     pub(super) counters: Arc<CounterPages>,
     pub(super) tap: Ring,
     /// Largest number of names by kind.
     pub(super) limits: Limits,
+}
+
+/// The maps of the forwarded answers.
+pub(super) struct AnswerMemory {
+    pub(super) index: Arc<IndexMemory>,
+    pub(super) entries: Arc<EntryMemory>,
 }
 
 /// A map of a known shape.
@@ -44,6 +51,8 @@ pub(super) struct SizedMap {
 pub(super) struct Maps {
     pub(super) names: SizedMap,
     pub(super) entries: SizedMap,
+    pub(super) answer_names: SizedMap,
+    pub(super) answer_entries: SizedMap,
     pub(super) control: SizedMap,
     pub(super) counters: SizedMap,
     pub(super) tap: SizedMap,
@@ -51,15 +60,21 @@ pub(super) struct Maps {
 
 impl Memory {
     pub(super) fn of(maps: Maps, limits: Limits) -> Result<Self, FastPathError> {
-        let Maps { names: index, entries, control, counters, tap } = maps;
+        let Maps { names: index, entries, answer_names, answer_entries, control, counters, tap } = maps;
         let mapped =
             |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
         let store = map_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
         let store = Arc::new(store);
         let index = map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
+        let answers = map_entries(answer_entries.fd.as_fd(), answer_entries.shape)
+            .map_err(mapped(names::ANSWER_ENTRIES))?;
+        let answers = Arc::new(answers);
+        let answer_index = map_index(answer_names.fd.as_fd(), answer_names.shape, answers.clone())
+            .map_err(mapped(names::ANSWER_NAMES))?;
         Ok(Self {
             index: Arc::new(index),
             entries: store,
+            answers: AnswerMemory { index: Arc::new(answer_index), entries: answers },
             control: Arc::new(ControlPage::map(control.fd.as_fd()).map_err(mapped(names::CONTROL))?),
             counters: Arc::new(
                 CounterPages::map(counters.fd.as_fd(), counters.shape).map_err(mapped(names::COUNTERS))?,

@@ -13,9 +13,11 @@ use aya::{
     maps::{Map, MapError},
 };
 use dns_common::{
-    entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
     object,
 };
+
+use dns_core::config::XdpConfig;
 
 use super::{
     FastPathError, OBJECT, bpf,
@@ -45,13 +47,16 @@ const NEGATIVE_SHARE: usize = 16;
 /// Lower limit of places for negative names.
 const MIN_NEGATIVE: usize = 64;
 
+/// Number of maps that the programs need as long as they are attached.
+pub(super) const KEPT_MAPS: usize = 10;
+
 /// The maps, and the object with programs not yet loaded.
 pub(super) struct Object {
     /// The object. Its programs refer to its maps by the descriptors open here.
     pub(super) ebpf: Ebpf,
-    /// Maps to keep open, by name, including `TC_ANSWER`: the kernel empties it with its last
-    /// descriptor or pin, and then the tc programs answer nothing.
-    pub(super) kept_maps: [(&'static str, OwnedFd); 6],
+    /// Maps to keep open, by name, including the arrays for tail calls: the kernel empties them with their
+    /// last descriptor or pin, and then the tc programs answer nothing.
+    pub(super) kept_maps: [(&'static str, OwnedFd); KEPT_MAPS],
     /// The ring buffer `TAP`.
     pub(super) tap: OwnedFd,
     pub(super) scope: Arc<ScopePage>,
@@ -64,9 +69,11 @@ pub(super) struct Object {
 
 impl Object {
     /// Creates the maps. No program is loaded, and the lease has expired.
-    pub(super) fn load(max_names: u32) -> Result<Self, FastPathError> {
-        let limits = limits(max_names);
+    pub(super) fn load(config: &XdpConfig) -> Result<Self, FastPathError> {
+        let max_names = config.max_names;
+        let limits = Limits { answers: config.cache_entries as usize, ..limits(max_names) };
         let chunks = chunks(max_names);
+        let answer_chunks = answer_chunks(config);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
         let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
         // Every entry takes at least one cell.
@@ -74,6 +81,8 @@ impl Object {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::NAMES, elements)
             .map_max_entries(object::ENTRIES, chunks)
+            .map_max_entries(object::ANSWER_NAMES, index::elements(config.cache_entries))
+            .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
             // Only the complaint and the statistics: with every instruction a refusal fills
@@ -83,8 +92,12 @@ impl Object {
             .load(OBJECT)
             .map_err(load_error)?;
         let map = |name| own_map_fd(&ebpf, name);
-        let kept_maps = [
+        let kept_maps: [_; KEPT_MAPS] = [
             (object::TC_ANSWER, map(object::TC_ANSWER)?),
+            (object::TC_FORWARDED, map(object::TC_FORWARDED)?),
+            (object::XDP_FORWARDED, map(object::XDP_FORWARDED)?),
+            (object::ANSWER_NAMES, map(object::ANSWER_NAMES)?),
+            (object::ANSWER_ENTRIES, map(object::ANSWER_ENTRIES)?),
             (object::NAMES, map(object::NAMES)?),
             (object::ENTRIES, map(object::ENTRIES)?),
             (object::CONTROL, map(object::CONTROL)?),
@@ -127,6 +140,7 @@ fn limits(max_names: u32) -> Limits {
         useful,
         listed: useful - useful / LEARNED_SHARE,
         negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE),
+        answers: 0,
     }
 }
 
@@ -136,6 +150,14 @@ fn chunks(max_names: u32) -> u32 {
     const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };
     const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
+}
+
+/// Returns the number of chunks of the store of forwarded answers: at least one, because no map is
+/// empty.
+fn answer_chunks(config: &XdpConfig) -> u32 {
+    let bytes = if config.cache_entries == 0 { 0 } else { config.cache_bytes };
+    let usable = u64::from(CHUNK_CELLS) * CELL_SIZE as u64;
+    u32::try_from(bytes.div_ceil(usable)).unwrap_or(u32::MAX).clamp(1, MAX_CELLS / CHUNK_CELLS)
 }
 
 /// Returns the number of possible CPUs: each CPU counts in the element with its own number.
@@ -200,8 +222,8 @@ mod tests {
 
     #[test]
     fn sizes_follow_max_names_within_bounds() {
-        assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096 });
-        assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE });
+        assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096, answers: 0 });
+        assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE, answers: 0 });
         assert_eq!(chunks(65_536), 9);
         assert_eq!(chunks(1), 2);
         assert_eq!(chunks(u32::MAX), 504);

@@ -179,16 +179,18 @@ enum Ordered {
 }
 
 impl Programs {
-    /// Starts the thread that loads the programs of `ebpf` on request.
+    /// Starts the thread that loads the programs of `ebpf` on request. Loads the
+    /// programs for forwarded answers only with `keeps_answers`.
     pub(super) fn start(
         ebpf: Ebpf,
         messages: Option<MessagesMap>,
         filters: Filters,
         board: ProgramBoard,
+        keeps_answers: bool,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel()?;
-        let mut loader = Loader { ebpf, _messages: messages, board, answer: None };
+        let mut loader = Loader { ebpf, _messages: messages, board, answer: None, keeps_answers };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
             for program in ordered {
@@ -334,18 +336,29 @@ struct Loader {
     /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
+    /// Whether the programs that answer from forwarded answers are loaded.
+    keeps_answers: bool,
 }
 
 impl Loader {
-    /// Loads a program, and the program that it tail-calls.
+    /// Loads a program, and the programs that it tail-calls.
     fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
         if program == Program::Tc {
             self.load_answer()?;
         }
+        if self.keeps_answers {
+            let forwarded = match program {
+                Program::Tc => Some((object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED)),
+                Program::Xdp => Some((object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED)),
+                Program::XdpGeneric => None,
+            };
+            // Without it, userspace gives these answers; the log and the status name the cause.
+            let _ = forwarded.map(|(name, map)| self.load_called(name, map));
+        }
         self.load_named(program.name())
     }
 
-    /// Loads the program that answers at tc, once, and puts it into `TC_ANSWER`.
+    /// Loads the program that answers at tc, once.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
         if let Some(done) = self.answer.clone().filter(|done| match done {
             Ok(()) => true,
@@ -353,22 +366,25 @@ impl Loader {
         }) {
             return done;
         }
-        let done = self.load_named(object::TC_ANSWER_PROGRAM).and_then(|program| {
-            let problem = |error: &dyn std::fmt::Display| LoadProblem {
-                state: ProgramState::Refused,
-                why: format!(
-                    "program {} cannot be put where it is called (BPF_MAP_TYPE_PROG_ARRAY): {error}",
-                    object::TC_ANSWER_PROGRAM
-                ),
-                verifier: Vec::new(),
-            };
-            let map = self.ebpf.map_mut(object::TC_ANSWER).ok_or_else(|| problem(&"its map is missing"))?;
-            ProgramArray::try_from(map)
-                .and_then(|mut programs| programs.set(0, &program, 0))
-                .map_err(|error| problem(&error))
-        });
+        let done = self.load_called(object::TC_ANSWER_PROGRAM, object::TC_ANSWER);
         self.answer = Some(done.clone());
         done
+    }
+
+    /// Loads a program and puts it into the map from which it is tail-called.
+    fn load_called(&mut self, name: &'static str, map: &'static str) -> Result<(), LoadProblem> {
+        let program = self.load_named(name)?;
+        let problem = |error: &dyn std::fmt::Display| LoadProblem {
+            state: ProgramState::Refused,
+            why: format!(
+                "program {name} cannot be put where it is called (BPF_MAP_TYPE_PROG_ARRAY): {error}"
+            ),
+            verifier: Vec::new(),
+        };
+        let map = self.ebpf.map_mut(map).ok_or_else(|| problem(&"its map is missing"))?;
+        ProgramArray::try_from(map)
+            .and_then(|mut programs| programs.set(0, &program, 0))
+            .map_err(|error| problem(&error))
     }
 
     /// Loads a program and records the result.

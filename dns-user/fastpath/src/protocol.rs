@@ -27,8 +27,8 @@ use crate::{
     publish::table::Limits,
 };
 
-/// Largest number of descriptors: five maps, and two of a predecessor.
-const MOST_DESCRIPTORS: usize = 7;
+/// Largest number of descriptors: seven maps, and two of a predecessor.
+const MOST_DESCRIPTORS: usize = 9;
 
 /// Longest line: the status of some thousand interfaces.
 const LONGEST_LINE: usize = 1 << 20;
@@ -45,7 +45,8 @@ pub(super) struct Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Response {
     Maps {
-        /// Shapes of `NAMES`, `ENTRIES`, `CONTROL`, `COUNTERS` and `TAP`.
+        /// Shapes of `NAMES`, `ENTRIES`, `ANSWER_NAMES`, `ANSWER_ENTRIES`, `CONTROL`, `COUNTERS` and
+        /// `TAP`.
         shapes: Vec<Shape>,
         /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,

@@ -9,15 +9,18 @@ use nix::time::{ClockId, clock_gettime};
 /// the process's own time would expire too late, or immediately.
 pub fn kernel_monotonic_ns() -> u64 {
     static OFFSET: OnceLock<i128> = OnceLock::new();
-    // A process never changes its time namespace. Without /proc the initial one is assumed.
-    let offset = OFFSET.get_or_init(|| {
-        let text = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        monotonic_offset_ns(&text).unwrap_or(0)
-    });
+    let offset = OFFSET.get_or_init(|| namespace_offset_ns("monotonic"));
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC");
     let own = i128::from(time.tv_sec()) * 1_000_000_000 + i128::from(time.tv_nsec());
     // The kernel's clock starts at 0, so it is positive.
     u64::try_from(own - offset).unwrap_or(0)
+}
+
+/// Returns the offset of a clock in this process's time namespace, which a process never changes.
+/// Without /proc the initial namespace is assumed.
+fn namespace_offset_ns(clock: &str) -> i128 {
+    let text = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    offset_ns(&text, clock).unwrap_or(0)
 }
 
 /// A point in time of `CLOCK_BOOTTIME`, which includes suspend (unlike `std::time::Instant`): for
@@ -41,6 +44,15 @@ impl BootInstant {
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// Returns the time in nanoseconds on the clock of BPF programs (`bpf_ktime_get_boot_ns`):
+    /// without the offset of the time namespace.
+    pub fn kernel_ns(self) -> u64 {
+        static OFFSET: OnceLock<i128> = OnceLock::new();
+        let offset = OFFSET.get_or_init(|| namespace_offset_ns("boottime"));
+        let own = i128::try_from(self.0.as_nanos()).unwrap_or(i128::MAX);
+        u64::try_from(own - offset).unwrap_or(0)
+    }
 }
 
 impl Add<Duration> for BootInstant {
@@ -51,10 +63,9 @@ impl Add<Duration> for BootInstant {
     }
 }
 
-/// Returns the offset of `CLOCK_MONOTONIC` from `/proc/PID/timens_offsets`: name, seconds,
-/// nanoseconds.
-fn monotonic_offset_ns(text: &str) -> Option<i128> {
-    let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+/// Returns the offset of a clock from `/proc/PID/timens_offsets`: name, seconds, nanoseconds.
+fn offset_ns(text: &str, clock: &str) -> Option<i128> {
+    let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
     let mut numbers = line.split_whitespace().map(str::parse::<i64>);
     let (seconds, nanoseconds) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     Some(i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
@@ -82,7 +93,8 @@ mod tests {
     #[test]
     fn time_namespace_offset_is_parsed() {
         let text = "monotonic        -3  500000000\nboottime          7         0\n";
-        assert_eq!(monotonic_offset_ns(text), Some(-2_500_000_000));
-        assert_eq!(monotonic_offset_ns("boottime 7 0\n"), None);
+        assert_eq!(offset_ns(text, "monotonic"), Some(-2_500_000_000));
+        assert_eq!(offset_ns(text, "boottime"), Some(7_000_000_000));
+        assert_eq!(offset_ns("boottime 7 0\n", "monotonic"), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use futures::future::BoxFuture;
 
-use dns_core::wire::{Query, Transport};
+use dns_core::wire::{ForwardedAnswer, Query, Transport};
 
 /// One answerer: recursors, a handler, reverse names, Consul's names.
 pub trait Answer: Send + Sync {
@@ -14,5 +14,16 @@ pub trait Answer: Send + Sync {
     /// did. Has to be cheap: other queries wait meanwhile.
     fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
         false
+    }
+
+    /// Returns the fresh cached answer to a query, for use without this answerer until its TTL has
+    /// passed; `None` if there is none, or if the reply depends on more than name, type, DO and CD.
+    fn cached(&self, _query: &Query<'_>) -> Option<ForwardedAnswer> {
+        None
+    }
+
+    /// Replaces the cached answer to a query by a new one. The old one stays if that fails.
+    fn refresh<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
     }
 }

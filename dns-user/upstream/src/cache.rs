@@ -15,12 +15,12 @@ use smallvec::SmallVec;
 
 use super::{
     message::{self, Flags, MessageIndex},
-    outgoing::{Form, KEY_CLASS, Key, KeyFields},
+    outgoing::{AD, Form, KEY_CLASS, Key, KeyFields},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
 };
 use dns_core::{
     config::{CacheConfig, Compat},
-    wire::{self, OPT_LEN, Query, Transport},
+    wire::{self, CLASS_IN, ForwardedAnswer, OPT_LEN, Query, Transport, remaining_ttl},
 };
 use dns_platform::clock::BootInstant;
 
@@ -168,14 +168,51 @@ impl Cache {
 
     /// Writes an answer into `reply` if it is still good; says whether it is.
     fn write_if_fresh(&self, entry: &Entry, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
-        let age = entry.since.elapsed();
-        if age >= entry.lifetime {
+        if !self.write_at(entry, query, entry.since.elapsed(), reply) {
             return false;
         }
         let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
         count.fetch_add(1, Ordering::Relaxed);
-        self.write(entry, query, entry.ttl_at(age), reply);
         true
+    }
+
+    /// Writes the reply from an entry of this age; `false` if it has expired.
+    fn write_at(&self, entry: &Entry, query: &Query<'_>, age: Duration, reply: &mut Vec<u8>) -> bool {
+        let Some(ttl) = entry.fresh_ttl_at(age) else { return false };
+        self.write(entry, query, ttl, reply);
+        true
+    }
+
+    /// Returns the reply to a query from an entry of this age, if there is one, as the cache would
+    /// give it then.
+    pub(crate) fn reply_at(&self, query: &Query<'_>, age: Duration) -> Option<Vec<u8>> {
+        let entry = self.store.get(&self.key(query)?[..])?;
+        let mut reply = Vec::new();
+        self.write_at(&entry, query, age, &mut reply).then_some(reply)
+    }
+
+    /// Returns a copy of the fresh answer to a query, as [`Answer::cached`](crate::Answer::cached).
+    pub(crate) fn copy(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
+        let entry = self.store.get(&self.key(query)?[..])?;
+        let is_fresh = entry.fresh_ttl_at(entry.since.elapsed()).is_some();
+        // An owner written out has the client's letter case, which differs from query to query.
+        if !is_fresh || !entry.owners.is_empty() || query.question.qclass != CLASS_IN {
+            return None;
+        }
+        let mut message = entry.message.clone();
+        // As for a client that understands AD.
+        self.write_flags(&mut message, &Query { flags: query.flags | AD, ..*query });
+        Some(ForwardedAnswer {
+            name: query.question.name(),
+            qtype: query.question.qtype,
+            dnssec_ok: query.dnssec_ok(),
+            checking_disabled: query.checking_disabled(),
+            message,
+            ttls: entry.ttls.as_slice().into(),
+            ttl: entry.ttl,
+            lifetime: entry.lifetime_secs(),
+            since_ns: entry.since.kernel_ns(),
+        })
     }
 
     /// Returns the expired answer after its renewal has failed.
@@ -261,6 +298,12 @@ impl Cache {
             let at = usize::from(at);
             reply[at..at + 4].copy_from_slice(&ttl.to_be_bytes());
         }
+        self.write_flags(reply, query);
+        wire::append_opt(query, reply);
+    }
+
+    /// Sets the flags of a reply to this client.
+    fn write_flags(&self, reply: &mut [u8], query: &Query<'_>) {
         if self.compat.transparent_forwarding {
             message::hide_authentic(reply, query);
         } else {
@@ -269,7 +312,6 @@ impl Cache {
         if self.compat.cache_as_authority {
             message::set_authoritative(reply, true);
         }
-        wire::append_opt(query, reply);
     }
 
     /// Returns the generation for [`Self::admit`]. Every flush begins another one, so an answer
@@ -306,6 +348,16 @@ impl Cache {
 }
 
 impl Entry {
+    fn lifetime_secs(&self) -> u32 {
+        u32::try_from(self.lifetime.as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the TTL in replies at this age; `None` once the answer has expired.
+    fn fresh_ttl_at(&self, age: Duration) -> Option<u32> {
+        let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        remaining_ttl(self.ttl, self.lifetime_secs(), age_ns)
+    }
+
     /// Size of the entry in bytes as it counts against the limit, at least `least`.
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
@@ -326,10 +378,7 @@ impl Entry {
 
     /// Returns the TTL of the records at this age of the entry.
     pub(crate) fn ttl_at(&self, age: Duration) -> u32 {
-        if age >= self.lifetime {
-            return STALE_TTL;
-        }
-        self.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX))
+        self.fresh_ttl_at(age).unwrap_or(STALE_TTL)
     }
 
     /// Notes that renewal failed: for a short time the entry is served stale without another try.

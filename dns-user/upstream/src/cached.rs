@@ -19,7 +19,7 @@ use super::{
 };
 use dns_core::{
     config::Compat,
-    wire::{Query, Transport, append_opt},
+    wire::{ForwardedAnswer, Query, Transport, append_opt},
 };
 
 /// Most queries that wait for the recursors of the configuration, or of one handler.
@@ -235,6 +235,23 @@ impl Answer for CachedSource {
             return true;
         }
         false
+    }
+
+    fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
+        self.shared.cache.as_ref()?.copy(query)
+    }
+
+    fn refresh<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let shared = &self.shared;
+            let Some((cache, key)) = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)))
+            else {
+                return;
+            };
+            let Some(_permit) = shared.admit(query) else { return };
+            let place = Place { cache, key: &key, generation: cache.generation() };
+            shared.fetch_for_all(Some(place), query, Transport::Udp, false).await;
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use dns_core::{
     config::{CacheConfig, Compat},
-    wire::{Parsed, Query, Transport, append_opt, parse},
+    wire::{ForwardedAnswer, Parsed, Query, Transport, append_opt, parse},
 };
 
 /// A cache, and the replies that clients get through it.
@@ -26,6 +26,8 @@ pub struct Given {
     pub at_once: Vec<u8>,
     /// The reply of the next query, from the cache; `None` if the answer was not cached.
     pub from_cache: Option<Vec<u8>>,
+    /// The answer for use without the cache; `None` if it was not cached or depends on the client.
+    pub copy: Option<ForwardedAnswer>,
 }
 
 impl CachedReplies {
@@ -58,7 +60,13 @@ impl CachedReplies {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Stale(_) | Lookup::Miss => None,
         });
-        Some(Given { at_once: reply, from_cache })
+        Some(Given { at_once: reply, from_cache, copy: cache.copy(&query) })
+    }
+
+    /// Returns the reply from the cache to a client that sends `query` when the last answer is this
+    /// old.
+    pub fn reply_at(&self, query: &[u8], age: Duration) -> Option<Vec<u8>> {
+        self.0.reply_at(&parsed(query)?, age)
     }
 }
 

@@ -10,7 +10,7 @@ use dns_core::wire::{OPT_LEN, Query, UDP_PAYLOAD_SIZE, opt_record};
 
 /// RD, AD and CD in the second 16 bits of a header.
 const RD: u16 = 0x0100;
-const AD: u16 = 0x0020;
+pub(crate) const AD: u16 = 0x0020;
 const CD: u16 = 0x0010;
 
 /// Decides which parts of a client's query are forwarded.

@@ -3,6 +3,7 @@
 //!
 //! - [`fixtures`]: an extensible table of packets.
 //! - [`random`]: random and mutated packets, and every length of names and frames.
+//! - [`forwarded`]: replies from forwarded answers, compared with userspace's.
 //! - [`lookup`]: lookup of entries.
 //! - [`overload`]: load shedding.
 //! - [`shuffle`]: the order of answers, statistically.
@@ -12,6 +13,7 @@
 //! - [`model`]: a plain model of the programs, the reference for table and random packets.
 
 mod fixtures;
+mod forwarded;
 mod lookup;
 mod model;
 mod network_cards;

@@ -61,13 +61,14 @@ fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
 /// processes about as many.
 fn most_verified() -> u32 {
     let kernel = KernelVersion::current().expect("the kernel tells its version");
-    if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 150_000 }
+    if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 200_000 }
 }
 
 #[test]
 fn the_verifier_has_room_left() {
     let Some(mut program) = load() else { return };
     let most = most_verified();
+    let mut too_large = Vec::new();
     for (name, program) in program.ebpf().programs() {
         let info = program.info().expect("a loaded program has information");
         // Reported since Linux 5.16.
@@ -76,8 +77,11 @@ fn the_verifier_has_room_left() {
             "{name}: {verified} instructions looked at by the verifier, {:?} bytes",
             info.size_translated()
         );
-        assert!(verified < most, "{name}: {verified} instructions, more than {most}");
+        if verified >= most {
+            too_large.push(name.to_owned());
+        }
     }
+    assert!(too_large.is_empty(), "more than {most} instructions: {too_large:?}");
 }
 
 #[test]

@@ -238,6 +238,10 @@ pub struct XdpConfig {
     pub mode: HookMode,
     /// `max_names`: maximum number of names in the map.
     pub max_names: u32,
+    /// `cache_entries`: maximum number of forwarded answers in the map; 0: none.
+    pub cache_entries: u32,
+    /// `cache_bytes`: memory for forwarded answers in the map, in bytes.
+    pub cache_bytes: u64,
     /// `lease`: how long the programs keep answering without a renewal by the server.
     pub lease: Duration,
     /// `bpffs`: mount point or folder in which programs, links and maps are pinned.
@@ -278,6 +282,13 @@ pub enum OnStop {
 }
 
 impl Config {
+    /// Returns the settings of the fast path: without a cache in userspace, interfaces keep no
+    /// forwarded answers either.
+    pub fn fast_path(&self) -> XdpConfig {
+        let cache_entries = if self.cache.enabled { self.xdp.cache_entries } else { 0 };
+        XdpConfig { cache_entries, ..self.xdp.clone() }
+    }
+
     /// Returns a warning if the server can be abused for amplification: it listens on a routed
     /// address and `max_reply` does not limit UDP replies.
     pub fn unbounded_replies(&self, listen: &[SocketAddr]) -> Option<String> {

@@ -3,7 +3,7 @@
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
 //!     links/<ifindex>-<hook>      the attachments
-//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, SCOPE, COUNTERS of the process that serves;
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, SCOPE, COUNTERS and others of the process that serves;
 //!                                 `-new` behind the name: of one that is about to
 //! ```
 //!
@@ -34,7 +34,10 @@ use nix::{
 };
 
 use super::folder::{Folder, in_file};
-use crate::bpf::{self, LinkKind};
+use crate::{
+    bpf::{self, LinkKind},
+    object::KEPT_MAPS,
+};
 
 /// The folder of one server's pins.
 #[derive(Clone, Debug)]
@@ -204,7 +207,7 @@ fn fresh(name: &str) -> String {
 pub(crate) struct KeptMaps {
     /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<Pins>,
-    pub(crate) maps: [(&'static str, OwnedFd); 6],
+    pub(crate) maps: [(&'static str, OwnedFd); KEPT_MAPS],
 }
 
 impl KeptMaps {

@@ -23,7 +23,7 @@ use crate::{
     },
     mailbox::Ringer,
     map::{counters::CounterPages, scope::ScopePage},
-    object::Object,
+    object::{KEPT_MAPS, Object},
     observe::messages::Messages,
     programs::{ProgramBoard, ProgramStatus, Programs},
     publish::table::Limits,
@@ -34,7 +34,7 @@ use dns_core::config::{OnStop, XdpConfig};
 pub(super) struct Loaded {
     programs: Programs,
     board: ProgramBoard,
-    maps: [(&'static str, OwnedFd); 6],
+    maps: [(&'static str, OwnedFd); KEPT_MAPS],
     tap: OwnedFd,
     scope: Arc<ScopePage>,
     counters: Arc<CounterPages>,
@@ -52,8 +52,7 @@ impl Loaded {
     /// Loads the maps, for a server with this main address. `changed` is rung when the state of
     /// programs or interfaces changes.
     pub(super) fn load(config: &XdpConfig, main: SocketAddr, changed: Ringer) -> Result<Self, FastPathError> {
-        let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } =
-            Object::load(config.max_names)?;
+        let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } = Object::load(config)?;
         let pins = Pins::prepare(&config.bpffs, main)
             .inspect_err(|error| {
                 tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
@@ -64,9 +63,14 @@ impl Loaded {
             tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
         }
         let board = ProgramBoard::new(changed.clone());
-        let programs =
-            Programs::start(ebpf, messages.as_ref().map(Messages::map), Filters::of(main), board.clone())
-                .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
+        let programs = Programs::start(
+            ebpf,
+            messages.as_ref().map(Messages::map),
+            Filters::of(main),
+            board.clone(),
+            limits.answers > 0,
+        )
+        .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
         Ok(Self {
             programs,
             board,
@@ -83,7 +87,7 @@ impl Loaded {
     }
 
     /// Returns the maps that the server needs, in the protocol's order.
-    pub(super) fn shared_maps(&self) -> Option<[BorrowedFd<'_>; 5]> {
+    pub(super) fn shared_maps(&self) -> Option<[BorrowedFd<'_>; 7]> {
         let map = |name: &str| {
             let found = self.maps.iter().find(|(known, _)| *known == name);
             found.map(|(_, fd)| fd.as_fd())
@@ -91,6 +95,8 @@ impl Loaded {
         Some([
             map(names::NAMES)?,
             map(names::ENTRIES)?,
+            map(names::ANSWER_NAMES)?,
+            map(names::ANSWER_ENTRIES)?,
             map(names::CONTROL)?,
             map(names::COUNTERS)?,
             self.tap.as_fd(),

@@ -72,6 +72,11 @@ impl ControlPage {
         self.store(offset_of!(Control, shed_until_ns), 0, Ordering::Relaxed);
     }
 
+    /// Sets the generation of the forwarded answers in use; 0: none.
+    pub(crate) fn set_answer_generation(&self, generation: u64) {
+        self.store(offset_of!(Control, answer_generation), generation, Ordering::Release);
+    }
+
     /// Sets the longest reply of the programs, in bytes of DNS message; 0: no limit.
     pub(crate) fn set_max_reply(&self, bytes: u32) {
         self.store_half(offset_of!(Control, max_reply), bytes);

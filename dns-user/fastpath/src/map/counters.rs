@@ -32,10 +32,8 @@ impl Counters {
 
     /// Returns the number of packets to our endpoints that were passed to userspace.
     pub fn went_up(&self) -> u64 {
-        let goes_up = |outcome: &&Outcome| {
-            use Outcome::{Hit, HitTruncated, NotOurs, Shed};
-            !matches!(outcome, Hit | HitTruncated | NotOurs | Shed)
-        };
+        let goes_up =
+            |outcome: &&Outcome| !outcome.is_hit() && !matches!(outcome, Outcome::NotOurs | Outcome::Shed);
         Outcome::ALL.iter().filter(goes_up).map(|&outcome| self.outcome(outcome)).sum()
     }
 
@@ -56,7 +54,7 @@ impl Counters {
 
     /// Returns the number of replies by the programs.
     pub fn hits(&self) -> u64 {
-        self.outcome(Outcome::Hit) + self.outcome(Outcome::HitTruncated)
+        Outcome::ALL.iter().filter(|outcome| outcome.is_hit()).map(|&outcome| self.outcome(outcome)).sum()
     }
 
     /// Returns the number of replies, by label of the type and RCODE.
@@ -152,7 +150,7 @@ mod tests {
         let mut other = one;
         other.outcomes[Outcome::HitTruncated as usize] = 1;
         let counters = Counters::new(vec![one, other]);
-        assert_eq!(counters.hits(), 5);
+        assert_eq!((counters.hits(), counters.went_up()), (5, 0));
         assert_eq!(counters.outcome_by_cpu(Outcome::Hit).collect::<Vec<_>>(), [2, 2]);
         assert!(counters.replies().contains(&("AAAA", 3, 10)));
         assert_eq!(counters.interface(7), 2);

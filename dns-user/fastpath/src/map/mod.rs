@@ -1,5 +1,6 @@
 //! The memory from which the programs answer, from userspace's view: mapped BPF arrays.
 //!
+//! * [`answer`]: encodes a forwarded answer as an entry.
 //! * [`layout`]: encodes a name and its addresses as an entry.
 //! * [`store`]: the entries' memory, and the allocator of its cells.
 //! * [`words`]: access to memory that is read and written concurrently.
@@ -8,6 +9,7 @@
 //! * [`scope`]: the endpoints and interfaces, written by the attaching process.
 //! * [`counters`]: the programs' counters.
 
+pub(super) mod answer;
 pub(super) mod control;
 pub(super) mod counters;
 pub(super) mod index;

@@ -3,12 +3,14 @@
 //! * [`publisher`]: the single writing thread, and the handle to it.
 //! * [`table`]: the published names and the rules for them (`table/room.rs`: eviction).
 //! * [`allowance`]: rate limit for learned names that evict each other.
+//! * [`answers`]: the forwarded answers.
 //! * [`dependents`]: the names affected by a change of an instance's health.
 //! * [`grace`]: when cells of removed entries may be reused.
 //! * [`learn`]: names queried in userspace, on their way into the map.
 //! * [`lease`]: how long the programs may answer without a renewal from userspace.
 
 pub(super) mod allowance;
+pub(super) mod answers;
 pub(super) mod dependents;
 pub(super) mod grace;
 pub(super) mod learn;

@@ -10,32 +10,41 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
-use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, name::hash_name};
+use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, forwarded::is_answered, name::hash_name};
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     map::{
+        answer,
         control::ControlPage,
         index::IndexMemory,
         layout::{read_header, read_name},
         store::EntryMemory,
     },
     publish::{
+        answers::{AnswerTable, AnswersStatus, Renewal, filter_key},
         learn::LearnFilter,
         lease::Lease,
         table::{NameSource, Table, TableStatus},
     },
 };
-use dns_core::name::{Name, NameRef};
+use dns_core::{
+    name::{Name, NameRef},
+    wire::ForwardedAnswer,
+};
 use dns_platform::{
-    clock::kernel_monotonic_ns,
+    clock::{BootInstant, kernel_monotonic_ns},
     threads::{self, OnPanic},
 };
 
 /// Limit of names waiting to be learned. Further names within one round of the publisher are
 /// dropped; their next query hands them over again.
 const LEARN_QUEUE: usize = 4096;
+
+/// Limit of forwarded answers waiting to be published. Further ones are dropped; their next use
+/// hands them over again.
+const OFFER_QUEUE: usize = 1024;
 
 /// Longest wait for an event.
 const IDLE: Duration = Duration::from_millis(100);
@@ -71,6 +80,23 @@ struct Handle {
     memory: Arc<EntryMemory>,
     /// The page with the programs' settings.
     page: Arc<ControlPage>,
+    answers: AnswersHandle,
+}
+
+/// The part of [`Handle`] for forwarded answers.
+struct AnswersHandle {
+    offers: Sender<Offer>,
+    filter: Arc<LearnFilter>,
+    index: Arc<IndexMemory>,
+    /// Whether there is room for any.
+    kept: bool,
+}
+
+/// A forwarded answer that was used in userspace.
+struct Offer {
+    answer: ForwardedAnswer,
+    /// The generation in which it was looked up.
+    generation: u64,
 }
 
 /// Requests to the publisher's thread.
@@ -82,6 +108,8 @@ enum Event {
     HealthChanged(Box<[IpAddr]>),
     /// These names may no longer be published.
     Withdraw(Box<[Name]>),
+    /// All forwarded answers of earlier generations are void; renewals are requested here.
+    BeginAnswers(u64, mpsc::Sender<Renewal>),
     /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
     /// Stop; with `end_lease` the programs stop answering.
@@ -124,6 +152,53 @@ impl Publisher {
         if handle.filter.note(key) && handle.learn.try_send(name.to_name()).is_err() {
             handle.filter.release(key);
         }
+    }
+
+    /// Makes all forwarded answers of other generations void, immediately. Requests to renew an
+    /// answer go to `renewals`.
+    pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<Renewal>) {
+        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
+        handle.page.set_answer_generation(generation);
+        self.send(Event::BeginAnswers(generation, renewals.clone()));
+    }
+
+    /// Hands over a forwarded answer that was used in userspace and looked up in `generation`, so that
+    /// the interface answers the next query. `answer` is called only if it was not handed over
+    /// before. Dropped if the publisher is behind.
+    pub(crate) fn offer(
+        &self,
+        question: &AnswerKey<'_>,
+        generation: u64,
+        answer: impl FnOnce() -> Option<ForwardedAnswer>,
+    ) {
+        let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
+        if !is_answered(question.qtype) {
+            return;
+        }
+        let key = filter_key(question.key(handle.seed), generation);
+        let AnswersHandle { offers, filter, .. } = &handle.answers;
+        if !filter.note(key) {
+            return;
+        }
+        let sent = answer().is_some_and(|answer| offers.try_send(Offer { answer, generation }).is_ok());
+        if !sent {
+            filter.release(key);
+        }
+    }
+
+    /// Hands over the renewed answer to a question in the map. Dropped if the publisher is behind.
+    pub(crate) fn renew(&self, answer: ForwardedAnswer, generation: u64) {
+        if let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) {
+            // The old answer expires then.
+            let _ = handle.answers.offers.try_send(Offer { answer, generation });
+        }
+    }
+
+    /// Returns whether the map holds an answer to this question.
+    pub(crate) fn holds_answer(&self, question: &AnswerKey<'_>) -> bool {
+        self.inner
+            .as_ref()
+            .is_some_and(|handle| handle.answers.index.get(question.key(handle.seed)).is_some())
     }
 
     /// Removes names that are no longer admitted.
@@ -191,11 +266,32 @@ impl Publisher {
     }
 }
 
+/// A question of class IN with the flags that decide about its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerKey<'n> {
+    /// Name of the question in lower case.
+    pub name: NameRef<'n>,
+    /// Type of the question.
+    pub qtype: u16,
+    /// DO of the query.
+    pub dnssec_ok: bool,
+    /// CD of the query.
+    pub checking_disabled: bool,
+}
+
+impl AnswerKey<'_> {
+    fn key(&self, seed: u64) -> u64 {
+        answer::key(seed, self.name, self.qtype, self.dnssec_ok, self.checking_disabled)
+    }
+}
+
 /// State that the thread shares with the rest of the fast path.
 #[derive(Clone)]
 pub(crate) struct Shared {
     /// The table's status after the latest event.
     status: Arc<Mutex<TableStatus>>,
+    /// The status of the forwarded answers after the latest event.
+    answers: Arc<Mutex<AnswersStatus>>,
     /// Number of snapshots installed completely.
     installs: watch::Receiver<u64>,
 }
@@ -206,10 +302,30 @@ impl Shared {
         self.status.lock().clone()
     }
 
+    /// Returns the status of the forwarded answers after the latest event.
+    pub(crate) fn answers(&self) -> AnswersStatus {
+        *self.answers.lock()
+    }
+
     /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
     pub(crate) fn installs(&self) -> watch::Receiver<u64> {
         self.installs.clone()
     }
+}
+
+/// The published names, and what their users share with the thread.
+pub(crate) struct Names {
+    pub(crate) table: Table,
+    pub(crate) index: Arc<IndexMemory>,
+    pub(crate) memory: Arc<EntryMemory>,
+    pub(crate) filter: Arc<LearnFilter>,
+}
+
+/// The forwarded answers, and what their users share with the thread.
+pub(crate) struct Answers {
+    pub(crate) table: AnswerTable,
+    pub(crate) index: Arc<IndexMemory>,
+    pub(crate) filter: Arc<LearnFilter>,
 }
 
 /// The running thread, stopped by its owner.
@@ -223,14 +339,22 @@ impl PublisherThread {
     /// Starts the thread. Names in `earlier`, learned by a predecessor, are learned as soon as a
     /// snapshot can resolve them.
     pub(crate) fn start(
-        index: Arc<IndexMemory>,
-        memory: Arc<EntryMemory>,
+        names: Names,
+        answers: Answers,
         seed: u64,
-        filter: Arc<LearnFilter>,
-        table: Table,
         lease: Lease,
         earlier: Vec<Name>,
     ) -> io::Result<Self> {
+        let Names { table, index, memory, filter } = names;
+        let Answers { table: answers, index: answer_index, filter: answer_filter } = answers;
+        let (offers, offer_events) = bounded(OFFER_QUEUE);
+        let answers_status = Arc::new(Mutex::new(answers.status()));
+        let answers_handle = AnswersHandle {
+            offers,
+            filter: answer_filter,
+            index: answer_index,
+            kept: answers.status().max_entries > 0,
+        };
         let (control, control_events) = unbounded();
         let (learn, learn_events) = bounded(LEARN_QUEUE);
         let page = lease.page();
@@ -238,10 +362,14 @@ impl PublisherThread {
         let (installed, installs) = watch::channel(0);
         let worker = Worker {
             table,
+            answers,
             lease,
             control: control_events,
             learn: learn_events,
+            offers: offer_events,
+            renewals: None,
             status: status.clone(),
+            answers_status: answers_status.clone(),
             installed,
             earlier,
             flushes: Vec::new(),
@@ -250,10 +378,10 @@ impl PublisherThread {
             next_behind_since: None,
         };
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let handle = Handle { control, learn, filter, seed, index, memory, page };
+        let handle = Handle { control, learn, filter, seed, index, memory, page, answers: answers_handle };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },
-            shared: Shared { status, installs },
+            shared: Shared { status, answers: answers_status, installs },
             thread,
         })
     }
@@ -272,13 +400,19 @@ impl PublisherThread {
 /// The state of the thread.
 struct Worker {
     table: Table,
+    /// The forwarded answers.
+    answers: AnswerTable,
     /// Renewed while the map is up to date; the programs stop answering when it expires.
     lease: Lease,
     /// Events that must not be lost.
     control: Receiver<Event>,
     learn: Receiver<Name>,
+    offers: Receiver<Offer>,
+    /// Where renewals of answers are requested; `None` before the first generation of answers.
+    renewals: Option<mpsc::Sender<Renewal>>,
     /// The table's status, shared with readers.
     status: Arc<Mutex<TableStatus>>,
+    answers_status: Arc<Mutex<AnswersStatus>>,
     /// Number of snapshots installed.
     installed: watch::Sender<u64>,
     /// Names learned by a predecessor.
@@ -305,6 +439,7 @@ impl Worker {
                 renewed = Some(Instant::now());
             }
             self.table.reclaim();
+            self.tend_answers();
             let wait = match () {
                 () if self.table.is_installing() => Duration::ZERO,
                 () if self.table.is_reclaiming() => RECLAIMING,
@@ -329,6 +464,9 @@ impl Worker {
                     self.drain_learn();
                     self.publish_status();
                 },
+                recv(self.offers) -> offer => if let Ok(offer) = offer {
+                    self.publish_answers(offer);
+                },
                 default(wait) => {}
             }
             if self.table.is_installing() {
@@ -340,6 +478,33 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Publishes forwarded answers that wait.
+    fn publish_answers(&mut self, first: Offer) {
+        let begun = Instant::now();
+        let now_ns = BootInstant::now().kernel_ns();
+        let mut next = Some(first);
+        while let Some(Offer { answer, generation }) = next {
+            self.answers.publish(&answer, generation, now_ns);
+            let is_urgent = !self.control.is_empty() || begun.elapsed() > LEARNING;
+            next = if is_urgent { None } else { self.offers.try_recv().ok() };
+        }
+        *self.answers_status.lock() = self.answers.status();
+    }
+
+    /// Removes expired answers, and requests renewals.
+    fn tend_answers(&mut self) {
+        let Some(renewals) = &self.renewals else { return };
+        self.answers.reclaim();
+        if self.answers.is_empty() {
+            return;
+        }
+        for renewal in self.answers.expire(BootInstant::now().kernel_ns()) {
+            // Too many at a time: the answer expires, and the next query fetches it.
+            let _ = renewals.try_send(renewal);
+        }
+        *self.answers_status.lock() = self.answers.status();
     }
 
     fn handle(&mut self, event: Event) {
@@ -366,6 +531,11 @@ impl Worker {
             Event::Refresh(answers, domains) => table.refresh_within(answers, &domains, &mut progress),
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
             Event::Withdraw(names) => table.withdraw(&names),
+            Event::BeginAnswers(generation, renewals) => {
+                self.answers.begin(generation);
+                self.renewals = Some(renewals);
+                *self.answers_status.lock() = self.answers.status();
+            }
             Event::Flush(done) => {
                 self.drain_learn();
                 let waiting =

@@ -197,7 +197,7 @@ fn end_at_panics() {
 fn authority(config: &Config) -> Result<Authority, ConfigError> {
     let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
     let listen = Some(all_addresses(config.listen, &further));
-    Ok(Authority { xdp: config.xdp.clone(), main: config.listen, listen })
+    Ok(Authority { xdp: config.fast_path(), main: config.listen, listen })
 }
 
 /// Creates the pin folder on a BPF file system and gives it to `user`, for a service that does not

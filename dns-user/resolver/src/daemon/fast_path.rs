@@ -79,7 +79,7 @@ impl Lifecycle {
         tap: Tap,
     ) -> Self {
         Self {
-            config: config.xdp.clone(),
+            config: config.fast_path(),
             max_reply: config.max_reply,
             echo_opt: config.compat.echo_opt,
             server_state,

@@ -22,6 +22,7 @@ mod files;
 mod listeners;
 mod privileges;
 mod records;
+mod renewals;
 mod serve;
 mod service_manager;
 mod settings;

@@ -19,6 +19,7 @@ use super::{
     fast_path::{Lifecycle, OwnAttacher},
     files::{Files, First},
     listeners::{self, Listeners, all_addresses},
+    renewals,
     serve::Daemon,
     sources::Sources,
     upcheck::Upcheck,
@@ -116,6 +117,12 @@ pub(super) async fn start<'a>(
         tap.clone(),
     );
     fast_path.load();
+    if let Some(requested) = handle.renewals() {
+        failures.spawn(
+            "the renewal of answers that interfaces use",
+            renewals::follow(server_state.clone(), requested),
+        );
+    }
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 

@@ -125,7 +125,7 @@ impl FastPathView {
     pub fn of(fast_path: &FastPath) -> Self {
         let (status, counters) = (fast_path.status(), fast_path.counters());
         let detail = serde_json::to_value(&status).unwrap_or_default();
-        let FastPathStatus { interfaces, programs, names, lease, pinned_at: _ } = status;
+        let FastPathStatus { interfaces, programs, names, answers: _, lease, pinned_at: _ } = status;
         let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
             hook: interface.hook.map_or("none", |hook| hook.label()).to_owned(),

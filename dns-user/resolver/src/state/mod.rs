@@ -145,6 +145,8 @@ impl ServerState {
         }
         self.state.rcu(|state| state.with(snapshot.clone(), routes.clone()));
         self.generation.fetch_add(1, Ordering::Release);
+        // Another server, or the fleet, may be responsible for any name now.
+        self.fast_path.void_answers();
         self.publish();
         if let (Some(tracker), Some(snapshot)) = (&self.tracker, snapshot) {
             tracker.install(snapshot);

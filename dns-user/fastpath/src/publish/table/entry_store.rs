@@ -43,7 +43,7 @@ impl<W: Words> EntryStore<W> {
 
     /// Returns when the programs last answered from an entry, in ns of `CLOCK_MONOTONIC_COARSE`; 0:
     /// never.
-    pub(super) fn last_used_ns(&self, location: Location) -> u64 {
+    pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
         self.memory.last_used_ns(location)
     }
 
@@ -63,7 +63,7 @@ impl<W: Words> EntryStore<W> {
     }
 
     /// Allocates cells for `size` bytes; `None` if no contiguous run is free.
-    pub(super) fn allocate(&mut self, size: usize) -> Option<Location> {
+    pub(crate) fn allocate(&mut self, size: usize) -> Option<Location> {
         self.allocator.allocate(size)
     }
 
@@ -81,19 +81,19 @@ impl<W: Words> EntryStore<W> {
     }
 
     /// Returns whether `size` bytes are in quarantine and will become free.
-    pub(super) fn will_have(&self, size: usize) -> bool {
+    pub(crate) fn will_have(&self, size: usize) -> bool {
         self.allocator.quarantined_cells() >= cells(size)
     }
 
     /// Returns the bytes freed by one eviction, at least `size`.
-    pub(super) fn batch(&self, size: usize) -> usize {
+    pub(crate) fn batch(&self, size: usize) -> usize {
         size.max((self.allocator.total_cells() / BATCH_SHARE) as usize * CELL_SIZE)
     }
 
     /// Writes an entry to its allocated cells and points the index to it, in place of an older
     /// entry. The older entry stays whole, until the grace period ends, for program runs that have
     /// found it. If the index is full, the cells are freed.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         new: Placed,
         words: &[u64],
@@ -114,29 +114,29 @@ impl<W: Words> EntryStore<W> {
 
     /// Removes an entry: program runs that begin later do not find it. Earlier runs may answer from
     /// it until they end; meanwhile its cells are in quarantine.
-    pub(super) fn remove(&mut self, entry: Placed) {
+    pub(crate) fn remove(&mut self, entry: Placed) {
         self.index.remove(entry.key, entry.location);
         self.allocator.free(entry.location, entry.size);
     }
 
     /// Begins a grace period: cells freed so far become free at its end. Returns `false` if there
     /// are none, or one is already running.
-    pub(super) fn begin_grace_period(&mut self) -> bool {
+    pub(crate) fn begin_grace_period(&mut self) -> bool {
         self.allocator.begin_grace_period()
     }
 
     /// Ends the grace period begun last.
-    pub(super) fn end_grace_period(&mut self) {
+    pub(crate) fn end_grace_period(&mut self) {
         self.allocator.end_grace_period();
     }
 
     /// Returns how full the store is.
-    pub(super) fn fill(&self) -> StoreFill {
+    pub(crate) fn fill(&self) -> StoreFill {
         self.allocator.fill()
     }
 
     /// Returns the number of entries written since the start.
-    pub(super) fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         self.written
     }
 

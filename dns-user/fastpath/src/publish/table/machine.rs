@@ -104,7 +104,7 @@ impl Machine {
         let table = Table::new(
             (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
             SEED,
-            Limits { useful, listed: useful, negative },
+            Limits { useful, listed: useful, negative, answers: 0 },
             health,
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),

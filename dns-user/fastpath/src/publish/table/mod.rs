@@ -24,11 +24,11 @@ use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
-pub(crate) use self::entry_store::EntryStore;
 pub use self::status::{TableStatus, UnfittingStatus};
+pub(crate) use self::{entry_store::EntryStore, records::Placed};
 use self::{
     listing::{Listing, Pass, Step, Unfitting},
-    records::{Kind, Placed, Record, Records},
+    records::{Kind, Record, Records},
 };
 use crate::{
     Admission,
@@ -75,6 +75,8 @@ pub trait NameSource: Send + Sync {
 pub(crate) struct Limits {
     /// Published and learned names together.
     pub(crate) useful: usize,
+    /// Maximum number of forwarded answers, kept in separate maps.
+    pub(crate) answers: usize,
     /// Limit of listed names within `useful`. Further listed names are learned like any other name:
     /// most names of a huge fleet are never queried, and queried names must find room.
     pub(crate) listed: usize,

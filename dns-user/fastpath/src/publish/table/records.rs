@@ -10,12 +10,12 @@ use crate::publish::dependents::SetNumber;
 
 /// The position of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(crate) struct Placed {
     /// Hash of the entry's name.
-    pub(super) key: u64,
-    pub(super) location: Location,
+    pub(crate) key: u64,
+    pub(crate) location: Location,
     /// Length in bytes.
-    pub(super) size: usize,
+    pub(crate) size: usize,
 }
 
 /// The reason why a name is in the map.

@@ -194,9 +194,12 @@ impl Backend {
         self.upstreams.list(selection, limit)
     }
 
-    /// Removes the selected answers from all caches; returns their number, `None` without a cache.
+    /// Removes the selected answers from all caches; returns their number, `None` without a cache. All
+    /// answers that interfaces have cached become void.
     pub(super) fn flush(&self, selection: &Selection) -> Option<u64> {
-        self.upstreams.flush(selection)
+        let flushed = self.upstreams.flush(selection);
+        self.server_state.fast_path.void_answers();
+        flushed
     }
 }
 

@@ -39,7 +39,7 @@ impl Collector for FastPathFamilies {
 
 fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
     let (counters, status) = (fast_path.counters(), fast_path.status());
-    let FastPathStatus { interfaces, programs, names: table, lease, pinned_at: _ } = status;
+    let FastPathStatus { interfaces, programs, names: table, answers: _, lease, pinned_at: _ } = status;
     let interfaces = &interfaces.interfaces;
     let (bytes_in, bytes_out) = counters.bytes();
     let attached = interfaces.iter().filter(|interface| interface.hook.is_some()).count();

@@ -28,6 +28,7 @@ use dns_core::{
         empty_reply, error_reply, fit, local_reply,
     },
 };
+use dns_fastpath::AnswerKey;
 use dns_upstream::{
     Answer,
     admission::{Admission, Permit},
@@ -110,6 +111,8 @@ impl QueryHandler {
             *out = error_reply(query, ResponseCode::Refused);
             return Immediate::Replied { by: By::Nobody, resolution: None };
         }
+        // Read before the state, so that answers by way of an older state are void.
+        let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
         let route = Route::of(&state, &name, query.question.qtype);
         let by = by(&route);
@@ -149,10 +152,24 @@ impl QueryHandler {
                     return deferred(Source::Other(answer));
                 }
                 *out = fit(query, std::mem::take(out), transport);
+                if !matches!(by, By::Consul) && qclass == CLASS_IN && query.recursion_desired() {
+                    self.offer(query, &name, generation, &*answer);
+                }
             }
         }
         self.add_options(query, transport, out);
         Immediate::Replied { by, resolution }
+    }
+
+    /// Hands a cached answer that was used again over to the interfaces.
+    fn offer(&self, query: &Query<'_>, name: &Name, generation: u64, answer: &dyn Answer) {
+        let question = AnswerKey {
+            name: name.into(),
+            qtype: query.question.qtype,
+            dnssec_ok: query.dnssec_ok(),
+            checking_disabled: query.checking_disabled(),
+        };
+        self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
     }
 
     /// Adds the EDNS options that the query asks for.

@@ -1,0 +1,178 @@
+//! Replies from forwarded answers: the body that another server sent, with TTLs counted down.
+
+use core::mem::offset_of;
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
+use dns_common::{
+    counters::Outcome,
+    entry::padded,
+    forwarded::{AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, QueryKey, remaining_ttl},
+};
+
+use crate::{
+    bytes::{Span, load, masked, opaque, store},
+    checksum::Sum,
+    clock,
+    context::Context,
+    core_path::{self, Verdict},
+    frame::Frame,
+    headers::{HEADER_LEN, TYPE_CLASS_LEN},
+    hook::Hook,
+    lookup::{self, Answer},
+    maps::Answered,
+    outcome::goes_up,
+    partial,
+    plan::Layout,
+    question::Question,
+    reply::{self, Header, ONE_QUESTION},
+};
+
+/// Words of the longest body, without its last eight bytes.
+const BODY_WORDS: usize = MAX_BODY_LEN / 8;
+
+/// Answers the query that the calling program has parsed, if its answer is known. Holds the scratch
+/// space, which that program has taken.
+#[inline(always)]
+pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
+    let frame = Frame::kept(context.scratch);
+    core_path::conclude(hook, context, frame, try_answer(hook, context, frame))
+}
+
+/// The steps from a parsed query to its reply, in order.
+#[inline(always)]
+fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answered, Outcome> {
+    let &Context { control, scope: _, scratch, zero } = context;
+    let (question, name_hash, name_sum) = Question::kept(scratch);
+    let plain_len = question.end() + question.opt_len();
+    // Without RD the client wants no forwarded answer, and EDNS options are for userspace.
+    if !question.recursion_desired() || frame.message_len != plain_len {
+        return goes_up(Outcome::NotPublished);
+    }
+    let key = key(hook, &frame, &question)?;
+    // SAFETY: this CPU's own element, alone while the program runs.
+    let words = unsafe { &(*scratch).words };
+    let answer = lookup::forwarded(name_hash, key, question.name_len, words)?;
+    let question = question.value_barrier(zero);
+    let header = answer.header();
+    if header.generation != control.answer_generation {
+        return goes_up(Outcome::NotPublished);
+    }
+    // SAFETY: the helper has no precondition.
+    let age = unsafe { bpf_ktime_get_boot_ns() }.wrapping_sub(header.since_ns);
+    let Some(ttl) = remaining_ttl(header.ttl, header.lifetime, age) else {
+        return goes_up(Outcome::AnswerExpired);
+    };
+    let body_len = masked(header.body_len as usize, 0x7ff);
+    let reply_len = plain_len + body_len;
+    // Userspace cuts what is too long, and sets TC.
+    if body_len > MAX_BODY_LEN || reply_len > question.limit || reply_len > reply::max_reply(context) {
+        return goes_up(Outcome::NoRoom);
+    }
+    reply::check_path(hook, context, &frame, reply_len)?;
+    let layout = reply::layout(context, frame, question, reply_len).value_barrier(zero);
+    let now = clock::now(scratch);
+    let is_partial = partial::is_partial(hook, &frame, &question, name_sum)?;
+    let layout = layout.with_partial(is_partial, zero);
+    core_path::make_room(hook, context, &layout, now)?;
+    write(hook, &layout, &answer, body_len, ttl, question.authentic_mask()).ok_or(Outcome::NoRoom)?;
+    if header.last_used_ns != now {
+        // SAFETY: the entry is readable and writable.
+        unsafe { store(answer.address + offset_of!(AnswerHeader, last_used_ns), now) };
+    }
+    Ok(Answered {
+        outcome: Outcome::HitForwarded,
+        kind: layout.question.kind(),
+        rcode: header.flags[1] & 0xf,
+        query_len: layout.frame.message_len,
+        reply_len: layout.reply_len,
+        answers: u16::from_be_bytes(header.counts[0]),
+        slot: layout.frame.slot,
+    })
+}
+
+/// Reads the type of the question, which is of class IN.
+#[inline(always)]
+fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey, Outcome> {
+    let Span { start, end } = hook.span(frame.message + HEADER_LEN + question.name_len);
+    if start + TYPE_CLASS_LEN > end {
+        return goes_up(Outcome::BadLength);
+    }
+    // SAFETY: just compared with the end.
+    let qtype = u16::from_be(unsafe { load(start) });
+    Ok(QueryKey::new(qtype, question.dnssec_ok(), question.checking_disabled()))
+}
+
+/// Writes the reply into the packet, which already has its length. Fails only at checks that the
+/// verifier requires and that cannot fail. `shown` masks the flags that the client understands.
+#[inline(always)]
+fn write<H: Hook>(
+    hook: &H,
+    layout: &Layout,
+    answer: &Answer,
+    body_len: usize,
+    ttl: u32,
+    shown: u64,
+) -> Option<()> {
+    let header = answer.header();
+    let question = &layout.question;
+    let body = answer.address + size_of::<AnswerHeader>() + masked(padded(question.name_len), 0x1ff);
+    let Span { start: to, end } = hook.span(layout.answers_offset);
+    let full = body_len >> 3;
+    let mut index = 0;
+    while index < BODY_WORDS {
+        let at = to + index * 8;
+        if index >= full || at + 8 > end {
+            break;
+        }
+        // SAFETY: inside the entry; just compared with the packet's end.
+        unsafe { store(at, load::<u64>(body + index * 8)) };
+        index = opaque(index + 1);
+    }
+    // The last eight bytes, whatever the length: no body is shorter.
+    let last = masked(body_len.wrapping_sub(8), 0x7ff);
+    let at = to + last;
+    if at + 8 > end {
+        return None;
+    }
+    // SAFETY: as above.
+    unsafe { store(at, load::<u64>(body + last)) };
+
+    let ttl_count = header.ttl_count as usize;
+    let ttl = ttl.to_be();
+    let ttls = answer.address + offset_of!(AnswerHeader, ttls);
+    let mut index = 0;
+    while index < MAX_RECORDS {
+        if index >= ttl_count {
+            break;
+        }
+        // SAFETY: inside the header.
+        let at = to + masked(unsafe { load::<u16>(ttls + index * 2) } as usize, 0x7ff);
+        if at + 4 > end {
+            return None;
+        }
+        // SAFETY: just compared with the packet's end.
+        unsafe { store(at, ttl) };
+        index = opaque(index + 1);
+    }
+
+    let odd = header.odd_ttls as usize;
+    let mut sum = Sum::of(header.body_sum);
+    sum.add_times(ttl, ttl_count.wrapping_sub(odd) & 0xff);
+    sum.add_times(ttl.swap_bytes(), odd);
+    if question.has_opt() {
+        reply::write_opt(hook, layout)?;
+        let mut opt = Sum::new();
+        opt.add(question.opt);
+        sum.add_sum(opt, body_len & 1 != 0);
+    }
+    let id = question.header & 0xffff;
+    let [high, low] = header.flags;
+    let flags = (high as u64) << 16 | (low as u64) << 24 & shown;
+    let [answers, authority, additional] = header.counts.map(u16::from_ne_bytes);
+    let additional = u16::from_be(additional).wrapping_add(question.opt_count() as u16).to_be();
+    let header = Header {
+        first: id | flags | ONE_QUESTION | (answers as u64) << 48,
+        last: authority as u32 | (additional as u32) << 16,
+    };
+    reply::write_headers(hook, layout, header, sum)
+}

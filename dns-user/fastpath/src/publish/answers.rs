@@ -1,0 +1,334 @@
+//! The forwarded answers in the maps: admission, replacement, eviction, renewal before the end.
+//!
+//! They mirror the cache in userspace, which hands over an answer when it is used for the second
+//! time. No answer outlives its lifetime or its generation, whatever happens here: the programs
+//! check both.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use dns_common::entry::Location;
+use dns_core::{name::Name, wire::ForwardedAnswer};
+use hashbrown::HashMap;
+
+use super::{
+    allowance::Allowance,
+    grace::GracePeriods,
+    learn::LearnFilter,
+    table::{EntryStore, Placed},
+};
+use crate::map::{answer, store::StoreFill};
+
+/// One in this many answers may be admitted per second.
+const ADMITTED_SHARE: usize = 8;
+
+/// An answer in use is renewed after this share of its lifetime, in thousandths. The renewals of
+/// answers that arrived together are spread over [`SPREAD`].
+const RENEWAL: u64 = 900;
+/// Spread of renewals, in thousandths of the lifetime.
+const SPREAD: u64 = 50;
+
+/// A question of class IN whose answer is about to expire while clients ask for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// Name of the question.
+    pub name: Name,
+    /// Type of the question.
+    pub qtype: u16,
+    /// DO of the query.
+    pub dnssec_ok: bool,
+    /// CD of the query.
+    pub checking_disabled: bool,
+}
+
+/// Number of forwarded answers in the maps and their memory, for status and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct AnswersStatus {
+    /// Answers in the maps.
+    pub entries: usize,
+    /// Limit of answers; 0: forwarded answers are not kept.
+    pub max_entries: usize,
+    /// Memory of the answers.
+    pub store: StoreFill,
+    /// Answers written since the start.
+    pub written: u64,
+    /// Answers evicted since the start.
+    pub evicted: u64,
+    /// Answers left to userspace since the start: too many records, too long, or incomplete.
+    pub unfitting: u64,
+    /// Renewals requested since the start.
+    pub renewals: u64,
+}
+
+/// An answer in the maps.
+struct Record {
+    location: Location,
+    size: usize,
+    /// Its place in the queue; places with other tickets are void.
+    ticket: u64,
+    since_ns: u64,
+    ends_ns: u64,
+    /// Last use at the latest look of the eviction.
+    seen_ns: u64,
+    renewal: Renewal,
+}
+
+impl Record {
+    /// Returns the position of the entry, whose key is given.
+    fn placed(&self, key: u64) -> Placed {
+        Placed { key, location: self.location, size: self.size }
+    }
+}
+
+/// The kinds of scheduled work on an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Task {
+    Renew,
+    Remove,
+}
+
+/// A task that is due at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at_ns: u64,
+    key: u64,
+    /// The arrival of the answer that it concerns.
+    since_ns: u64,
+    task: Task,
+}
+
+/// The forwarded answers in the maps.
+pub(crate) struct AnswerTable {
+    store: EntryStore,
+    grace: GracePeriods,
+    seed: u64,
+    limit: usize,
+    records: HashMap<u64, Record>,
+    /// Keys with tickets, in the order in which eviction looks at them.
+    queue: VecDeque<(u64, u64)>,
+    tickets: u64,
+    due: BinaryHeap<Reverse<Due>>,
+    admission: Allowance,
+    /// Answers handed over that need not be handed over again.
+    filter: Arc<LearnFilter>,
+    generation: u64,
+    evicted: u64,
+    unfitting: u64,
+    renewals: u64,
+}
+
+/// Returns the key of an answer in the filter: another one in each generation.
+pub(crate) fn filter_key(key: u64, generation: u64) -> u64 {
+    key ^ generation.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl AnswerTable {
+    /// Returns an empty table for at most `limit` answers.
+    pub(crate) fn new(
+        (store, grace): (EntryStore, GracePeriods),
+        seed: u64,
+        limit: usize,
+        filter: Arc<LearnFilter>,
+    ) -> Self {
+        Self {
+            store,
+            grace,
+            seed,
+            limit,
+            records: HashMap::new(),
+            queue: VecDeque::new(),
+            tickets: 0,
+            due: BinaryHeap::new(),
+            admission: Allowance::new(limit / ADMITTED_SHARE, Instant::now()),
+            filter,
+            generation: 0,
+            evicted: 0,
+            unfitting: 0,
+            renewals: 0,
+        }
+    }
+
+    /// Begins a generation: all earlier answers are void, which the programs know already.
+    pub(crate) fn begin(&mut self, generation: u64) {
+        let Self { records, store, .. } = self;
+        for (key, record) in records.drain() {
+            store.remove(record.placed(key));
+        }
+        self.queue.clear();
+        self.due.clear();
+        self.generation = generation;
+    }
+
+    /// Publishes an answer that was looked up in `generation`, at `now_ns` of `CLOCK_BOOTTIME`.
+    pub(crate) fn publish(&mut self, answer: &ForwardedAnswer, generation: u64, now_ns: u64) {
+        let key = answer::key(
+            self.seed,
+            (&answer.name).into(),
+            answer.qtype,
+            answer.dnssec_ok,
+            answer.checking_disabled,
+        );
+        let ends_ns = answer.since_ns.saturating_add(u64::from(answer.lifetime) * 1_000_000_000);
+        if generation != self.generation || self.limit == 0 || ends_ns <= now_ns {
+            return self.release(key);
+        }
+        if self.records.get(&key).is_some_and(|record| record.since_ns == answer.since_ns) {
+            // Its renewal has failed.
+            return;
+        }
+        let Some(words) = answer::encode(answer, self.seed, generation) else {
+            self.unfitting += 1;
+            // Not handed over again before another answer may have come.
+            self.schedule(Due { at_ns: ends_ns, key, since_ns: answer.since_ns, task: Task::Remove });
+            return;
+        };
+        if self.place(key, &words, answer, ends_ns).is_none() {
+            self.release(key);
+        }
+    }
+
+    /// Writes an entry and records it; `None` without room, or beyond the rate of admission.
+    fn place(&mut self, key: u64, words: &[u64], answer: &ForwardedAnswer, ends_ns: u64) -> Option<()> {
+        let old = self.records.get(&key).map(|record| (record.location, record.size, record.ticket));
+        if old.is_none() {
+            self.admission.take(Instant::now()).then_some(())?;
+            while self.records.len() >= self.limit {
+                self.evict().then_some(())?;
+            }
+        }
+        let size = words.len() * 8;
+        self.reclaim();
+        let Some(location) = self.store.allocate(size) else {
+            let enough = self.store.batch(size);
+            while !self.store.will_have(enough) && self.evict() {}
+            self.reclaim();
+            return None;
+        };
+        let placed = Placed { key, location, size };
+        self.store.write(placed, words, old.map(|(location, size, _)| (location, size))).ok()?;
+        let ticket = match old {
+            Some((_, _, ticket)) => ticket,
+            None => self.enqueue(key),
+        };
+        let &ForwardedAnswer { qtype, dnssec_ok, checking_disabled, since_ns, lifetime, .. } = answer;
+        let renewal = Renewal { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
+        let record = Record { location, size, ticket, since_ns, ends_ns, seen_ns: 0, renewal };
+        self.records.insert(key, record);
+        // A thousandth of a lifetime in seconds is that number of milliseconds. The key is a hash.
+        let share = RENEWAL + (key >> 32) % SPREAD;
+        let at_ns = since_ns.saturating_add(u64::from(lifetime) * share * 1_000_000);
+        self.schedule(Due { at_ns, key, since_ns, task: Task::Renew });
+        Some(())
+    }
+
+    /// Removes expired answers and returns those to renew: in use since they were published.
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<Renewal> {
+        let mut renewals = Vec::new();
+        while let Some(&Reverse(due)) = self.due.peek()
+            && due.at_ns <= now_ns
+        {
+            self.due.pop();
+            let Due { key, since_ns, task, .. } = due;
+            match (self.records.get(&key), task) {
+                (Some(record), _) if record.since_ns != since_ns => {}
+                (Some(record), Task::Renew) => {
+                    if self.store.last_used_ns(record.location) != 0 {
+                        renewals.push(record.renewal.clone());
+                    }
+                    let at_ns = record.ends_ns;
+                    self.schedule(Due { at_ns, key, since_ns, task: Task::Remove });
+                }
+                (Some(_), Task::Remove) => self.remove(key),
+                (None, Task::Remove) => self.release(key),
+                (None, Task::Renew) => {}
+            }
+        }
+        self.renewals += renewals.len() as u64;
+        renewals
+    }
+
+    /// Makes the cells of removed answers reusable, as soon as no program can read them.
+    pub(crate) fn reclaim(&mut self) {
+        if self.grace.ended() {
+            self.store.end_grace_period();
+        }
+        if !self.grace.is_running() && self.store.begin_grace_period() {
+            self.grace.begin();
+        }
+    }
+
+    /// Returns whether nothing is left to do for any answer.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.due.is_empty()
+    }
+
+    pub(crate) fn status(&self) -> AnswersStatus {
+        AnswersStatus {
+            entries: self.records.len(),
+            max_entries: self.limit,
+            store: self.store.fill(),
+            written: self.store.written(),
+            evicted: self.evicted,
+            unfitting: self.unfitting,
+            renewals: self.renewals,
+        }
+    }
+
+    /// Evicts one answer: the first that was not used since the last look at it. `false` if there
+    /// is none.
+    fn evict(&mut self) -> bool {
+        // After one round all answers have been looked at.
+        for _ in 0..=2 * self.queue.len() {
+            let Some((key, ticket)) = self.queue.pop_front() else { return false };
+            let Some(record) = self.records.get_mut(&key).filter(|record| record.ticket == ticket) else {
+                continue;
+            };
+            let used_ns = self.store.last_used_ns(record.location);
+            if used_ns == record.seen_ns {
+                self.remove(key);
+                self.evicted += 1;
+                return true;
+            }
+            record.seen_ns = used_ns;
+            self.queue.push_back((key, ticket));
+        }
+        false
+    }
+
+    fn remove(&mut self, key: u64) {
+        if let Some(record) = self.records.remove(&key) {
+            self.store.remove(record.placed(key));
+        }
+        self.release(key);
+    }
+
+    /// Lets the next use of an answer hand it over again.
+    fn release(&self, key: u64) {
+        self.filter.release(filter_key(key, self.generation));
+    }
+
+    /// Appends a key to the queue; returns its ticket.
+    fn enqueue(&mut self, key: u64) -> u64 {
+        if self.queue.len() > 2 * self.records.len() + 64 {
+            let Self { queue, records, .. } = self;
+            queue.retain(|(key, ticket)| records.get(key).is_some_and(|record| record.ticket == *ticket));
+        }
+        self.tickets += 1;
+        self.queue.push_back((key, self.tickets));
+        self.tickets
+    }
+
+    fn schedule(&mut self, due: Due) {
+        if self.due.len() > 4 * self.limit + 64 {
+            let Self { due, records, .. } = self;
+            due.retain(|Reverse(due)| {
+                records.get(&due.key).is_some_and(|record| record.since_ns == due.since_ns)
+            });
+        }
+        self.due.push(Reverse(due));
+    }
+}

@@ -1,0 +1,361 @@
+//! Replies from forwarded answers: the same bytes as from the cache in userspace, at every age.
+
+use std::{net::IpAddr, time::Duration};
+
+use dns_common::{control::Control, counters::Outcome};
+use dns_core::wire::ForwardedAnswer;
+use dns_platform::clock::BootInstant;
+use dns_upstream::fuzzing::CachedReplies;
+use fastrand::Rng;
+use whole_system_tests::{
+    checksum::{checksum, pseudo},
+    program::{Hook, Program, TC_ACT_REDIRECT, XDP_TX},
+};
+use zerocopy::IntoBytes as _;
+
+use crate::{
+    fixtures::world,
+    install, load,
+    packet::{A, AAAA, CLIENT, Datagram, Opt, Query, wire},
+};
+
+/// The hooks with a program for forwarded answers.
+const FORWARDING: [Hook; 2] = [Hook::Xdp, Hook::Tc];
+
+const GENERATION: u64 = 5;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Flags of a query: RD, AD, CD.
+const RD: u16 = 0x0100;
+const AD: u16 = 0x0020;
+const CD: u16 = 0x0010;
+/// DO in an OPT.
+const DO: u16 = 0x8000;
+
+/// One record of a reply, without its TTL.
+#[derive(Clone, Debug)]
+struct Record {
+    owner: Vec<u8>,
+    rtype: u16,
+    ttl: u32,
+    data: Vec<u8>,
+}
+
+/// A pointer to the question's name.
+const QUESTION: &[u8] = &[0xc0, 12];
+
+fn record(rtype: u16, ttl: u32, data: &[u8]) -> Record {
+    Record { owner: QUESTION.to_vec(), rtype, ttl, data: data.to_vec() }
+}
+
+fn soa(ttl: u32, minimum: u32) -> Record {
+    let numbers: Vec<u8> = [7, 60, 60, 60, minimum].into_iter().flat_map(u32::to_be_bytes).collect();
+    record(6, ttl, &[&[1, b'a', 0xc0, 12, 0], &numbers[..]].concat())
+}
+
+/// Returns a recursor's reply to `query` with these flags and sections.
+fn reply(query: &Query, flags: u16, sections: [&[Record]; 3]) -> Vec<u8> {
+    let mut out = query.id.to_be_bytes().to_vec();
+    out.extend((flags | query.flags & (RD | CD)).to_be_bytes());
+    out.extend([0, 1]);
+    for section in sections {
+        out.extend((section.len() as u16).to_be_bytes());
+    }
+    out.extend(&query.name);
+    out.extend(query.qtype.to_be_bytes());
+    out.extend([0, 1]);
+    for record in sections.into_iter().flatten() {
+        out.extend(&record.owner);
+        out.extend(record.rtype.to_be_bytes());
+        out.extend([0, 1]);
+        out.extend(record.ttl.to_be_bytes());
+        out.extend((record.data.len() as u16).to_be_bytes());
+        out.extend(&record.data);
+    }
+    out
+}
+
+/// QR and RA; with AD the answer was validated.
+const ANSWER: u16 = 0x8080;
+const NXDOMAIN: u16 = 3;
+
+/// Returns queries and replies of every kind that is kept: name, type, flags, DO, reply.
+fn cases() -> Vec<(Query, Vec<u8>)> {
+    let question = |name: &str, qtype| Query::new(name, qtype);
+    let dnssec = |query: Query| query.opt(Opt { flags: DO, ..Opt::new(1232) });
+    let mut cases = Vec::new();
+    let mut add = |query: Query, flags, sections: [&[Record]; 3]| {
+        let bytes = reply(&query, flags, sections);
+        cases.push((query, bytes));
+    };
+    for count in [1, 2, 5, 24] {
+        let records: Vec<Record> =
+            (0..count).map(|i| record(1, 300 + u32::from(i), &[10, 0, 0, i])).collect();
+        add(question("www.example.com", A), ANSWER, [&records, &[], &[]]);
+    }
+    add(question("v6.example.com", AAAA), ANSWER | AD, [&[record(28, 3600, &[0xfd; 16])], &[], &[]]);
+    // Texts of odd lengths move the next TTL to an odd offset.
+    let texts: Vec<Record> =
+        (0..6u8).map(|len| record(16, 60, &[&[len], &vec![b'x'; usize::from(len)][..]].concat())).collect();
+    add(question("txt.example.com", 16), ANSWER, [&texts, &[], &[]]);
+    // CNAME to "a" below the question's zone, whose name begins 4 bytes further.
+    let alias = record(5, 30, &[1, b'a', 0xc0, 16]);
+    let target = 12 + 17 + 4 + 2 + 10;
+    let address = Record { owner: vec![0xc0, target as u8], ..record(1, 86_400, &[192, 0, 2, 1]) };
+    add(question("www.example.com", A), ANSWER, [&[alias, address], &[], &[]]);
+    add(question("gone.example.com", A), ANSWER | NXDOMAIN, [&[], &[soa(900, 30)], &[]]);
+    add(question("empty.example.com", 65), ANSWER, [&[], &[soa(30, 900)], &[]]);
+    add(question("net", 2), ANSWER, [&[record(2, 518_400, &[1, b'a', 0])], &[], &[]]);
+    let signature = record(46, 300, &[&[0; 18], &[0][..], &[7; 63]].concat());
+    let signed = [record(1, 300, &[10, 0, 0, 1]), signature];
+    add(dnssec(question("signed.example.com", A)), ANSWER | AD, [&signed, &[], &[]]);
+    add(
+        Query { flags: RD | CD, ..dnssec(question("signed.example.com", A)) },
+        ANSWER,
+        [&signed, &[], &[record(1, 5, &[1, 2, 3, 4])]],
+    );
+    cases
+}
+
+/// Returns queries with the same answer as `query`: other ids, letter case, OPT and AD.
+fn clients(query: &Query) -> Vec<Query> {
+    let dnssec_ok = query.opt.as_ref().is_some_and(|opt| opt.flags & DO != 0);
+    let opt = |size| Opt { flags: if dnssec_ok { DO } else { 0 }, ..Opt::new(size) };
+    let mut opts = vec![Some(opt(512)), Some(opt(1232)), Some(opt(4096))];
+    if !dnssec_ok {
+        opts.push(None);
+    }
+    let mut clients = Vec::new();
+    for opt in opts {
+        for flags in [query.flags, query.flags | AD] {
+            let name = if flags & AD == 0 { query.name.clone() } else { query.name.to_ascii_uppercase() };
+            clients.push(Query { id: 0xbeef, flags, name, opt: opt.clone(), ..query.clone() });
+        }
+    }
+    clients
+}
+
+/// Publishes an answer as if it had arrived `age` ago; `false` if it is left to userspace.
+fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bool {
+    let seed = program.control().hash_seed;
+    let since_ns = BootInstant::now().kernel_ns() - age.as_nanos() as u64;
+    let answer = ForwardedAnswer { since_ns, ..answer.clone() };
+    let Some(entry) = dns_fastpath::forwarded::encode(&answer, seed, GENERATION) else { return false };
+    program.publish_answer(entry.as_bytes()).expect("the test's store has room");
+    true
+}
+
+/// Prepares the program; `None` where BPF is not available.
+fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
+    let mut program = load()?;
+    install(&mut program, &world());
+    program.set_control(|control| control.answer_generation = GENERATION);
+    Some(program)
+}
+
+/// Runs the program on a query; returns the DNS message of its reply, `None` if the query was passed
+/// unchanged, with the outcome.
+fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Vec<u8>>, Outcome) {
+    let datagram = if v6 { Datagram::v6(query.bytes()) } else { Datagram::v4(query.bytes()) };
+    let frame = datagram.frame();
+    let (run, outcome) = program.run_counted(hook, &frame).expect("the program runs");
+    if run.verdict != if hook.is_xdp() { XDP_TX } else { TC_ACT_REDIRECT } {
+        assert_eq!(run.packet, frame, "{outcome:?} at {hook:?}: passed, but changed");
+        return (None, outcome);
+    }
+    let ip = &run.packet[14..];
+    let (header, udp) = ip.split_at(if v6 { 40 } else { 20 });
+    assert_eq!(run.packet[..6], frame[6..12], "sent back");
+    assert_eq!(u16::from_be_bytes([udp[4], udp[5]]) as usize, udp.len());
+    if v6 {
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).expect("16 bytes"));
+        let head = pseudo(address(8), address(24), udp.len() as u16);
+        assert_eq!(checksum(&[&head, udp]), 0, "checksum of {udp:02x?}");
+    } else {
+        assert_eq!(checksum(&[header]), 0);
+        assert_eq!(u16::from_be_bytes([header[2], header[3]]) as usize, ip.len());
+        assert_eq!(
+            (IpAddr::from([header[16], header[17], header[18], header[19]]), udp[6..8].to_vec()),
+            (CLIENT, vec![0, 0])
+        );
+    }
+    (Some(udp[8..].to_vec()), outcome)
+}
+
+/// Compares the program with the cache in userspace for one client at one age.
+fn compare(program: &mut Program, cache: &CachedReplies, client: &Query, age: Duration, what: &str) -> usize {
+    let limit = client.opt.as_ref().map_or(512, |opt| opt.size.max(512));
+    let expected = cache.reply_at(&client.bytes(), age);
+    let fitting = expected.filter(|reply| reply.len() <= usize::from(limit));
+    for hook in FORWARDING {
+        for v6 in [false, true] {
+            let (found, outcome) = run(program, hook, client, v6);
+            assert_eq!(found, fitting, "{what}, {outcome:?} at {hook:?}, IPv6 {v6}, {age:?}: {client:02x?}");
+            assert_eq!(fitting.is_some(), outcome == Outcome::HitForwarded, "{what}: {outcome:?}");
+        }
+    }
+    usize::from(fitting.is_some())
+}
+
+#[test]
+fn replies_equal_userspace() {
+    let Some(mut program) = prepared() else { return };
+    for (number, (query, reply)) in cases().into_iter().enumerate() {
+        let cache = CachedReplies::new();
+        let given = cache.give(&query.bytes(), reply).expect("a sound reply");
+        let answer = given.copy.unwrap_or_else(|| panic!("case {number} is cached"));
+        let lifetime = Duration::from_secs(answer.lifetime.into());
+        // The clock runs on meanwhile: half a second is a wide margin.
+        let half = SECOND / 2;
+        for age in [half, SECOND + half, lifetime / 2 + half, lifetime - half, lifetime + half] {
+            assert!(publish(&mut program, &answer, age), "case {number} is published");
+            let hits: usize = clients(&query)
+                .iter()
+                .map(|client| compare(&mut program, &cache, client, age, &format!("case {number}")))
+                .sum();
+            assert_eq!(hits > 0, age < lifetime, "case {number} at {age:?}");
+        }
+    }
+}
+
+#[test]
+fn ttl_counts_down_for_an_hour() {
+    let Some(mut program) = prepared() else { return };
+    let query = Query::new("www.example.com", A);
+    let cache = CachedReplies::new();
+    let bytes = reply(&query, ANSWER, [&[record(1, 3600, &[10, 0, 0, 1])], &[], &[]]);
+    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    for second in 0..=3600 {
+        let age = SECOND * second + SECOND / 2;
+        program.reset().expect("the maps can be written to");
+        install(&mut program, &world());
+        program.set_control(|control| control.answer_generation = GENERATION);
+        assert!(publish(&mut program, &answer, age));
+        let expected = cache.reply_at(&query.bytes(), age);
+        let (found, outcome) = run(&mut program, Hook::Tc, &query, false);
+        assert_eq!(found, expected, "after {second} s: {outcome:?}");
+        assert_eq!(outcome == Outcome::AnswerExpired, second == 3600);
+    }
+}
+
+#[test]
+fn unusual_queries_go_up() {
+    let Some(mut program) = prepared() else { return };
+    let query = Query::new("www.example.com", A);
+    let cache = CachedReplies::new();
+    let bytes = reply(&query, ANSWER, [&[record(1, 300, &[10, 0, 0, 1])], &[], &[]]);
+    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    assert!(publish(&mut program, &answer, SECOND));
+    let cookie = Opt::with_options(1232, &[0, 10, 0, 2, 1, 2]);
+    let others = [
+        ("another type", Query { qtype: AAAA, ..query.clone() }),
+        ("no RD", Query { flags: 0, ..query.clone() }),
+        ("CD", Query { flags: RD | CD, ..query.clone() }),
+        ("DO", query.clone().opt(Opt { flags: DO, ..Opt::new(1232) })),
+        ("an EDNS option", query.clone().opt(cookie)),
+        ("another name", Query { name: wire("wwx.example.com"), ..query.clone() }),
+        ("another class", Query { qclass: 3, ..query.clone() }),
+    ];
+    for hook in FORWARDING {
+        assert!(run(&mut program, hook, &query, false).0.is_some());
+        for (what, other) in &others {
+            assert_eq!(run(&mut program, hook, other, false).0, None, "{what} at {hook:?}");
+        }
+    }
+    assert_eq!(run(&mut program, Hook::XdpGeneric, &query, false).0, None, "generic mode has no program");
+    type Change = fn(&mut Control);
+    let changes: [(&str, Change); 3] = [
+        ("another generation", |control| control.answer_generation = GENERATION + 1),
+        ("no generation", |control| control.answer_generation = 0),
+        ("a lost lease", |control| {
+            (control.answer_generation, control.lease_deadline_ns) = (GENERATION, 1);
+        }),
+    ];
+    for (what, change) in changes {
+        program.set_control(change);
+        for hook in FORWARDING {
+            assert_eq!(run(&mut program, hook, &query, false).0, None, "{what} at {hook:?}");
+        }
+    }
+}
+
+#[test]
+fn published_names_come_first() {
+    let Some(mut program) = prepared() else { return };
+    let query = Query::new("v4-1.bosh", A);
+    let cache = CachedReplies::new();
+    let bytes = reply(&query, ANSWER, [&[record(1, 300, &[192, 0, 2, 1])], &[], &[]]);
+    let answer = cache.give(&query.bytes(), bytes).expect("a sound reply").copy.expect("cached");
+    assert!(publish(&mut program, &answer, SECOND));
+    for hook in FORWARDING {
+        assert_eq!(run(&mut program, hook, &query, false).1, Outcome::Hit);
+    }
+}
+
+/// Default number of random replies; the variable REPLIES overrides it.
+const REPLIES: usize = 2_000;
+
+#[test]
+fn random_replies_equal_userspace() {
+    let Some(mut program) = prepared() else { return };
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seed = number("SEED").unwrap_or_else(fastrand::get_seed);
+    let replies = number("REPLIES").map_or(REPLIES, |replies| replies as usize);
+    println!("seed: {seed}, {replies} replies (set SEED and REPLIES to repeat)");
+    let mut rng = Rng::with_seed(seed);
+    let cache = CachedReplies::new();
+    let mut hits = 0;
+    for round in 0..replies {
+        if round % 500 == 499 {
+            program.reset().expect("the maps can be written to");
+            install(&mut program, &world());
+            program.set_control(|control| control.answer_generation = GENERATION);
+        }
+        let (query, reply) = random_case(&mut rng);
+        let Some(answer) = cache.give(&query.bytes(), reply).and_then(|given| given.copy) else { continue };
+        let age = Duration::from_millis(rng.u64(..u64::from(answer.lifetime) + 1) * 1000 + 500);
+        if publish(&mut program, &answer, age) {
+            for client in clients(&query) {
+                hits += compare(&mut program, &cache, &client, age, &format!("seed {seed}, round {round}"));
+            }
+        }
+    }
+    println!("{hits} replies compared");
+    assert!(hits > replies, "too few of the replies were published for the test to mean much");
+}
+
+/// Returns a query and a reply that is mostly sound.
+fn random_case(rng: &mut Rng) -> (Query, Vec<u8>) {
+    let labels = rng.usize(1..5);
+    let name: Vec<String> =
+        (0..labels).map(|_| (0..rng.usize(1..20)).map(|_| rng.lowercase()).collect()).collect();
+    let mut query = Query::new(&name.join("."), [A, AAAA, 16, 65, 257][rng.usize(..5)]);
+    query.flags |= [0, CD][rng.usize(..2)];
+    if rng.bool() {
+        query.opt = Some(Opt { flags: [0, DO][rng.usize(..2)], ..Opt::new(1232) });
+    }
+    let ttl = [rng.u32(5..120), rng.u32(..), 0][[0, 0, 0, 1, 2][rng.usize(..5)]];
+    let mut some = |most: usize| -> Vec<Record> {
+        (0..rng.usize(..most))
+            .map(|_| match rng.u8(..4) {
+                0 => record(1, ttl, &[10, 0, 0, rng.u8(..)]),
+                1 => record(28, ttl, &[rng.u8(..); 16]),
+                2 => {
+                    let text = vec![b'x'; rng.usize(..60)];
+                    record(16, ttl, &[&[text.len() as u8], &text[..]].concat())
+                }
+                // A type without names in its data.
+                _ => record(65_280, ttl, &vec![rng.u8(..); rng.usize(..40)]),
+            })
+            .collect()
+    };
+    let (answers, additional) = (some(20), some(3));
+    let authority = if answers.is_empty() { vec![soa(ttl, 60)] } else { some(3) };
+    let flags = ANSWER | [0, AD, NXDOMAIN, 0x0400, 2][rng.usize(..5)];
+    let mut bytes = reply(&query, flags, [&answers, &authority, &additional]);
+    if rng.u8(..8) == 0 {
+        let place = rng.usize(..bytes.len());
+        bytes[place] = rng.u8(..);
+    }
+    (query, bytes)
+}
