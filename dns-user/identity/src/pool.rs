@@ -133,7 +133,7 @@ impl Shared {
     }
 }
 
-/// A stretch of generating, without waits of its own: time beyond the CPU time went to other threads.
+/// Time spent generating without sleeping. Any excess over the CPU time went to other threads.
 struct Window {
     begun: Instant,
     used: Duration,
@@ -144,7 +144,7 @@ impl Window {
         Self { begun: Instant::now(), used: thread_time() }
     }
 
-    /// Returns the pause that is due if other threads wanted the core; begins anew after a long window.
+    /// Returns the pause that is due if other threads wanted the core; resets itself after a long window.
     fn pause(&mut self) -> Option<Duration> {
         let (passed, used) = (self.begun.elapsed(), thread_time().saturating_sub(self.used));
         if passed > used + used / 4 {

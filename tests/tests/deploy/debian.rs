@@ -64,7 +64,7 @@ pub(crate) fn pack(epoch: u32, folder: &Path, option: &str, companion: &Path) ->
 }
 
 /// Builds the package of server and publisher.
-fn package(epoch: u32, folder: &Path) -> PathBuf {
+pub(crate) fn package(epoch: u32, folder: &Path) -> PathBuf {
     pack(epoch, folder, "publisher", &server::program().unwrap().with_file_name("bosh-dns-publish"))
 }
 

@@ -5,6 +5,7 @@ mod debian;
 mod identity;
 mod job;
 mod machine;
+mod published;
 mod rendering;
 mod resolver;
 mod running;

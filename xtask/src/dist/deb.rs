@@ -77,8 +77,9 @@ pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
     }
     archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
     let text = "Description: certificates of instances that renew themselves\n \
-         Issues certificates that state who a container or a machine is, renews them before they\n \
-         expire, and rotates the CA of a fleet's health checks without a redeploy.\n";
+         Issues certificates that identify containers and machines, renews them\n \
+         before they expire, and rotates the CA of a fleet's health checks without a\n \
+         redeploy.\n";
     archive::put(
         &control.join("control"),
         description(release, &package, program, "bosh-dns-identity", text)?,

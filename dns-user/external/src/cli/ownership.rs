@@ -83,7 +83,7 @@ struct InScope {
 /// How a command changes one zone; the text is the publisher's owner.
 type Change<'a> = &'a dyn Fn(&Target, &str, &InScope) -> plan::Plan;
 
-/// What a command changes, and how far it may go.
+/// A change with its limits.
 struct Order<'a> {
     is_dry: bool,
     confirmed: Option<usize>,

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_rotation_resumes_its_direction() {
+    fn stopped_rotation_keeps_direction() {
         const ALL: usize = 4;
         for forward in 0..=ALL {
             let there = rotate(&Trust::new(ca("old")), Direction::To(ca("new")), forward);
