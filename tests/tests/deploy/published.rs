@@ -112,7 +112,8 @@ fn packaged_publisher_learns_health() {
     // Health checks read the key.
     machine.run("chmod 644 tls/*; cp records.json /var/lib/bosh-dns-xdp").unwrap();
     machine.run("cp cf.yml /etc/bosh-dns-xdp/publish.d; cp publish.yml /etc/bosh-dns-xdp").unwrap();
-    configure(json!({"group": "bosh-dns-publish"}));
+    configure(json!({"group": "bosh-dns-control"}));
+    wait_until("the server", PATIENCE, || machine.run("bosh-dns-xdp status").is_ok()).unwrap();
     machine.run("systemctl start bosh-dns-publish").unwrap();
     let comes = |what: &str, expected: &BTreeSet<IpAddr>| {
         wait_until(what, PATIENCE, || published(&machine) == *expected).unwrap_or_else(|error| {
@@ -128,8 +129,8 @@ fn packaged_publisher_learns_health() {
     let journal = machine.journal("bosh-dns-publish");
     assert!(!journal.contains("the health of the fleet is not known"), "{journal}");
 
-    // Without the group the socket is closed to the publisher: it says so, and publishes what it knows.
-    configure(json!({"group": "nogroup"}));
+    // To members of another group the socket is closed: the publisher says so, and publishes what it knows.
+    configure(json!({"group": "bosh-dns-xdp"}));
     wait_until("the complaint", PATIENCE, || {
         let journal = machine.journal("bosh-dns-publish");
         journal.contains("the health of the fleet is not known") && journal.contains("ermission denied")

@@ -29,9 +29,17 @@ pub(super) struct Response {
 }
 
 impl Http {
-    /// Creates a client. Each request takes at most `patience`.
-    pub(super) fn new(files: &TlsFiles, patience: Duration) -> Result<Self, ProviderError> {
-        let config = files.config(&[])?;
+    /// Creates a client of servers at `urls`; TLS needs its files only for `https`. Each request takes at most
+    /// `patience`.
+    pub(super) fn new<'a>(
+        mut urls: impl Iterator<Item = &'a str>,
+        files: &TlsFiles,
+        patience: Duration,
+    ) -> Result<Self, ProviderError> {
+        let config = match urls.any(|url| url.starts_with("https:")) {
+            true => files.config(&[])?,
+            false => TlsFiles::unused()?,
+        };
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config((*config).clone())
             .https_or_http()

@@ -31,6 +31,14 @@ impl TlsFiles {
         Ok(Self { ca: parameters.path("tls-ca"), identity })
     }
 
+    /// Returns a configuration for a client that makes no TLS connection: a machine may have no authorities.
+    pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| ProviderError::Settings(format!("TLS: {error}")))?;
+        Ok(Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
+    }
+
     /// Loads the files. `protocols` are offered by ALPN.
     pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
         let unusable = |error: rustls::Error| ProviderError::Settings(format!("TLS: {error}"));

@@ -62,8 +62,10 @@ impl CallError {
 
 impl Api {
     pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
+        let Settings { endpoint, token_endpoint, metadata_endpoint, .. } = settings;
+        let urls = [endpoint, token_endpoint, metadata_endpoint].map(String::as_str);
         Ok(Self {
-            http: Http::new(&settings.files, settings.patience)?,
+            http: Http::new(urls.into_iter(), &settings.files, settings.patience)?,
             endpoint: settings.endpoint.clone(),
             region: settings.region.clone(),
             keys: Keys::new(settings),

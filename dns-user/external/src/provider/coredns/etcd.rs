@@ -116,7 +116,8 @@ enum CallError {
 
 impl Etcd {
     pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
-        let http = Http::new(&settings.files, settings.patience)?;
+        let urls = settings.urls.iter().map(String::as_str);
+        let http = Http::new(urls, &settings.files, settings.patience)?;
         Ok(Self { urls: settings.urls.clone(), user: settings.user.clone(), token: None, http })
     }
 
