@@ -44,7 +44,8 @@ provider_settings: {default/etcd: {etcd-urls: 'http://127.0.0.1:2379'}}
 ";
 
 fn records() -> String {
-    let row = |number: u32| json!([format!("i{number}"), "router", ["1"], "net", "dep", instance(number), "bosh"]);
+    let row =
+        |number: u32| json!([format!("i{number}"), "router", ["1"], "net", "dep", instance(number), "bosh"]);
     let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
     json!({"record_keys": keys, "record_infos": (0..3).map(row).collect::<Vec<_>>()}).to_string()
 }

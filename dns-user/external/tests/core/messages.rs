@@ -66,9 +66,10 @@ impl Provider for InMemory {
             apex: Name::parse(id).unwrap(),
             visibility: Visibility::Public,
             records: match &self.fault {
-                Fault::ListingRefused => {
-                    Err(ProviderError::Refused { server: "localhost".to_owned(), reason: "REFUSED".to_owned() })
-                }
+                Fault::ListingRefused => Err(ProviderError::Refused {
+                    server: "localhost".to_owned(),
+                    reason: "REFUSED".to_owned(),
+                }),
                 _ => Ok(model.records()),
             },
             warnings: Vec::new(),
