@@ -1,6 +1,12 @@
 //! Servers that forward to the same authority, each configured for one core.
 
-use std::{fs, net::SocketAddr, path::Path, process::Stdio, time::Duration};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use hickory_proto::rr::RecordType;
@@ -13,14 +19,16 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU};
+use crate::{
+    foundation::Foundation,
+    lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+};
 
 /// The zone in which every name has one address.
 pub const ZONE: &str = "forwarded.test";
 
 /// Address of the authority, on the loopback of the server's namespace.
-const AUTHORITY: &str = "127.0.0.1";
-const AUTHORITY_PORT: u16 = 5300;
+pub const AUTHORITY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5300);
 
 /// A forwarding server that is compared with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +38,8 @@ pub enum Forwarder {
         /// Cache answers for their TTL.
         cache: bool,
     },
+    /// This server with default limits, the names of a fleet, and the fast path.
+    Fleet,
     /// NLnet Labs Unbound with a forward zone for everything.
     Unbound,
     /// dnsmasq with its default cache.
@@ -43,7 +53,7 @@ pub struct Running {
     pub pid: u32,
     /// Dropped before its files.
     _forwarder: Box<dyn std::fmt::Debug>,
-    _authority: Kept,
+    _authority: Box<dyn std::fmt::Debug>,
     _folder: TempDir,
 }
 
@@ -53,6 +63,7 @@ impl Forwarder {
         match self {
             Self::Ours { cache: true } => "ours",
             Self::Ours { cache: false } => "ours, cache off",
+            Self::Fleet => "ours",
             Self::Unbound => "unbound",
             Self::Dnsmasq => "dnsmasq",
         }
@@ -63,9 +74,35 @@ impl Forwarder {
     pub fn start(self, lab: &Lab) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;
+        self.start_with(lab, folder, authority, None)
+    }
+
+    /// Starts the forwarder before an authority that runs at [`AUTHORITY`], with the names of a
+    /// foundation if it takes them.
+    pub fn start_before(
+        self,
+        lab: &Lab,
+        authority: impl std::fmt::Debug + 'static,
+        foundation: &Foundation,
+    ) -> Result<Running> {
+        self.start_with(lab, TempDir::with_prefix("bdx-forward-")?, authority, Some(foundation))
+    }
+
+    fn start_with(
+        self,
+        lab: &Lab,
+        folder: TempDir,
+        authority: impl std::fmt::Debug + 'static,
+        foundation: Option<&Foundation>,
+    ) -> Result<Running> {
         let (forwarder, pid): (Box<dyn std::fmt::Debug>, u32) = match self {
             Self::Ours { cache } => {
                 let server = start_ours(lab, cache)?;
+                let pid = server.pid();
+                (Box::new(server), pid)
+            }
+            Self::Fleet => {
+                let server = start_with_fleet(lab, foundation.context("a fleet has names")?)?;
                 let pid = server.pid();
                 (Box::new(server), pid)
             }
@@ -79,13 +116,14 @@ impl Forwarder {
         wait_for_answer(lab, (SERVER_ADDRESS, 53).into(), &name, false)
             .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
         lab::pin(pid, SERVER_CPU)?;
-        Ok(Running { pid, _forwarder: forwarder, _authority: authority, _folder: folder })
+        Ok(Running { pid, _forwarder: forwarder, _authority: Box::new(authority), _folder: folder })
     }
 
     /// Starts unbound or dnsmasq.
     fn start_peer(self, lab: &Lab, folder: &Path) -> Result<Kept> {
         let file = folder.join("forwarder.conf");
         let shown = file.display();
+        let (authority, port) = (AUTHORITY.ip(), AUTHORITY.port());
         let (program, arguments, text) = match self {
             Self::Unbound => (
                 "unbound",
@@ -96,7 +134,7 @@ impl Forwarder {
                      \x20 verbosity: 0\n  num-threads: 1\n  module-config: \"iterator\"\n  do-not-query-localhost: no\n\
                      \x20 local-zone: \"test.\" nodefault\n  msg-cache-size: 64m\n  rrset-cache-size: 128m\n\
                      \x20 outgoing-range: 8192\n  num-queries-per-thread: 4096\n  so-rcvbuf: 1m\n\
-                     forward-zone:\n  name: \".\"\n  forward-addr: {AUTHORITY}@{AUTHORITY_PORT}\n\
+                     forward-zone:\n  name: \".\"\n  forward-addr: {authority}@{port}\n\
                      remote-control:\n  control-enable: no\n"
                 ),
             ),
@@ -105,7 +143,7 @@ impl Forwarder {
                 vec![format!("--conf-file={shown}")],
                 format!(
                     "keep-in-foreground\nno-resolv\nno-hosts\nbind-interfaces\nlisten-address={SERVER_ADDRESS}\n\
-                     pid-file=\nuser=root\nserver={AUTHORITY}#{AUTHORITY_PORT}\ncache-size=10000\n\
+                     pid-file=\nuser=root\nserver={authority}#{port}\ncache-size=10000\n\
                      dns-forward-max=4096\n"
                 ),
             ),
@@ -124,7 +162,7 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
         "log_level": "WARN",
         "xdp": {"mode": "off"},
         "disable_recursors": false,
-        "recursors": [format!("{AUTHORITY}:{AUTHORITY_PORT}")],
+        "recursors": [AUTHORITY],
         "recursor_timeout": "2s",
         // As large as unbound's two caches together.
         "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
@@ -134,16 +172,30 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
     on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
 }
 
+/// Starts this server with the names of a foundation, the fast path, and default limits.
+fn start_with_fleet(lab: &Lab, foundation: &Foundation) -> Result<Server> {
+    let extra = json!({
+        "log_level": "WARN",
+        "xdp": {"mode": "auto", "interfaces": [SERVER_INTERFACE, "lo"], "max_names": foundation.max_names},
+        "metrics": {"enabled": true},
+        "disable_recursors": false,
+        "recursors": [AUTHORITY],
+        "recursor_timeout": "2s",
+    });
+    let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
+    on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
+}
+
 /// NSD with a zone in which every name exists, on the client's CPU.
 fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
-    let here = folder.display();
+    let (here, address, port) = (folder.display(), AUTHORITY.ip(), AUTHORITY.port());
     let zone = format!(
-        "$ORIGIN {ZONE}.\n$TTL 3600\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A {AUTHORITY}\n\
+        "$ORIGIN {ZONE}.\n$TTL 3600\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A {address}\n\
          * IN A 192.0.2.1\n"
     );
     fs::write(folder.join("zone"), zone)?;
     let text = format!(
-        "server:\n  ip-address: {AUTHORITY}\n  port: {AUTHORITY_PORT}\n  server-count: 1\n  username: \"\"\n\
+        "server:\n  ip-address: {address}\n  port: {port}\n  server-count: 1\n  username: \"\"\n\
          \x20 chroot: \"\"\n  zonesdir: \"{here}\"\n  database: \"\"\n  pidfile: \"{here}/nsd.pid\"\n  xfrdir: \"{here}\"\n\
          \x20 zonelistfile: \"{here}/zonelist\"\n  xfrdfile: \"{here}/xfrd\"\n  rrl-ratelimit: 0\n  minimal-responses: yes\n\
          remote-control:\n  control-enable: no\nzone:\n  name: \"{ZONE}\"\n  zonefile: \"{here}/zone\"\n"
@@ -155,8 +207,7 @@ fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
     let mut command = lab.server.command("taskset")?;
     command.args(["-c", &cpu, "nsd", "-d", "-c"]).arg(&file);
     let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file))?;
-    let address = format!("{AUTHORITY}:{AUTHORITY_PORT}").parse()?;
-    wait_for_answer(lab, address, &format!("first.{ZONE}."), true).with_context(|| log(folder))?;
+    wait_for_answer(lab, AUTHORITY, &format!("first.{ZONE}."), true).with_context(|| log(folder))?;
     Ok(process)
 }
 

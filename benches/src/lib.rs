@@ -10,6 +10,7 @@ pub mod load;
 pub mod peers;
 pub mod reference;
 pub mod report;
+pub mod slow_recursor;
 
 pub use whole_system_tests::{fleet, yardstick};
 

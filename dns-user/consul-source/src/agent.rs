@@ -1,7 +1,10 @@
 //! One question to whichever agent answers.
 
 use std::{
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,6 +19,7 @@ use crate::{
     token::Token,
 };
 use dns_consul::http_api::{ApiAddress, HttpApi};
+use dns_upstream::HostNames;
 
 /// How long an answer that need not wait may take to begin.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -76,11 +80,11 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// The agents of these settings, asked with this token.
-    pub(crate) fn new(api: &HttpApi, token: Token) -> Self {
+    pub(crate) fn new(api: &HttpApi, token: Token, names: &Arc<HostNames>) -> Self {
         Self {
             addresses: api.addresses.clone(),
             current: AtomicUsize::new(0),
-            connections: Connections::new(api),
+            connections: Connections::new(api, names),
             token,
             rate: Rate::new(api.rate),
             gate: Gate::default(),

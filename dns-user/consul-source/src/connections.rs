@@ -2,6 +2,7 @@
 //! request each, or HTTP/2 with many.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -28,9 +29,12 @@ use tokio_rustls::TlsConnector;
 
 use crate::tls::{Tls, TlsError};
 use dns_consul::http_api::{ApiAddress, HttpApi};
+use dns_upstream::{HostName, HostNames};
 
 /// How long connecting may take, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long connecting waits for the first address of a host name.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(4);
 /// Longest silence inside a body that has begun.
 const BODY_SILENCE: Duration = Duration::from_secs(10);
 /// Longest time for a whole body.
@@ -49,6 +53,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 pub(crate) enum ConnectionError {
     #[error("cannot connect: {0}")]
     Connect(std::io::Error),
+    #[error("the host name {0} is not known")]
+    UnknownHost(String),
     #[error("no TLS: {0}")]
     Tls(#[from] TlsError),
     /// It took too long.
@@ -73,7 +79,7 @@ pub(crate) enum ConnectionError {
 impl ConnectionError {
     /// Whether the agent could not even be reached.
     pub(crate) fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Tls(_) | Self::ConnectTimeout)
+        matches!(self, Self::Connect(_) | Self::UnknownHost(_) | Self::Tls(_) | Self::ConnectTimeout)
     }
 }
 
@@ -88,6 +94,8 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) struct Connections {
     tls: Tls,
+    /// The hosts of the agents, each resolved in the background.
+    hosts: HashMap<String, Arc<HostName>>,
     /// One for each connection of HTTP/1.1 that has a question under way.
     permits: Arc<Semaphore>,
     /// Connections of HTTP/1.1 without a question.
@@ -133,10 +141,13 @@ impl Drop for Counted {
 }
 
 impl Connections {
-    /// None yet, and never more than the settings allow.
-    pub(crate) fn new(api: &HttpApi) -> Self {
+    /// Opens none yet, and never more than the settings allow. Begins to resolve the agents' host
+    /// names, which requires a tokio runtime.
+    pub(crate) fn new(api: &HttpApi, names: &Arc<HostNames>) -> Self {
+        let hosts = api.addresses.iter().map(|address| (address.host.clone(), names.follow(&address.host)));
         Self {
             tls: Tls::new(api),
+            hosts: hosts.collect(),
             permits: Arc::new(Semaphore::new(api.max_connections)),
             idle: Mutex::default(),
             shared: tokio::sync::Mutex::default(),
@@ -250,8 +261,12 @@ impl Connections {
 
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
         let connecting = async {
-            let tcp = TcpStream::connect((address.host.as_str(), address.port)).await;
-            let tcp = tcp.map_err(ConnectionError::Connect)?;
+            let unknown = || ConnectionError::UnknownHost(address.host.clone());
+            let host = self.hosts.get(&address.host).ok_or_else(unknown)?;
+            let ip = host.address(LOOK_UP_TIMEOUT).await.ok_or_else(unknown)?;
+            let tcp = TcpStream::connect((ip, address.port)).await;
+            // The name may have another address by now.
+            let tcp = tcp.inspect_err(|_| host.failed()).map_err(ConnectionError::Connect)?;
             // One that cannot be set costs time, not answers.
             let _ = tcp.set_nodelay(true);
             let open = Counted::new(&self.open);

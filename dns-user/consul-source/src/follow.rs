@@ -33,6 +33,7 @@ use crate::{
     topic::Topic,
 };
 use dns_consul::Lack;
+use dns_upstream::HostNames;
 
 const FETCHES: usize = 16;
 /// Connections for nodes, services, gateways and polls.
@@ -130,6 +131,7 @@ impl Tracked {
 impl Follower {
     pub(crate) fn spawn(
         settings: Settings,
+        names: &Arc<HostNames>,
         known: Known,
         shown: watch::Sender<Arc<Picture>>,
         status: Arc<Mutex<Status>>,
@@ -138,7 +140,7 @@ impl Follower {
     ) -> AbortHandle {
         let (updates, updated) = mpsc::channel(256);
         let follower = Self {
-            agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()))),
+            agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
             settings,
             known,
             agents: None,

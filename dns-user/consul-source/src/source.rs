@@ -17,6 +17,7 @@ use crate::{
     state::{Demand, Picture, Settings, Status, picture},
 };
 use dns_consul::Lack;
+use dns_upstream::HostNames;
 
 /// A live source; dropping it ends its tasks.
 #[derive(Debug)]
@@ -33,15 +34,16 @@ pub struct Source {
 }
 
 impl Source {
-    /// Starts the tasks; requires a tokio runtime.
-    pub fn start(settings: Settings) -> Self {
+    /// Starts the tasks; requires a tokio runtime. `names` resolves the agents' host names.
+    pub fn start(settings: Settings, names: &Arc<HostNames>) -> Self {
         let (demands, demanded) = mpsc::channel(1024);
         let mut known = Known::default();
         known.own.clone_from(&settings.datacenter);
         let (shown, pictures) = watch::channel(Arc::new(picture(&known, false)));
         let status = Arc::new(Mutex::new(Status::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
-        let task = Follower::spawn(settings, known, shown, status.clone(), watches_all.clone(), demanded);
+        let task =
+            Follower::spawn(settings, names, known, shown, status.clone(), watches_all.clone(), demanded);
         Self { demands, pictures, status, watches_all, task }
     }
 

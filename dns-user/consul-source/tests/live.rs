@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_arrive() {
     let double = start(World::generated(20, 5), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let picture = source.pictures().borrow().clone();
     assert_eq!((picture.datacenter.as_deref(), picture.node_name.as_str()), (Some("dc1"), "agent"));
@@ -59,7 +59,7 @@ async fn faulty_agents_lose_no_change() {
     println!("SEED={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let double = start(World::generated(30, 4), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     for round in 0..12 {
         let kinds = [Fault::TooMany, Fault::NoLeader, Fault::SlowBody, Fault::CutBody, Fault::Spurious];
         let faults: Vec<Fault> = (0..random.usize(..6)).map(|_| kinds[random.usize(..kinds.len())]).collect();
@@ -97,7 +97,7 @@ async fn faulty_agents_lose_no_change() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_entries_are_skipped() {
     let double = start(World::generated(5, 3), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     // One instance with a port that does not exist, and a node without a name.
     double.change(|world| {
@@ -137,7 +137,7 @@ async fn revoked_token_is_reported_and_expires() {
     let mut settings = settings(&[double.address], |api| api.wait = Duration::from_secs(1));
     settings.token_file = Some(token);
     settings.max_stale = Duration::from_secs(8);
-    let source = Source::start(settings);
+    let source = Source::start(settings, &Arc::default());
     until_same(&source, &double).await;
     assert_eq!((source.status().stale, source.status().expired), (0, false));
     double.set_token("another");
@@ -154,7 +154,7 @@ async fn revoked_token_is_reported_and_expires() {
 async fn used_services_stay_watched() {
     const SERVICES: usize = 300;
     let double = start(World::generated(SERVICES, 1), Rules::default());
-    let source = Source::start(settings(&[double.address], |api| api.max_connections = 20));
+    let source = Source::start(settings(&[double.address], |api| api.max_connections = 20), &Arc::default());
     until_same(&source, &double).await;
     let watched = source.status().services_watched;
     assert!(watched < 20, "{watched}");
@@ -175,7 +175,7 @@ async fn returning_agent_is_not_flooded() {
     let rules = || Rules { rate: RATE + RATE / 5 + 20, ..Rules::default() };
     let double = start(world.clone(), rules());
     let address = double.address;
-    let source = Source::start(settings(&[address], |api| api.rate = RATE as u32));
+    let source = Source::start(settings(&[address], |api| api.rate = RATE as u32), &Arc::default());
     until_same(&source, &double).await;
     assert_eq!(double.tally().violations, [""; 0]);
     drop(double);
@@ -200,7 +200,7 @@ async fn many_services_need_few_connections() {
     let double = start(World::generated(5000, 10), Rules::default());
     let with_double = resident();
     let begun = Instant::now();
-    let source = Source::start(settings(&[double.address], |api| api.rate = 4000));
+    let source = Source::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
     until_same(&source, &double).await;
     let (took, with_source) = (begun.elapsed(), resident());
     // One that is watched, and one that is not until it is asked for.
@@ -248,7 +248,7 @@ async fn tls_connection_watches_every_service() {
         api.rate = 2000;
     });
     settings.token_file = Some(token.clone());
-    let source = Source::start(settings);
+    let source = Source::start(settings, &Arc::default());
     until_same(&source, &double).await;
     until("all are watched", || source.status().services_watched == 600).await;
     until("all wait", || double.blocking() > 600).await;
@@ -271,7 +271,7 @@ async fn second_agent_takes_over() {
     let double = start(World::generated(3, 2), Rules::default());
     let mut settings = settings(&[refused, double.address], |_| {});
     settings.max_stale = Duration::from_secs(3);
-    let source = Source::start(settings);
+    let source = Source::start(settings, &Arc::default());
     assert!(
         source.pictures().borrow().registrations.pending.datacenters.contains("dc1"),
         "nothing is told yet"
@@ -294,7 +294,7 @@ async fn second_agent_takes_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn queried_datacenters_are_read() {
     let double = start(World::generated(3, 2), Rules::default());
-    let source = Source::start(settings(&[double.address], |_| {}));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let pending = |picture: &Picture| picture.registrations.pending.datacenters.contains("dc2");
     until("dc2 is known by name", || pending(&source.pictures().borrow())).await;

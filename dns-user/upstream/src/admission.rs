@@ -13,6 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -32,6 +33,11 @@ pub fn client_of(address: IpAddr) -> Client {
     }
 }
 
+/// Most clients that are remembered as limited.
+const MAX_LIMITED: usize = 16;
+/// How long a client counts as limited after a refusal.
+const LIMITED_FOR: Duration = Duration::from_secs(60);
+
 /// A limit on queries that wait at a time, or on other work of the clients, which `K`
 /// distinguishes.
 #[derive(Debug)]
@@ -48,10 +54,20 @@ struct InFlight<K> {
     total: usize,
     /// Places by client; a client without places has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
+    /// The clients refused last, in no particular order.
+    limited: Vec<Refusals<K>>,
+}
+
+/// The refusals of one client.
+#[derive(Debug)]
+struct Refusals<K> {
+    client: K,
+    count: u64,
+    last: Instant,
 }
 
 /// The state of an [`Admission`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct AdmissionStatus {
     /// Most queries at a time.
     pub limit: usize,
@@ -63,12 +79,27 @@ pub struct AdmissionStatus {
     pub heaviest: Option<(Client, usize)>,
     /// Queries refused since the start.
     pub refused: u64,
+    /// Clients refused within the last minute, most refusals first.
+    pub limited: Vec<LimitedClient>,
+}
+
+/// A client with more queries than its share.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LimitedClient {
+    /// An address, or the first address of an IPv6 /64 network.
+    pub client: Client,
+    /// Its queries that wait now.
+    pub waiting: usize,
+    /// Its refused queries, counted from the first one after a minute without any.
+    pub refused: u64,
+    /// Seconds since the last refusal.
+    pub seconds_ago: f64,
 }
 
 impl<K: Copy + Eq + Hash> Admission<K> {
     /// Creates a limit of `limit` queries, none waiting.
     pub fn new(limit: usize) -> Arc<Self> {
-        let held = InFlight { total: 0, by_client: HashMap::default() };
+        let held = InFlight { total: 0, by_client: HashMap::default(), limited: Vec::new() };
         Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
@@ -76,9 +107,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
     /// as are free.
     pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
-        if !held.has_room(client, self.limit) {
-            drop(held);
-            self.refused.fetch_add(1, Ordering::Relaxed);
+        if self.refuses_now(&mut held, client) {
             return None;
         }
         held.total += 1;
@@ -86,9 +115,19 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Some(Permit { admission: Arc::clone(self), client })
     }
 
-    /// Returns whether no query is waiting for an answer.
-    pub fn is_idle(&self) -> bool {
-        self.held.lock().total == 0
+    /// Returns whether `client` gets no place, and counts a refusal.
+    fn refuses_now(&self, held: &mut InFlight<K>, client: K) -> bool {
+        let refuses = !held.has_room(client, self.limit);
+        if refuses {
+            held.refused(client);
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        refuses
+    }
+
+    /// Returns the number of refusals since the start.
+    pub fn refusals(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 }
 
@@ -101,16 +140,22 @@ impl Admission {
 
     /// Returns whether [`Self::admit`] would refuse a query of this client, and counts a refusal.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
-        let refuses = !self.held.lock().has_room(client_or_self(address), self.limit);
-        if refuses {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        refuses
+        self.refuses_now(&mut self.held.lock(), client_or_self(address))
     }
 
     /// Returns the number of waiting queries, the limit, and the refusals so far.
     pub fn status(&self) -> AdmissionStatus {
         let held = self.held.lock();
+        let recent = held.limited.iter().filter(|refusals| refusals.last.elapsed() < LIMITED_FOR);
+        let mut limited: Vec<LimitedClient> = recent
+            .map(|&Refusals { client, count, last }| LimitedClient {
+                client,
+                waiting: held.by_client.get(&client).copied().unwrap_or(0),
+                refused: count,
+                seconds_ago: last.elapsed().as_secs_f64(),
+            })
+            .collect();
+        limited.sort_by_key(|client| std::cmp::Reverse(client.refused));
         AdmissionStatus {
             limit: self.limit,
             waiting: held.total,
@@ -120,7 +165,8 @@ impl Admission {
                 .iter()
                 .max_by_key(|(_, count)| **count)
                 .map(|(&client, &count)| (client, count)),
-            refused: self.refused.load(Ordering::Relaxed),
+            refused: self.refusals(),
+            limited,
         }
     }
 }
@@ -130,6 +176,27 @@ impl<K: Copy + Eq + Hash> InFlight<K> {
     fn has_room(&self, client: K, limit: usize) -> bool {
         let free = limit.saturating_sub(self.total);
         self.by_client.get(&client).copied().unwrap_or(0) < free
+    }
+
+    /// Remembers a refusal; the client refused longest ago makes room.
+    fn refused(&mut self, client: K) {
+        let now = Instant::now();
+        let known = self.limited.iter().position(|refusals| refusals.client == client);
+        let position = known.unwrap_or_else(|| {
+            let oldest = (0..self.limited.len()).min_by_key(|&at| self.limited[at].last);
+            match oldest.filter(|_| self.limited.len() >= MAX_LIMITED) {
+                Some(oldest) => oldest,
+                None => {
+                    self.limited.push(Refusals { client, count: 0, last: now });
+                    self.limited.len() - 1
+                }
+            }
+        });
+        let before = &mut self.limited[position];
+        let continues = before.client == client && now.duration_since(before.last) < LIMITED_FOR;
+        *before = Refusals { client, count: if continues { before.count + 1 } else { 1 }, last: now };
+        // In a flood the next refusal is probably of the same client.
+        self.limited.swap(0, position);
     }
 }
 
@@ -180,8 +247,24 @@ mod tests {
         let status = admission.status();
         assert_eq!((status.waiting, status.clients, status.refused), (75, 2, 3));
         assert_eq!(status.heaviest, Some(([192, 0, 2, 1].into(), 50)));
+        let limited: Vec<_> =
+            status.limited.iter().map(|one| (one.client, one.waiting, one.refused)).collect();
+        assert_eq!(limited, [([192, 0, 2, 1].into(), 50, 2), ([192, 0, 2, 2].into(), 25, 1)]);
         drop((first, second));
-        assert!(admission.is_idle() && admission.held.lock().by_client.is_empty());
+        assert!(admission.status().waiting == 0 && admission.held.lock().by_client.is_empty());
+    }
+
+    #[test]
+    fn limited_clients_are_bounded() {
+        let admission: Arc<Admission> = Admission::new(0);
+        let refuse = |last: u8| assert!(admission.refuses(Some([192, 0, 2, last].into())));
+        for last in 0..200 {
+            refuse(last);
+            refuse(255);
+        }
+        let limited = admission.status().limited;
+        assert_eq!(limited.len(), MAX_LIMITED);
+        assert_eq!((limited[0].client, limited[0].refused), ([192, 0, 2, 255].into(), 200));
     }
 
     #[test]

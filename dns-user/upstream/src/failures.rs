@@ -17,7 +17,7 @@ use super::{flight::FlightKey, flight::FlightResult};
 /// recursors recover within moments.
 const LIFETIME: Duration = Duration::from_secs(1);
 /// Most failures that are remembered; one more replaces the oldest.
-const MAX_FAILURES: usize = 4096;
+pub(crate) const MAX_FAILURES: usize = 4096;
 
 /// Failed resolutions of one source.
 #[derive(Debug, Default)]

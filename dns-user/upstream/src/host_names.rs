@@ -52,7 +52,7 @@ pub struct HostNames {
 
 /// A host name, resolved repeatedly while it lives.
 #[derive(Debug)]
-pub(crate) struct HostName {
+pub struct HostName {
     /// Addresses of the last successful look-up; empty before the first.
     addresses: watch::Sender<Arc<[IpAddr]>>,
     /// Number of failures, which selects the address to use.
@@ -63,13 +63,13 @@ pub(crate) struct HostName {
 
 impl HostNames {
     /// Uses the recursors that are configured by address, and a server that listens on `own`.
-    pub(crate) fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
+    pub fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
         let by_address = |name: &&String| name.parse::<SocketAddr>().is_ok();
         Arc::new(Self { recursors: recursors.iter().filter(by_address).cloned().collect(), own })
     }
 
     /// Begins to resolve a name. Must be called inside a tokio runtime.
-    pub(crate) fn follow(self: &Arc<Self>, host: &str) -> Arc<HostName> {
+    pub fn follow(self: &Arc<Self>, host: &str) -> Arc<HostName> {
         let again = Arc::new(Notify::new());
         let addresses = watch::Sender::new(Arc::from([]));
         let name = Arc::new(HostName { addresses, failures: AtomicUsize::new(0), again: Arc::clone(&again) });
@@ -117,7 +117,7 @@ impl HostNames {
 
 impl HostName {
     /// Returns its address, after waiting for the first look-up if that has not ended.
-    pub(crate) async fn address(&self, patience: Duration) -> Option<IpAddr> {
+    pub async fn address(&self, patience: Duration) -> Option<IpAddr> {
         let mut addresses = self.addresses.subscribe();
         let known = tokio::time::timeout(patience, addresses.wait_for(|known| !known.is_empty())).await;
         let known = known.ok()?.ok()?;
@@ -127,7 +127,7 @@ impl HostName {
 
     /// Reports the current address as unreachable: the next one is used, and the name is looked up
     /// again.
-    pub(crate) fn failed(&self) {
+    pub fn failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         self.again.notify_one();
     }

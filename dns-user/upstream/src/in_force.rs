@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::{CacheStatus, Handlers, Listing, RecursorStatus, Selection, Upstream};
+use crate::{
+    CacheStatus, Handlers, Listing, RecursorStatus, Selection, Upstream, admission::AdmissionStatus,
+};
 
 /// The recursors and handlers that are asked now; each is replaced as a whole.
 #[derive(Debug)]
@@ -29,6 +31,17 @@ impl InForce {
         let mut all = self.upstream.load().status();
         all.extend(self.handlers.load().status());
         all
+    }
+
+    /// Returns the waiting queries of each source, with the domain of its handler, `None` for the
+    /// recursors.
+    pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
+        let recursors = self.upstream.load().recursors();
+        let recursors = recursors.iter().map(|source| (None, source.admission()));
+        let handlers = self.handlers.load();
+        let waiting = handlers.sources().filter(|(_, source)| source.waits());
+        let handlers = waiting.map(|(domain, source)| (Some(domain.to_string()), source.admission()));
+        recursors.chain(handlers).collect()
     }
 
     /// Returns how the cache of the recursors fares; `None` without a cache.

@@ -56,7 +56,7 @@ pub use self::{
     cached::{CachedSource, Denial},
     contents::{CachedAnswer, Listing, Selection},
     handlers::{HandlerConfig, HandlerSource, Handlers},
-    host_names::HostNames,
+    host_names::{HostName, HostNames},
     http::shown,
     in_force::InForce,
     reverse::reverse_reply,

@@ -16,9 +16,11 @@ use super::{
     CachedSource, InForce,
     admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
+    failures,
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
     store::Totals,
+    tcp, udp,
 };
 use dns_platform::metrics::{families, labels};
 
@@ -46,6 +48,14 @@ impl UpstreamMetrics {
     }
 }
 
+/// Limits without a family of their own, by resource.
+const LIMITS: [(&str, usize); 4] = [
+    ("recursor_tcp_connections", tcp::MAX_CONNECTIONS),
+    ("recursor_tcp_connection_queries", tcp::MAX_PIPELINED),
+    ("recursor_socket_queries", udp::MAX_IN_FLIGHT),
+    ("remembered_failures", failures::MAX_FAILURES),
+];
+
 /// The families depend on the configuration; one description stands for all.
 impl Collector for UpstreamMetrics {
     fn desc(&self) -> Vec<&Desc> {
@@ -55,7 +65,7 @@ impl Collector for UpstreamMetrics {
     /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
         let (upstream, handlers) = (self.in_force.upstream.load(), self.in_force.handlers.load());
-        let mut all = Vec::new();
+        let mut all = vec![families::LIMIT.of(LIMITS.map(|(resource, limit)| ([resource], limit as f64)))];
         if let Some(cache) = upstream.cache() {
             all.extend(of_cache(&self.server, ".", cache));
         }
@@ -101,7 +111,7 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
 /// Returns the families of the queries that wait for a source. `handler` is its domain, empty for
 /// the configured recursors.
 fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
-    let AdmissionStatus { limit, waiting, clients: _, heaviest: _, refused } = source.admission();
+    let AdmissionStatus { limit, waiting, refused, .. } = source.admission();
     [
         families::WAITING_QUERIES.of([([handler], waiting as f64)]),
         families::WAITING_QUERIES_LIMIT.of([([handler], limit as f64)]),

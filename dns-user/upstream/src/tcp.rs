@@ -33,9 +33,9 @@ use super::{
 /// Connections opened before queries share one.
 const FEW: usize = 4;
 /// Most connections to one recursor.
-const MAX_CONNECTIONS: usize = 64;
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 /// Most queries on one connection.
-const MAX_PIPELINED: usize = 64;
+pub(crate) const MAX_PIPELINED: usize = 64;
 /// How long an idle connection is kept: less than servers keep it (RFC 7766, section 6.2.3 mentions
 /// a few seconds).
 const MAX_IDLE: Duration = Duration::from_secs(4);

@@ -34,7 +34,7 @@ const LIFETIME: Duration = Duration::from_secs(10);
 const MAX_USES: u32 = 8192;
 /// Most queries in flight on one socket: enough ids stay free. Admission (see
 /// [`super::admission`]) lets fewer pass.
-const MAX_IN_FLIGHT: usize = 16_384;
+pub(crate) const MAX_IN_FLIGHT: usize = 16_384;
 /// Pause and number of tries while the send buffer is full.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 const SEND_TRIES: usize = 50;

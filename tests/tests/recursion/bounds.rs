@@ -1,7 +1,9 @@
 //! Waiting queries are limited per client: a flood is refused without affecting other clients.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
@@ -11,10 +13,11 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, process::wait_until};
 
 use super::{
     lab::{LOCAL_NAME, Lab, OURS, RECORDS, loopback, namespace},
+    memory::peak_memory,
     scripted::{Say, Scripted},
 };
 
@@ -81,5 +84,62 @@ fn flood_is_limited_per_client() -> Result<()> {
     ensure!(refused == usize::from(FLOOD) - SHARE, "{refused} were refused");
     ensure!(silent.count() == SHARE + 100, "{} were forwarded", silent.count());
     ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was asked once");
+    Ok(())
+}
+
+#[test]
+fn silent_recursors_spare_handlers() -> Result<()> {
+    /// Datagrams per burst and pause between bursts of the flood.
+    const BURST: (usize, Duration) = (24, Duration::from_millis(3));
+    let Some(namespace) = namespace("silent")? else { return Ok(()) };
+    let recursors: Vec<SocketAddr> = (10..14).map(loopback).collect();
+    let _silent = recursors.iter().map(|&at| Scripted::silent(&namespace, at)).collect::<Result<Vec<_>>>()?;
+    let healthy = loopback(20);
+    let handler = Scripted::answering(&namespace, healthy, Ipv4Addr::new(192, 0, 2, 1))?;
+    // bosh-dns's default timeout, as the flood has to outgrow the places of the whole server.
+    let extra = json!({
+        "recursor_timeout": "2s",
+        "handlers": [{"domain": "healthy.", "source": {"type": "dns", "recursors": [healthy]}}],
+    });
+    let lab = Lab::start(&namespace, &recursors, &extra)?;
+    let ended = AtomicBool::new(false);
+    let sent = thread::scope(|scope| -> Result<usize> {
+        let flooding = scope.spawn(|| {
+            namespace.run(|| -> Result<usize> {
+                // Eight clients, each with its own share.
+                let sockets = (1..=8)
+                    .map(|last| UdpSocket::bind((Ipv4Addr::new(127, 0, 1, last), 0)))
+                    .collect::<std::io::Result<Vec<_>>>()?;
+                let mut sent = 0;
+                while !ended.load(Ordering::Relaxed) {
+                    for _ in 0..BURST.0 {
+                        let query = client::query(&format!("f{sent}.test."), RecordType::A, None)?;
+                        sockets[sent % sockets.len()].send_to(&query.to_vec()?, OURS)?;
+                        sent += 1;
+                    }
+                    thread::sleep(BURST.1);
+                }
+                Ok(sent)
+            })?
+        });
+        let asking = || -> Result<()> {
+            wait_until("refusals", Duration::from_secs(30), || {
+                lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")
+                    .is_ok_and(|count| count > 1000)
+            })?;
+            for number in 0..100 {
+                let reply = lab.ask_for(&format!("n{number}.healthy."), RecordType::A)?;
+                ensure!(reply.metadata.response_code == ResponseCode::NoError, "{number}: {reply}");
+            }
+            Ok(())
+        };
+        let asked = asking();
+        ended.store(true, Ordering::Relaxed);
+        let sent = flooding.join().expect("no panic");
+        asked.and(sent)
+    })?;
+    ensure!(handler.count() == 100 && sent > 2 * SHARE, "{} of 100, {sent} in the flood", handler.count());
+    let peak = peak_memory(lab.server.pid())?;
+    ensure!(peak < 128 << 20, "{} MiB under the flood", peak >> 20);
     Ok(())
 }

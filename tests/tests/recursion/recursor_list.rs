@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     time::Duration,
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use whole_system_tests::{client, namespace::Namespace, process::wait_until};
 
 use super::{
-    lab::{Lab, namespace},
+    lab::{LOCAL_NAME, Lab, RECORDS, namespace},
     scripted::Scripted,
 };
 
@@ -187,5 +187,67 @@ fn wildcard_listener_excludes_own_addresses() -> Result<()> {
     // On a busy machine a client may retry; a loop would cause thousands of queries.
     let queries = external()?;
     ensure!(queries < 10, "one query became {queries}");
+    Ok(())
+}
+
+#[test]
+fn unknown_host_names_occupy_no_threads() -> Result<()> {
+    /// Queries for each unknown host name.
+    const QUERIES: u16 = 100;
+    let Some(namespace) = addressed("hosts")? else { return Ok(()) };
+    let resolver = Scripted::silent(&namespace, address(0))?;
+    let etc = Etc::new(&format!("nameserver {}\n", ADDRESSES[0]))?;
+    let settings = json!({
+        "recursors": ["ns.example.test:53"],
+        "handlers": [{"domain": "http.", "source": {"type": "http", "url": "http://www.example.test/"}}],
+    });
+    let lab = etc.server(&namespace, &settings)?;
+    let folder = format!("/proc/{}/task", lab.server.pid());
+    let threads = || -> Result<usize> { Ok(fs::read_dir(&folder)?.count()) };
+    let before = threads()?;
+    namespace.run(|| -> Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        for number in 0..QUERIES {
+            for domain in ["test", "http"] {
+                let query = client::query(&format!("n{number}.{domain}."), RecordType::A, None)?;
+                socket.send_to(&query.to_vec()?, lab.server.address)?;
+            }
+        }
+        Ok(())
+    })??;
+    wait_until("the queries to wait", LIMIT, || {
+        lab.metric("bosh_dns_xdp_requests_in_flight", "")
+            .is_ok_and(|waiting| waiting == 2 * u64::from(QUERIES))
+    })?;
+    // Threads that read files may come and go.
+    let during = threads()?;
+    ensure!(during <= before + 8, "{during} threads, {before} before the queries");
+    let new = RECORDS.replace("10.0.0.1", "10.0.0.2").replace("\"version\": 1", "\"version\": 2");
+    let file = lab.server.folder.path().join("records.json");
+    fs::write(file.with_extension("new"), new)?;
+    fs::rename(file.with_extension("new"), &file)?;
+    wait_until("the new records", LIMIT, || {
+        let reply = lab.ask_for(LOCAL_NAME, RecordType::A);
+        reply.is_ok_and(|reply| client::addresses(&reply) == [Ipv4Addr::new(10, 0, 0, 2)])
+    })?;
+    let look_ups = resolver.count();
+    ensure!((1..50).contains(&look_ups), "{look_ups} look-ups");
+    Ok(())
+}
+
+#[test]
+fn link_local_recursors_are_asked() -> Result<()> {
+    let Some(namespace) = namespace("linklocal")? else { return Ok(()) };
+    namespace.ip(&["addr", "add", "fe80::2/64", "dev", "lo", "nodad"])?;
+    let index = namespace.run(|| nix::net::if_::if_nametoindex("lo"))??;
+    let at = SocketAddrV6::new("fe80::2".parse()?, 53, 0, index);
+    let _recursor = Scripted::answering(&namespace, at.into(), answer(1))?;
+    for (recursor, rcode) in
+        [("[fe80::2%lo]:53", ResponseCode::NoError), ("[fe80::2%missing]:53", ResponseCode::ServFail)]
+    {
+        let lab = Lab::start(&namespace, &[], &json!({"recursors": [recursor]}))?;
+        let reply = lab.ask_for("www.test.", RecordType::A)?;
+        ensure!(reply.metadata.response_code == rcode, "{recursor}: {reply}");
+    }
     Ok(())
 }

@@ -21,6 +21,7 @@ mod against;
 mod cell;
 mod consul;
 mod cost;
+mod flood;
 mod footprint;
 mod forwarding;
 mod harm;
@@ -113,6 +114,7 @@ const PARTS: &[Part] = &[
     ("cost", cost::measure),
     ("latency", latency::measure),
     ("forwarding", forwarding::measure),
+    ("flood", flood::measure),
     ("sizes", scaling::measure),
     ("footprint", footprint::measure),
     ("reload", reload::measure),

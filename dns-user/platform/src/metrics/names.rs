@@ -107,9 +107,10 @@ declare! {
     /// Either the total or one client's limit was exceeded.
     TCP_CLOSED_FOR_OTHERS_TOTAL: Counter = "bosh_dns_xdp_tcp_closed_for_others_total"
         [] "TCP connections closed because there were too many.";
-    /// Queries on the connection are not read until it is over.
+    /// `reason`: `bytes` of unsent replies, `queries` that wait. Queries on the connection are not
+    /// read until it is over.
     TCP_PAUSED_TOTAL: Counter = "bosh_dns_xdp_tcp_paused_total"
-        [] "Times that a TCP connection had as many bytes of replies unsent as it may.";
+        ["reason"] "Times that a TCP connection reached its limit of unsent replies or waiting queries.";
     TCP_UNREAD_CLOSED_TOTAL: Counter = "bosh_dns_xdp_tcp_unread_closed_total"
         [] "TCP connections closed because the client did not read its replies.";
     TCP_REPLY_BYTES: Gauge = "bosh_dns_xdp_tcp_reply_bytes"
@@ -122,6 +123,23 @@ declare! {
         [] "Panics of any part of the server.";
     REQUESTS_IN_FLIGHT: Gauge = "bosh_dns_xdp_requests_in_flight"
         [] "Requests that wait for recursors, handlers or first checks.";
+    /// `resource`: the rows of the table of limits (docs/operating.md) that hold for the process.
+    LIMIT: Gauge = "bosh_dns_xdp_limit"
+        ["resource"] "Limits on what clients can occupy.";
+    API_REFUSED_CONNECTIONS_TOTAL: Counter = "bosh_dns_xdp_api_refused_connections_total"
+        [] "Connections to the API closed because their user had too many unfinished handshakes.";
+
+    //----------- Overload ---------------------------------------------------
+    /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had
+    /// its share of the places for `recursors`, for a `handler` or of the whole `server`.
+    OVERLOAD_QUERIES_TOTAL: Counter = "bosh_dns_xdp_overload_queries_total"
+        ["reason"] "Queries dropped or refused under overload.";
+    /// `budget`: `server`, `recursors`, or the domain of a handler.
+    LIMITED_CLIENTS: Gauge = "bosh_dns_xdp_limited_clients"
+        ["budget"] "Clients of which queries were refused within the last minute.";
+    /// The five clients with the most refusals within the last minute; `status` lists more.
+    LIMITED_CLIENT_REFUSALS: Gauge = "bosh_dns_xdp_limited_client_refusals"
+        ["budget", "client"] "Refused queries of a client since it became limited.";
 
     //----------- Records ----------------------------------------------------
     /// 0 without records, or if the file has no version.

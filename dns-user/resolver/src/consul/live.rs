@@ -7,15 +7,18 @@ use tracing::{info, warn};
 
 use super::{Catalogs, ConsulNames, NewZone};
 use dns_consul_source::{Settings, Source};
+use dns_upstream::{HostNames, InForce};
 
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Queries the Consul of the object `"consul"`, installs its catalogs, and switches when the object
-/// changes. Calls `installed` with each new catalog. Returns when a source has failed internally.
+/// changes. Host names of agents are resolved as those of recursors are. Calls `installed` with each
+/// new catalog. Returns when a source has failed internally.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,
     catalogs: Arc<Catalogs>,
+    upstreams: Arc<InForce>,
     installed: impl Fn() + Send + Sync + 'static,
 ) {
     let mut settings = catalogs.settings();
@@ -28,7 +31,7 @@ pub(crate) async fn follow(
             let before = predecessor.take();
             let wanted = wanted?;
             let until = before.and_then(|before| good_until(&before, &wanted));
-            let source = Arc::new(Source::start(wanted));
+            let source = Arc::new(Source::start(wanted, upstreams.upstream.load().host_names()));
             names.source.store(Some(source.clone()));
             keep_up(&source, until, &names, &catalogs, &installed).await;
             Some(())
@@ -44,10 +47,14 @@ pub(crate) async fn follow(
 
 /// Waits for the registrations until a live Consul, if configured, has delivered everything; `None`
 /// if it does not in time.
-pub(crate) async fn whole(catalogs: &Catalogs, patience: Duration) -> Option<NewZone> {
+pub(crate) async fn whole(
+    catalogs: &Catalogs,
+    hosts: &Arc<HostNames>,
+    patience: Duration,
+) -> Option<NewZone> {
     let settings = catalogs.settings().borrow().clone();
     if let Some(settings) = settings {
-        let source = Source::start(settings);
+        let source = Source::start(settings, hosts);
         let mut pictures = source.pictures();
         let told = timeout(patience, pictures.wait_for(|picture| picture.is_complete())).await;
         let picture = told.ok()?.ok()?.clone();

@@ -1,6 +1,6 @@
 //! Generates aliases from a configuration's Consul catalog and records.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use super::{
     files::{Files, First},
@@ -16,6 +16,7 @@ use dns_core::{
     config::{ConfigError, Loaded},
     link_address::Status,
 };
+use dns_upstream::HostNames;
 
 /// Reads the configured Consul catalog and records, queries the configured live Consul for at most
 /// `patience`, and returns the generated aliases.
@@ -25,6 +26,7 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
     let Some((object, _)) = crate::consul::load_config(path)? else {
         return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
     };
+    let recursors = config.recursion.recursors.clone();
     let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
     let service_status = ServiceStatus::new(ReloadHistory::new(metrics));
     let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &service_status)?;
@@ -37,7 +39,8 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
         .enable_all()
         .build()
         .map_err(|problem| failed(problem.to_string()))?;
-    let zone = runtime.block_on(whole(&catalogs, patience)).ok_or_else(|| {
+    let hosts = HostNames::new(&recursors, Arc::default());
+    let zone = runtime.block_on(whole(&catalogs, &hosts, patience)).ok_or_else(|| {
         failed(format!(
             "the Consul of consul.sources.http did not tell all services within {} s: is it reachable, and \
              may the token read them?",

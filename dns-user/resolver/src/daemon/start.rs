@@ -32,6 +32,7 @@ use crate::{
     ops::{
         api::Backend,
         metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
+        overload::{OverloadFamilies, OverloadSource},
         readiness::Readiness,
         reload_history::{Kind, ReloadHistory},
         tap::Tap,
@@ -46,6 +47,7 @@ use dns_core::{
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels};
+use dns_upstream::InForce;
 
 /// Interval at which the fast path reports the Consul names it answers; each report keeps a watch for
 /// a minute.
@@ -93,13 +95,19 @@ pub(super) async fn start<'a>(
     if let Some(health) = &health {
         health.start()?;
     }
-    follow_consul(consul.clone(), &files, &server_state, &metrics, failures)?;
+    follow_consul(consul.clone(), &files, &server_state, &upstreams.in_force, &metrics, failures)?;
 
     let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
     server_metrics.register(metrics.registry())?;
     let identity = Arc::new(Identity::of_this_host(config.identity));
     let own = OwnConnections::default();
     let options = listeners::options(&config, listen.len(), own.clone(), tap.clone());
+    let overload = OverloadSource {
+        waiting: options.waiting.clone(),
+        upstreams: upstreams.in_force.clone(),
+        fast_path: handle.clone(),
+    };
+    metrics.registry().register(Box::new(OverloadFamilies::new(overload.clone())?))?;
     let mut listeners = Listeners::new(server_state.clone(), identity, server_metrics.clone(), options);
     let wanted = listen;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
@@ -152,6 +160,7 @@ pub(super) async fn start<'a>(
             certificates,
             reloads,
             upstreams: upstreams.in_force.clone(),
+            overload,
             consul: consul.clone(),
             tap,
         });
@@ -226,6 +235,7 @@ fn follow_consul(
     consul: Option<Arc<ConsulNames>>,
     files: &Files,
     server_state: &Arc<ServerState>,
+    upstreams: &Arc<InForce>,
     metrics: &Metrics,
     failures: &Failures,
 ) -> Result<(), DaemonError> {
@@ -233,7 +243,8 @@ fn follow_consul(
         metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
         let server_state = server_state.clone();
         let installed = move || server_state.consul_changed();
-        failures.spawn("the live source of Consul's names", follow(names.clone(), catalogs, installed));
+        let following = follow(names.clone(), catalogs, upstreams.clone(), installed);
+        failures.spawn("the live source of Consul's names", following);
         failures.spawn("the report of Consul's names in use", async move {
             loop {
                 time::sleep(USE_INTERVAL).await;

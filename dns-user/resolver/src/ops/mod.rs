@@ -4,12 +4,14 @@
 //! * [`readiness`]: liveness and readiness checks.
 //! * [`service_status`]: state of files and sockets, as reported by the daemon.
 //! * [`reload_history`]: reloads and failed reloads.
+//! * [`overload`]: dropped and refused queries, and the clients concerned.
 //! * [`tap`]: live queries of both paths.
 //! * [`status`], [`api`]: all of it, for programs and for our command line.
 
 pub mod api;
 pub(crate) mod http;
 pub mod metrics;
+pub mod overload;
 pub mod readiness;
 pub mod reload_history;
 pub mod service_status;

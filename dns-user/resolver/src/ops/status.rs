@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{readiness::CheckStatus, reload_history::Event};
+use super::{overload::OverloadStatus, readiness::CheckStatus, reload_history::Event};
 use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
 use dns_platform::logs::{LoggingStatus, Problem};
 
@@ -36,6 +36,9 @@ pub struct Status {
     pub fast_path: Option<FastPathView>,
     /// Reason the fast path is off, unless disabled by configuration.
     pub fast_path_off: Option<String>,
+    /// Queries dropped and refused under overload, and the clients concerned.
+    #[serde(default)]
+    pub overload: OverloadStatus,
     /// Recursors with their history, in query order.
     pub recursors: Vec<Value>,
     /// Registrations of Consul names and the state of a live Consul; null if Consul is not configured.

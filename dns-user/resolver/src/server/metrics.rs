@@ -46,8 +46,10 @@ struct Shared {
     tcp_called_off: AtomicU64,
     /// Failed calls of `accept`.
     tcp_not_accepted: AtomicU64,
-    /// Times a TCP connection reached its limit of held bytes.
-    tcp_paused: AtomicU64,
+    /// Times a TCP connection reached a limit, by [`Paused`].
+    tcp_paused: [AtomicU64; Paused::ALL.len()],
+    /// Most TCP connections of one listener.
+    tcp_limit: AtomicU64,
     /// TCP connections closed because the client did not read.
     tcp_unread: AtomicU64,
     /// Queries that wait for recursors, handlers or first checks.
@@ -137,6 +139,21 @@ impl Dropped {
     const ALL: [(Self, &str); 2] = [(Self::NoQuery, "no_query"), (Self::NotSent, "not_sent")];
 }
 
+/// Reason for reading no query from a TCP connection.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(super) enum Paused {
+    /// Too many bytes of replies are unsent.
+    Bytes,
+    /// Too many queries wait.
+    Queries,
+}
+
+impl Paused {
+    /// All values with their labels.
+    const ALL: [(Self, &str); 2] = [(Self::Bytes, "bytes"), (Self::Queries, "queries")];
+}
+
 impl ServerMetrics {
     /// Creates counters at zero; `server` is the value of that label.
     pub fn new(server: String) -> prometheus::Result<Self> {
@@ -148,7 +165,8 @@ impl ServerMetrics {
                 tcp_sessions: AtomicI64::new(0),
                 tcp_called_off: AtomicU64::new(0),
                 tcp_not_accepted: AtomicU64::new(0),
-                tcp_paused: AtomicU64::new(0),
+                tcp_paused: Default::default(),
+                tcp_limit: AtomicU64::new(0),
                 tcp_unread: AtomicU64::new(0),
                 in_flight: AtomicI64::new(0),
                 description: families::REPLIES_TOTAL.describe()?,
@@ -188,9 +206,14 @@ impl ServerMetrics {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a TCP connection that reached its limit of held bytes.
-    pub(super) fn tcp_paused(&self) {
-        self.shared.tcp_paused.fetch_add(1, Ordering::Relaxed);
+    /// Counts a TCP connection that reached a limit, so that no query is read from it.
+    pub(super) fn tcp_paused(&self, reason: Paused) {
+        self.shared.tcp_paused[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sets the most TCP connections of one listener.
+    pub(super) fn tcp_limit(&self, connections: usize) {
+        self.shared.tcp_limit.store(connections as u64, Ordering::Relaxed);
     }
 
     /// Counts a TCP connection closed because the client does not read.
@@ -479,7 +502,10 @@ impl Collector for ServerMetrics {
             families::TCP_SESSIONS.is(shared.tcp_sessions.load(Ordering::Relaxed) as f64),
             families::TCP_CLOSED_FOR_OTHERS_TOTAL.is(value(&shared.tcp_called_off)),
             families::ACCEPT_FAILURES_TOTAL.is(value(&shared.tcp_not_accepted)),
-            families::TCP_PAUSED_TOTAL.is(value(&shared.tcp_paused)),
+            families::TCP_PAUSED_TOTAL
+                .of(Paused::ALL.map(|(reason, label)| ([label], value(&shared.tcp_paused[reason as usize])))),
+            families::LIMIT.of(super::tcp::LIMITS.map(|(resource, limit)| ([resource], limit as f64))),
+            families::LIMIT.of([(["tcp_connections"], value(&shared.tcp_limit) as f64)]),
             families::TCP_UNREAD_CLOSED_TOTAL.is(value(&shared.tcp_unread)),
             families::TCP_REPLY_BYTES.is(super::tcp::held_by_all() as f64),
             families::REQUESTS_IN_FLIGHT.is(shared.in_flight.load(Ordering::Relaxed) as f64),

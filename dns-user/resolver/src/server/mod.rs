@@ -42,6 +42,7 @@ pub use service::identity::Identity;
 use crate::{ops::tap::Tap, state::ServerState};
 use dns_core::config::Compat;
 use dns_platform::threads::{self, OnPanic};
+use dns_upstream::admission::Admission;
 use service::QueryHandler;
 use sockets::Endpoint;
 
@@ -54,10 +55,10 @@ pub struct Options {
     pub request_timeout: Duration,
     /// UDP threads per listen address; `None` for one per available CPU.
     pub workers: Option<NonZeroUsize>,
-    /// Most queries that wait for recursors, handlers or first checks at a time. When a client
-    /// already holds as many places as are free, its further queries get SERVFAIL immediately. Each
-    /// source has a separate limit in addition.
-    pub max_in_flight: usize,
+    /// Limits the queries that wait for recursors, handlers or first checks at a time, of all
+    /// servers that share it. When a client already holds as many places as are free, its further
+    /// queries get SERVFAIL immediately. Each source has a separate limit in addition.
+    pub waiting: Arc<Admission>,
     /// Quirks of bosh-dns to reproduce.
     pub compat: Compat,
     /// Most open TCP connections; a client may have a quarter of them. Above that the idlest one is
@@ -84,7 +85,7 @@ impl Default for Options {
         Self {
             request_timeout: Duration::from_secs(5),
             workers: None,
-            max_in_flight: 32_768,
+            waiting: Admission::new(MAX_WAITING),
             compat: Compat::default(),
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
@@ -97,6 +98,9 @@ impl Default for Options {
         }
     }
 }
+
+/// Most queries that wait for recursors, handlers or first checks, unless configured otherwise.
+const MAX_WAITING: usize = 32_768;
 
 /// Most UDP threads per listen address, whatever the number of CPUs.
 const MAX_WORKERS: usize = 32;
@@ -140,6 +144,7 @@ impl Server {
             .or_else(|| thread::available_parallelism().ok())
             .map_or(1, NonZeroUsize::get)
             .min(MAX_WORKERS);
+        metrics.tcp_limit(options.max_tcp_connections);
         let endpoints = listen
             .iter()
             .map(|&address| Endpoint::bind(address, &options, workers))

@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     connections::{Connections, Place},
-    metrics::Dropped,
+    metrics::{Dropped, Paused},
     service::{Immediate, QueryHandler, observe::observe_unreadable},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
@@ -42,6 +42,13 @@ const MAX_HELD: usize = 128 << 10;
 /// Most bytes of replies that all connections may hold. A connection that holds some reads further
 /// queries only while it holds less than what is left.
 const MAX_HELD_BY_ALL: usize = 16 << 20;
+/// The limits above, by resource.
+pub(super) const LIMITS: [(&str, usize); 4] = [
+    ("tcp_connection_waiting_queries", MAX_WAITING),
+    ("tcp_connection_reply_bytes", MAX_HELD),
+    ("tcp_reply_bytes", MAX_HELD_BY_ALL),
+    ("tcp_unread_seconds", WRITE_TIMEOUT.as_secs() as usize),
+];
 /// Capacity of the buffer that a connection keeps for its next replies.
 const KEPT_BUFFER: usize = 16 << 10;
 /// Pause after a failed `accept`, for example for lack of descriptors.
@@ -224,6 +231,7 @@ impl Session {
     /// bytes of replies are held.
     fn has_room(&mut self) -> bool {
         if self.waiting.len() >= MAX_WAITING {
+            self.handler.metrics.tcp_paused(Paused::Queries);
             return false;
         }
         self.bytes.set(self.held_len() + self.output.len());
@@ -234,7 +242,7 @@ impl Session {
             // Behind an earlier query that is still waiting: these replies overtake it.
             self.overtake();
         }
-        self.handler.metrics.tcp_paused();
+        self.handler.metrics.tcp_paused(Paused::Bytes);
         false
     }
 
@@ -270,11 +278,11 @@ impl Session {
         let by = match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
             Immediate::Replied { by, resolution: _ } => by,
             Immediate::Deferred(deferred) => match self.handler.admit(&query) {
-                Some(permit) => {
+                Some(place) => {
                     let number = self.number();
                     let (handler, client) = (self.handler.clone(), self.client);
                     self.waiting.spawn(async move {
-                        let _permit = permit;
+                        let _place = place;
                         let reply = handler.answer_deferred(&deferred, Transport::Tcp).await;
                         let took = received.elapsed();
                         let stripe = handler.metrics.tasks();

@@ -22,11 +22,10 @@ use super::{
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
-    service::{Deferred, Immediate, QueryHandler, observe::observe_unreadable},
+    service::{Deferred, Immediate, QueryHandler, WaitingPlace, observe::observe_unreadable},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_platform::mmsg::{ControlMessages, socket_address};
-use dns_upstream::admission::Permit;
 
 /// How long a task waits for room in the socket's send buffer, and how often.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
@@ -304,8 +303,8 @@ impl Worker {
                 Some(by)
             }
             Immediate::Deferred(deferred) => match self.handler.admit(query) {
-                Some(permit) => {
-                    self.hand_over(deferred, datagram, received, permit);
+                Some(place) => {
+                    self.hand_over(deferred, datagram, received, place);
                     None
                 }
                 None => {
@@ -317,12 +316,12 @@ impl Worker {
     }
 
     /// Starts a query that must wait; a task sends the reply.
-    fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, permit: Permit) {
+    fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, place: WaitingPlace) {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         spawn_eagerly(&self.runtime, async move {
             // Held until the reply is sent, so that a shutdown waits for it.
-            let _permit = permit;
+            let _place = place;
             let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
             let client = socket_address(&path.peer);
             let stripe = handler.metrics.tasks();

@@ -13,6 +13,7 @@ use super::{
     table::{self, Table, count, duration, percent},
 };
 use crate::ops::{
+    overload::{Budget, OverloadStatus},
     status::{FastPathView, InterfaceView, Status as Answer},
     tap::seconds_since_1970,
 };
@@ -99,6 +100,7 @@ fn text(status: &Answer) -> String {
         (None, Some(why)) => drop(writeln!(out, "fast path   off: {why}")),
         (None, None) => drop(writeln!(out, "fast path   off")),
     }
+    overload_text(&mut out, &status.overload);
     for (title, value) in [
         ("recursors", &status.recursors.clone().into()),
         ("Consul", &status.consul),
@@ -130,6 +132,48 @@ fn text(status: &Answer) -> String {
         }
     }
     out
+}
+
+/// Adds what was dropped and refused under overload, and the clients concerned.
+fn overload_text(out: &mut String, overload: &OverloadStatus) {
+    let OverloadStatus { shed, budgets } = overload;
+    let refused: u64 = budgets.iter().map(|budget| budget.status.refused).sum();
+    let waiting = budgets.first().map_or(0, |budget| budget.status.waiting);
+    let _ = writeln!(
+        out,
+        "overload    {} queries wait, {} refused, {} dropped by interfaces",
+        count(waiting as u64),
+        count(refused),
+        count(*shed)
+    );
+    let mut lines = Table::new(&["WAITING FOR", "QUERIES", "LIMIT", "CLIENTS", "MOST BY", "REFUSED"]);
+    for Budget { name, status } in budgets.iter().filter(|budget| budget.status.refused > 0) {
+        let most = status.heaviest.map(|(client, queries)| format!("{client} ({})", count(queries as u64)));
+        lines.line([
+            terminal::line(name).into_owned(),
+            count(status.waiting as u64),
+            count(status.limit as u64),
+            count(status.clients as u64),
+            most.unwrap_or_else(|| "-".to_owned()),
+            count(status.refused),
+        ]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(2));
+    }
+    let mut lines = Table::new(&["LIMITED CLIENT", "WAITING FOR", "QUERIES", "REFUSED", "LAST"]);
+    for (budget, client) in overload.limited() {
+        lines.line([
+            client.client.to_string(),
+            terminal::line(budget).into_owned(),
+            count(client.waiting as u64),
+            count(client.refused),
+            duration(client.seconds_ago) + " ago",
+        ]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(2));
+    }
 }
 
 /// Adds the section of the fast path.

@@ -16,6 +16,7 @@ use crate::{
     consul::ConsulNames,
     ops::{
         metrics::Metrics,
+        overload::OverloadSource,
         readiness::{CheckStatus, Readiness},
         reload_history::Kind,
         service_status::{ServiceStatus, State},
@@ -56,6 +57,7 @@ pub struct Backend {
     pub(crate) certificates: Vec<Arc<RotatingTls>>,
     pub(crate) reloads: ReloadOrders,
     pub(crate) upstreams: Arc<InForce>,
+    pub(crate) overload: OverloadSource,
     /// `None` if Consul is not configured.
     pub(crate) consul: Option<Arc<ConsulNames>>,
     pub(crate) tap: Tap,
@@ -113,6 +115,7 @@ impl Backend {
             replies: self.replies(),
             fast_path: self.server_state.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
             fast_path_off,
+            overload: self.overload.status(),
             recursors: self
                 .upstreams
                 .recursors()

@@ -6,6 +6,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use prometheus::{IntCounter, Registry};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
@@ -14,7 +15,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::peer::Peer;
-use dns_platform::{logs::LineLimit, tls::RotatingTls};
+use dns_platform::{logs::LineLimit, metrics::families, tls::RotatingTls};
 use dns_upstream::admission::Admission;
 
 /// Time limit of a handshake.
@@ -25,6 +26,18 @@ const HANDSHAKES: usize = 64;
 
 /// Additional handshakes for root and the server's own user.
 const RESERVE: usize = 32;
+
+/// Registers the limit of handshakes and a counter of connections refused by it.
+pub(super) fn register(registry: &Registry) -> prometheus::Result<IntCounter> {
+    let limits = families::LIMIT.gauges()?;
+    for (resource, limit) in [("api_handshakes", HANDSHAKES), ("api_operator_handshakes", RESERVE)] {
+        limits.with_label_values(&[resource]).set(limit as i64);
+    }
+    registry.register(Box::new(limits))?;
+    let refused = families::API_REFUSED_CONNECTIONS_TOTAL.counter()?;
+    registry.register(Box::new(refused.clone()))?;
+    Ok(refused)
+}
 
 /// A connection whose client presented a valid certificate.
 type Accepted = (TlsStream<TcpStream>, SocketAddr);
@@ -40,10 +53,12 @@ pub(super) struct TlsListener {
 
 impl TlsListener {
     /// Starts accepting connections on `socket`.
-    pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>) -> io::Result<Self> {
+    ///
+    /// `refused` counts connections without a place for their handshake.
+    pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>, refused: IntCounter) -> io::Result<Self> {
         let address = socket.local_addr()?;
         let (done, ready) = mpsc::channel(HANDSHAKES);
-        let accepting = tokio::spawn(accept(socket, tls, done)).abort_handle();
+        let accepting = tokio::spawn(accept(socket, tls, done, refused)).abort_handle();
         Ok(Self { address, ready, accepting })
     }
 
@@ -76,7 +91,12 @@ impl axum::serve::Listener for TlsListener {
 }
 
 /// Accepts connections until aborted; each handshake is a separate task.
-async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<Accepted>) {
+async fn accept(
+    socket: TcpListener,
+    tls: Arc<RotatingTls>,
+    done: mpsc::Sender<Accepted>,
+    refused: IntCounter,
+) {
     let places = Admission::new(HANDSHAKES);
     let reserve = Admission::new(RESERVE);
     let own = nix::unistd::Uid::effective().as_raw();
@@ -97,6 +117,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
         let is_operator = matches!(peer, Peer::User(user) if user == 0 || user == own);
         let place = places.admit_as(peer).or_else(|| is_operator.then(|| reserve.admit_as(peer)).flatten());
         let Some(place) = place else {
+            refused.inc();
             static LIMIT: LineLimit = LineLimit::new();
             if let Some(left_out) = LIMIT.admit_any() {
                 tracing::warn!(

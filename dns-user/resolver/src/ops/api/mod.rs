@@ -67,7 +67,8 @@ impl ApiServer {
         admins: Option<Vec<String>>,
     ) -> io::Result<Self> {
         let socket = TcpListener::bind(address).await?;
-        let listener = listener::TlsListener::start(socket, tls)?;
+        let refused = listener::register(backend.metrics.registry()).map_err(io::Error::other)?;
+        let listener = listener::TlsListener::start(socket, tls, refused)?;
         Ok(Self { listener, backend, admins: admins.map(Arc::from) })
     }
 

@@ -16,6 +16,7 @@ use super::*;
 use crate::{
     ops::{
         metrics::{Metrics, WholeMetrics},
+        overload::OverloadSource,
         readiness::Readiness,
         reload_history::ReloadHistory,
         service_status::ServiceStatus,
@@ -31,7 +32,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_platform::logs::Request;
-use dns_upstream::{Handlers, InForce, Upstream};
+use dns_upstream::{Handlers, InForce, Upstream, admission::Admission};
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
@@ -48,6 +49,12 @@ fn backend(tap: Tap) -> Arc<Backend> {
             let _ = done.send(Reloaded { done: vec![], failed: vec!["records".into()] });
         }
     });
+    let upstreams = InForce::new(Upstream::new(&config, &[]), Handlers::default());
+    let overload = OverloadSource {
+        waiting: Admission::new(1),
+        upstreams: upstreams.clone(),
+        fast_path: fast_path.clone(),
+    };
     Arc::new(Backend {
         readiness: Readiness {
             service_status: service_status.clone(),
@@ -64,7 +71,8 @@ fn backend(tap: Tap) -> Arc<Backend> {
         jobs_dir: None,
         certificates: Vec::new(),
         reloads,
-        upstreams: InForce::new(Upstream::new(&config, &[]), Handlers::default()),
+        upstreams,
+        overload,
         consul: None,
         tap,
     })

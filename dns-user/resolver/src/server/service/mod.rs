@@ -29,11 +29,7 @@ use dns_core::{
     },
 };
 use dns_fastpath::AnswerKey;
-use dns_upstream::{
-    Answer,
-    admission::{Admission, Permit},
-    reverse_reply,
-};
+use dns_upstream::{Answer, admission::Permit, reverse_reply};
 
 /// How often a stopping server checks for waiting queries.
 const IDLE_POLL: Duration = Duration::from_millis(5);
@@ -48,7 +44,14 @@ pub(in crate::server) struct QueryHandler {
     identity: Arc<Identity>,
     pub(in crate::server) metrics: ServerMetrics,
     pub(in crate::server) options: Options,
-    admission: Arc<Admission>,
+    /// Shared by the waiting queries of this server.
+    waiting: Arc<()>,
+}
+
+/// The place of a query that waits, released when dropped.
+pub(in crate::server) struct WaitingPlace {
+    _permit: Permit,
+    _waiting: Arc<()>,
 }
 
 /// The result of answering without waiting.
@@ -88,8 +91,7 @@ impl QueryHandler {
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        let admission = Admission::new(options.max_in_flight);
-        Self { server_state, identity, metrics, options, admission }
+        Self { server_state, identity, metrics, options, waiting: Arc::default() }
     }
 
     /// Writes the reply into `out` unless the query must wait.
@@ -184,13 +186,14 @@ impl QueryHandler {
     }
 
     /// Reserves a place for a query that waits; `None` if the client holds too many.
-    pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<Permit> {
-        self.admission.admit(query.client)
+    pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
+        let permit = self.options.waiting.admit(query.client)?;
+        Some(WaitingPlace { _permit: permit, _waiting: Arc::clone(&self.waiting) })
     }
 
     /// Waits until no query is waiting.
     pub(in crate::server) async fn idle(&self) {
-        while !self.admission.is_idle() {
+        while Arc::strong_count(&self.waiting) > 1 {
             tokio::time::sleep(IDLE_POLL).await;
         }
     }

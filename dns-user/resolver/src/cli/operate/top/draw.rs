@@ -121,11 +121,16 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model.clients().into_iter().take(usize::from(area.height)).map(
         |Ranked { key, asked, per_second }| {
-            Row::new([rate_text(per_second), asked.error_text(), key.to_string()])
+            let refused = match model.refused(*key) {
+                0 => String::new(),
+                refused => count(refused),
+            };
+            Row::new([rate_text(per_second), asked.error_text(), refused, key.to_string()])
         },
     );
-    let table = Table::new(rows, [Constraint::Length(7), Constraint::Length(6), Constraint::Min(12)])
-        .header(Row::new(["/S", "", "CLIENT"]).style(Modifier::BOLD))
+    let widths = [7, 6, 8].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+    let table = Table::new(rows, widths)
+        .header(Row::new(["/S", "", "REFUSED", "CLIENT"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" busiest clients "));
     frame.render_widget(table, area);
 }

@@ -14,6 +14,7 @@ use crate::ops::{
     status::Status,
     tap::{TapLine, TapPath},
 };
+use dns_upstream::admission::client_of;
 
 /// Maximum number of names, and of clients, that are counted; beyond it the rarest half is dropped.
 const COUNTED: usize = 10_000;
@@ -151,6 +152,13 @@ impl Model {
         self.names.ranked(self.rate())
     }
 
+    /// Returns the refused queries of a client, or of its network, within the last minute.
+    pub(super) fn refused(&self, client: IpAddr) -> u64 {
+        let limited = self.status.overload.limited();
+        let of_client = limited.iter().filter(|(_, limited)| limited.client == client_of(client));
+        of_client.map(|(_, limited)| limited.refused).sum()
+    }
+
     pub(super) fn clients(&self) -> Vec<Ranked<'_, IpAddr>> {
         self.clients.ranked(self.rate())
     }
@@ -188,7 +196,11 @@ impl Model {
         for (outcome, rate) in self.misses() {
             outcomes.line([format!("{rate:.0}"), outcome.to_owned()]);
         }
-        for table in [names, clients, outcomes] {
+        let mut limited = Table::new(&["REFUSED", "LIMITED CLIENT", "WAITING FOR"]);
+        for (budget, client) in self.status.overload.limited().into_iter().take(PRINTED) {
+            limited.line([count(client.refused), client.client.to_string(), budget.to_owned()]);
+        }
+        for table in [names, clients, limited, outcomes] {
             if !table.is_empty() {
                 out.push('\n');
                 out.push_str(&table.text(0));
@@ -229,6 +241,7 @@ impl Model {
                 "outcomes": outcomes, "interfaces": interfaces,
             },
             "names": names, "clients": clients, "left_out": self.left_out,
+            "overload": self.status.overload,
         });
         page.to_string() + "\n"
     }

@@ -1,5 +1,8 @@
 //! The server with real sockets on loopback.
 
+mod tcp;
+mod waiting;
+
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
@@ -45,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 //----------- Set-up ---------------------------------------------------------
 
 /// Records of `count` instances of group 1, `10.0.<version>.x`.
-fn server_state(version: u8, count: u8) -> Snapshot {
+fn snapshot(version: u8, count: u8) -> Snapshot {
     let rows: Vec<String> = (0..count)
         .map(|number| {
             format!(
@@ -226,7 +229,7 @@ fn addresses(reply: &Message) -> Vec<IpAddr> {
 
 #[tokio::test]
 async fn udp_and_tcp_answer_local_names() {
-    let server = Running::start(local(server_state(1, 3)), upcheck_only()).await;
+    let server = Running::start(local(snapshot(1, 3)), upcheck_only()).await;
     let expected: Vec<IpAddr> = (0..3).map(|number| IpAddr::from([10, 0, 1, number])).collect();
     let web = query(7, "q-s0.Q-G1.bosh", TYPE_A, CLASS_IN);
     for _ in 0..3 {
@@ -266,7 +269,7 @@ async fn longest_domain_wins() {
         recursors: Some(recursors.clone()),
         ..upcheck_only()
     };
-    let server = Running::start(local(server_state(1, 1)), with_recursors).await;
+    let server = Running::start(local(snapshot(1, 1)), with_recursors).await;
     let rcode = async |name: &str, qtype| {
         ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await.metadata.response_code
     };
@@ -322,7 +325,7 @@ impl Answer for Denied {
 
 #[tokio::test]
 async fn class_ch_reveals_only_identity() {
-    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
     let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
     assert!(reply.answers[0].data.to_string().starts_with("bosh-dns-xdp "));
     assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
@@ -338,8 +341,7 @@ async fn class_ch_reveals_only_identity() {
     }
     server.stop().await;
     let options = Options { compat: Compat { any_class: true, ..Compat::default() }, ..Options::default() };
-    let server =
-        Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), upcheck_only(), options).await;
+    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), upcheck_only(), options).await;
     let reply = ask_udp(server.address(), &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH)).await;
     assert_eq!(addresses(&reply), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     server.stop().await;
@@ -362,7 +364,7 @@ impl Answer for Defective {
 async fn a_panic_spares_the_batch() {
     let routes = Routes { recursors: Some(Arc::new(Defective)), ..upcheck_only() };
     let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), routes, options).await;
+    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(server.address()).await.unwrap();
     // Concurrent queries, so that the server takes them in batches.
@@ -386,14 +388,14 @@ async fn a_panic_spares_the_batch() {
 
 #[tokio::test]
 async fn new_records_apply_immediately() {
-    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     for version in 2..40u8 {
-        server.server_state.install(Arc::new(server_state(version, 1)));
+        server.server_state.install(Arc::new(snapshot(version, 1)));
         let reply = ask_udp(server.address(), &web).await;
         assert_eq!(addresses(&reply), [IpAddr::from([10, 0, version, 0])]);
     }
-    server.server_state.install(Arc::new(server_state(99, 200)));
+    server.server_state.install(Arc::new(snapshot(99, 200)));
     let reply = ask_udp(server.address(), &web).await;
     assert!(reply.metadata.truncation);
     assert_eq!(reply.answers.len(), 30);
@@ -411,8 +413,7 @@ async fn wildcard_replies_keep_queried_address() {
     recursors.release();
     let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
     let server =
-        Running::start_with(&["0.0.0.0:0"], local(server_state(1, 1)), routes.clone(), Options::default())
-            .await;
+        Running::start_with(&["0.0.0.0:0"], local(snapshot(1, 1)), routes.clone(), Options::default()).await;
     let port = server.address().port();
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     let outside = query(1, "example.com", TYPE_A, CLASS_IN);
@@ -425,8 +426,7 @@ async fn wildcard_replies_keep_queried_address() {
     }
     server.stop().await;
 
-    let server =
-        Running::start_with(&["[::]:0"], local(server_state(1, 1)), routes, Options::default()).await;
+    let server = Running::start_with(&["[::]:0"], local(snapshot(1, 1)), routes, Options::default()).await;
     let port = server.address().port();
     for address in ["127.0.0.1", "127.0.0.6", "::1"] {
         let address = SocketAddr::new(address.parse().unwrap(), port);
@@ -439,11 +439,11 @@ async fn wildcard_replies_keep_queried_address() {
 
 #[tokio::test]
 async fn occupied_port_is_an_error() {
-    let server = Running::start(local(server_state(1, 1)), upcheck_only()).await;
+    let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
     let again = async |address| {
         let metrics = ServerMetrics::new(String::new()).unwrap();
         let identity = Arc::new(Identity::of_this_host(Setting::Off));
-        Server::bind(&[address], local(server_state(1, 1)), identity, metrics, Options::default())
+        Server::bind(&[address], local(snapshot(1, 1)), identity, metrics, Options::default())
             .await
             .err()
             .unwrap()
@@ -459,256 +459,4 @@ async fn occupied_port_is_an_error() {
     assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");
     let error = again("192.0.2.1:0".parse().unwrap()).await;
     assert!(error.contains("no interface has this address"), "{error}");
-}
-
-//----------- Waiting --------------------------------------------------------
-
-#[tokio::test]
-async fn stalled_upstream_delays_only_forwarding() {
-    let recursors = Stalling::new();
-    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
-    let options = Options {
-        request_timeout: Duration::from_millis(300),
-        // One client gets half of these.
-        max_in_flight: 16,
-        workers: NonZeroUsize::new(1),
-        ..Options::default()
-    };
-    let server = Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), routes, options).await;
-    let address = server.address();
-    let outside = query(1, "example.com", TYPE_A, CLASS_IN);
-    let stalled: Vec<_> = (0..8)
-        .map(|_| {
-            let outside = outside.clone();
-            tokio::spawn(async move { ask_udp(address, &outside).await })
-        })
-        .collect();
-    recursors.wait_for(8).await;
-    // No place is left: the next query fails immediately, and local names are still answered.
-    let reply = ask_udp(address, &outside).await;
-    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
-    assert_eq!(recursors.asked.load(Ordering::SeqCst), 8);
-    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
-    assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
-    for reply in stalled {
-        assert_eq!(reply.await.unwrap().metadata.response_code, ResponseCode::ServFail);
-    }
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn shutdown_answers_queries_in_flight() {
-    let recursors = Stalling::new();
-    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
-    let server = Running::start(local(server_state(1, 1)), routes).await;
-    let address = server.address();
-    let by_udp =
-        tokio::spawn(async move { ask_udp(address, &query(1, "example.com", TYPE_A, CLASS_IN)).await });
-    let by_tcp =
-        tokio::spawn(async move { ask_tcp(address, &query(1, "example.com", TYPE_A, CLASS_IN)).await });
-    recursors.wait_for(2).await;
-    let release = async {
-        sleep(Duration::from_millis(50)).await;
-        recursors.release();
-    };
-    tokio::join!(server.stop(), release);
-    assert_eq!(by_udp.await.unwrap().metadata.response_code, ResponseCode::NoError);
-    assert_eq!(by_tcp.await.unwrap().metadata.response_code, ResponseCode::NoError);
-    assert!(TcpStream::connect(address).await.is_err());
-}
-
-#[tokio::test]
-async fn y1_waits_for_first_checks() {
-    let limits = Limits { names: 9, first_checks: PATIENCE, ttl: None };
-    let states = Arc::new(HealthStates::new());
-    let (tracker, _orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
-    let tracker = Arc::new(tracker);
-    let local = Arc::new(ServerState::new(
-        server_state(1, 2),
-        states.clone(),
-        FastPathHandle::default(),
-        Some(tracker.clone()),
-        None,
-    ));
-    let server = Running::start(local, upcheck_only()).await;
-    let plain = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
-    for _ in 0..3 {
-        assert_eq!(addresses(&ask_udp(server.address(), &plain).await).len(), 2);
-        assert!(tracker.is_tracked(&Name::from_text("q-s0.q-g1.bosh").unwrap()));
-    }
-    let waits = query(1, "q-s0y1.q-g1.bosh", TYPE_A, CLASS_IN);
-    let watcher = tokio::spawn(async move {
-        let y1 = Name::from_text("q-s0y1.q-g1.bosh").unwrap();
-        while !tracker.is_tracked(&y1) {
-            sleep(Duration::from_millis(1)).await;
-        }
-        sleep(Duration::from_millis(20)).await;
-        for (last, state) in [(0, HealthState::Failing), (1, HealthState::Running)] {
-            let health = InstanceHealth { state, groups: Box::default() };
-            assert!(tracker.checked(IpAddr::from([10, 0, 1, last]), health));
-        }
-    });
-    assert_eq!(addresses(&ask_udp(server.address(), &waits).await), [IpAddr::from([10, 0, 1, 1])]);
-    watcher.await.unwrap();
-    // Entries cached before the checks are invalid.
-    assert_eq!(addresses(&ask_udp(server.address(), &plain).await), [IpAddr::from([10, 0, 1, 1])]);
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn panic_costs_single_reply() {
-    /// Panics while it is told to.
-    struct Panics(AtomicBool);
-    impl Health for Panics {
-        fn state(&self, _ip: IpAddr, _group: Option<&str>) -> HealthState {
-            assert!(!self.0.load(Ordering::SeqCst), "a defect, made for this test");
-            HealthState::Running
-        }
-    }
-    let health = Arc::new(Panics(AtomicBool::new(true)));
-    let local = with_health(server_state(1, 1), health.clone());
-    let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
-    let server = Running::start_with(&["127.0.0.1:0"], local, upcheck_only(), options).await;
-    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
-    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    socket.send_to(&web, server.address()).await.unwrap();
-    // Answered after the other query was started, by the only worker.
-    ask_udp(server.address(), &query(2, "upcheck.bosh-dns", TYPE_A, CLASS_IN)).await;
-    health.0.store(false, Ordering::SeqCst);
-    assert_eq!(addresses(&ask_udp(server.address(), &web).await).len(), 1);
-    server.stop().await;
-}
-
-//----------- TCP ------------------------------------------------------------
-
-#[tokio::test]
-async fn slow_reply_is_overtaken() {
-    let recursors = Stalling::new();
-    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
-    let server = Running::start(local(server_state(1, 1)), routes).await;
-    let session = |outside_first: bool| {
-        let mut queries = vec![query(1, "example.com", TYPE_A, CLASS_IN)];
-        queries.push(query(2, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN));
-        queries.push(query(3, "upcheck.bosh-dns", TYPE_A, CLASS_IN));
-        if !outside_first {
-            queries.rotate_left(1);
-        }
-        queries.iter().flat_map(|query| framed(query)).collect::<Vec<u8>>()
-    };
-    // The first query stalls: the others overtake it after a while.
-    let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    stream.write_all(&session(true)).await.unwrap();
-    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 2);
-    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 3);
-    recursors.release();
-    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 1);
-    // The recursor answers promptly: all replies come in order, and the connection stays open.
-    for outside_first in [true, false] {
-        stream.write_all(&session(outside_first)).await.unwrap();
-        let expected = if outside_first { [1, 2, 3] } else { [2, 3, 1] };
-        for id in expected {
-            assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, id);
-        }
-    }
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn unread_replies_are_bounded() {
-    const QUERIES: u16 = 20_000;
-    let stalled = Stalling::new();
-    let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
-    // 250 addresses are 4 KiB: 80 MiB in all.
-    let server = Running::start(local(server_state(1, 250)), routes).await;
-    for behind_a_forwarded_name in [false, true] {
-        let stream = TcpStream::connect(server.address()).await.unwrap();
-        let (mut reader, mut writer) = stream.into_split();
-        let writing = tokio::spawn(async move {
-            if behind_a_forwarded_name {
-                writer.write_all(&framed(&query(0, "example.com", TYPE_A, CLASS_IN))).await.unwrap();
-            }
-            for id in 0..QUERIES {
-                writer.write_all(&framed(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
-            }
-            writer
-        });
-        let mut most = 0;
-        for _ in 0..50 {
-            most = most.max(tcp::held_by_all());
-            sleep(Duration::from_millis(10)).await;
-        }
-        assert!(most <= 300 << 10, "{most} bytes of replies were held");
-        // All replies arrive once they are read.
-        stalled.release();
-        let expected = usize::from(QUERIES) + usize::from(behind_a_forwarded_name);
-        for count in 0..expected {
-            let length = timeout(PATIENCE, reader.read_u16()).await.unwrap().unwrap();
-            let mut reply = vec![0; usize::from(length)];
-            reader.read_exact(&mut reply).await.unwrap();
-            assert!(reply.len() > 12, "reply {count}");
-        }
-        drop(writing.await.unwrap());
-    }
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn pipelined_queries_are_answered() {
-    let recursors = Stalling::new();
-    recursors.release();
-    let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
-    let server = Running::start(local(server_state(1, 3)), routes).await;
-    let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    let names = ["q-s0.q-g1.bosh", "example.com", "x.y.z.bosh"];
-    let flood: Vec<u8> = (0..1000u16)
-        .flat_map(|id| framed(&query(id, names[usize::from(id) % 3], TYPE_A, CLASS_IN)))
-        .collect();
-    let (mut reader, mut writer) = stream.split();
-    let write = async { writer.write_all(&flood).await.unwrap() };
-    let read = async {
-        for id in 0..1000 {
-            let length = reader.read_u16().await.unwrap();
-            let mut reply = vec![0; length.into()];
-            reader.read_exact(&mut reply).await.unwrap();
-            assert_eq!(Message::from_vec(&reply).unwrap().metadata.id, id);
-        }
-    };
-    timeout(PATIENCE, async { tokio::join!(write, read) }).await.unwrap();
-
-    stream.set_nodelay(true).unwrap();
-    for byte in framed(&query(4711, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)) {
-        stream.write_all(&[byte]).await.unwrap();
-        sleep(Duration::from_millis(1)).await;
-    }
-    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 4711);
-    // A message that is no query gets no reply, and the connection stays open.
-    stream.write_all(&framed(b"\x12")).await.unwrap();
-    stream.write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
-    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 5);
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn idle_connections_are_closed() {
-    let options = Options {
-        max_tcp_connections: 2,
-        tcp_idle_timeout: Duration::from_millis(400),
-        ..Options::default()
-    };
-    let server =
-        Running::start_with(&["127.0.0.1:0"], local(server_state(1, 1)), upcheck_only(), options).await;
-    let mut silent = Vec::new();
-    for _ in 0..2 {
-        let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        // Half a query does not count as one.
-        stream.write_all(&[0, 30, 1, 2]).await.unwrap();
-        silent.push(stream);
-    }
-    // The idlest connection is closed for the new one.
-    let reply = ask_tcp(server.address(), &query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await;
-    assert_eq!(addresses(&reply).len(), 1);
-    for mut stream in silent {
-        assert!(read_reply(&mut stream).await.is_none());
-    }
-    server.stop().await;
 }
