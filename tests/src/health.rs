@@ -100,6 +100,10 @@ pub enum Says {
     Body(String),
     /// Accepts the connection and never responds.
     Nothing,
+    /// Status 302 with this location.
+    Redirect(String),
+    /// Status 200 and a body that never ends, one byte at a time.
+    Drip,
     /// Raw bytes: `head`, then `again` until the client disconnects.
     Flood { head: Vec<u8>, again: Vec<u8> },
 }
@@ -252,8 +256,10 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         return None;
     };
     let says = shared.state().says.get(&ip).cloned();
-    if let Some(Says::Flood { head, again }) = says {
-        return flood(stream, &head, &again).await.ok();
+    match says {
+        Some(Says::Flood { head, again }) => return flood(stream, &head, &again).await.ok(),
+        Some(Says::Drip) => return drip(stream).await.ok(),
+        _ => {}
     }
     let service = service_fn(|_| {
         let shared = shared.clone();
@@ -262,7 +268,15 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
             tokio::task::yield_now().await;
             let response = match says {
                 Says::Body(body) => Response::new(Full::new(Bytes::from(body))),
-                Says::Nothing | Says::Flood { .. } => {
+                Says::Redirect(location) => {
+                    let mut response = Response::new(Full::default());
+                    *response.status_mut() = StatusCode::FOUND;
+                    if let Ok(location) = location.parse() {
+                        response.headers_mut().insert(hyper::header::LOCATION, location);
+                    }
+                    response
+                }
+                Says::Nothing | Says::Drip | Says::Flood { .. } => {
                     let mut response = Response::new(Full::default());
                     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
                     response
@@ -273,6 +287,17 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         }
     });
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+}
+
+/// Waits for a request, then sends a body one byte at a time, without end.
+async fn drip(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    stream.read_exact(&mut [0; 1]).await?;
+    stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await?;
+    loop {
+        stream.write_all(b"1\r\n \r\n").await?;
+        stream.flush().await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Waits for a request, then sends without end.

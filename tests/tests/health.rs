@@ -203,6 +203,28 @@ fn certificate_rotation_loses_no_check() {
 }
 
 #[test]
+fn redirects_and_slow_bodies_fail_checks() {
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let [redirected, target, slow, good] = [0, 1, 2, 3].map(instance);
+    fleet.says(redirected, Says::Redirect(format!("https://{target}:{}/health", fleet.port)));
+    fleet.says(slow, Says::Drip);
+    let settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(300));
+    let timeout = Duration::from_secs(1);
+    let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
+    service.start().unwrap();
+    let states = service.states();
+    service.tracker().asked(&name("all"), &needs([redirected, slow, good], false));
+    until("the checks", || states.counts() == [1, 0, 2, 0]);
+    assert_eq!(states.state(good, None), HealthState::Running);
+    // The others are still checked, and no redirect is followed.
+    let before = fleet.hits().iter().filter(|hit| hit.ip == good).count();
+    until("further checks", || fleet.hits().iter().filter(|hit| hit.ip == good).count() > before + 3);
+    assert!(fleet.hits().iter().all(|hit| hit.ip != target), "a redirect was followed");
+    assert!(fleet.hits().iter().any(|hit| hit.ip == redirected));
+}
+
+#[test]
 fn silent_instances_delay_no_check() {
     const SILENT: u32 = 3000;
     const LIVE: u32 = 50;

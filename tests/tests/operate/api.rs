@@ -127,3 +127,73 @@ fn users_cannot_lock_operators_out() -> Result<()> {
     drop(flood);
     Ok(())
 }
+
+/// Every route of the API: path, method, and whether it is reserved for administrators.
+const ROUTES: [(&str, &str, bool); 9] = [
+    ("/instances", "GET", false),
+    ("/local-groups", "GET", false),
+    ("/status", "GET", false),
+    ("/resolve?name=web.alias", "GET", false),
+    ("/log", "GET", true),
+    ("/log", "POST", true),
+    ("/reload", "POST", true),
+    ("/flush", "POST", true),
+    ("/tap?name=none.test", "GET", true),
+];
+
+#[test]
+fn every_route_checks_its_role() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("roles", &json!({"api": {"admins": ["somebody.else"]}}))?;
+    let certificates = running.folder().join("certificates");
+    let strangers = running.folder().join("strangers");
+    fs::create_dir(&strangers)?;
+    write_certificates(&strangers)?;
+    fs::copy(certificates.join("ca.crt"), strangers.join("ca.crt"))?;
+    let ca = certificates.join("ca.crt").display().to_string();
+    let resolve = format!("api.bosh-dns:{API_PORT}:127.0.0.1");
+    for (path, method, reserved) in ROUTES {
+        let body = ["-X", method, "-H", "content-type: application/json", "-d", "{}"];
+        let more = if method == "POST" { &body[..] } else { &[] };
+        // No certificate, and one of another CA.
+        let url = format!("https://api.bosh-dns:{API_PORT}{path}");
+        let without = running.curl(&[&["--cacert", &ca, "--resolve", &resolve], more, &[&url]].concat());
+        assert!(without.is_err(), "{method} {path} without a certificate");
+        assert!(
+            running.curl_api(path, &strangers, more).is_err(),
+            "{method} {path} with a foreign certificate"
+        );
+        // A client that is no administrator.
+        let (body, status) = running.curl_api(path, &certificates, more)?;
+        assert_eq!(status, if reserved { 403 } else { 200 }, "{method} {path}: {body}");
+    }
+    // Other spellings of a reserved path reach nothing.
+    for path in
+        ["/flush/", "//flush", "/./flush", "/FLUSH", "/%66lush", "/status/../flush", "/flush%00", "/flush;x"]
+    {
+        let (body, status) = running.curl_api(path, &certificates, &["--path-as-is", "-X", "POST"])?;
+        assert!(matches!(status, 403 | 404), "{path}: {status} {body}");
+    }
+    Ok(())
+}
+
+#[test]
+fn oversized_requests_are_refused() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("oversized", &json!({}))?;
+    let certificates = running.folder().join("certificates");
+    let large = running.folder().join("large");
+    fs::write(&large, vec![b'x'; 16 << 20])?;
+    let body = format!("@{}", large.display());
+    let header = format!("x-large: {}", "x".repeat(120_000));
+    let path = format!("/resolve?name={}", "a.".repeat(40_000));
+    let json = ["-X", "POST", "-H", "content-type: application/json", "--data-binary", &body];
+    for (path, more) in [("/log", &json[..]), ("/status", &["-H", &header][..]), (path.as_str(), &[])] {
+        // A status of refusal, or a connection closed before the whole request was sent.
+        if let Ok((body, status)) = running.curl_api(path, &certificates, more) {
+            assert!((400..500).contains(&status), "{}: {status} {body}", &path[..path.len().min(20)]);
+        }
+        assert_eq!(running.curl_api("/status", &certificates, &[])?.1, 200);
+    }
+    Ok(())
+}

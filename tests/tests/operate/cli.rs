@@ -2,11 +2,16 @@
 
 use std::{fs, process::Command, thread, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requires, server};
+use whole_system_tests::{
+    namespace::Namespace,
+    process::wait_until,
+    requires,
+    server::{self, Server},
+};
 
-use super::running::Running;
+use super::running::{RECORDS, Running};
 
 /// Parses standard output as JSON.
 fn parsed(output: &str) -> Value {
@@ -186,5 +191,55 @@ fn completions_and_manual_cover_commands() -> Result<()> {
     assert!(written.success());
     assert!(pages.path().join("bosh-dns-xdp-status.1").exists());
     assert_eq!(Command::new(&program).arg("nonsense").output()?.status.code(), Some(2));
+    Ok(())
+}
+
+/// Gives this process a private, empty /run.
+fn private_run() -> std::io::Result<()> {
+    use nix::mount::{MsFlags, mount};
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    Ok(mount(Some("tmpfs"), "/run", Some("tmpfs"), MsFlags::empty(), none)?)
+}
+
+#[test]
+fn control_socket_exists_by_default() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("control")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let config = folder.path().join("config.json");
+    let settings = json!({"xdp": {"mode": "off"}});
+    let server = Server::start_prepared(
+        Some(&namespace),
+        folder,
+        ([127, 0, 0, 1], 53).into(),
+        &settings,
+        |command| {
+            // As an operator's file without the object.
+            let text = fs::read(&config).expect("the configuration was written");
+            let mut parsed: Value = serde_json::from_slice(&text).expect("JSON");
+            parsed.as_object_mut().expect("an object").remove("control");
+            fs::write(&config, parsed.to_string()).expect("a writable folder");
+            // SAFETY: plain system calls, allowed between fork and exec.
+            unsafe { std::os::unix::process::CommandExt::pre_exec(command, private_run) };
+        },
+    )?;
+    let pid = server.pid().to_string();
+    let program = server::program()?;
+    let inside = |user: &[&str], words: &[&str]| {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &pid, "--mount", "--net", "--"]).args(user).args(words).output()
+    };
+    let config = server.folder.path().join("config.json");
+    let status = [&*program.to_string_lossy(), "status", "--config", &*config.to_string_lossy()];
+    let output = inside(&[], &status)?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && text.contains("overload"), "{output:?}");
+    let output = inside(&[], &["stat", "-c", "%a %u", "/run/bosh-dns-xdp/control.sock"])?;
+    ensure!(output.stdout == b"600 0\n", "{output:?}");
+    // Other users are not admitted.
+    let output = inside(&["setpriv", "--reuid", "65534", "--clear-groups"], &status)?;
+    ensure!(!output.status.success(), "{output:?}");
     Ok(())
 }

@@ -7,6 +7,7 @@ mod check;
 mod cli;
 mod degraded;
 mod files;
+mod hardship;
 mod hogs;
 mod metrics;
 mod running;

@@ -50,7 +50,7 @@ fn flood_is_limited_per_client() -> Result<()> {
             if number % 50 == 0 {
                 // Paced so that the server's socket loses no datagram, which would distort the
                 // counts below.
-                std::thread::sleep(Duration::from_millis(3));
+                thread::sleep(Duration::from_millis(3));
             }
         }
         // Fleet names, a healthy handler and another client are unaffected.
@@ -65,7 +65,7 @@ fn flood_is_limited_per_client() -> Result<()> {
             other.send_to(&query.to_vec()?, OURS)?;
         }
         while silent.count() < before + 100 {
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
         socket.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut buffer = [0; 512];

@@ -9,6 +9,7 @@ mod handlers;
 mod hanging;
 mod lab;
 mod lies;
+mod lossy;
 mod memory;
 mod outage;
 mod own_messages;

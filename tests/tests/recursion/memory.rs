@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     thread,
     time::Duration,
 };

@@ -101,7 +101,7 @@ fn header_and_opt_are_ours() -> Result<()> {
         vec![Say { bytes, from: None }]
     })?;
     for cache in [false, true] {
-        let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
+        let _lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
         for number in 0..32u8 {
             let flag = |bit: u8| number >> bit & 1 == 1;
             let name = format!("n{}.test.", number / 16);

@@ -190,24 +190,24 @@ fn load(
 ) -> Result<(Seen, Seen)> {
     let ended = AtomicBool::new(false);
     let run = format!("{:08x}", fastrand::u32(..));
+    let new = |number: usize| format!("o{number}.{run}.test.");
+    let listed = |number: usize| names[number % names.len()].clone();
+    let panicked = |_| anyhow::anyhow!("a client has panicked");
+    let ask = |name: &(dyn Fn(usize) -> String + Sync)| {
+        lab.client.run(|| ask_at_rate(CLIENT_ADDRESS, OTHER_RATE, duration, name))
+    };
     thread::scope(|scope| {
         let flooding = flooded.then(|| scope.spawn(|| lab.client.run(|| flood(&ended))));
         thread::sleep(if flooded { LEAD } else { Duration::ZERO });
-        let new = |number: usize| format!("o{number}.{run}.test.");
-        let other = scope.spawn(|| lab.client.run(|| ask_at_rate(CLIENT_ADDRESS, OTHER_RATE, duration, new)));
-        let listed = |number: usize| names[number % names.len()].clone();
-        let local = match with_fleet {
-            true => lab.client.run(|| ask_at_rate(CLIENT_ADDRESS, OTHER_RATE, duration, listed)),
-            false => Ok(Ok(Seen::default())),
-        };
+        let other = scope.spawn(|| ask(&new));
+        let local = if with_fleet { ask(&listed) } else { Ok(Ok(Seen::default())) };
         let other = other.join();
         ended.store(true, Ordering::Relaxed);
-        let flooding = flooding.map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a panic")));
-        let sent = flooding.transpose()?.transpose()?.transpose()?;
-        if let Some(rate) = sent {
+        if let Some(flooding) = flooding {
+            let rate = flooding.join().map_err(panicked)???;
             ensure!(rate >= 0.95 * f64::from(FLOOD_RATE), "the generator sent only {rate:.0} queries/s");
         }
-        Ok((other.map_err(|_| anyhow::anyhow!("a panic"))???, local??))
+        Ok((other.map_err(panicked)???, local??))
     })
 }
 

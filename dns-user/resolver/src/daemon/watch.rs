@@ -26,17 +26,31 @@ pub(super) struct Watch {
     watcher: Option<RecommendedWatcher>,
     events: Arc<Events>,
     folders: HashSet<PathBuf>,
+    /// Checks without any event.
+    ticks: time::Interval,
+    /// Changes of unknown extent that have not been reported yet.
+    changing: Option<Changing>,
+}
+
+/// Times of the first and the last event of a change of unknown extent.
+#[derive(Clone, Copy)]
+struct Changing {
+    first: time::Instant,
+    last: time::Instant,
 }
 
 impl Watch {
+    /// Watches nothing yet. Must be called inside a tokio runtime.
     pub(super) fn new() -> Self {
+        let mut ticks = time::interval_at(time::Instant::now() + INTERVAL, INTERVAL);
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let events = Arc::new(Events::default());
         let told = events.clone();
         let watcher = notify::recommended_watcher(move |event| told.take(event));
         let watcher = watcher
             .inspect_err(|error| warn!("inotify is unavailable ({error}): files are checked once a second"))
             .ok();
-        Self { watcher, events, folders: HashSet::new() }
+        Self { watcher, events, folders: HashSet::new(), ticks, changing: None }
     }
 
     /// Replaces the set of watched folders.
@@ -60,25 +74,31 @@ impl Watch {
         self.folders = watched;
     }
 
-    /// Waits until something may have changed, at most a second.
+    /// Waits until something may have changed, at most a second. Nothing is lost if the future is
+    /// dropped before, as by a `select!` with shorter intervals.
     pub(super) async fn next(&mut self) {
-        if self.watcher.is_none() {
-            return time::sleep(INTERVAL).await;
-        }
         let Events { whole, something } = &*self.events;
-        tokio::select! {
-            () = whole.notified() => return,
-            () = something.notified() => {}
-            () = time::sleep(INTERVAL) => return,
-        }
-        let end = time::Instant::now() + LONGEST;
-        while time::Instant::now() < end {
+        loop {
+            let settled = self.changing.map(|Changing { first, last }| (last + QUIET).min(first + LONGEST));
+            let settling = async {
+                match settled {
+                    Some(time) => time::sleep_until(time).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                () = whole.notified() => return,
-                () = something.notified() => {}
-                () = time::sleep(QUIET) => return,
+                () = whole.notified() => break,
+                () = settling => break,
+                () = something.notified() => {
+                    let last = time::Instant::now();
+                    let first = self.changing.map_or(last, |changing| changing.first);
+                    self.changing = Some(Changing { first, last });
+                }
+                _ = self.ticks.tick() => break,
             }
         }
+        self.changing = None;
+        self.ticks.reset();
     }
 }
 
@@ -108,6 +128,21 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn interrupted_wait_loses_nothing() {
+        let mut watch = Watch::new();
+        let begun = time::Instant::now();
+        // As in the daemon's loop, whose other intervals are shorter.
+        let wait = async |watch: &mut Watch| {
+            while time::timeout(Duration::from_millis(10), watch.next()).await.is_err() {}
+            begun.elapsed()
+        };
+        assert!(wait(&mut watch).await <= INTERVAL + QUIET, "no check without events");
+        let before = begun.elapsed();
+        watch.events.something.notify_one();
+        assert!(wait(&mut watch).await - before <= 2 * QUIET, "an event was lost");
+    }
 
     #[tokio::test]
     async fn a_rename_into_a_watched_folder_wakes() {

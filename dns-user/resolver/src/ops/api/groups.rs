@@ -7,6 +7,7 @@ use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 
 use super::{Backend, json_lines};
+use dns_platform::files::bounded;
 
 /// A line of `/local-groups`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,8 +87,9 @@ fn job_names(jobs_dir: &Path) -> Vec<String> {
     names
 }
 
+/// Reads a regular file; anything else would let a job block the server or fill its memory.
 fn read_links(file: &Path) -> io::Result<Vec<Link>> {
-    serde_json::from_slice(&fs::read(file)?)
+    serde_json::from_slice(&bounded::read(file)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }
 
@@ -102,12 +104,22 @@ mod tests {
             ("b", r#"[{"group": "2", "name": "link", "type": "conn", "more": 1}]"#),
             ("a", r#"[{"group": "1", "name": "link", "type": "conn"}]"#),
             ("broken", "{"),
+            ("c", r#"[{"group": "../../../etc/passwd", "name": "../..", "type": "/"}]"#),
         ] {
             let bosh = folder.path().join(job).join(".bosh");
             fs::create_dir_all(&bosh).unwrap();
             fs::write(bosh.join("links.json"), links).unwrap();
         }
         fs::create_dir(folder.path().join("no-links")).unwrap();
+        // Neither waits for a writer nor reads without end.
+        for (job, special) in [("device", "/dev/zero"), ("folder", "/etc")] {
+            let bosh = folder.path().join(job).join(".bosh");
+            fs::create_dir_all(&bosh).unwrap();
+            std::os::unix::fs::symlink(special, bosh.join("links.json")).unwrap();
+        }
+        let bosh = folder.path().join("fifo/.bosh");
+        fs::create_dir_all(&bosh).unwrap();
+        nix::unistd::mkfifo(&bosh.join("links.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(folder.path().join("README"), "a file").unwrap();
         let health = LocalHealth {
             state: "running".into(),
@@ -117,8 +129,9 @@ mod tests {
             .into_iter()
             .map(|line| (line.job_name, line.group_id, line.health_state))
             .collect();
-        let expected = [("", "", "running"), ("a", "1", "failing"), ("b", "2", "")]
-            .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
+        let expected =
+            [("", "", "running"), ("a", "1", "failing"), ("b", "2", ""), ("c", "../../../etc/passwd", "")]
+                .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
         assert_eq!(lines, expected);
     }
 }
