@@ -1,10 +1,12 @@
 //! Every command against a running server.
 
-use std::{fs, process::Command, thread, time::Duration};
+use std::{fs, net::UdpSocket, process::Command, thread, time::Duration};
 
 use anyhow::{Result, ensure};
+use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{
+    client,
     namespace::Namespace,
     process::wait_until,
     requires,
@@ -241,5 +243,39 @@ fn control_socket_exists_by_default() -> Result<()> {
     // Other users are not admitted.
     let output = inside(&["setpriv", "--reuid", "65534", "--clear-groups"], &status)?;
     ensure!(!output.status.success(), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn limited_clients_are_shown() -> Result<()> {
+    requires!(namespaces);
+    let settings = json!({
+        "disable_recursors": false, "recursors": ["127.0.0.9:53"], "recursor_timeout": "4s",
+    });
+    let running = Running::start("limited", &settings)?;
+    let address = running.server.address;
+    let _silent = running.namespace.run(|| -> Result<UdpSocket> {
+        let silent = UdpSocket::bind("127.0.0.9:53")?;
+        let flooding = UdpSocket::bind("127.0.0.7:0")?;
+        for number in 0..6000 {
+            let query = client::query(&format!("f{number}.test."), RecordType::A, None)?;
+            flooding.send_to(&query.to_vec()?, address)?;
+            if number % 50 == 0 {
+                thread::sleep(Duration::from_millis(3));
+            }
+        }
+        Ok(silent)
+    })??;
+    let (_, text, _) = running.cli(&["status"])?;
+    let line = text.lines().find(|line| line.contains("127.0.0.7") && line.contains("ago"));
+    ensure!(line.is_some_and(|line| line.contains("recursors")), "{text}");
+    let (_, text, _) = running.cli(&["status", "--json"])?;
+    let budgets = &parsed(&text)["overload"]["budgets"];
+    ensure!(
+        budgets[1]["name"] == "recursors" && budgets[1]["limited"][0]["client"] == "127.0.0.7",
+        "{budgets}"
+    );
+    let (_, text, _) = running.cli(&["top", "--once", "--seconds", "1"])?;
+    ensure!(text.lines().any(|line| line.contains("127.0.0.7") && line.contains("recursors")), "{text}");
     Ok(())
 }

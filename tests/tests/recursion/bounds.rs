@@ -82,6 +82,12 @@ fn flood_is_limited_per_client() -> Result<()> {
     ensure!(refused_at_once == usize::from(FLOOD) - SHARE, "{refused_at_once} of the flood were late");
     let refused = lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")? as usize;
     ensure!(refused == usize::from(FLOOD) - SHARE, "{refused} were refused");
+    let by_reason = lab.metric("bosh_dns_xdp_overload_queries_total", "reason=\"recursors\"")? as usize;
+    ensure!(by_reason == refused, "{by_reason} of {refused} refusals are counted by reason");
+    let limited = "bosh_dns_xdp_limited_client_refusals";
+    let of_client = lab.metric(limited, "budget=\"recursors\",client=\"127.0.0.1\"")? as usize;
+    ensure!(of_client == refused, "{of_client} refusals of the client");
+    ensure!(lab.metric(limited, "127.0.0.3")? == 0, "the other client is not limited");
     ensure!(silent.count() == SHARE + 100, "{} were forwarded", silent.count());
     ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was asked once");
     Ok(())
