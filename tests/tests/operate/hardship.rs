@@ -58,8 +58,9 @@ fn inotify_exhaustion_spares_updates() -> Result<()> {
         // SAFETY: plain system calls, allowed between fork and exec.
         unsafe { command.pre_exec(exhaust_inotify) };
     })?;
+    move_instance(&namespace, &server, [10, 0, 0, 44])?;
     ensure!(server.log().contains("inotify is unavailable"), "{}", server.log());
-    move_instance(&namespace, &server, [10, 0, 0, 44])
+    Ok(())
 }
 
 /// Becomes another user and takes all its inotify instances, which the program then inherits.

@@ -31,7 +31,7 @@ fn lost_replies_are_asked_again() -> Result<()> {
     nft(
         &namespace,
         "table ip loss { chain in { type filter hook input priority 0; \
-         ip saddr { 127.0.0.10, 127.0.0.11 } udp sport 53 numgen inc mod 3 == 0 drop\n } }\n",
+         ip saddr { 127.0.0.10, 127.0.0.11 } udp sport 53 numgen inc mod 3 == 0 drop\n }\n}\n",
     )?;
     let recursors = [loopback(10), loopback(11)];
     let scripted = recursors.map(|at| Scripted::answering(&namespace, at, ADDRESS));
@@ -52,7 +52,7 @@ fn large_answers_survive_lost_fragments() -> Result<()> {
     nft(
         &namespace,
         "table ip loss { chain early { type filter hook prerouting priority -450; \
-         ip frag-off & 0x3fff != 0 drop\n } }\n",
+         ip frag-off & 0x3fff != 0 drop\n }\n}\n",
     )?;
     // As real servers do: within the size that the query announces, otherwise truncated.
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
