@@ -48,7 +48,7 @@ impl UpstreamMetrics {
     }
 }
 
-/// Limits without a family of their own, by resource.
+/// Limits without a separate family, by resource.
 const LIMITS: [(&str, usize); 4] = [
     ("recursor_tcp_connections", tcp::MAX_CONNECTIONS),
     ("recursor_tcp_connection_queries", tcp::MAX_PIPELINED),

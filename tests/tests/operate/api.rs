@@ -142,7 +142,7 @@ const ROUTES: [(&str, &str, bool); 9] = [
 ];
 
 #[test]
-fn every_route_checks_its_role() -> Result<()> {
+fn routes_check_client_role() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("roles", &json!({"api": {"admins": ["somebody.else"]}}))?;
     let certificates = running.folder().join("certificates");

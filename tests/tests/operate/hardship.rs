@@ -198,7 +198,7 @@ fn small_memory_suffices() -> Result<()> {
         // SAFETY: writes a file; the number 0 stands for the writing process.
         unsafe { command.pre_exec(move || fs::write(&members, "0")) };
     })?;
-    // A flood of names that nobody answers, and every name of the fleet.
+    // A flood of names that get no answer, and every name of the fleet.
     let silent = namespace.run(|| UdpSocket::bind("127.0.0.9:53"))??;
     let names = fleet.names();
     namespace.run(|| -> Result<()> {

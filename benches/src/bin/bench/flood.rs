@@ -1,5 +1,4 @@
-//! A client that floods the server with names that nobody asked for before, beside unbound: what is
-//! left for other clients.
+//! One client floods the server with new names: the service left for other clients, beside unbound.
 
 use std::{
     collections::HashMap,

@@ -13,7 +13,7 @@ use dns_upstream::{HostNames, InForce};
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Queries the Consul of the object `"consul"`, installs its catalogs, and switches when the object
-/// changes. Host names of agents are resolved as those of recursors are. Calls `installed` with each
+/// changes. Agents' host names are resolved as for recursors. Calls `installed` with each
 /// new catalog. Returns when a source has failed internally.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn interrupted_wait_loses_nothing() {
+    async fn interrupted_wait_keeps_events() {
         let mut watch = Watch::new();
         // As in the daemon's loop, whose other intervals are shorter.
         let checked =
