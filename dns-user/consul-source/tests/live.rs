@@ -20,6 +20,7 @@ use dns_consul::{
     http_api::{ApiAddress, HttpApi},
 };
 use dns_consul_source::{Picture, Settings, Source};
+use dns_upstream::HostNames;
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
 use support::{
     double::{Double, Fault, Rules},
@@ -307,6 +308,34 @@ async fn queried_datacenters_are_read() {
     };
     until("dc2 is out of reach", unreachable).await;
     assert!(!pending(&source.pictures().borrow()));
+}
+
+/// Answers every DNS query for an address with 127.0.0.1 and a TTL of a minute.
+async fn resolve_all(socket: tokio::net::UdpSocket) {
+    let mut query = [0; 512];
+    while let Ok((length, client)) = socket.recv_from(&mut query).await {
+        // The question ends before the OPT, which has 11 bytes.
+        let mut reply = query[..length - 11].to_vec();
+        let is_a = reply[length - 11 - 3] == 1;
+        reply[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
+        if is_a {
+            reply.extend_from_slice(&[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
+        }
+        let _ = socket.send_to(&reply, client).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_hosts_resolve_in_background() {
+    let double = start(World::generated(3, 1), Rules::default());
+    let resolver = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let recursors = [resolver.local_addr().unwrap().to_string()];
+    tokio::spawn(resolve_all(resolver));
+    let names = HostNames::new(&recursors, Arc::default());
+    let settings = settings(&[double.address], |api| api.addresses[0].host = "agent.consul.test".to_owned());
+    let source = Source::start(settings, &names);
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
 }
 
 /// A double for this world.
