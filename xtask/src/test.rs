@@ -28,9 +28,8 @@ const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
 /// Checks that are not part of this command.
 const NEVER_RUN: [&str; 2] = [
-    "two whole builds of what is handed out, compared byte by byte: they take half an hour; \
-     `cargo xtask dist --twice`",
-    "the programs on a kernel that you bring: `cargo xtask kernel-test IMAGE` (on Debian's they are tested)",
+    "reproducibility of the distribution, which takes half an hour: `cargo xtask dist --twice`",
+    "the programs on a kernel of your own: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
 ];
 
 /// Runs all checks, or only the tests whose names contain one of `filters`; finally prints the time
@@ -71,8 +70,8 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
         )
     });
     times.add_groups(&target.join("nextest/default/junit.xml"))?;
-    times.tell();
-    tell_not_run(&fs::read_to_string(&not_run)?);
+    times.print();
+    print_not_run(&fs::read_to_string(&not_run)?);
     passed
 }
 
@@ -99,7 +98,7 @@ impl Times {
         Ok(())
     }
 
-    fn tell(&self) {
+    fn print(&self) {
         println!("\n== time (of groups of tests: the sum of their tests)");
         for (name, time) in &self.0 {
             println!("{:8.1} s  {name}", time.as_secs_f64());
@@ -139,12 +138,12 @@ fn has_advisories() -> bool {
 }
 
 /// Prints the tests that could not run, and the reasons.
-fn tell_not_run(list: &str) {
+fn print_not_run(list: &str) {
     println!("\n== not run, because");
     if !has_advisories() {
         println!(
-            "- advisories about dependencies: cargo-deny or its database is not here, and a test must not need \
-             the network; `cargo deny check advisories` looks them up, and so does the hosted workflow every week"
+            "- advisories about dependencies: cargo-deny or its database is missing, and a test must not need the \
+             network; `cargo deny check advisories` fetches them, as the hosted workflow does every week"
         );
     }
     for line in list.lines().chain(NEVER_RUN) {
