@@ -8,6 +8,7 @@
 
 pub mod bpffs;
 pub mod cards;
+pub mod cell;
 pub mod checksum;
 pub mod client;
 pub mod confined;
@@ -21,6 +22,7 @@ pub mod mapping;
 pub mod metrics;
 pub mod names;
 pub mod namespace;
+pub mod old_kernel;
 pub mod process;
 pub mod program;
 pub mod requirements;

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use hickory_proto::rr::RecordType;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -187,6 +188,10 @@ impl Server {
 
     pub fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
     }
 
     /// Returns the log written so far.

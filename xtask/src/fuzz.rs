@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: runs the targets of `tests/fuzz` for a bounded time each, and the BPF
-//! programs against their model.
+//! `cargo xtask fuzz`: runs the targets of `tests/fuzz` for a bounded time each, the BPF programs
+//! against their model, and a server with the fast path against one without.
 //!
 //! The stable compiler builds the targets in the workspace's target folder (explained in
 //! `tests/fuzz/rustc.sh`); only this project's crates are compiled again.
@@ -96,6 +96,19 @@ pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
     packets::test(
         "random::random_packets_match_model",
+        &["--release", "--package", "whole-system-tests"],
+        &environment,
+    )
+}
+
+/// Sends `packets` random packets in random set-ups to a server with the fast path and to one
+/// without, and compares the replies.
+pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
+    let mut environment =
+        vec![("PACKETS", packets.to_string().into()), ("SETUPS", set_ups.to_string().into())];
+    environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
+    packets::test(
+        "differential::interfaces_answer_as_userspace",
         &["--release", "--package", "whole-system-tests"],
         &environment,
     )

@@ -69,11 +69,14 @@ enum Command {
     Dist(dist::Dist),
     /// Build the documentation book into target/book and check every link.
     Docs,
-    /// Run the fuzz targets from their corpora, or the BPF programs against their model.
+    /// Run the fuzz targets from their corpora, the BPF programs against their model, or a server with
+    /// the fast path against one without.
     ///
     /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program, random
     /// and mutated packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and
-    /// every reply is compared with the model in tests/tests/packets/model.rs. The same seed
+    /// every reply is compared with the model in tests/tests/packets/model.rs. With --interfaces,
+    /// random packets reach two servers in random set-ups (paths, addresses, MTU, packet filter
+    /// rules), and the one with the fast path must answer exactly as the other. The same seed
     /// generates the same packets.
     Fuzz {
         /// Run only targets whose name contains one of these.
@@ -84,9 +87,15 @@ enum Command {
         /// Fuzz the BPF programs instead of the targets.
         #[arg(long, conflicts_with_all = ["filters", "seconds"])]
         program: bool,
-        /// Number of packets for each BPF program.
-        #[arg(long, default_value_t = 10_000_000, requires = "program")]
-        packets: u64,
+        /// Compare interfaces with userspace instead; needs root.
+        #[arg(long, conflicts_with_all = ["filters", "seconds", "program"])]
+        interfaces: bool,
+        /// Number of packets: for each BPF program 10,000,000, for interfaces 100,000.
+        #[arg(long)]
+        packets: Option<u64>,
+        /// Number of set-ups of interfaces.
+        #[arg(long, default_value_t = 200, requires = "interfaces")]
+        set_ups: u64,
         /// Seed of the inputs or packets; chosen at random and printed if not given.
         #[arg(long)]
         seed: Option<u64>,
@@ -156,7 +165,13 @@ fn main() -> Result<()> {
         Command::Docs => docs::build(),
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
-            fuzz::program(packets, seed)
+            fuzz::program(packets.unwrap_or(10_000_000), seed)
+        }
+        Command::Fuzz { interfaces: true, packets, set_ups, seed, .. } => {
+            packages::ensure(packages::TEST)?;
+            toolchain::ensure()?;
+            release(&[])?;
+            fuzz::interfaces(packets.unwrap_or(100_000), set_ups, seed)
         }
         Command::Fuzz { filters, seconds, seed, .. } => {
             toolchain::ensure()?;

@@ -2,67 +2,29 @@
 //! queries.
 
 use std::{
-    collections::BTreeMap,
     process::Command,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use whole_system_tests::{
     client,
-    metrics::{Metrics, wait_for_metrics},
-    namespace::{End, Namespace, join},
-    process::{capture, run, wait_until},
+    metrics::Metrics,
+    namespace::Namespace,
+    process::{run, wait_until},
     requires,
     server::{self, Server},
 };
 
-use crate::lab::{Bpffs, Pair, addresses, v4};
-
-/// A name in the records.
-const NAME: &str = "q-s0.q-g3.bosh.";
+use crate::{
+    gated::{Gated, NAME, hits},
+    lab::{Bpffs, Pair, addresses, v4},
+};
 
 /// Timeout of a single query.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// A server that serves every interface once queries arrive through it.
-struct Gated {
-    server: Server,
-    /// Dropped before the namespaces.
-    bpffs: Bpffs,
-}
-
-impl Gated {
-    /// Starts the server in a namespace.
-    fn start(namespace: &Namespace) -> Result<Self> {
-        let bpffs = Bpffs::new()?;
-        let folder = server::folder(&server::records_of_groups(&[3]), None)?;
-        let settings = json!({
-            "metrics": {"enabled": true},
-            "control": {"socket": folder.path().join("control.sock")},
-            "xdp": {"mode": "auto", "bpffs": bpffs.path(), "interfaces": ["*"]},
-        });
-        let server = Server::start(Some(namespace), folder, v4(), &settings)?;
-        wait_for_metrics(namespace)?;
-        Ok(Self { server, bpffs })
-    }
-
-    /// Returns the state of each interface by name.
-    fn states(&self, namespace: &Namespace) -> Result<BTreeMap<String, (String, String)>> {
-        let mut command = namespace.command(server::program()?)?;
-        let config = self.server.folder.path().join("config.json");
-        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-        let status: Value = serde_json::from_str(&said)?;
-        let interfaces = status["fast_path"]["interfaces"].as_array().context("interfaces")?;
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        Ok(interfaces
-            .iter()
-            .map(|one| (text(&one["name"]), (text(&one["state"]), text(&one["why"]))))
-            .collect())
-    }
-}
 
 /// Sends `times` queries, ten per second; returns the number of replies.
 fn ask(client: &Namespace, times: usize) -> Result<usize> {
@@ -74,11 +36,6 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
         thread::sleep(Duration::from_millis(100).saturating_sub(begun.elapsed()));
     }
     Ok(answered)
-}
-
-/// Returns the number of replies given by interfaces.
-fn hits(namespace: &Namespace) -> Result<u64> {
-    Ok(Metrics::read(namespace)?.fast_path_replies())
 }
 
 /// Queries until interfaces answer.
@@ -103,7 +60,7 @@ fn queries_open_gate_rules_close() -> Result<()> {
     wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(|| gated.server.log())?;
     // Probes arrive, so the interface stays served.
     ensure!(ask(&pair.client, 40)? == 40);
-    ensure!(gated.states(&pair.server)?["srv"].0 == "served");
+    ensure!(gated.states(&pair.server)?["srv"].state == "served");
 
     for (program, rule) in [
         ("iptables-legacy", &["INPUT", "-p", "udp", "--dport", "53", "-j", "DROP"][..]),
@@ -161,7 +118,7 @@ fn diverted_local_queries_are_answered() -> Result<()> {
         ],
     )?;
     wait_until("lo to be left to userspace", Duration::from_secs(4), || {
-        gated.states(&host).is_ok_and(|states| states.get("lo").is_some_and(|(state, _)| state == "refused"))
+        gated.states(&host).is_ok_and(|states| states.get("lo").is_some_and(|lo| lo.state == "refused"))
     })?;
     let other = "8.8.8.8:53".parse()?;
     for _ in 0..5 {
@@ -208,98 +165,4 @@ fn path_mtu_limits_replies() -> Result<()> {
         .sum(dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL, "outcome=\"large_reply\"");
     ensure!(large >= 7, "{large} of 8 left to userspace");
     Ok(())
-}
-
-/// Number of containers on the cell.
-const CONTAINERS: usize = 100;
-
-#[test]
-fn container_queries_are_counted_separately() -> Result<()> {
-    requires!(namespaces, bpf);
-    let (host, containers) = (Namespace::new("cell")?, Namespace::new("apps")?);
-    host.forward()?;
-    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    let gated = Gated::start(&host)?;
-    let name = |number: usize| format!("s-{number}");
-    for number in 0..CONTAINERS {
-        let (near, far) = (name(number), format!("c{number}"));
-        let (host_address, address) = (format!("10.255.{number}.1/30"), format!("10.255.{number}.2/30"));
-        join(
-            End { namespace: &host, interface: &near, addresses: &[&host_address] },
-            End { namespace: &containers, interface: &far, addresses: &[&address] },
-        )?;
-    }
-    // Each container queries through its own interface.
-    let ask_from = |number: usize, times: usize| -> Result<usize> {
-        let (device, query) =
-            (format!("c{number}"), client::query(NAME, hickory_proto::rr::RecordType::A, None)?);
-        let bytes = query.to_vec()?;
-        containers.run(|| -> Result<usize> {
-            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
-            socket.bind_device(Some(device.as_bytes()))?;
-            socket.set_read_timeout(Some(PATIENCE))?;
-            socket.connect(&v4().into())?;
-            let mut answered = 0;
-            let mut buffer = [std::mem::MaybeUninit::uninit(); 512];
-            for _ in 0..times {
-                socket.send(&bytes)?;
-                answered += usize::from(socket.recv(&mut buffer).is_ok());
-            }
-            Ok(answered)
-        })?
-    };
-    for number in 0..CONTAINERS {
-        let (far, metric) = (format!("c{number}"), (number + 1).to_string());
-        containers.ip(&["route", "add", "169.254.0.2/32", "dev", &far, "metric", &metric])?;
-        containers.ip(&[
-            "neigh",
-            "replace",
-            "169.254.0.2",
-            "lladdr",
-            &mac(&host, &name(number))?,
-            "dev",
-            &far,
-        ])?;
-    }
-    let begun = Instant::now();
-    wait_until("every container to be served", Duration::from_secs(150), || {
-        (0..CONTAINERS).all(|number| ask_from(number, 3).is_ok_and(|answered| answered == 3))
-            && gated.states(&host).is_ok_and(|states| {
-                (0..CONTAINERS)
-                    .all(|number| states.get(&name(number)).is_some_and(|(state, _)| state == "served"))
-            })
-    })
-    .with_context(|| format!("{:?}", gated.states(&host)))?;
-    println!("all served after {:?}", begun.elapsed());
-    // Replies are counted per interface.
-    let replies = |metrics: &Metrics, number: usize| {
-        let label = format!("interface=\"{}\"", name(number));
-        metrics.sum(dns_platform::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label)
-    };
-    for number in [0, 1, 50, CONTAINERS - 1] {
-        let before = Metrics::read(&host)?;
-        ensure!(ask_from(number, 20)? == 20);
-        let after = Metrics::read(&host)?;
-        for other in 0..CONTAINERS {
-            let more = replies(&after, other) - replies(&before, other);
-            ensure!(
-                if other == number { more >= 18 } else { more == 0 },
-                "{other} while {number} asks: {more}"
-            );
-        }
-    }
-    for number in 0..CONTAINERS {
-        host.ip(&["link", "del", &name(number)])?;
-    }
-    wait_until("the pins to go with their interfaces", Duration::from_secs(15), || {
-        gated.bpffs.links().iter().all(|pin| pin.ends_with("1-tcx"))
-    })
-}
-
-/// Returns the Ethernet address of an interface.
-fn mac(namespace: &Namespace, interface: &str) -> Result<String> {
-    let mut command = Command::new("ip");
-    let shown = capture(command.args(["-n", namespace.name(), "-o", "link", "show", interface]))?;
-    let address = shown.split("link/ether ").nth(1).and_then(|rest| rest.split(' ').next());
-    address.map(str::to_owned).context("ip shows the address")
 }

@@ -4,15 +4,13 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::Write as _,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    process::Stdio,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Deserialize;
-use whole_system_tests::{namespace::Namespace, requires};
+use whole_system_tests::{cell::feed, namespace::Namespace, requires};
 
 use crate::lab::v4;
 
@@ -56,16 +54,6 @@ fn client(interface: &str) -> IpAddr {
         "lo" => v4().ip(),
         _ => [10, 0, 16, 77].into(),
     }
-}
-
-/// Runs a command inside the namespace with `input`.
-fn feed(host: &Namespace, command: &[&str], input: &str) -> Result<()> {
-    let mut child = host.command(command[0])?;
-    let mut child =
-        child.args(&command[1..]).stdin(Stdio::piped()).spawn().with_context(|| command[0].to_owned())?;
-    child.stdin.take().context("piped")?.write_all(input.as_bytes())?;
-    ensure!(child.wait()?.success(), "{command:?} failed on:\n{input}");
-    Ok(())
 }
 
 #[test]

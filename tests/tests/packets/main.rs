@@ -7,11 +7,13 @@
 //! - [`lookup`]: lookup of entries.
 //! - [`overload`]: load shedding.
 //! - [`shuffle`]: the order of answers, statistically.
+//! - [`differential`]: random packets in random set-ups, with and without the fast path.
 //! - [`object`]: the object's requirements on the kernel.
 //! - [`other_kernel`]: all of these on other kernels, in a virtual machine.
 //! - [`network_cards`]: the server behind emulated network cards, in a virtual machine.
 //! - [`model`]: a plain model of the programs, the reference for table and random packets.
 
+mod differential;
 mod fixtures;
 mod forwarded;
 mod lookup;

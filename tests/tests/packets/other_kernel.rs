@@ -21,9 +21,10 @@ use whole_system_tests::{
     requirements, server,
 };
 
-/// Modules needed unless they are built in, in order of loading: the interface, and the server's
-/// attachment to it.
-const MODULES: [&str; 3] = ["veth", "sch_ingress", "cls_bpf"];
+/// Modules needed unless they are built in: the interface, the server's attachment to it, and those
+/// of the set-ups in `tests/src/bin/vm-init/set_ups.rs`.
+const MODULES: [&str; 10] =
+    ["veth", "sch_ingress", "cls_bpf", "xfrm_user", "esp4", "authenc", "echainiv", "vrf", "bridge", "8021q"];
 
 /// Time limit of a virtual machine. It is emulated: about a minute on an idle host, many times that
 /// on a busy one.
@@ -87,7 +88,7 @@ impl Kernel {
         let archive = self.archive(folder.path(), &MODULES)?;
         let console = folder.path().join("console");
         let mut machine = Kept::spawn(
-            self.machine(&archive, "")
+            self.machine(&archive, self.environment())
                 .stdin(Stdio::null())
                 .stdout(fs::File::create(&console)?)
                 .stderr(Stdio::null()),
@@ -110,6 +111,7 @@ impl Kernel {
         copy_program(&env::current_exe()?, &files, "bin/packets")?;
         copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
         copy_program(&on_path("ip")?, &files, "bin/ip")?;
+        copy_program(&on_path("bridge")?, &files, "bin/bridge")?;
         copy_program(&on_path("ethtool")?, &files, "bin/ethtool")?;
         self.copy_modules(&files.join("modules"), modules)?;
         run(Command::new("sh")
@@ -140,26 +142,57 @@ impl Kernel {
         command
     }
 
-    /// Copies the required modules to the folder read by the init process.
+    /// Returns the environment of the init process. Debian's kernels have every module, so each set-up
+    /// must work; a kernel without modules may lack some.
+    fn environment(&self) -> &'static str {
+        if self.modules.is_some() { "BOSH_DNS_SET_UPS=all" } else { "" }
+    }
+
+    /// Copies the wanted modules to the folder read by the init process, which loads them in the
+    /// order of their names.
     fn copy_modules(&self, to: &Path, wanted: &[&str]) -> Result<()> {
         fs::create_dir(to)?;
         let Some(modules) = &self.modules else { return Ok(()) };
-        for (number, module) in wanted.iter().enumerate() {
-            let file = format!("{module}.ko");
-            let is_it = |name: &str| name == file || name.starts_with(&format!("{file}."));
-            let Some(found) = find_below(modules, &is_it)? else { continue };
-            let unpack: &[&str] = match found.extension().and_then(OsStr::to_str) {
-                Some("xz") => &["xz", "-dc"],
-                Some("zst") => &["zstd", "-dc"],
-                Some("gz") => &["gzip", "-dc"],
-                _ => &["cat"],
-            };
-            let unpacked = fs::File::create(to.join(format!("{number:02}-{file}")))?;
-            let status = Command::new(unpack[0]).args(&unpack[1..]).arg(&found).stdout(unpacked).status()?;
-            ensure!(status.success(), "{}: {} ({status})", found.display(), unpack.join(" "));
-        }
-        Ok(())
+        let mut copied = Vec::new();
+        wanted.iter().try_for_each(|module| copy_module(modules, module, to, &mut copied))
     }
+}
+
+/// Copies a module, after those that it depends on, unless it is built in or was copied before.
+fn copy_module(modules: &Path, module: &str, to: &Path, copied: &mut Vec<String>) -> Result<()> {
+    let module = module.replace('-', "_");
+    if copied.contains(&module) {
+        return Ok(());
+    }
+    let is_it = |name: &str| {
+        name.split_once(".ko").is_some_and(|(stem, rest)| {
+            stem.replace('-', "_") == module && (rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    let Some(found) = find_below(modules, &is_it)? else { return Ok(()) };
+    let unpack: &[&str] = match found.extension().and_then(OsStr::to_str) {
+        Some("xz") => &["xz", "-dc"],
+        Some("zst") => &["zstd", "-dc"],
+        Some("gz") => &["gzip", "-dc"],
+        _ => &["cat"],
+    };
+    let unpacked = Command::new(unpack[0]).args(&unpack[1..]).arg(&found).output()?;
+    ensure!(unpacked.status.success(), "{}: {}", found.display(), unpack.join(" "));
+    copied.push(module.clone());
+    for dependency in dependencies(&unpacked.stdout) {
+        copy_module(modules, &dependency, to, copied)?;
+    }
+    let number = fs::read_dir(to)?.count();
+    Ok(fs::write(to.join(format!("{number:02}-{module}.ko")), unpacked.stdout)?)
+}
+
+/// Returns the modules that a module depends on, from its section `.modinfo`.
+fn dependencies(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
+    let list = module[at + KEY.len()..].split(|&byte| byte == 0).next().unwrap_or_default();
+    let list = String::from_utf8_lossy(list);
+    list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// Finds a file below a folder by its name.

@@ -20,6 +20,7 @@ use whole_system_tests::interrupt;
 mod against;
 mod cell;
 mod consul;
+mod containers;
 mod cost;
 mod flood;
 mod footprint;
@@ -119,6 +120,7 @@ const PARTS: &[Part] = &[
     ("footprint", footprint::measure),
     ("reload", reload::measure),
     ("harm", harm::measure),
+    ("cell", containers::measure),
     ("consul", consul::measure),
 ];
 
@@ -182,7 +184,13 @@ fn run(arguments: &Arguments) -> Result<()> {
 
 /// Writes the report with the main figures first.
 fn finish(mut report: Report, folder: &Path) -> Result<()> {
-    report.put_first(&[saturated::TITLE, latency::TITLE, saturated::SCALE_TITLE, harm::MAIN_TITLE]);
+    report.put_first(&[
+        saturated::TITLE,
+        latency::TITLE,
+        saturated::SCALE_TITLE,
+        harm::MAIN_TITLE,
+        containers::TITLE,
+    ]);
     write(&report, folder)
 }
 

@@ -2,41 +2,18 @@
 
 use std::{
     fmt, io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
 };
 
 use crate::{
-    attach::filters::Filters,
+    attach::filters::{ClsactError, Filter},
     attach::hook::Hook,
     attach::netlink::{Link, Socket},
     attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
     programs::{Missing, Program, Programs},
 };
-
-impl Filters {
-    /// Sets our filter and returns its priority.
-    fn set(&self, ifindex: u32, program: BorrowedFd<'_>, netlink: &mut Socket) -> Result<u16, HookError> {
-        let clsact = |error| HookError::Os { hook: Hook::Clsact, error };
-        netlink.add_clsact(ifindex).map_err(clsact)?;
-        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
-        let (priority, replace) = place.map_err(clsact)?.ok_or(HookError::NoPriority)?;
-        let name = self.name();
-        netlink.set_filter(ifindex, priority, replace, program, &name).map_err(clsact)?;
-        Ok(priority)
-    }
-
-    /// Removes our filter from an interface, whichever process set it; returns whether there was
-    /// one.
-    pub(crate) fn remove(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
-        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
-        match place? {
-            Some((priority, true)) => netlink.remove_filter(ifindex, priority).map(|()| true),
-            _ => Ok(false),
-        }
-    }
-}
 
 /// The reason why nothing can be attached to a hook of an interface.
 #[derive(Debug, thiserror::Error)]
@@ -55,9 +32,8 @@ pub(crate) enum HookError {
     DriverRefuses(io::Error),
     #[error("tcx: needs kernel 6.6")]
     NoTcx,
-    /// Foreign filters hold every priority that ours may have.
-    #[error("clsact: foreign filters occupy every priority available to the server")]
-    NoPriority,
+    #[error(transparent)]
+    Clsact(#[from] ClsactError),
     /// Any other error from the kernel.
     #[error("{hook}: {error}")]
     Os { hook: Hook, error: io::Error },
@@ -67,7 +43,7 @@ pub(crate) enum HookError {
 #[derive(Debug)]
 pub(crate) enum Occupant {
     /// Identified; needs CAP_SYS_ADMIN.
-    ReceiveMetadata {
+    Identified {
         id: u32,
         /// The program's name and the user that loaded it.
         info: bpf::ProgramInfo,
@@ -82,7 +58,7 @@ impl Occupant {
     fn find(id: Option<u32>) -> Self {
         let Some(id) = id else { return Self::Unknown };
         match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
-            Ok(info) => Self::ReceiveMetadata { id, info },
+            Ok(info) => Self::Identified { id, info },
             Err(_) => Self::Id(id),
         }
     }
@@ -91,7 +67,7 @@ impl Occupant {
 impl fmt::Display for Occupant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ReceiveMetadata { id, info } => {
+            Self::Identified { id, info } => {
                 write!(f, "XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid)
             }
             Self::Id(id) => write!(f, "the XDP program with id {id}"),
@@ -101,13 +77,15 @@ impl fmt::Display for Occupant {
 }
 
 /// Resources needed to attach a program.
-pub(crate) struct Means<'a> {
+pub(crate) struct AttachContext<'a> {
     pub(crate) programs: &'a mut Programs,
     /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<&'a Pins>,
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
     pub(crate) netlink: &'a mut Socket,
+    /// Whether a qdisc may be added to the interface: no CNI plugin needs its place any more.
+    pub(crate) settled: bool,
 }
 
 /// The state of a program on a hook.
@@ -125,25 +103,27 @@ pub(crate) enum AttachState {
 #[derive(Debug)]
 enum HookHandle {
     Link(OwnedFd),
-    /// A clsact filter with this priority.
-    Filter(u16),
+    Filter(Filter),
 }
 
 /// A program on a hook.
 #[derive(Debug)]
 pub(crate) struct HookAttachment {
     pub(crate) hook: Hook,
-    /// The link; for clsact the priority of the filter.
     handle: HookHandle,
     /// The link's pin.
     pin: Option<PathBuf>,
 }
 
 impl HookAttachment {
-    pub(crate) fn take(hook: Hook, interface: &Link, means: &mut Means<'_>) -> Result<Self, HookError> {
-        let (handle, pin) = attach(hook, interface, means)?;
+    pub(crate) fn take(
+        hook: Hook,
+        interface: &Link,
+        context: &mut AttachContext<'_>,
+    ) -> Result<Self, HookError> {
+        let (handle, pin) = attach(hook, interface, context)?;
         let pin = pin.or_else(|| match &handle {
-            HookHandle::Link(link) => pin_new(means.pins, link, interface, hook),
+            HookHandle::Link(link) => pin_new(context.pins, link, interface, hook),
             HookHandle::Filter(_) => None,
         });
         Ok(Self { hook, handle, pin })
@@ -156,7 +136,7 @@ impl HookAttachment {
                 Ok(info) if info.ifindex == ifindex => Some(info.program_id),
                 _ => None,
             },
-            HookHandle::Filter(priority) => {
+            HookHandle::Filter(Filter { priority, .. }) => {
                 let filter = netlink.filter(ifindex, *priority).ok().flatten();
                 filter.map(|(id, _)| id).filter(|&id| id != 0)
             }
@@ -183,9 +163,7 @@ impl HookAttachment {
         let result = match &handle {
             // Even if other processes hold the link, the program is off the interface now.
             HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
-            HookHandle::Filter(priority) if state == AttachState::Ours => {
-                netlink.remove_filter(ifindex, *priority)
-            }
+            HookHandle::Filter(filter) if state == AttachState::Ours => filter.remove(ifindex, netlink),
             HookHandle::Filter(_) => Ok(()),
         };
         if let Err(error) = result
@@ -215,14 +193,14 @@ pub(crate) fn drop_predecessor(link: PinnedLink) {
 fn attach(
     hook: Hook,
     link: &Link,
-    means: &mut Means<'_>,
+    context: &mut AttachContext<'_>,
 ) -> Result<(HookHandle, Option<PathBuf>), HookError> {
-    let Means { programs, pins: _, predecessor, netlink } = means;
+    let AttachContext { programs, pins: _, predecessor, netlink, settled } = context;
     let filters = programs.filters.clone();
     let program = programs.get(Program::of(hook))?;
     let Some(kind) = hook.link_kind() else {
-        let priority = filters.set(link.ifindex, program, netlink)?;
-        return Ok((HookHandle::Filter(priority), None));
+        let filter = filters.set(link.ifindex, program, *settled, netlink)?;
+        return Ok((HookHandle::Filter(filter), None));
     };
     // The predecessor's link on this hook: replaced atomically, so that every packet meets exactly
     // one program.

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::{
-    attach::attachment::{AttachState, HookAttachment, HookError, Means},
+    attach::attachment::{AttachContext, AttachState, HookAttachment, HookError},
+    attach::filters::ClsactError,
     attach::hook::Hook,
     attach::netlink::{ETHERNET, LOOPBACK, Link, Socket},
     programs::{Missing, Program, Programs},
@@ -35,6 +36,9 @@ pub(crate) enum NotServed {
     /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
+    /// Tried again once the interface is settled.
+    #[error("{}", ClsactError::Unsettled)]
+    Unsettled,
     #[error("its packets have no Ethernet header")]
     NoEthernet,
     /// `xdp.mode` turns the fast path off.
@@ -99,11 +103,11 @@ pub(crate) struct Attachment {
 
 impl Attachment {
     /// Attaches to the best hook of the plan that accepts the program, replacing a predecessor's.
-    pub(crate) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, NotServed> {
+    pub(crate) fn make(plan: Plan, link: &Link, context: &mut AttachContext<'_>) -> Result<Self, NotServed> {
         let Plan { hooks, why, wanted_first } = plan;
         let mut refusals = Refusals::default();
         for (index, &hook) in hooks.iter().enumerate() {
-            match means.programs.get(Program::of(hook)) {
+            match context.programs.get(Program::of(hook)) {
                 Ok(_) => {}
                 Err(Missing::Loading) => return Err(NotServed::Loading),
                 Err(missing) => {
@@ -111,8 +115,9 @@ impl Attachment {
                     continue;
                 }
             }
-            let program = match HookAttachment::take(hook, link, means) {
+            let program = match HookAttachment::take(hook, link, context) {
                 Ok(attachment) => attachment,
+                Err(HookError::Clsact(ClsactError::Unsettled)) => return Err(NotServed::Unsettled),
                 Err(refusal) => {
                     refusals.push(refusal);
                     continue;

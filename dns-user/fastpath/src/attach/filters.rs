@@ -1,8 +1,54 @@
-//! Our clsact filters, told apart from foreign ones.
+//! Our clsact filters, told apart from foreign ones, and the qdisc that they need.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, os::fd::BorrowedFd};
 
 use dns_common::object;
+
+use super::{netlink::Socket, settling::QUIET};
+
+/// The only qdisc at ingress that our filters can share with others.
+const CLSACT: &str = "clsact";
+
+/// The reason why our filter cannot be set.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClsactError {
+    /// Foreign filters hold every priority that ours may have.
+    #[error("clsact: foreign filters occupy every priority available to the server")]
+    NoPriority,
+    /// Filters of another qdisc, such as a bandwidth limit, may see packets first and keep them.
+    #[error(
+        "clsact: the interface has a foreign qdisc \"{0}\" (a bandwidth limit?); before Linux 6.6 there can be none beside it"
+    )]
+    OtherQdisc(String),
+    /// No qdisc may be added yet.
+    #[error(
+        "before Linux 6.6 a clsact qdisc is added {} s after the interface's last change, because a CNI plugin may still add \"ingress\"",
+        QUIET.as_secs()
+    )]
+    Unsettled,
+    #[error("clsact: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// A filter of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) priority: u16,
+    /// Whether this process added the qdisc.
+    owns_qdisc: bool,
+}
+
+impl Filter {
+    /// Removes the filter, and the qdisc if this process added it and nothing else uses it: a CNI
+    /// plugin could otherwise no longer add `ingress`.
+    pub(super) fn remove(self, ifindex: u32, netlink: &mut Socket) -> io::Result<()> {
+        netlink.remove_filter(ifindex, self.priority)?;
+        if self.owns_qdisc && !netlink.has_filters(ifindex)? {
+            netlink.remove_clsact(ifindex)?;
+        }
+        Ok(())
+    }
+}
 
 /// Our clsact filters. The kernel identifies a filter of an interface only by its priority, so each
 /// of ours carries its owner in its name.
@@ -25,6 +71,37 @@ impl Filters {
         // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from
         // 0xc000 down.
         Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
+    }
+
+    /// Sets our filter. A clsact qdisc is added only if the interface is settled.
+    pub(super) fn set(
+        &self,
+        ifindex: u32,
+        program: BorrowedFd<'_>,
+        settled: bool,
+        netlink: &mut Socket,
+    ) -> Result<Filter, ClsactError> {
+        let owns_qdisc = match netlink.ingress_qdisc(ifindex)? {
+            Some(kind) if kind == CLSACT => false,
+            Some(kind) => return Err(ClsactError::OtherQdisc(kind)),
+            // Another qdisc may have been added just before ours: the next try finds it.
+            None if !settled || !netlink.add_clsact(ifindex)? => return Err(ClsactError::Unsettled),
+            None => true,
+        };
+        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)))?;
+        let (priority, replace) = place.ok_or(ClsactError::NoPriority)?;
+        netlink.set_filter(ifindex, priority, replace, program, &self.name())?;
+        Ok(Filter { priority, owns_qdisc })
+    }
+
+    /// Removes our filter from an interface, whichever process set it; returns whether there was
+    /// one.
+    pub(crate) fn remove(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
+        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
+        match place? {
+            Some((priority, true)) => netlink.remove_filter(ifindex, priority).map(|()| true),
+            _ => Ok(false),
+        }
     }
 
     /// Returns the name of our filter.

@@ -198,6 +198,12 @@ impl Gate {
         }
     }
 
+    /// Returns the queries that arrived by an interface in its current windows.
+    pub(crate) fn queries(&self, ifindex: u32) -> u32 {
+        let doors = self.doors.range((ifindex, 0)..=(ifindex, usize::MAX));
+        doors.fold(0, |sum, (_, door)| sum.saturating_add(door.arrived))
+    }
+
     /// Returns whether a door is open.
     pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
         self.doors.get(&(ifindex, endpoint)).is_some_and(|door| door.open)

@@ -10,7 +10,8 @@
 //! * [`endpoints`]: the addresses and ports to serve.
 //! * [`choice`]: the [`hook`]s that serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
-//! * [`filters`]: our clsact filters, told apart from foreign ones.
+//! * [`filters`]: our clsact filters, told apart from foreign ones; [`settling`]: interfaces to which
+//!   a CNI plugin may still add a qdisc.
 //! * [`folder`]: folders of pins, opened without following symbolic links.
 //! * [`pins`]: links and maps under bpffs, which outlive the process.
 //! * [`kinds`]: whether an interface belongs to this machine or leads elsewhere.
@@ -32,6 +33,7 @@ mod queues;
 pub(super) mod reconcile;
 pub(super) mod rules;
 pub(super) mod selection;
+mod settling;
 pub(super) mod status;
 mod structure;
 mod xfrm;

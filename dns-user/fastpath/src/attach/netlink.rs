@@ -24,6 +24,8 @@ const DONE: u16 = libc::NLMSG_DONE as u16;
 const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
 /// Flags of requests for one object, and of changes.
 const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+/// Sends the object to the asking socket, too, and not only to a multicast group.
+const ECHO: u16 = libc::NLM_F_ECHO as u16;
 /// Creates the object if it does not exist.
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
 /// Replaces an existing object.
@@ -54,8 +56,14 @@ const RTAX_MTU: u16 = 2;
 const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
 /// Number of tries for a dump that is interrupted by changes.
 const DUMP_TRIES: usize = 8;
+/// `TC_H_CLSACT`, the same number as `TC_H_INGRESS`.
+const CLSACT: u32 = 0xffff_fff1;
+/// `TC_H_MAKE(TC_H_CLSACT, 0)`.
+const CLSACT_HANDLE: u32 = 0xffff_0000;
 /// Parent of the filters at ingress: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`.
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
+/// Parent of the filters at egress.
+const CLSACT_EGRESS: u32 = 0xffff_fff3;
 /// Bytes of the receive buffer: more than the kernel's longest message of a dump (32 KiB).
 const BUFFER: usize = 1 << 16;
 
@@ -260,15 +268,47 @@ impl Socket {
         }
     }
 
-    /// Adds the clsact qdisc if it is missing.
-    pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<()> {
-        // Handle TC_H_MAKE(TC_H_CLSACT, 0), parent TC_H_CLSACT.
-        let mut body = traffic_message(ifindex, 0xffff_0000, 0xffff_fff1, 0);
+    /// Returns the kind of the qdisc at ingress: `ingress` or `clsact`.
+    pub(crate) fn ingress_qdisc(&mut self, ifindex: u32) -> io::Result<Option<String>> {
+        let body = traffic_message(ifindex, 0, CLSACT, 0);
+        let mut found = None;
+        let result = self.request(libc::RTM_GETQDISC, ACK | ECHO, &body, |kind, message| {
+            if kind == libc::RTM_NEWQDISC {
+                // After struct tcmsg.
+                let mut attributes = Attributes(message.get(20..).unwrap_or_default());
+                found = attributes.find(|(kind, _)| *kind == libc::TCA_KIND).map(|(_, value)| text(value));
+            }
+        });
+        match result {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            other => other.map(|()| found),
+        }
+    }
+
+    /// Adds the clsact qdisc; returns whether its place was free.
+    pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<bool> {
+        let mut body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");
         match self.request(libc::RTM_NEWQDISC, ACK | CREATE | EXCLUSIVE, &body, |_, _| {}) {
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            other => other,
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+            other => other.map(|()| true),
         }
+    }
+
+    /// Removes the clsact qdisc with all its filters.
+    pub(crate) fn remove_clsact(&mut self, ifindex: u32) -> io::Result<()> {
+        let body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
+        self.request(libc::RTM_DELQDISC, ACK, &body, |_, _| {})
+    }
+
+    /// Returns whether the clsact qdisc has filters, in either direction.
+    pub(crate) fn has_filters(&mut self, ifindex: u32) -> io::Result<bool> {
+        let mut any = false;
+        for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
+            let body = traffic_message(ifindex, 0, parent, 0);
+            self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, _| any |= kind == libc::RTM_NEWTFILTER)?;
+        }
+        Ok(any)
     }
 
     /// Attaches a program at ingress as the classic filter of this priority. With `replace` it

@@ -1,9 +1,11 @@
 //! The thread that follows the interfaces, the local addresses and the queries that arrive.
 
+mod addresses;
 mod report;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     sync::Arc,
@@ -11,14 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::scope::{Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS};
+use dns_common::scope::LOOPBACK_IFINDEX;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
 use super::{
-    attachment::{self, AttachState, Means},
+    attachment::{self, AttachContext, AttachState},
     choice::{self, Attachment, NotServed},
-    endpoints::{expand, to_endpoint},
     gate::{Arrival, Gate},
     netlink::{Link, LocalAddress, Socket},
     objections::Objections,
@@ -26,6 +27,7 @@ use super::{
     pins::{KeptMaps, PinnedLink, Pins},
     queues,
     selection::Selection,
+    settling::Settling,
     status::InterfacesStatus,
     structure,
 };
@@ -125,6 +127,7 @@ impl Interfaces {
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
             loading: BTreeSet::new(),
+            settling: Settling::default(),
             objections: Objections::default(),
             refusals: BTreeMap::new(),
             rtnl: RtnlPace::default(),
@@ -196,6 +199,8 @@ struct Follower {
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
+    /// Interfaces that may still change.
+    settling: Settling,
     /// Objections of packet filter rules and IPsec policies to interfaces.
     objections: Objections,
     /// Reasons why interfaces with an open door must not answer.
@@ -357,6 +362,7 @@ impl Follower {
         }
         self.refused.retain(|&ifindex, _| is_there(ifindex));
         self.gate.retain(|ifindex, _| is_there(ifindex));
+        self.settling.listed(&self.links, &links, Instant::now());
         self.links = links;
     }
 
@@ -364,8 +370,9 @@ impl Follower {
     /// name (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
+        let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
-            let is_local = |client: &IpAddr| self.local.iter().any(|local| local.address == *client);
+            let is_local = |client: &IpAddr| local.contains(client);
             if arrival.ifindex != LOOPBACK_IFINDEX && arrival.clients.iter().any(is_local) {
                 continue;
             }
@@ -424,8 +431,10 @@ impl Follower {
                 rtnl.take(|| on.attachment.detach(&setting.programs, netlink));
             }
         }
-        let links: Vec<Link> =
+        let mut links: Vec<Link> =
             self.links.iter().filter(|link| wanted.contains_key(&link.ifindex)).cloned().collect();
+        // The busiest ones are attached first.
+        links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
         // Before attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);
@@ -510,7 +519,7 @@ impl Follower {
 
     /// Describes an interface for the programs.
     fn served(&self, link: &Link) -> Served {
-        let master = self.links.iter().find(|other| Some(other.ifindex) == link.master);
+        let master = link.master.and_then(|master| self.links.iter().find(|other| other.ifindex == master));
         Served {
             ifindex: link.ifindex,
             address: link.address,
@@ -526,6 +535,10 @@ impl Follower {
         if before.is_some_and(|before| before.link == *link && !before.again) {
             return;
         }
+        let settled = self.setting.selection.names(link) || self.settling.is_settled(link, now);
+        if self.settling.is_waiting(link.ifindex) && !settled {
+            return;
+        }
         if self.attached.len() >= self.setting.most_interfaces {
             return self.refuse(link, format!(
                 "{} interfaces are served already, and the remaining descriptors are kept for sockets; raise LimitNOFILE",
@@ -534,18 +547,22 @@ impl Follower {
         }
         let slot = self.setting.scope.interface(link.ifindex);
         slot.iter().for_each(|&slot| self.setting.counters.clear_interface(slot));
-        let Self { setting, netlink, rtnl, .. } = self;
-        let made = choice::plan(setting.mode, link)
-            .and_then(|plan| rtnl.take(|| Attachment::make(plan, link, &mut means(setting, netlink))));
+        let Self { setting, netlink, rtnl, settling, .. } = self;
+        let begun = Instant::now();
+        let made = choice::plan(setting.mode, link).and_then(|plan| {
+            rtnl.take(|| Attachment::make(plan, link, &mut context(setting, netlink, settled)))
+        });
+        settling.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
         match made {
             Ok(attachment) => {
-                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), "program attached: the interface answers queries");
+                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(link.ifindex, OnInterface { attachment, replies: (0, now) });
             }
             Err(NotServed::Loading) => {
                 self.loading.insert(link.ifindex);
             }
+            Err(NotServed::Unsettled) => {}
             Err(refusal) => self.refuse(link, refusal.to_string()),
         }
     }
@@ -586,58 +603,6 @@ impl Follower {
         self.complete = true;
     }
 
-    /// Publishes the endpoints and the addresses that no client may have. An address that has left
-    /// this machine is answered no longer.
-    fn follow_addresses(&mut self) {
-        match self.netlink.addresses() {
-            Ok(local) => self.local = local,
-            // `lo` alone needs no list of addresses.
-            Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
-                return;
-            }
-        }
-        let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
-        let mut all = expand(&self.setting.listen, &addresses);
-        let netlink = &mut self.netlink;
-        all.retain(|endpoint| {
-            // Without an answer, only loopback addresses are known to be local.
-            endpoint.ip().is_loopback()
-                || addresses.contains(&endpoint.ip())
-                || netlink.is_local(endpoint.ip()).unwrap_or(false)
-        });
-        let served = &all[..all.len().min(MAX_ENDPOINTS)];
-        let endpoints: Vec<Endpoint> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
-        let scope = &self.setting.scope;
-        scope.set_endpoints(&endpoints);
-        let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
-        scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
-        let with_slots = served.iter().zip(&endpoints);
-        let placed: Vec<(SocketAddr, usize)> =
-            with_slots.filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?))).collect();
-        // A different endpoint in a slot starts with a closed gate.
-        let stays = |slot: usize| {
-            let of = |all: &[(SocketAddr, usize)]| {
-                all.iter().find(|(_, known)| *known == slot).map(|(address, _)| *address)
-            };
-            of(&placed).is_some() && of(&placed) == of(&self.endpoints)
-        };
-        self.gate.retain(|_, slot| stays(slot));
-        self.endpoints = placed;
-        let left_out = all.len() - served.len();
-        if left_out > self.status.borrow().endpoints_left_out {
-            tracing::warn!(
-                left_out,
-                "too many listen addresses for the programs: the remaining ones are answered from userspace"
-            );
-        }
-        self.status.send_modify(|status| {
-            status.endpoints_left_out = left_out;
-            status.endpoints = served.to_vec();
-        });
-    }
-
     /// Detaches the programs, or leaves them to a successor.
     fn finish(mut self, on_stop: OnStop) {
         // The predecessor's links that were not taken over: kept, or removed with ours.
@@ -664,7 +629,8 @@ impl Follower {
     }
 }
 
-fn means<'a>(setting: &'a mut Setting, netlink: &'a mut Socket) -> Means<'a> {
+/// Returns the resources to attach with.
+fn context<'a>(setting: &'a mut Setting, netlink: &'a mut Socket, settled: bool) -> AttachContext<'a> {
     let Setting { programs, pins, predecessor, .. } = setting;
-    Means { programs, pins: pins.as_ref(), predecessor, netlink }
+    AttachContext { programs, pins: pins.as_ref(), predecessor, netlink, settled }
 }

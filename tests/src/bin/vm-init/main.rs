@@ -1,8 +1,9 @@
 //! Init process of the virtual machine that tests the programs on another kernel
 //! (`tests/tests/packets/other_kernel.rs` builds and starts it).
 //!
-//! Runs the packet fixtures, then the real server in each mode, and powers the machine off. Its
-//! output lines begin with `vm-init: `, one per mode; the last line is the overall result.
+//! Runs the packet fixtures, then the real server in each mode and in set-ups that need modules of
+//! the kernel, and powers the machine off. Its output lines begin with `vm-init: `, one per mode and
+//! set-up; the last line is the overall result.
 
 use std::{
     fs,
@@ -16,6 +17,7 @@ use whole_system_tests::process::run;
 
 mod modes;
 mod network_cards;
+mod set_ups;
 
 /// Final line on success; `other_kernel.rs` looks for it.
 const ALL_WELL: &str = "vm-init: all is well";
@@ -72,7 +74,8 @@ fn try_everything() -> Result<()> {
     }
     let fixtures = fixtures();
     let modes = modes::try_all();
-    fixtures.and(modes)
+    let set_ups = set_ups::try_all();
+    fixtures.and(modes).and(set_ups)
 }
 
 /// Runs the packet fixtures and the verifier's headroom check. Packets are slow on an emulated

@@ -25,7 +25,7 @@ use whole_system_tests::{
 
 /// Time limit for every step. Both the emulated machine and its host may be busy, so only a step
 /// that never finishes fails.
-const PATIENCE: Duration = Duration::from_secs(600);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Queries per name and interface.
 const QUERIES: u64 = 5;
@@ -168,7 +168,7 @@ fn settled(server: &Server) -> Result<Value> {
 }
 
 /// Returns the output of `bosh-dns-xdp status --json`.
-fn status(server: &Server) -> Result<Value> {
+pub(crate) fn status(server: &Server) -> Result<Value> {
     let config = server.folder.path().join("config.json");
     let said = capture(Command::new(server::program()?).args(["status", "--json", "--config"]).arg(config))?;
     Ok(serde_json::from_str(&said)?)

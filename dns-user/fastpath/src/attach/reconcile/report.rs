@@ -1,6 +1,9 @@
 //! The status of the interfaces, for operators.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use super::Follower;
 use crate::attach::{
@@ -15,8 +18,10 @@ impl Follower {
     /// Publishes the status of all interfaces.
     pub(super) fn publish_status(&self, now: Instant) {
         let waiting: BTreeMap<u32, Waiting> = self.gate.waiting(now).collect();
-        let interfaces =
-            self.links.iter().filter_map(|link| self.status_of(link, waiting.get(&link.ifindex)));
+        let open: BTreeSet<u32> = self.gate.interfaces().collect();
+        let interfaces = self.links.iter().filter_map(|link| {
+            self.status_of(link, open.contains(&link.ifindex), waiting.get(&link.ifindex))
+        });
         let mut interfaces: Vec<InterfaceStatus> = interfaces.collect();
         interfaces.sort_by_key(|interface| interface.ifindex);
         self.status.send_if_modified(|status| {
@@ -28,9 +33,8 @@ impl Follower {
     }
 
     /// Returns the status of an interface; `None` if the interface is not worth a report.
-    fn status_of(&self, link: &Link, waiting: Option<&Waiting>) -> Option<InterfaceStatus> {
+    fn status_of(&self, link: &Link, is_open: bool, waiting: Option<&Waiting>) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
-        let is_open = self.gate.interfaces().any(|open| open == ifindex);
         let on = self.attached.get(&ifindex).filter(|_| is_open);
         let is_taken = self.setting.selection.takes(link);
         let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
@@ -60,6 +64,9 @@ impl Follower {
             }
             (None, None, None, None) if self.loading.contains(&ifindex) => {
                 (InterfaceState::Waiting, NotServed::Loading.to_string())
+            }
+            (None, None, None, None) if self.settling.is_waiting(ifindex) => {
+                (InterfaceState::Waiting, NotServed::Unsettled.to_string())
             }
             (None, None, None, None) if is_open && is_taken => {
                 (InterfaceState::Waiting, "its turn to be attached comes".to_owned())

@@ -1,0 +1,174 @@
+//! A Diego cell without its containers: interfaces, packet filter rules and bandwidth limits as
+//! silk's CNI plugins create them.
+//!
+//! In reality each container has its own network namespace. Here the containers' ends share one,
+//! which saves a thousand namespaces; a container's queries leave through its own interface
+//! (`SO_BINDTODEVICE`).
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    mem::MaybeUninit,
+    net::{Ipv4Addr, SocketAddr},
+    ops::Range,
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use socket2::{Domain, Socket, Type};
+
+use crate::namespace::Namespace;
+
+/// Address of the server, on `lo` of the host.
+const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
+
+/// Interfaces of the host that lead to no container: the uplink and the overlay.
+pub const OTHER_INTERFACES: [&str; 2] = ["eth0", "silk-vtep"];
+
+/// A host and the far ends of its containers' interfaces.
+#[derive(Clone, Copy, Debug)]
+pub struct Cell<'a> {
+    host: &'a Namespace,
+    containers: &'a Namespace,
+}
+
+impl<'a> Cell<'a> {
+    /// Prepares the host: the server's address, an uplink and an overlay device.
+    pub fn new(host: &'a Namespace, containers: &'a Namespace) -> Result<Self> {
+        host.forward()?;
+        host.ip(&["addr", "add", &format!("{SERVER}/32"), "dev", "lo"])?;
+        host.ip(&["link", "add", "eth0", "type", "veth", "peer", "name", "far0"])?;
+        host.ip(&["addr", "add", "10.0.16.5/24", "dev", "eth0"])?;
+        host.ip(&["link", "set", "eth0", "up"])?;
+        host.ip(&["link", "add", "silk-vtep", "type", "vxlan", "id", "1", "dstport", "4789", "dev", "eth0"])?;
+        host.ip(&["link", "set", "silk-vtep", "up"])?;
+        Ok(Self { host, containers })
+    }
+
+    /// Returns the name of a container's interface on the host.
+    pub fn interface(number: usize) -> String {
+        format!("s-{number}")
+    }
+
+    /// Creates a container as silk does: a veth, its chains, and limits by the bandwidth plugin.
+    pub fn create(&self, number: usize) -> Result<()> {
+        self.connect(number..number + 1)?;
+        self.permit(number..number + 1)?;
+        self.limit(number)
+    }
+
+    /// Creates the interfaces of containers.
+    pub fn connect(&self, numbers: Range<usize>) -> Result<()> {
+        let (mut near, mut far) = (String::new(), String::new());
+        let containers = self.containers.name();
+        for number in numbers {
+            let (name, [gateway, address]) = (Self::interface(number), addresses(number));
+            let [mac, far_mac] =
+                ["aa", "bb"].map(|end| format!("02:{end}:00:00:{:02x}:{:02x}", number / 256, number % 256));
+            write!(
+                near,
+                "link add {name} address {mac} type veth peer name c{number} address {far_mac} netns {containers}\n\
+                 addr add {gateway}/30 dev {name}\nlink set {name} up\n\
+                 neigh replace {address} lladdr {far_mac} dev {name} nud permanent\n"
+            )?;
+            // A metric of its own, so that each interface may have a route to the same address.
+            write!(
+                far,
+                "addr add {address}/30 dev c{number}\nlink set c{number} up\n\
+                 route add {SERVER}/32 dev c{number} metric {}\n\
+                 neigh replace {SERVER} lladdr {mac} dev c{number} nud permanent\n",
+                number + 1
+            )?;
+        }
+        feed(self.host, &["ip", "-batch", "-"], &near)?;
+        feed(self.containers, &["ip", "-batch", "-"], &far)
+    }
+
+    /// Adds the packet filter rules of containers, in legacy tables as on a cell.
+    pub fn permit(&self, numbers: Range<usize>) -> Result<()> {
+        let (mut filter, mut nat) = (String::from("*filter\n"), String::from("*nat\n"));
+        for number in numbers {
+            let [_, address] = addresses(number);
+            write!(
+                filter,
+                ":input--{number} - [0:0]\n:overlay--{number} - [0:0]\n\
+                 -A INPUT -s {address}/32 -j input--{number}\n\
+                 -A input--{number} -m state --state RELATED,ESTABLISHED -j ACCEPT\n\
+                 -A input--{number} -d {SERVER}/32 -p tcp -m tcp --dport 53 -j ACCEPT\n\
+                 -A input--{number} -d {SERVER}/32 -p udp -m udp --dport 53 -j ACCEPT\n\
+                 -A input--{number} -j REJECT --reject-with icmp-port-unreachable\n\
+                 -A FORWARD -j overlay--{number}\n\
+                 -A overlay--{number} -d {address}/32 -m state --state RELATED,ESTABLISHED -j ACCEPT\n\
+                 -A overlay--{number} -d {address}/32 -m limit --limit 1/sec --limit-burst 1 -j LOG\n\
+                 -A overlay--{number} -d {address}/32 -j REJECT --reject-with icmp-port-unreachable\n"
+            )?;
+            writeln!(nat, "-A POSTROUTING -s {address}/32 ! -d 10.240.0.0/16 ! -o silk-vtep -j MASQUERADE")?;
+        }
+        let rules = format!("{filter}COMMIT\n{nat}COMMIT\n");
+        feed(self.host, &["iptables-legacy-restore", "--noflush", "-w"], &rules)
+    }
+
+    /// Limits a container's bandwidth as the CNI plugin does: a `tbf` towards the container, and an
+    /// `ingress` qdisc that redirects to an `ifb` with another.
+    pub fn limit(&self, number: usize) -> Result<()> {
+        let (name, ifb) = (Self::interface(number), format!("ifb-{number}"));
+        feed(self.host, &["ip", "-batch", "-"], &format!("link add {ifb} type ifb\nlink set {ifb} up\n"))?;
+        let limit = "root tbf rate 100mbit burst 256kb latency 25ms";
+        let lines = format!(
+            "qdisc add dev {name} {limit}\nqdisc add dev {ifb} {limit}\nqdisc add dev {name} ingress\n\
+             filter add dev {name} parent ffff: protocol all prio 1 u32 match u32 0 0 action mirred egress \
+             redirect dev {ifb}\n"
+        );
+        feed(self.host, &["tc", "-batch", "-"], &lines)
+    }
+
+    /// Removes the interfaces of containers.
+    pub fn remove(&self, numbers: Range<usize>) -> Result<()> {
+        let lines: String = numbers.map(|number| format!("link del {}\n", Self::interface(number))).collect();
+        feed(self.host, &["ip", "-batch", "-"], &lines)
+    }
+
+    /// Opens a socket of a container, connected to the server.
+    pub fn socket(&self, number: usize, patience: Duration) -> Result<Socket> {
+        self.containers.run(|| socket(number, patience))?
+    }
+
+    /// Sends a query from a container, `times` one after the other; returns the number of replies.
+    pub fn ask(&self, number: usize, query: &[u8], times: usize, patience: Duration) -> Result<usize> {
+        let socket = self.socket(number, patience)?;
+        let mut answered = 0;
+        for _ in 0..times {
+            socket.send(query)?;
+            answered += usize::from(socket.recv(&mut [MaybeUninit::uninit(); 1500]).is_ok());
+        }
+        Ok(answered)
+    }
+}
+
+/// Returns the addresses of a container's interface on the host, and of the container.
+fn addresses(number: usize) -> [Ipv4Addr; 2] {
+    let network = 0x0af0_0000 + 4 * u32::try_from(number).unwrap_or(u32::MAX / 8);
+    [network + 1, network + 2].map(Ipv4Addr::from_bits)
+}
+
+fn socket(number: usize, patience: Duration) -> Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+    socket.bind_device(Some(format!("c{number}").as_bytes()))?;
+    socket.set_read_timeout(Some(patience))?;
+    socket.connect(&SocketAddr::from((SERVER, 53)).into())?;
+    Ok(socket)
+}
+
+/// Runs a command inside a namespace with `input`.
+pub fn feed(namespace: &Namespace, command: &[&str], input: &str) -> Result<()> {
+    let (program, arguments) = command.split_first().context("a command")?;
+    let mut child = namespace.command(program)?;
+    let child = child.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().with_context(|| (*program).to_owned())?;
+    child.stdin.take().context("piped")?.write_all(input.as_bytes())?;
+    let output = child.wait_with_output()?;
+    let said = [output.stdout, output.stderr].concat();
+    ensure!(output.status.success(), "{command:?} failed on:\n{input}{}", String::from_utf8_lossy(&said));
+    Ok(())
+}

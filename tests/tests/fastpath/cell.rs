@@ -1,0 +1,460 @@
+//! A dense Diego cell beside the real server: containers are created as fast as without it, none
+//! fails, none is attached to in vain, and nothing of them is left.
+
+use std::{
+    fs,
+    ops::Range,
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_platform::metrics::names;
+use hickory_proto::rr::RecordType;
+use nix::sys::{
+    resource::{Resource, setrlimit},
+    signal::Signal,
+};
+use serde_json::json;
+use whole_system_tests::{
+    cell::{Cell, OTHER_INTERFACES},
+    client,
+    metrics::Metrics,
+    namespace::Namespace,
+    old_kernel::refuse_tcx,
+    process::{capture, wait_until},
+    requires, server,
+};
+
+use crate::{
+    gated::{Gated, NAME, State},
+    lab::v4,
+};
+
+/// Timeout of a single query.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Time limit for many interfaces to be attached, each of which pauses up to a second for others.
+const ALL_ATTACHED: Duration = Duration::from_secs(400);
+
+/// Containers of a block, created one after the other with or without the server.
+const BLOCK: usize = 5;
+
+/// Blocks with the server, and as many without.
+const BLOCKS: usize = 10;
+
+/// Containers of all blocks.
+const CONTAINERS: usize = 2 * BLOCK * BLOCKS;
+
+/// Accepted factor of the time to create containers.
+const SLOWER: f64 = 1.1;
+
+/// Namespaces of a host and of its containers.
+struct Ground {
+    host: Namespace,
+    containers: Namespace,
+}
+
+impl Ground {
+    fn new(label: &str) -> Result<Self> {
+        Ok(Self { host: Namespace::new(label)?, containers: Namespace::new(&format!("{label}-c"))? })
+    }
+
+    fn cell(&self) -> Result<Cell<'_>> {
+        Cell::new(&self.host, &self.containers)
+    }
+
+    /// Returns the numbers of containers whose interface is served.
+    fn served(&self, gated: &Gated) -> Result<Vec<usize>> {
+        let states = gated.states(&self.host)?;
+        let served = states.iter().filter(|(_, state)| state.state == "served");
+        Ok(served.filter_map(|(name, _)| name.strip_prefix("s-")?.parse().ok()).collect())
+    }
+
+    /// Returns the replies given by a container's interface so far.
+    fn replies(metrics: &Metrics, number: usize) -> u64 {
+        let label = format!("interface=\"{}\"", Cell::interface(number));
+        metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label)
+    }
+}
+
+fn query() -> Result<Vec<u8>> {
+    Ok(client::query(NAME, RecordType::A, None)?.to_vec()?)
+}
+
+/// Returns the number of open descriptors of the server.
+fn descriptors(gated: &Gated) -> Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{}/fd", gated.server.pid()))?.count())
+}
+
+/// Creates a block of containers; those made so far and not yet asked send queries meanwhile if the
+/// server runs.
+fn create_block(
+    cell: &Cell<'_>,
+    gated: &Gated,
+    numbers: Range<usize>,
+    asked: &mut usize,
+    with_server: bool,
+) -> Result<Duration> {
+    let query = query()?;
+    gated.server.signal(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
+    let (over, created) = (AtomicBool::new(false), AtomicUsize::new(numbers.start));
+    let first = *asked;
+    let took = thread::scope(|scope| -> Result<Duration> {
+        let asking = scope.spawn(|| -> Result<()> {
+            while with_server && !over.load(Ordering::Relaxed) {
+                for number in first..created.load(Ordering::Relaxed) {
+                    cell.ask(number, &query, 1, PATIENCE)?;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            Ok(())
+        });
+        let begun = Instant::now();
+        let done = numbers.clone().try_for_each(|number| {
+            cell.create(number)?;
+            created.store(number + 1, Ordering::Relaxed);
+            Ok(())
+        });
+        let took = begun.elapsed();
+        over.store(true, Ordering::Relaxed);
+        asking.join().expect("no panic")?;
+        done.map(|()| took)
+    });
+    if with_server {
+        *asked = numbers.end;
+    }
+    gated.server.signal(Signal::SIGCONT)?;
+    took
+}
+
+#[test]
+fn containers_are_created_undisturbed() -> Result<()> {
+    requires!(namespaces, bpf);
+    let ground = Ground::new("cell")?;
+    let cell = ground.cell()?;
+    let gated = Gated::start(&ground.host)?;
+    let descriptors_before = descriptors(&gated)?;
+
+    // With and without the server in turns, and each first every other time: the rules grow.
+    let mut ratios = Vec::new();
+    let (mut next, mut asked) = (0, 0);
+    for pair in 0..BLOCKS {
+        let mut took = [Duration::ZERO; 2];
+        for turn in 0..2 {
+            let with_server = (pair + turn) % 2 == 0;
+            let numbers = next..next + BLOCK;
+            next = numbers.end;
+            took[usize::from(with_server)] = create_block(&cell, &gated, numbers, &mut asked, with_server)?;
+        }
+        ratios.push(took[1].as_secs_f64() / took[0].as_secs_f64());
+    }
+    ratios.sort_by(f64::total_cmp);
+    println!("creation with the server, relative to without: {ratios:.2?}");
+    // A busy machine disturbs single blocks in either direction; a slower creation shows in most.
+    let slower = ratios.iter().filter(|&&ratio| ratio > SLOWER).count();
+    ensure!(slower < BLOCKS - 1, "{slower} of {BLOCKS} blocks took longer beside the server: {ratios:.2?}");
+
+    // Every container is served once it queries, in spite of its bandwidth limit.
+    let query = query()?;
+    let begun = Instant::now();
+    for number in 0..CONTAINERS {
+        ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6, "{number}: {}", gated.server.log());
+    }
+    wait_until("every container to be served", ALL_ATTACHED, || {
+        thread::sleep(Duration::from_millis(500));
+        ground.served(&gated).is_ok_and(|served| served.len() == CONTAINERS)
+    })
+    .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
+    println!("all served after {:?}", begun.elapsed());
+    attaches_pause(&gated.server.log())?;
+
+    // Only interfaces that queries arrive through are attached to: neither the uplink, the overlay
+    // nor the ifb of the bandwidth plugin.
+    let pins = gated.bpffs.links();
+    ensure!(pins.len() == CONTAINERS, "{pins:?}");
+    let states = gated.states(&ground.host)?;
+    let needless = |name: &String| name.starts_with("ifb") || OTHER_INTERFACES.contains(&name.as_str());
+    ensure!(!states.keys().any(needless), "{states:?}");
+
+    // Every container is counted for itself.
+    let before = Metrics::read(&ground.host)?;
+    let times = |number: usize| 4 + 3 * (number % 7);
+    for number in 0..CONTAINERS {
+        ensure!(cell.ask(number, &query, times(number), PATIENCE)? == times(number));
+    }
+    let after = Metrics::read(&ground.host)?;
+    for number in 0..CONTAINERS {
+        let given = Ground::replies(&after, number) - Ground::replies(&before, number);
+        let times = times(number) as u64;
+        // A query or two may be probes.
+        ensure!((times.saturating_sub(2)..=times).contains(&given), "{number}: {given} of {times}");
+    }
+
+    // Containers go while others come; nothing of them is left.
+    cell.remove(0..CONTAINERS / 2)?;
+    for number in CONTAINERS..CONTAINERS + BLOCK {
+        cell.create(number)?;
+        ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6);
+        cell.remove(number..number + 1)?;
+    }
+    cell.remove(CONTAINERS / 2..CONTAINERS)?;
+    wait_until("pins and descriptors to go with their interfaces", Duration::from_secs(30), || {
+        gated.bpffs.links().is_empty()
+            && descriptors(&gated).is_ok_and(|descriptors| descriptors <= descriptors_before + 2)
+    })
+    .with_context(|| format!("{:?}, {:?}", gated.bpffs.links(), descriptors(&gated)))?;
+    Ok(())
+}
+
+/// Checks that after each attach a pause follows in which the RTNL lock is left to others: 19 times
+/// as long, at most a second.
+fn attaches_pause(log: &str) -> Result<()> {
+    let mut attached = Vec::new();
+    for line in log.lines().filter(|line| line.contains("program attached")) {
+        let took = line.split("took_us=").nth(1).context("the time that it took")?;
+        let took = Duration::from_micros(took.split(' ').next().unwrap_or_default().parse()?);
+        attached.push((time_of_day(line)?, took));
+    }
+    ensure!(attached.len() >= CONTAINERS, "{} lines", attached.len());
+    for pair in attached.windows(2) {
+        let [(before, took), (after, took_next)] = pair else { continue };
+        let pause = after.saturating_sub(*before).saturating_sub(*took_next);
+        // The line is written a moment after the attach.
+        let least = (*took * 19).min(Duration::from_secs(1)).saturating_sub(Duration::from_millis(2));
+        ensure!(pause >= least || after < before, "a pause of {pause:?} after {took:?}");
+    }
+    let held: Duration = attached.iter().map(|(_, took)| *took).sum();
+    println!("{} attaches took {held:?} in all", attached.len());
+    Ok(())
+}
+
+/// Parses the time of a log line, such as `2026-01-02T03:04:05.678901Z`.
+fn time_of_day(line: &str) -> Result<Duration> {
+    let time = line.split(' ').next().and_then(|stamp| stamp.split('T').nth(1)).context("a time stamp")?;
+    let mut parts = time.trim_end_matches('Z').split(':').map(str::parse::<f64>);
+    let mut part = || parts.next().context("hours, minutes, seconds")?.context("a number");
+    Ok(Duration::from_secs_f64(part()? * 3600.0 + part()? * 60.0 + part()?))
+}
+
+/// Number of containers for the tests without tcx.
+const FEW: usize = 10;
+
+#[test]
+fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
+    requires!(namespaces, bpf);
+    let ground = Ground::new("plugin")?;
+    let cell = ground.cell()?;
+    let gated = Gated::start_prepared(&ground.host, &json!({}), refuse_tcx)?;
+    let query = query()?;
+    let state = |number: usize| -> Result<State> {
+        Ok(gated.states(&ground.host)?.remove(&Cell::interface(number)).unwrap_or_default())
+    };
+
+    // The worst case: containers query, and are found worth serving, before the plugin is run.
+    cell.connect(0..FEW)?;
+    // Its clsact is somebody else's, such as a network plugin's.
+    let mut tc = ground.host.command("tc")?;
+    capture(tc.args(["qdisc", "add", "dev", &Cell::interface(FEW - 1), "clsact"]))?;
+    for number in 0..FEW {
+        ensure!(cell.ask(number, &query, 8, PATIENCE)? == 8);
+    }
+    wait_until("the interfaces to wait", Duration::from_secs(30), || {
+        (0..FEW - 1).all(|number| {
+            state(number).is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
+        })
+    })
+    .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
+    // Half of them get a limit, which must not fail.
+    for number in 0..FEW / 2 {
+        cell.limit(number)?;
+    }
+    wait_until("the clsact that exists to be used", Duration::from_secs(30), || {
+        state(FEW - 1).is_ok_and(|state| state.hook == "clsact")
+    })
+    .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
+
+    // Those with a limit are left alone; the others are served once they have been quiet.
+    wait_until("the interfaces to be decided", Duration::from_secs(120), || {
+        thread::sleep(Duration::from_millis(200));
+        (0..FEW).all(|number| {
+            let wanted = if number < FEW / 2 { ("refused", "") } else { ("served", "clsact") };
+            state(number).is_ok_and(|state| (state.state.as_str(), state.hook.as_str()) == wanted)
+        })
+    })
+    .with_context(|| format!("{:?}\n{}", gated.states(&ground.host), gated.server.log()))?;
+    ensure!(state(0)?.why.contains("ingress"), "{:?}", state(0)?);
+    let before = Metrics::read(&ground.host)?;
+    for number in 0..FEW {
+        ensure!(cell.ask(number, &query, 8, PATIENCE)? == 8, "{number}");
+    }
+    let after = Metrics::read(&ground.host)?;
+    for number in 0..FEW {
+        let given = Ground::replies(&after, number) - Ground::replies(&before, number);
+        ensure!((given >= 6) == (number >= FEW / 2), "{number}: {given} replies by the interface");
+    }
+
+    // The stop takes away what the server added, and nothing else.
+    let mut gated = gated;
+    gated.server.process().stop(Duration::from_secs(30))?;
+    let mut tc = ground.host.command("tc")?;
+    let left = capture(tc.args(["qdisc", "show"]))?;
+    let of = |kind: &str| left.lines().filter(|line| line.starts_with(&format!("qdisc {kind} "))).count();
+    ensure!((of("clsact"), of("ingress")) == (1, FEW / 2), "{left}");
+    Ok(())
+}
+
+/// More interfaces than any table by interface index used to hold.
+const MANY: usize = 300;
+
+#[test]
+fn many_interfaces_are_served_and_counted() -> Result<()> {
+    requires!(namespaces, bpf);
+    let ground = Ground::new("many")?;
+    let cell = ground.cell()?;
+    cell.connect(0..MANY)?;
+    cell.permit(0..MANY)?;
+    let query = query()?;
+    let all: Vec<String> = (0..MANY).map(Cell::interface).collect();
+    for (mode, hook) in [("generic", "generic"), ("tc", "tcx")] {
+        let xdp = json!({"mode": mode, "interfaces": all});
+        let gated = Gated::start_prepared(&ground.host, &xdp, |_| {})?;
+        wait_until("all to be served", ALL_ATTACHED, || {
+            thread::sleep(Duration::from_millis(300));
+            gated
+                .states(&ground.host)
+                .is_ok_and(|states| states.len() == MANY && states.values().all(|state| state.hook == hook))
+        })?;
+        whole_system_tests::metrics::wait_for_fast_path(&ground.host)?;
+        let before = Metrics::read(&ground.host)?;
+        let asking = [0, 1, 127, 128, 255, 256, 257, MANY - 1];
+        for number in asking {
+            ensure!(cell.ask(number, &query, 20, PATIENCE)? == 20);
+        }
+        let after = Metrics::read(&ground.host)?;
+        for number in 0..MANY {
+            let given = Ground::replies(&after, number) - Ground::replies(&before, number);
+            let wanted = if asking.contains(&number) { 18..=20 } else { 0..=0 };
+            ensure!(wanted.contains(&given), "{mode}: {given} replies of {number}");
+        }
+        gate_is_cheap(&cell, &gated, &query)?;
+    }
+    Ok(())
+}
+
+/// Accepted share of a core for the thread that follows the interfaces; ten times as much without
+/// optimisation.
+const GATE_SHARE: f64 = 0.01;
+
+/// Measures the CPU time of the thread that follows the interfaces while containers query.
+fn gate_is_cheap(cell: &Cell<'_>, gated: &Gated, query: &[u8]) -> Result<()> {
+    let tasks = format!("/proc/{}/task", gated.server.pid());
+    let is_it =
+        |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "interfaces");
+    let tasks: Vec<PathBuf> = fs::read_dir(tasks)?.flatten().map(|task| task.path()).collect();
+    let task = tasks.into_iter().find(is_it).context("the thread that follows the interfaces")?;
+    let used = || -> Result<Duration> {
+        let text = fs::read_to_string(task.join("schedstat"))?;
+        Ok(Duration::from_nanos(text.split(' ').next().context("nanoseconds")?.parse()?))
+    };
+    let (before, begun) = (used()?, Instant::now());
+    for round in 0..60 {
+        for number in (0..MANY).skip(round % 6).step_by(6) {
+            cell.ask(number, query, 1, PATIENCE)?;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let share = (used()? - before).as_secs_f64() / begun.elapsed().as_secs_f64();
+    println!("the gate takes {:.2} % of a core with {MANY} interfaces", share * 100.0);
+    let is_optimised = server::program()?.components().all(|part| part.as_os_str() != "debug");
+    let limit = if is_optimised { GATE_SHARE } else { GATE_SHARE * 10.0 };
+    ensure!(share < limit, "{:.2} % of a core", share * 100.0);
+    Ok(())
+}
+
+/// Limit of open files of a service without `LimitNOFILE`.
+const USUAL_LIMIT: u64 = 1024;
+
+/// More interfaces than such a service may have descriptors.
+const TOO_MANY: usize = 800;
+
+#[test]
+fn descriptors_remain_for_sockets() -> Result<()> {
+    requires!(namespaces, bpf);
+    let ground = Ground::new("fds")?;
+    let cell = ground.cell()?;
+    cell.connect(0..TOO_MANY)?;
+    let all: Vec<String> = (0..TOO_MANY).map(Cell::interface).collect();
+    let gated = Gated::start_prepared(&ground.host, &json!({"interfaces": all}), |command| {
+        // SAFETY: a plain system call, allowed between fork and exec.
+        unsafe {
+            command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, USUAL_LIMIT, USUAL_LIMIT)?));
+        }
+    })?;
+    wait_until("all to be decided", ALL_ATTACHED, || {
+        thread::sleep(Duration::from_millis(500));
+        gated.states(&ground.host).is_ok_and(|states| {
+            states.len() == TOO_MANY && states.values().all(|state| state.state != "waiting")
+        })
+    })
+    .with_context(|| gated.server.log())?;
+    let states = gated.states(&ground.host)?;
+    let served = states.values().filter(|state| state.state == "served").count();
+    ensure!(served == 768, "{served} served");
+    let refused = states.values().find(|state| state.state == "refused").context("one is refused")?;
+    ensure!(refused.why.contains("LimitNOFILE"), "{}", refused.why);
+    // Clients of TCP, metrics and containers without a program are answered as ever.
+    let message = client::query(NAME, RecordType::A, None)?;
+    for _ in 0..3 {
+        let connections = ground.host.run(|| {
+            let open: std::io::Result<Vec<_>> =
+                (0..100).map(|_| std::net::TcpStream::connect(v4())).collect();
+            open.map(|open| (open, client::ask_tcp(v4(), &message)))
+        })??;
+        ensure!(client::addresses(&connections.1?).len() == 3);
+        Metrics::read(&ground.host)?;
+    }
+    let query = query()?;
+    for number in [0, TOO_MANY - 1] {
+        ensure!(cell.ask(number, &query, 10, PATIENCE)? == 10, "{number}");
+    }
+    Ok(())
+}
+
+/// Queries of a new container, one every five milliseconds.
+const EARLY: usize = 200;
+
+#[test]
+fn new_containers_lose_no_queries() -> Result<()> {
+    requires!(namespaces, bpf);
+    let query = query()?;
+    let grounds = [Ground::new("early")?, Ground::new("early-off")?];
+    let cells = [grounds[0].cell()?, grounds[1].cell()?];
+    let gated = Gated::start(&grounds[0].host)?;
+    let off = Gated::start_prepared(&grounds[1].host, &json!({"mode": "off"}), |_| {})?;
+    let mut lost = [0; 2];
+    for number in 0..FEW {
+        for (cell, lost) in cells.iter().zip(&mut lost) {
+            cell.connect(number..number + 1)?;
+            let socket = cell.socket(number, PATIENCE)?;
+            for _ in 0..EARLY {
+                socket.send(&query)?;
+                thread::sleep(Duration::from_millis(5));
+            }
+            let mut answered = 0;
+            while answered < EARLY && socket.recv(&mut [std::mem::MaybeUninit::uninit(); 512]).is_ok() {
+                answered += 1;
+            }
+            *lost += EARLY - answered;
+        }
+    }
+    println!("lost with the fast path, and without: {lost:?} of {}", FEW * EARLY);
+    ensure!(lost[0] <= lost[1] + 1, "{lost:?}\n{}", gated.server.log());
+    let hits = Metrics::read(&grounds[0].host)?.fast_path_replies();
+    ensure!(hits > 0, "the interfaces answered: {:?}", gated.states(&grounds[0].host)?);
+    drop(off);
+    Ok(())
+}

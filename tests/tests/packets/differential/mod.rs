@@ -1,0 +1,327 @@
+//! Random set-ups and random packets: a server with the fast path answers exactly the packets that
+//! one without it answers, with equal replies.
+//!
+//! Two hosts are set up alike, one of them in mode `off`, and receive the same frames. The kernel
+//! of the second one decides which packets are delivered, so an interface of the first one must
+//! answer no other.
+
+mod set_up;
+mod traffic;
+
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
+use fastrand::Rng;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    bpffs::Bpffs,
+    metrics::{Metrics, wait_for_metrics},
+    namespace::Namespace,
+    process::{capture, wait_until},
+    requires,
+    server::{self, Server},
+};
+
+use self::{
+    set_up::{Effect, SetUp},
+    traffic::{Frame, Key, Reply, Wire, every_valid_frame, random_frame, refused_frames},
+};
+
+/// Default number of set-ups; the variable SETUPS overrides it.
+const SET_UPS: usize = 8;
+
+/// Default number of packets in all set-ups; the variable PACKETS overrides it.
+const PACKETS: usize = 800;
+
+/// Packets sent one after the other before replies are read.
+const BATCH: usize = 50;
+
+/// Pairs of hosts that work at the same time.
+const LANES: usize = 4;
+
+/// How long both hosts must answer alike before packets count: longer than the interval at which
+/// the rules are read.
+const SETTLED: Duration = Duration::from_secs(3);
+
+/// Time limit for a decision about a new set-up.
+const DECIDED: Duration = Duration::from_secs(60);
+
+/// Tries of a batch that shows a difference: a reply may be late on a busy machine.
+const TRIES: usize = 4;
+
+#[test]
+fn interfaces_answer_as_userspace() -> Result<()> {
+    requires!(namespaces, bpf);
+    let number = |name: &str, default: usize| {
+        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+    };
+    let (set_ups, packets) = (number("SETUPS", SET_UPS), number("PACKETS", PACKETS));
+    let seed =
+        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
+    println!("seed {seed}: {packets} packets in {set_ups} set-ups (set SEED, PACKETS and SETUPS to repeat)");
+    let lanes = LANES.min(set_ups.div_ceil(4));
+    let results: Vec<Result<Summary>> = thread::scope(|scope| {
+        let run = |lane| {
+            scope.spawn(move || {
+                run_lane(lane, seed, (lane..set_ups).step_by(lanes), packets.div_ceil(set_ups))
+            })
+        };
+        let running: Vec<_> = (0..lanes).map(run).collect();
+        running.into_iter().map(|lane| lane.join().expect("no panic")).collect()
+    });
+    let mut all = Summary::default();
+    for result in results {
+        let Summary { packets, answered, hits, lacking } = result?;
+        (all.packets, all.answered, all.hits) =
+            (all.packets + packets, all.answered + answered, all.hits + hits);
+        all.lacking.extend(lacking);
+    }
+    all.lacking.sort();
+    all.lacking.dedup();
+    println!(
+        "{} packets, {} answered, {} replies by interfaces; kernel features not there: {:?}",
+        all.packets, all.answered, all.hits, all.lacking
+    );
+    ensure!(all.hits as usize > all.answered / 10, "interfaces answered too little: {all:?}");
+    Ok(())
+}
+
+#[test]
+fn refused_senders_get_no_reply() -> Result<()> {
+    requires!(namespaces, bpf);
+    let hosts = [Host::start("refusedf", "auto")?, Host::start("refusedp", "off")?];
+    let set_up = SetUp::plain();
+    for host in &hosts {
+        set_up.make(&host.server, &host.client)?;
+    }
+    let wires = [Wire::open(&hosts[0].client, &set_up)?, Wire::open(&hosts[1].client, &set_up)?];
+    hosts[0].wait_until_decided(&set_up)?;
+    settle(&wires)?;
+    let refused = |outcome: &str| -> Result<u64> {
+        let label = format!("outcome=\"{outcome}\"");
+        Ok(Metrics::read(&hosts[0].server)?.sum(FAST_PATH_PACKETS_TOTAL, &label))
+    };
+    for (outcome, frames) in refused_frames() {
+        let before = refused(outcome)?;
+        for _ in 0..3 {
+            let [fast, plain] = exchange(&wires, &frames)?;
+            ensure!(fast.is_empty() && plain.is_empty(), "{outcome}: {fast:02x?}, {plain:02x?}");
+        }
+        let counted = refused(outcome)? - before;
+        ensure!(counted >= 3 * frames.len() as u64, "{counted} of {} counted as {outcome}", frames.len());
+    }
+    Ok(())
+}
+
+/// Totals of a lane.
+#[derive(Debug, Default)]
+struct Summary {
+    packets: usize,
+    /// Packets that both hosts answered.
+    answered: usize,
+    /// Replies given by interfaces.
+    hits: u64,
+    /// Set-ups that need a feature that this kernel lacks.
+    lacking: Vec<String>,
+}
+
+/// Tries set-ups one after the other on one pair of hosts.
+fn run_lane(lane: usize, seed: u64, numbers: impl Iterator<Item = usize>, packets: usize) -> Result<Summary> {
+    let hosts = [Host::start(&format!("diff{lane}f"), "auto")?, Host::start(&format!("diff{lane}p"), "off")?];
+    let mut summary = Summary::default();
+    for number in numbers {
+        let mut rng = Rng::with_seed(seed.wrapping_add(number as u64));
+        let set_up = SetUp::random(number, &mut rng);
+        if let Some(lacking) = set_up.lacking(&hosts[0].server)? {
+            summary.lacking.push(lacking);
+            continue;
+        }
+        let tried = try_set_up(&hosts, &set_up, &mut rng, packets, &mut summary);
+        tried.with_context(|| format!("seed {seed}, set-up {number}: {set_up:?}"))?;
+        for host in &hosts {
+            set_up.remove(&host.server)?;
+        }
+    }
+    summary.hits = hosts[0].hits()?;
+    Ok(summary)
+}
+
+fn try_set_up(
+    hosts: &[Host; 2],
+    set_up: &SetUp,
+    rng: &mut Rng,
+    packets: usize,
+    summary: &mut Summary,
+) -> Result<()> {
+    for host in hosts {
+        set_up.make(&host.server, &host.client)?;
+    }
+    let wires = [Wire::open(&hosts[0].client, set_up)?, Wire::open(&hosts[1].client, set_up)?];
+    hosts[0].wait_until_decided(set_up)?;
+    settle(&wires)?;
+    if set_up.rule.effect == Effect::Limits {
+        // The packets that pass a limit differ between hosts, so the interface must give none.
+        let before = hosts[0].hits()?;
+        exchange(&wires, &every_valid_frame())?;
+        let given = hosts[0].hits()? - before;
+        ensure!(given == 0, "{given} replies by the interface, past a limit");
+        return Ok(());
+    }
+    let mut left = packets;
+    let next_id = &mut rng.u16(..);
+    while left > 0 {
+        let count = left.min(BATCH);
+        left -= count;
+        // Distinct ids tell late replies to an earlier batch apart.
+        let frame = |_| {
+            *next_id = next_id.wrapping_add(1);
+            random_frame(*next_id, rng)
+        };
+        let frames: Vec<Frame> = (0..count).map(frame).collect();
+        summary.answered += compare(&wires, &frames, set_up)?;
+        summary.packets += count;
+    }
+    Ok(())
+}
+
+/// Sends valid queries until both hosts have answered alike for [`SETTLED`].
+fn settle(wires: &[Wire; 2]) -> Result<()> {
+    let (begun, mut alike_since) = (Instant::now(), Instant::now());
+    let frames = every_valid_frame();
+    loop {
+        let [fast, plain] = exchange(wires, &frames)?;
+        if fast.keys().ne(plain.keys()) {
+            alike_since = Instant::now();
+            ensure!(
+                begun.elapsed() < DECIDED,
+                "the hosts never answer alike: {:?} against {:?}",
+                fast.keys(),
+                plain.keys()
+            );
+        } else if alike_since.elapsed() >= SETTLED {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Sends frames to both hosts and compares the replies; returns the number of packets that both
+/// answered.
+fn compare(wires: &[Wire; 2], frames: &[Frame], set_up: &SetUp) -> Result<usize> {
+    let [mut fast, mut plain] = exchange(wires, frames)?;
+    let first = fast.clone();
+    for _ in 1..TRIES {
+        if fast.keys().eq(plain.keys()) {
+            break;
+        }
+        let [again_fast, again_plain] = exchange(wires, frames)?;
+        // A rule takes effect within seconds; without one no packet is answered in vain even once.
+        if set_up.rule.effect == Effect::None {
+            fast.extend(again_fast);
+        } else {
+            fast.retain(|key, _| again_fast.contains_key(key) || plain.contains_key(key));
+            fast.extend(again_fast);
+            thread::sleep(Duration::from_secs(1));
+        }
+        plain.extend(again_plain);
+    }
+    for (key, reply) in &fast {
+        match plain.get(key) {
+            Some(other) => ensure!(
+                reply == other,
+                "different replies to {key:?}: {reply:02x?} against {other:02x?} of userspace"
+            ),
+            None => bail!(
+                "the interface answers what userspace never received: {key:?}\n{:02x?}",
+                culprit(wires, frames, *key)?
+            ),
+        }
+    }
+    if let Some(key) = plain.keys().find(|key| !fast.contains_key(key)) {
+        bail!(
+            "only userspace answers {key:?} (first: {} replies)\n{:02x?}",
+            first.len(),
+            culprit(wires, frames, *key)?
+        );
+    }
+    Ok(plain.len())
+}
+
+/// Finds the frame to which a reply with this key belongs.
+fn culprit<'a>(wires: &[Wire; 2], frames: &'a [Frame], key: Key) -> Result<Option<&'a Frame>> {
+    for frame in frames {
+        let replies = exchange(wires, std::slice::from_ref(frame))?;
+        if replies.iter().any(|replies| replies.contains_key(&key)) {
+            return Ok(Some(frame));
+        }
+    }
+    Ok(None)
+}
+
+/// Sends frames to both hosts and returns the replies of each.
+fn exchange(wires: &[Wire; 2], frames: &[Frame]) -> Result<[BTreeMap<Key, Reply>; 2]> {
+    for wire in wires {
+        wire.send(frames)?;
+    }
+    let mut replies = [wires[0].receive()?, wires[1].receive()?];
+    for replies in &mut replies {
+        replies.retain(|(_, _, id), _| frames.iter().any(|frame| frame.id == *id));
+    }
+    Ok(replies)
+}
+
+/// A server and its client's namespace. The link between them belongs to the set-up.
+struct Host {
+    process: Server,
+    /// Dropped before the namespaces.
+    _bpffs: Bpffs,
+    server: Namespace,
+    client: Namespace,
+}
+
+impl Host {
+    fn start(label: &str, mode: &str) -> Result<Self> {
+        let (server, client) = (Namespace::new(label)?, Namespace::new(&format!("{label}c"))?);
+        set_up::prepare(&server)?;
+        let bpffs = Bpffs::new()?;
+        let folder = server::folder(&server::records_of_groups(&traffic::GROUPS), None)?;
+        let settings = json!({
+            "metrics": {"enabled": true},
+            "control": {"socket": folder.path().join("control.sock")},
+            "xdp": {"mode": mode, "bpffs": bpffs.path(), "interfaces": set_up::INTERFACES},
+        });
+        // A wildcard: the addresses of every set-up are endpoints.
+        let process =
+            Server::start(Some(&server), folder, "[::]:53".parse().context("an address")?, &settings)?;
+        wait_for_metrics(&server)?;
+        Ok(Self { process, _bpffs: bpffs, server, client })
+    }
+
+    fn hits(&self) -> Result<u64> {
+        Ok(Metrics::read(&self.server)?.fast_path_replies())
+    }
+
+    /// Waits until the server has decided about the interface of a set-up.
+    fn wait_until_decided(&self, set_up: &SetUp) -> Result<()> {
+        let config = self.process.folder.path().join("config.json");
+        let mut last = Value::Null;
+        wait_until("a decision about the interface", DECIDED, || {
+            thread::sleep(Duration::from_millis(100));
+            let status = || -> Result<Value> {
+                let mut command = self.server.command(server::program()?)?;
+                let said = capture(command.args(["status", "--json", "--config"]).arg(&config))?;
+                Ok(serde_json::from_str(&said)?)
+            };
+            let Ok(status) = status() else { return false };
+            last = status["fast_path"]["interfaces"].clone();
+            let mut interfaces = last.as_array().into_iter().flatten();
+            interfaces.any(|one| one["name"] == set_up.interface() && one["state"] != "waiting")
+        })
+        .with_context(|| format!("{last}\n{}", self.process.log()))
+    }
+}

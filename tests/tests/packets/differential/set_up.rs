@@ -1,0 +1,309 @@
+//! Random set-ups of a host: how the client is connected, addresses, MTU, and packet filter rules.
+
+use anyhow::Result;
+use fastrand::Rng;
+use whole_system_tests::{cell::feed, namespace::Namespace};
+
+/// Names of all interfaces that lead to clients.
+pub(super) const INTERFACES: [&str; 4] = ["srv", "br0", "vx0", "v5"];
+
+/// Ethernet address of the interface that clients query through.
+pub(super) const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Ethernet address of the client.
+pub(super) const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// A set-up of host and client.
+#[derive(Clone, Debug)]
+pub(super) struct SetUp {
+    path: Path,
+    /// MTU of the link.
+    mtu: u16,
+    /// MTU of the routes to clients.
+    route_mtu: Option<u16>,
+    forwards: bool,
+    /// Whether the server's address has moved to another machine.
+    moved: bool,
+    pub(super) rule: Rule,
+}
+
+/// How the client is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Plain,
+    Bridge,
+    /// A VXLAN tunnel with a fixed remote address.
+    Tunnel,
+    /// A VXLAN tunnel whose routes carry the key (collect_md).
+    ExternalTunnel,
+    Vlan,
+    Vrf,
+}
+
+/// A rule, and the tool that loads it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rule {
+    tool: Tool,
+    text: &'static str,
+    pub(super) effect: Effect,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// No rule concerns queries.
+    None,
+    /// Queries or replies are dropped or diverted, always alike.
+    Decides,
+    /// Some pass, depending on time and number.
+    Limits,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Tool {
+    Legacy,
+    Nft,
+}
+
+const PATHS: [Path; 6] =
+    [Path::Plain, Path::Bridge, Path::Tunnel, Path::ExternalTunnel, Path::Vlan, Path::Vrf];
+
+const fn legacy(text: &'static str, effect: Effect) -> Rule {
+    Rule { tool: Tool::Legacy, text, effect }
+}
+
+const fn nft(text: &'static str, effect: Effect) -> Rule {
+    Rule { tool: Tool::Nft, text, effect }
+}
+
+/// The rules; those without effect come often.
+const RULES: [Rule; 23] = [
+    legacy("", Effect::None),
+    legacy("*filter\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy("", Effect::None),
+    legacy("*filter\n-A INPUT -s 10.9.0.3 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy("*filter\n-A INPUT -m state --state INVALID -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy("*raw\n-A PREROUTING -p udp --dport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy("", Effect::None),
+    legacy("*nat\n-A PREROUTING -p udp --dport 53 -j REDIRECT --to-ports 5353\nCOMMIT\n", Effect::Decides),
+    legacy(
+        "*nat\n-A PREROUTING -d 8.8.8.8 -p udp --dport 53 -j DNAT --to-destination 10.9.0.1\nCOMMIT\n",
+        Effect::Decides,
+    ),
+    legacy("*filter\n-A OUTPUT -p udp --sport 53 -j DROP\nCOMMIT\n", Effect::Decides),
+    legacy("", Effect::None),
+    legacy(
+        "*filter\n:INPUT DROP\n-A INPUT -i lo -j ACCEPT\n-A INPUT -m state --state RELATED,ESTABLISHED -j ACCEPT\n\
+         -A INPUT -p udp --dport 53 -j ACCEPT\nCOMMIT\n",
+        Effect::Decides,
+    ),
+    legacy("*mangle\n-A PREROUTING -p udp -j MARK --set-mark 7\nCOMMIT\n", Effect::None),
+    legacy("*filter\n-A INPUT -p udp --dport 53 -m limit --limit 1/hour -j DROP\nCOMMIT\n", Effect::Limits),
+    nft("", Effect::None),
+    legacy(
+        "*filter\n-A INPUT -p udp --dport 53 -m hashlimit --hashlimit-name q --hashlimit-above 1/sec \
+         --hashlimit-mode srcip -j DROP\nCOMMIT\n",
+        Effect::Limits,
+    ),
+    nft(
+        "table inet t { chain c { type filter hook input priority 0; udp dport 53 drop; }; }\n",
+        Effect::Decides,
+    ),
+    nft(
+        "table inet t { chain c { type filter hook output priority 0; udp sport 53 drop; }; }\n",
+        Effect::Decides,
+    ),
+    nft(
+        "table inet t { chain c { type filter hook prerouting priority -300; udp dport 53 counter accept; }; }\n",
+        Effect::None,
+    ),
+    nft(
+        "table ip t { chain c { type nat hook prerouting priority -100; udp dport 53 redirect to :5353; }; }\n",
+        Effect::Decides,
+    ),
+    nft(
+        "table inet t { chain c { type filter hook input priority 0; ip saddr 10.9.0.3 drop; }; }\n",
+        Effect::Decides,
+    ),
+    nft(
+        "table inet t { chain c { type filter hook input priority 0; udp dport 53 limit rate over 1/second drop; }; }\n",
+        Effect::Limits,
+    ),
+    legacy("*filter\n-A INPUT -d 169.254.0.2 -p udp -j REJECT\nCOMMIT\n", Effect::Decides),
+];
+
+/// Prepares a host for all set-ups.
+pub(super) fn prepare(server: &Namespace) -> Result<()> {
+    server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    server.ip(&["addr", "add", "fd00::2/128", "dev", "lo", "nodad"])
+}
+
+impl SetUp {
+    /// Returns the set-up of this number. Paths and rules take turns, so that every pair of them
+    /// comes up.
+    pub(super) fn random(number: usize, rng: &mut Rng) -> Self {
+        Self {
+            path: PATHS[number % PATHS.len()],
+            mtu: [1500, 1500, 1400, 9000][rng.usize(..4)],
+            route_mtu: [None, None, Some(600), Some(1000), Some(1300)][rng.usize(..5)],
+            forwards: rng.u8(..4) != 0,
+            moved: rng.u8(..6) == 0,
+            rule: RULES[number % RULES.len()],
+        }
+    }
+
+    /// Returns the set-up without anything special.
+    pub(super) fn plain() -> Self {
+        Self { path: Path::Plain, mtu: 1500, route_mtu: None, forwards: true, moved: false, rule: RULES[0] }
+    }
+
+    /// Returns the interface that the kernel names to the server.
+    pub(super) fn interface(&self) -> &'static str {
+        match self.path {
+            Path::Plain | Path::Vrf => "srv",
+            Path::Bridge => "br0",
+            Path::Tunnel | Path::ExternalTunnel => "vx0",
+            Path::Vlan => "v5",
+        }
+    }
+
+    /// Returns the interface of the client.
+    pub(super) fn client_interface(&self) -> &'static str {
+        match self.path {
+            Path::Plain | Path::Vrf | Path::Bridge => "cli",
+            Path::Tunnel | Path::ExternalTunnel => "vx0",
+            Path::Vlan => "v5",
+        }
+    }
+
+    /// Returns the feature that this kernel lacks for the set-up.
+    pub(super) fn lacking(&self, server: &Namespace) -> Result<Option<String>> {
+        let kind: &[&str] = match self.path {
+            Path::Vrf => &["type", "vrf", "table", "10"],
+            Path::Vlan => &["link", "lo", "type", "vlan", "id", "9"],
+            Path::Plain | Path::Bridge | Path::Tunnel | Path::ExternalTunnel => return Ok(None),
+        };
+        let (place, kind): (&[&str], &[&str]) =
+            if kind[0] == "link" { (&kind[..2], &kind[2..]) } else { (&[], kind) };
+        let added = server.ip(&[&["link", "add"], place, &["name", "try0"], kind].concat());
+        match added {
+            Ok(()) => server.ip(&["link", "del", "try0"]).map(|()| None),
+            Err(problem) if problem.to_string().contains("Unknown device type") => {
+                Ok(Some(format!("{:?}", self.path)))
+            }
+            Err(problem) => Err(problem),
+        }
+    }
+
+    /// Makes the set-up.
+    pub(super) fn make(&self, server: &Namespace, client: &Namespace) -> Result<()> {
+        match self.rule.tool {
+            _ if self.rule.text.is_empty() => {}
+            Tool::Legacy => feed(server, &["iptables-legacy-restore", "-w"], self.rule.text)?,
+            Tool::Nft => feed(server, &["nft", "-f", "-"], self.rule.text)?,
+        }
+        let forwards = if self.forwards { "1" } else { "0" };
+        server.run(|| {
+            std::fs::write("/proc/sys/net/ipv4/conf/all/forwarding", forwards)?;
+            std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", forwards)
+        })??;
+        let mtu = self.mtu;
+        let (near, far) = (mac(SERVER_MAC), mac(CLIENT_MAC));
+        let mut lines =
+            if self.moved { "addr del 169.254.0.2/32 dev lo\n".to_owned() } else { String::new() };
+        // With another interface on top, the link has addresses of its own.
+        let is_below = self.interface() != "srv";
+        let (link, link_far) =
+            if is_below { ("02:00:00:00:01:01", "02:00:00:00:01:02") } else { (&*near, &*far) };
+        // A bridge's port takes any address; the client's end is the client itself.
+        let link_far = if self.path == Path::Bridge { &*far } else { link_far };
+        let pair = format!(
+            "link add srv mtu {mtu} address {link} type veth peer name cli mtu {mtu} address {link_far} netns {}\n",
+            client.name()
+        );
+        let mut client_lines = String::from("link set lo up\n");
+        match self.path {
+            Path::Plain => {}
+            Path::Bridge => {
+                lines += &format!("link add br0 address {near} type bridge\nlink set srv master br0\n");
+            }
+            Path::Tunnel | Path::ExternalTunnel => {
+                let ends = ["local 10.8.0.1 remote 10.8.0.2", "local 10.8.0.2 remote 10.8.0.1"];
+                let server_end = if self.path == Path::Tunnel {
+                    format!("id 7 dstport 4789 {} dev srv", ends[0])
+                } else {
+                    "external dstport 4789".to_owned()
+                };
+                lines += &format!(
+                    "addr add 10.8.0.1/24 dev srv\nlink add vx0 address {near} type vxlan {server_end}\n"
+                );
+                client_lines += &format!(
+                    "addr add 10.8.0.2/24 dev cli\nlink add vx0 address {far} type vxlan id 7 dstport 4789 {} dev cli\n",
+                    ends[1]
+                );
+            }
+            Path::Vlan => {
+                lines += &format!("link add link srv name v5 address {near} type vlan id 5\n");
+                client_lines += &format!("link add link cli name v5 address {far} type vlan id 5\n");
+            }
+            Path::Vrf => {
+                lines += "link add vrf-a type vrf table 10\nlink set vrf-a up\nlink set srv master vrf-a\n"
+            }
+        }
+        let (device, client_device) = (self.interface(), self.client_interface());
+        for below in ["srv", device] {
+            lines += &format!("link set {below} up\n");
+        }
+        for below in ["cli", client_device] {
+            client_lines += &format!("link set {below} up\n");
+        }
+        lines += &format!("addr add 10.9.0.1/24 dev {device}\naddr add fd09::1/64 dev {device} nodad\n");
+        for client in ["10.9.0.2", "10.9.0.3", "10.9.0.4", "fd09::2", "fd09::3"] {
+            lines += &format!("neigh replace {client} lladdr {far} dev {device} nud permanent\n");
+        }
+        let table = if self.path == Path::Vrf { " table 10" } else { "" };
+        let mtu = self.route_mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
+        // IPv6 allows no less than 1280.
+        let mtu6 = self.route_mtu.map(|mtu| format!(" mtu {}", mtu.max(1280))).unwrap_or_default();
+        let key = if self.path == Path::ExternalTunnel { " encap ip id 7 dst 10.8.0.2" } else { "" };
+        lines += &format!(
+            "route replace 10.9.0.0/24{key} dev {device} src 10.9.0.1{mtu}{table}\n\
+             route replace default{key} via 10.9.0.2 dev {device} onlink{mtu}{table}\n"
+        );
+        if self.path != Path::ExternalTunnel {
+            lines += &format!("route replace ::/0 via fd09::2 dev {device} onlink{mtu6}{table}\n");
+        }
+        feed(server, &["ip", "-batch", "-"], &pair)?;
+        feed(client, &["ip", "-batch", "-"], &client_lines)?;
+        feed(server, &["ip", "-batch", "-"], &lines)
+    }
+
+    /// Removes it.
+    pub(super) fn remove(&self, server: &Namespace) -> Result<()> {
+        let mut lines = String::from("link del srv\n");
+        match self.path {
+            Path::Bridge => lines += "link del br0\n",
+            Path::ExternalTunnel | Path::Tunnel => lines.insert_str(0, "link del vx0\n"),
+            Path::Vrf => lines += "link del vrf-a\n",
+            Path::Plain | Path::Vlan => {}
+        }
+        if self.moved {
+            lines += "addr add 169.254.0.2/32 dev lo\n";
+        }
+        feed(server, &["ip", "-batch", "-"], &lines)?;
+        match self.rule.tool {
+            _ if self.rule.text.is_empty() => Ok(()),
+            Tool::Legacy => {
+                let tables = ["filter", "nat", "raw", "mangle"];
+                let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
+                // The policy is the only thing that an empty table does not reset.
+                let empty = empty.replacen("*filter\n", "*filter\n:INPUT ACCEPT\n", 1);
+                feed(server, &["iptables-legacy-restore", "-w"], &empty)
+            }
+            Tool::Nft => feed(server, &["nft", "-f", "-"], "flush ruleset\n"),
+        }
+    }
+}
+
+fn mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
+}
