@@ -281,7 +281,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     wait_until("the interfaces to be decided", Duration::from_secs(120), || {
         thread::sleep(Duration::from_millis(200));
         (0..FEW).all(|number| {
-            let wanted = if number < FEW / 2 { ("refused", "") } else { ("served", "clsact") };
+            let wanted = if number < FEW / 2 { ("refused", "none") } else { ("served", "clsact") };
             state(number).is_ok_and(|state| (state.state.as_str(), state.hook.as_str()) == wanted)
         })
     })

@@ -29,7 +29,7 @@ pub(crate) struct Gated {
 pub(crate) struct State {
     /// `served`, `waiting` or `refused`.
     pub(crate) state: String,
-    /// The hook; empty without one.
+    /// The hook, or `none`.
     pub(crate) hook: String,
     pub(crate) why: String,
 }
