@@ -6,13 +6,23 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use dns_platform::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL;
+use hickory_proto::rr::RecordType;
 use serde::Deserialize;
-use whole_system_tests::{cell::feed, namespace::Namespace, requires};
+use socket2::{Domain, Socket, Type};
+use whole_system_tests::{
+    cell::feed, client, metrics::Metrics, namespace::Namespace, process::wait_until, requires,
+};
 
-use crate::lab::v4;
+use crate::{
+    gated::{Gated, NAME},
+    lab::v4,
+};
 
 /// Environment variable with another folder of rule sets.
 const FOLDER_VARIABLE: &str = "BOSH_DNS_GATE_RULES";
@@ -47,7 +57,7 @@ fn host() -> Result<Namespace> {
 }
 
 /// Returns the address of a client behind an interface.
-fn client(interface: &str) -> IpAddr {
+fn client_of(interface: &str) -> IpAddr {
     match interface {
         "s-010255010002" => [10, 255, 10, 2].into(),
         "s-010255010003" => [10, 255, 10, 3].into(),
@@ -79,7 +89,7 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
             feed(&host, loader, &rules)?;
             for (interface, decision) in expect {
                 let found =
-                    host.run(|| dns_fastpath::filter_objection(interface, client(interface), v4()))??;
+                    host.run(|| dns_fastpath::filter_objection(interface, client_of(interface), v4()))??;
                 // The contents of an ipset are not inspected: missing queries decide.
                 let by_arrival = rules.contains("--match-set") && decision == "off";
                 if found.is_some() != (decision == "off") && !by_arrival {
@@ -104,5 +114,153 @@ fn inspection_creates_no_legacy_tables() -> Result<()> {
     let endpoint: SocketAddr = v4();
     let found = host.run(|| dns_fastpath::filter_objection("lo", endpoint.ip(), endpoint))??;
     ensure!(found.is_none() && names()?? == before, "{found:?}, {before:?}");
+    Ok(())
+}
+
+/// Interfaces of the rule sets.
+const INTERFACES: [&str; 4] = ["s-010255010002", "s-010255010003", "eth0", "lo"];
+
+/// Hosts that try rule sets at the same time.
+const HOSTS: usize = 3;
+
+/// Time limit for a decision: far beyond the two seconds after which rules are read again, and the
+/// two seconds in which two probes are lost.
+const DECIDED: Duration = Duration::from_secs(15);
+
+/// A host with clients on all its interfaces.
+struct Live {
+    host: Namespace,
+    clients: Namespace,
+    gated: Gated,
+    query: Vec<u8>,
+}
+
+impl Live {
+    fn start(number: usize) -> Result<Self> {
+        let host = host()?;
+        host.forward()?;
+        let clients = Namespace::new(&format!("clients{number}"))?;
+        for (number, name) in INTERFACES.into_iter().take(3).enumerate() {
+            let (far, address) = (format!("far{number}"), client_of(name).to_string());
+            host.ip(&["link", "set", &far, "netns", clients.name()])?;
+            clients.ip(&["addr", "add", &format!("{address}/32"), "dev", &far])?;
+            clients.ip(&["link", "set", &far, "up"])?;
+            clients.ip(&[
+                "route",
+                "add",
+                "169.254.0.2/32",
+                "dev",
+                &far,
+                "metric",
+                &(number + 1).to_string(),
+            ])?;
+            if name != "eth0" {
+                host.ip(&["route", "add", &format!("{address}/32"), "dev", name])?;
+            }
+        }
+        let gated = Gated::start(&host)?;
+        let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
+        Ok(Self { host, clients, gated, query })
+    }
+
+    /// Queries through each interface; returns those that answered themselves.
+    fn answering(&self) -> Result<Vec<&'static str>> {
+        let replies = || -> Result<[u64; 4]> {
+            let metrics = Metrics::read(&self.host)?;
+            Ok(INTERFACES.map(|name| {
+                let label = format!("interface=\"{name}\"");
+                metrics.sum(FAST_PATH_INTERFACE_REPLIES_TOTAL, &label)
+            }))
+        };
+        let before = replies()?;
+        for (number, name) in INTERFACES.into_iter().enumerate() {
+            let namespace = if name == "lo" { &self.host } else { &self.clients };
+            namespace.run(|| -> Result<()> {
+                let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+                let device = if name == "lo" { name.to_owned() } else { format!("far{number}") };
+                socket.bind_device(Some(device.as_bytes()))?;
+                socket.connect(&v4().into())?;
+                for _ in 0..6 {
+                    // A rule that rejects makes a send fail.
+                    let _ = socket.send(&self.query);
+                    thread::sleep(Duration::from_millis(2));
+                }
+                Ok(())
+            })??;
+        }
+        thread::sleep(Duration::from_millis(20));
+        let after = replies()?;
+        let answered = INTERFACES.into_iter().zip(before.into_iter().zip(after));
+        Ok(answered.filter(|(_, (before, after))| after > before).map(|(name, _)| name).collect())
+    }
+
+    /// Queries until exactly these interfaces answer; returns how long that takes.
+    fn wait_for(&self, wanted: &[&str]) -> Result<Duration> {
+        let (begun, mut answering) = (Instant::now(), Vec::new());
+        wait_until("the decision", DECIDED, || {
+            let Ok(found) = self.answering() else { return false };
+            answering = found;
+            answering == wanted
+        })
+        .with_context(|| {
+            format!("{answering:?} answer, not {wanted:?}: {:?}", self.gated.states(&self.host))
+        })?;
+        Ok(begun.elapsed())
+    }
+
+    /// Loads a rule set and removes it; returns how long the decisions take.
+    fn try_rules(&self, rules: &str, is_nft: bool, expected: &Expected) -> Result<[Duration; 2]> {
+        self.wait_for(&INTERFACES)?;
+        if !expected.sets.is_empty() {
+            feed(&self.host, &["ipset", "restore"], &expected.sets)?;
+        }
+        let loader: &[&str] =
+            if is_nft { &["nft", "-f", "-"] } else { &["iptables-legacy-restore", "--noflush"] };
+        feed(&self.host, loader, rules)?;
+        let is_kept = |name: &&str| expected.expect.get(*name).is_none_or(|decision| decision == "keep");
+        let kept: Vec<&str> = INTERFACES.into_iter().filter(is_kept).collect();
+        let closed = self.wait_for(&kept)?;
+        let tables = ["filter", "nat", "raw", "mangle"];
+        let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
+        let empty =
+            empty.replacen("*filter\n", "*filter\n:INPUT ACCEPT\n:FORWARD ACCEPT\n:OUTPUT ACCEPT\n", 1);
+        feed(&self.host, &["iptables-legacy-restore"], &empty)?;
+        feed(&self.host, &["nft", "-f", "-"], "flush ruleset\n")?;
+        if !expected.sets.is_empty() {
+            feed(&self.host, &["ipset", "restore"], "destroy\n")?;
+        }
+        Ok([closed, self.wait_for(&INTERFACES)?])
+    }
+}
+
+#[test]
+fn rule_sets_close_and_reopen_interfaces() -> Result<()> {
+    requires!(namespaces, bpf);
+    let folder = folder();
+    let expected: BTreeMap<String, Expected> =
+        serde_json::from_str(&fs::read_to_string(folder.join("expected.json"))?)?;
+    let all: Vec<(&String, &Expected)> = expected.iter().collect();
+    let results: Vec<Result<[Duration; 2]>> = thread::scope(|scope| {
+        let (all, folder) = (&all, &folder);
+        let run = |number: usize| {
+            scope.spawn(move || -> Result<[Duration; 2]> {
+                let live = Live::start(number)?;
+                let mut slowest = [Duration::ZERO; 2];
+                for (file, expected) in all.iter().skip(number).step_by(HOSTS) {
+                    let rules = fs::read_to_string(folder.join(file))?;
+                    let took = live.try_rules(&rules, file.ends_with(".nft"), expected);
+                    let took = took.with_context(|| format!("{file}\n{}", live.gated.server.log()))?;
+                    println!("{file}: decided after {:?}, answered again after {:?}", took[0], took[1]);
+                    slowest = [slowest[0].max(took[0]), slowest[1].max(took[1])];
+                }
+                Ok(slowest)
+            })
+        };
+        let running: Vec<_> = (0..HOSTS).map(run).collect();
+        running.into_iter().map(|host| host.join().expect("no panic")).collect()
+    });
+    for slowest in results {
+        println!("slowest: {:?}", slowest?);
+    }
     Ok(())
 }

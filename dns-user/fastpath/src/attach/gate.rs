@@ -26,6 +26,13 @@ pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Time limit for a noticed probe to arrive: more than two report intervals of the server.
 const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 
+/// Reports of the server in which a noticed probe may arrive: a server that was stopped, or starved
+/// of CPU time, reports again before it has read its sockets.
+const PROBE_REPORTS: u64 = 3;
+
+/// Limit of outstanding probes per door; the program passes one a second.
+const MOST_PENDING: usize = 8;
+
 /// Probes lost within [`LOSS_WINDOW`] that close a door: a single one may fall victim to a burst.
 const LOSSES: usize = 2;
 
@@ -63,6 +70,8 @@ pub struct Arrival {
 pub(crate) struct Gate {
     /// Doors with any activity.
     doors: BTreeMap<(u32, usize), Door>,
+    /// Number of the server's reports so far.
+    reports: u64,
 }
 
 /// The state of one interface for one endpoint.
@@ -84,15 +93,36 @@ struct Door {
     more: bool,
     /// Number of probes noticed so far.
     probes: u64,
-    /// The outstanding probe: its client, and when it was noticed.
-    pending: Option<(IpAddr, Instant)>,
+    /// Outstanding probes, oldest first.
+    pending: Vec<Pending>,
     /// Clients of lost probes from which nothing has arrived since, with the time.
     lost: Vec<(IpAddr, Instant)>,
     /// Witnesses: clients of lost probes, with the time.
     witnesses: Vec<(IpAddr, Instant)>,
 }
 
+/// A probe that has not arrived yet.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    client: IpAddr,
+    /// When it was noticed.
+    since: Instant,
+    /// The server's reports until then.
+    reports: u64,
+}
+
+impl Pending {
+    fn is_overdue(&self, now: Instant, reports: u64) -> bool {
+        now.saturating_duration_since(self.since) >= PROBE_PATIENCE && reports >= self.reports + PROBE_REPORTS
+    }
+}
+
 impl Gate {
+    /// Counts a report of the server, with or without arrivals.
+    pub(crate) fn reported(&mut self) {
+        self.reports += 1;
+    }
+
     /// Opens a door without evidence: the interface is named in the configuration, or a
     /// predecessor served it. Probes test it like any other.
     pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize) {
@@ -111,9 +141,8 @@ impl Gate {
         door.more |= arrival.more;
         door.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
         door.lost.retain(|(client, _)| !arrival.clients.contains(client));
-        if door.pending.is_some_and(|(client, _)| door.more || arrival.clients.contains(&client)) {
-            door.pending = None;
-        }
+        let more = door.more;
+        door.pending.retain(|pending| !more && !arrival.clients.contains(&pending.client));
         if door.since.is_none_or(|since| now.saturating_duration_since(since) > WINDOW) {
             (door.since, door.arrived) = (Some(now), 0);
         }
@@ -136,15 +165,15 @@ impl Gate {
             return;
         }
         door.probes = probed.count;
-        if let Some((client, since)) = door.pending.take() {
-            door.lose(client, since);
-        }
         door.know(probed.client);
         let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
         let has_arrived =
             door.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
         if !door.more && !has_arrived {
-            door.pending = Some((probed.client, now));
+            if door.pending.len() >= MOST_PENDING {
+                door.pending.remove(0);
+            }
+            door.pending.push(Pending { client: probed.client, since: now, reports: self.reports });
         }
         door.clients.clear();
         door.more = false;
@@ -158,28 +187,26 @@ impl Gate {
         now: Instant,
         explained: impl FnOnce() -> bool,
     ) -> Vec<(u32, usize, IpAddr)> {
-        let overdue = |door: &Door| {
-            door.pending.is_some_and(|(_, since)| now.saturating_duration_since(since) >= PROBE_PATIENCE)
-        };
-        let suspicious = |door: &Door| !door.lost.is_empty() || overdue(door);
+        let reports = self.reports;
+        let is_overdue = |pending: &Pending| pending.is_overdue(now, reports);
+        let suspicious = |door: &Door| !door.lost.is_empty() || door.pending.iter().any(is_overdue);
         if !self.doors.values().any(suspicious) {
             self.forget_old(now);
             return Vec::new();
         }
         if explained() {
             for door in self.doors.values_mut() {
-                door.pending = None;
+                door.pending.clear();
                 door.lost.clear();
             }
             return Vec::new();
         }
         let mut closed = Vec::new();
         for (&(ifindex, endpoint), door) in &mut self.doors {
-            if overdue(door)
-                && let Some((client, since)) = door.pending.take()
-            {
-                door.lose(client, since);
-            }
+            let (overdue, pending): (Vec<Pending>, Vec<Pending>) =
+                door.pending.iter().copied().partition(is_overdue);
+            door.pending = pending;
+            overdue.into_iter().for_each(|Pending { client, since, .. }| door.lose(client, since));
             door.lost.retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
             if door.open && door.lost.len() >= LOSSES {
                 door.open = false;
@@ -339,6 +366,7 @@ mod tests {
         while closed.is_empty() {
             let elapsed = now.duration_since(begin);
             assert!(elapsed < Duration::from_secs(3), "still open");
+            gate.reported();
             // The program passes one query per second.
             gate.probed(7, 0, probed(CLIENT, elapsed.as_secs()), now);
             closed = gate.judge(now, || false);
@@ -360,6 +388,7 @@ mod tests {
                 gate.arrived(0, &arrival(CLIENT, 1), now);
             }
             now += Duration::from_secs(1);
+            (0..4).for_each(|_| gate.reported());
             closed.extend(gate.judge(now, || false));
         }
         assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
@@ -388,11 +417,29 @@ mod tests {
     }
 
     #[test]
+    fn stopped_server_loses_no_probe() {
+        let (mut gate, mut now) = open();
+        for count in 1..20 {
+            gate.probed(7, 0, probed(CLIENT, count), now);
+            // Stopped for a while; its first report comes before it has read the probe.
+            now += Duration::from_secs(2);
+            gate.reported();
+            assert_eq!(gate.judge(now, || false), []);
+            now += Duration::from_millis(250);
+            gate.reported();
+            gate.arrived(0, &arrival(CLIENT, 1), now);
+            assert_eq!(gate.judge(now, || false), []);
+        }
+        assert!(gate.is_open(7, 0));
+    }
+
+    #[test]
     fn silent_witness_is_forgotten() {
         let (mut gate, now) = open();
         for count in 1..4 {
             gate.probed(7, 0, probed(OTHER, count), now + Duration::from_secs(count));
         }
+        (0..4).for_each(|_| gate.reported());
         assert_eq!(gate.judge(now + Duration::from_secs(4), || false).len(), 1);
         gate.judge(now + WITNESS_KEPT * 2, || false);
         assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now + WITNESS_KEPT * 2));

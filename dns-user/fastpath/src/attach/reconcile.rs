@@ -370,6 +370,7 @@ impl Follower {
     /// name (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
+        self.gate.reported();
         let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
             let is_local = |client: &IpAddr| local.contains(client);
