@@ -12,7 +12,7 @@ use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::Metrics,
-    namespace::Namespace,
+    namespace::{End, Namespace, join},
     process::{run, wait_until},
     requires,
     server::{self, Server},
@@ -164,5 +164,43 @@ fn path_mtu_limits_replies() -> Result<()> {
     let large = Metrics::read(&pair.server)?
         .sum(dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL, "outcome=\"large_reply\"");
     ensure!(large >= 7, "{large} of 8 left to userspace");
+    Ok(())
+}
+
+#[test]
+fn learned_path_mtu_takes_effect() -> Result<()> {
+    requires!(namespaces, bpf);
+    let [server, router, client] = ["hop-s", "hop-r", "hop-c"].map(Namespace::new);
+    let (server, router, client) = (server?, router?, client?);
+    server.forward()?;
+    router.forward()?;
+    join(
+        End { namespace: &server, interface: "srv", addresses: &["10.7.0.1/24"] },
+        End { namespace: &router, interface: "near", addresses: &["10.7.0.254/24"] },
+    )?;
+    join(
+        End { namespace: &router, interface: "far", addresses: &["10.8.0.254/24"] },
+        End { namespace: &client, interface: "cli", addresses: &["10.8.0.2/24"] },
+    )?;
+    for (namespace, interface) in [(&router, "far"), (&client, "cli")] {
+        namespace.ip(&["link", "set", interface, "mtu", "1000"])?;
+    }
+    server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    server.ip(&["route", "add", "default", "via", "10.7.0.254"])?;
+    router.ip(&["route", "add", "169.254.0.2/32", "via", "10.7.0.1"])?;
+    client.ip(&["route", "add", "default", "via", "10.8.0.254"])?;
+    let bpffs = Bpffs::new()?;
+    let folder = server::folder(&server::records_of_groups(&[3, 60]), None)?;
+    let settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
+    let process = Server::start(Some(&server), folder, v4(), &settings)?;
+    whole_system_tests::metrics::wait_for_fast_path(&server).with_context(|| process.log())?;
+    let mut answered = 0;
+    for _ in 0..8 {
+        let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
+        let bytes = query.to_vec()?;
+        answered += usize::from(client.run(|| client::ask_raw(v4(), &bytes, PATIENCE))?.is_ok());
+    }
+    // The first reply is too long for the hop, which says so.
+    ensure!(answered >= 7, "{answered} of 8");
     Ok(())
 }

@@ -127,6 +127,9 @@ const HOSTS: usize = 3;
 /// two seconds in which two probes are lost.
 const DECIDED: Duration = Duration::from_secs(15);
 
+/// How long a decision is watched: longer than the interval at which rules are read.
+const HELD: Duration = Duration::from_millis(3500);
+
 /// A host with clients on all its interfaces.
 struct Live {
     host: Namespace,
@@ -219,7 +222,17 @@ impl Live {
         feed(&self.host, loader, rules)?;
         let is_kept = |name: &&str| expected.expect.get(*name).is_none_or(|decision| decision == "keep");
         let kept: Vec<&str> = INTERFACES.into_iter().filter(is_kept).collect();
+        let loaded = Instant::now();
         let closed = self.wait_for(&kept)?;
+        // No later reading of the rules changes the decision.
+        while loaded.elapsed() < HELD {
+            let answering = self.answering()?;
+            ensure!(
+                answering == kept,
+                "first {kept:?}, then {answering:?}: {:?}",
+                self.gated.states(&self.host)
+            );
+        }
         let tables = ["filter", "nat", "raw", "mangle"];
         let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
         let empty =
