@@ -72,7 +72,7 @@ impl<'a> Cell<'a> {
                  addr add {gateway}/30 dev {name}\nlink set {name} up\n\
                  neigh replace {address} lladdr {far_mac} dev {name} nud permanent\n"
             )?;
-            // A metric of its own, so that each interface may have a route to the same address.
+            // Distinct metrics, so that each interface may have a route to the same address.
             write!(
                 far,
                 "addr add {address}/30 dev c{number}\nlink set c{number} up\n\

@@ -6,8 +6,8 @@ use std::{io, os::unix::process::CommandExt as _, process::Command};
 /// `BPF_LINK_CREATE` of `enum bpf_cmd`.
 const LINK_CREATE: u32 = 28;
 
-/// Refuses tcx links to the process that `command` starts (a seccomp filter; the kernel's error is
-/// that of an unknown attach type).
+/// Refuses tcx links to the process that `command` starts: a seccomp filter returns the kernel's
+/// error for an unknown attach type.
 pub fn refuse_tcx(command: &mut Command) {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;

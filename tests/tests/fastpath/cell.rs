@@ -1,5 +1,5 @@
-//! A dense Diego cell beside the real server: containers are created as fast as without it, none
-//! fails, none is attached to in vain, and nothing of them is left.
+//! A dense Diego cell beside the real server: containers are created as fast as without it, no
+//! creation fails, unused interfaces are left alone, and removed containers leave nothing behind.
 
 use std::{
     fs,
@@ -89,7 +89,7 @@ fn query() -> Result<Vec<u8>> {
     Ok(client::query(NAME, RecordType::A, None)?.to_vec()?)
 }
 
-/// Returns the numbers of all open descriptors of the server, and of those that hold a link.
+/// Returns the number of the server's open descriptors, and how many of them hold a link.
 fn descriptors(gated: &Gated) -> Result<(usize, usize)> {
     let (mut all, mut links) = (0, 0);
     for descriptor in fs::read_dir(format!("/proc/{}/fd", gated.server.pid()))? {
@@ -289,7 +289,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
 
     // The worst case: containers query, and are found worth serving, before the plugin is run.
     cell.connect(0..FEW)?;
-    // Its clsact is somebody else's, such as a network plugin's.
+    // A foreign clsact, as a network plugin adds it.
     let mut tc = ground.host.command("tc")?;
     capture(tc.args(["qdisc", "add", "dev", &Cell::interface(FEW - 1), "clsact"]))?;
     for number in 0..FEW {

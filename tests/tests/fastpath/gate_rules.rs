@@ -166,7 +166,7 @@ impl Live {
         Ok(Self { host, clients, gated, query })
     }
 
-    /// Queries through each interface; returns those that answered themselves.
+    /// Queries through each interface; returns the interfaces that answered.
     fn answering(&self) -> Result<Vec<&'static str>> {
         let replies = || -> Result<[u64; 4]> {
             let metrics = Metrics::read(&self.host)?;

@@ -158,7 +158,7 @@ impl Kernel {
     }
 }
 
-/// Copies a module, after those that it depends on, unless it is built in or was copied before.
+/// Copies a module after its dependencies, unless it is built in or was copied before.
 fn copy_module(modules: &Path, module: &str, to: &Path, copied: &mut Vec<String>) -> Result<()> {
     let module = module.replace('-', "_");
     if copied.contains(&module) {

@@ -290,7 +290,7 @@ fn vrf(lab: &Lab) -> Result<()> {
     lab.server.ip(&["link", "set", "srv", "master", "vrf-a"])
 }
 
-/// Makes the server's interface a port of VLAN 20; the server's address is that of VLAN 10.
+/// Makes the server's interface a port of VLAN 20; the server's address belongs to VLAN 10.
 fn vlan_aware_bridge(lab: &Lab) -> Result<()> {
     const MAC: &str = "02:00:00:00:00:10";
     lab.server.ip(&["link", "add", "br0", "address", MAC, "type", "bridge", "vlan_filtering", "1"])?;

@@ -223,7 +223,7 @@ fn compare(wires: &[Wire; 2], frames: &[Frame], set_up: &SetUp) -> Result<usize>
             break;
         }
         let [again_fast, again_plain] = exchange(wires, frames)?;
-        // A rule takes effect within seconds; without one no packet is answered in vain even once.
+        // A rule takes effect within seconds. Without one, a single wrong reply is a failure.
         if set_up.rule.effect == Effect::None {
             fast.extend(again_fast);
         } else {

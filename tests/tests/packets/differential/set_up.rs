@@ -139,7 +139,7 @@ pub(super) fn prepare(server: &Namespace) -> Result<()> {
 
 impl SetUp {
     /// Returns the set-up of this number. Paths and rules take turns, so that every pair of them
-    /// comes up.
+    /// is tried.
     pub(super) fn random(number: usize, rng: &mut Rng) -> Self {
         Self {
             path: PATHS[number % PATHS.len()],
@@ -210,7 +210,7 @@ impl SetUp {
         let (near, far) = (mac(SERVER_MAC), mac(CLIENT_MAC));
         let mut lines =
             if self.moved { "addr del 169.254.0.2/32 dev lo\n".to_owned() } else { String::new() };
-        // With another interface on top, the link has addresses of its own.
+        // With another interface on top, the link has different addresses.
         let is_below = self.interface() != "srv";
         let (link, link_far) =
             if is_below { ("02:00:00:00:01:01", "02:00:00:00:01:02") } else { (&*near, &*far) };

@@ -110,7 +110,7 @@ impl Wire {
         Ok(Self { socket, address })
     }
 
-    /// Sends frames; those that the interface's MTU forbids are left out.
+    /// Sends frames, except frames too long for the interface's MTU.
     pub(super) fn send(&self, frames: &[Frame]) -> Result<()> {
         for frame in frames {
             match self.socket.send_to(&frame.bytes, &self.address) {
