@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use hickory_proto::rr::RecordType;
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -190,8 +193,21 @@ impl Server {
         self.process.pid()
     }
 
-    pub fn signal(&self, signal: Signal) -> Result<()> {
-        self.process.signal(signal)
+    /// Returns the server's process and its children: the attacher.
+    pub fn processes(&self) -> Result<Vec<u32>> {
+        let mut found = vec![self.pid()];
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            // A thread may end meanwhile.
+            let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        Ok(found)
+    }
+
+    /// Sends a signal to the server and its children.
+    pub fn signal_all(&self, signal: Signal) -> Result<()> {
+        let processes = self.processes()?;
+        processes.into_iter().try_for_each(|pid| Ok(kill(Pid::from_raw(pid.cast_signed()), signal)?))
     }
 
     /// Returns the log written so far.

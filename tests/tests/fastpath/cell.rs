@@ -92,11 +92,13 @@ fn query() -> Result<Vec<u8>> {
 /// Returns the number of the server's open descriptors, and how many of them hold a link.
 fn descriptors(gated: &Gated) -> Result<(usize, usize)> {
     let (mut all, mut links) = (0, 0);
-    for descriptor in fs::read_dir(format!("/proc/{}/fd", gated.server.pid()))? {
-        all += 1;
-        // It may be closed meanwhile.
-        let target = fs::read_link(descriptor?.path()).unwrap_or_default();
-        links += usize::from(target.to_string_lossy().contains("bpf_link"));
+    for process in gated.server.processes()? {
+        for descriptor in fs::read_dir(format!("/proc/{process}/fd"))? {
+            all += 1;
+            // It may be closed meanwhile.
+            let target = fs::read_link(descriptor?.path()).unwrap_or_default();
+            links += usize::from(target.to_string_lossy().contains("bpf_link"));
+        }
     }
     Ok((all, links))
 }
@@ -126,7 +128,7 @@ fn create_block(
     with_server: bool,
 ) -> Result<Duration> {
     let query = query()?;
-    gated.server.signal(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
+    gated.server.signal_all(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
     let (over, created) = (AtomicBool::new(false), AtomicUsize::new(numbers.start));
     let first = *asked;
     let took = thread::scope(|scope| -> Result<Duration> {
@@ -153,7 +155,7 @@ fn create_block(
     if with_server {
         *asked = numbers.end;
     }
-    gated.server.signal(Signal::SIGCONT)?;
+    gated.server.signal_all(Signal::SIGCONT)?;
     took
 }
 
@@ -384,10 +386,12 @@ const GATE_SHARE: f64 = 0.01;
 
 /// Measures the CPU time of the thread that follows the interfaces while containers query.
 fn gate_is_cheap(cell: &Cell<'_>, gated: &Gated, query: &[u8]) -> Result<()> {
-    let tasks = format!("/proc/{}/task", gated.server.pid());
     let is_it =
         |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "interfaces");
-    let tasks: Vec<PathBuf> = fs::read_dir(tasks)?.flatten().map(|task| task.path()).collect();
+    let mut tasks = Vec::new();
+    for process in gated.server.processes()? {
+        tasks.extend(fs::read_dir(format!("/proc/{process}/task"))?.flatten().map(|task| task.path()));
+    }
     let task = tasks.into_iter().find(is_it).context("the thread that follows the interfaces")?;
     let used = || -> Result<Duration> {
         let text = fs::read_to_string(task.join("schedstat"))?;

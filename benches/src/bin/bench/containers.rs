@@ -312,14 +312,17 @@ fn creation(plan: &Plan) -> Result<Figure> {
         "xdp": {"mode": "auto", "interfaces": ["*"], "bpffs": bpffs.path()},
     });
     let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &settings)?;
-    let descriptors = || Ok::<_, std::io::Error>(fs::read_dir(format!("/proc/{}/fd", server.pid()))?.count());
+    let descriptors = || -> Result<usize> {
+        let of = |process| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
+        server.processes()?.into_iter().map(of).sum()
+    };
     let before = descriptors()?;
     let query = client::query("q-s0.q-g3.bosh.", RecordType::A, None)?.to_vec()?;
     let mut took = [Rounds::default(), Rounds::default()];
     let mut asked = 0;
     for block in 0..count / BLOCK {
         let with_server = block % 2 == 0;
-        server.signal(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
+        server.signal_all(if with_server { Signal::SIGCONT } else { Signal::SIGSTOP })?;
         for number in block * BLOCK..(block + 1) * BLOCK {
             let begun = Instant::now();
             cell.create(number)?;
@@ -332,7 +335,7 @@ fn creation(plan: &Plan) -> Result<Figure> {
             }
         }
     }
-    server.signal(Signal::SIGCONT)?;
+    server.signal_all(Signal::SIGCONT)?;
     let [without, with] = &took;
     println!(
         "creation: {} ms without the server, {} ms with it; {} of {count} served meanwhile",
