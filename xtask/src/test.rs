@@ -46,7 +46,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
             toolchain::lint_programs()
         })?;
         times.step("documentation", docs::build)?;
-        if has_advisories() {
+        if advisories_not_run(cargo_home().as_deref()).is_none() {
             times.step("advisories", || {
                 cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"])
             })?;
@@ -128,25 +128,34 @@ fn attribute<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Returns whether dependencies can be checked for advisories offline: cargo-deny is installed and
-/// has fetched its database before.
-fn has_advisories() -> bool {
+/// Returns why dependencies cannot be checked for advisories offline: cargo-deny is not installed or
+/// has not fetched its database into this folder.
+fn advisories_not_run(cargo_home: Option<&Path>) -> Option<String> {
+    let has_database = cargo_home.is_some_and(|home| home.join("advisory-dbs").is_dir());
+    let missing = match has_database {
+        false => "there is no database of advisories",
+        true if capture(Command::new("cargo").args(["deny", "--version"])).is_err() => {
+            "cargo-deny is not installed"
+        }
+        true => return None,
+    };
+    Some(format!(
+        "advisories about dependencies: {missing}, and a test must not need the network; \
+         `cargo deny check advisories` fetches them, as the hosted workflow does every week"
+    ))
+}
+
+/// Returns cargo's folder.
+fn cargo_home() -> Option<PathBuf> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
-    let has_database = home.is_some_and(|home| home.join("advisory-dbs").is_dir());
-    has_database && capture(Command::new("cargo").args(["deny", "--version"])).is_ok()
+    home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
 }
 
 /// Prints the tests that could not run, and the reasons.
 fn print_not_run(list: &str) {
     println!("\n== not run, because");
-    if !has_advisories() {
-        println!(
-            "- advisories about dependencies: cargo-deny or its database is missing, and a test must not need the \
-             network; `cargo deny check advisories` fetches them, as the hosted workflow does every week"
-        );
-    }
-    for line in list.lines().chain(NEVER_RUN) {
+    let advisories = advisories_not_run(cargo_home().as_deref());
+    for line in advisories.as_deref().into_iter().chain(list.lines()).chain(NEVER_RUN) {
         println!("- {line}");
     }
 }
@@ -171,5 +180,13 @@ mod tests {
                       </testsuite>\n  <testsuite name=\"c\" tests=\"0\">\n</testsuites>\n";
         let sums = [("a::b".to_owned(), Duration::from_millis(1750)), ("c".to_owned(), Duration::ZERO)];
         assert_eq!(groups(report), sums);
+    }
+
+    #[test]
+    fn missing_advisories_are_reported() {
+        let home = tempfile::tempdir().unwrap();
+        let reason = advisories_not_run(Some(home.path())).unwrap();
+        assert!(reason.contains("no database") && reason.contains("cargo deny check advisories"), "{reason}");
+        assert_eq!(advisories_not_run(None), Some(reason));
     }
 }

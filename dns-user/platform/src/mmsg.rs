@@ -91,8 +91,11 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
                 header.msg_controllen = CONTROL_SIZE;
             }
         }
-        // SAFETY: each of the COUNT headers leads to buffers of its own here with the sizes
-        // given, which live longer than the call.
+        // SAFETY: every pointer and length in the COUNT headers was written by the loop above, now
+        // or in an earlier call: the first call prepares all of them (`used` starts as COUNT), and a
+        // later one those that the kernel has changed since. Each pointer leads to a separate
+        // element of a box of `self`, whose content never moves, with the length of that element.
+        // The boxes are private and borrowed exclusively, so nothing else uses them meanwhile.
         let count = unsafe {
             libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
         };
@@ -134,7 +137,8 @@ pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
     let (mut sent, mut failed) = (0, 0);
     while sent < messages.len() {
         let rest = &mut messages[sent..];
-        // SAFETY: the caller vouches for what the headers lead to.
+        // SAFETY: the headers of `rest` are a slice of that length, and the caller guarantees
+        // everything that they point to.
         let count = unsafe { libc::sendmmsg(socket, rest.as_mut_ptr(), rest.len() as libc::c_uint, 0) };
         match usize::try_from(count) {
             Ok(count @ 1..) => sent += count,

@@ -145,22 +145,32 @@ fn five_commands_reach_interface_answer() {
         let level = exposure.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
         assert!(level < 2.0, "{exposure}");
     }
-    // Both are killed: the pinned programs answer until the services are back.
-    machine.run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
-    // One query may be lost as a probe within 600 ms of the kill; `dig` fails when it is refused.
-    let answered = (0..20)
-        .filter(|_| {
-            let answer = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0));
-            answer.is_ok_and(|answer| answer.trim() == NAME.1)
+    // Whatever ends, the pinned programs answer until the services are back.
+    let both = "bosh-dns-xdp bosh-dns-xdp-attach";
+    for (signal, units) in
+        [("KILL", "bosh-dns-xdp"), ("TERM", "bosh-dns-xdp"), ("KILL", both), ("TERM", both)]
+    {
+        let first = status(&machine)["pid"].as_u64().unwrap();
+        machine.run(&format!("systemctl kill --signal={signal} {units}")).unwrap();
+        let answered = (0..20)
+            .filter(|_| {
+                // `dig` fails when the query is refused.
+                let answer = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0));
+                answer.is_ok_and(|answer| answer.trim() == NAME.1)
+            })
+            .count();
+        assert_eq!(answered, 20, "of 20 queries, after SIG{signal} to {units}");
+        wait_until("the services to be back", PATIENCE, || {
+            // The new server serves the interface once queries have arrived through it.
+            let _ = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0));
+            machine.run("bosh-dns-xdp status").is_ok()
+                && status(&machine)["pid"] != first
+                && by_the_interface(&machine) > 0
         })
-        .count();
-    assert!(answered >= 19, "{answered} of 20 queries answered after both were killed");
-    wait_until("both to be back", PATIENCE, || {
-        // The new server serves the interface once queries have arrived through it.
-        let _ = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0));
-        machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
-    })
-    .unwrap();
+        .unwrap_or_else(|error| {
+            panic!("SIG{signal} to {units}: {error}\n{}", machine.journal("bosh-dns-xdp"))
+        });
+    }
     assert!(machine.run("ls /run/bosh-dns-xdp-pins/*/links").unwrap().contains("1-tcx"));
 
     // The journal has a priority per line and no second time stamp.

@@ -314,6 +314,9 @@ fn lost_attacher_leaves_queries_to_userspace() -> Result<()> {
         ensure!(running.ask(PATIENCE)? == Some(published()));
     }
     ensure!(userspace()? - before >= 20, "the interface answers without supervision");
+    let pid = running.server.pid();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    ensure!(children.is_empty(), "a zombie: {children}");
     Ok(())
 }
 

@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The attacher of a server at 127.0.0.1:53.
 struct Attacher {
-    _process: Kept,
+    process: Kept,
     folder: TempDir,
     _bpffs: Bpffs,
     _namespace: Namespace,
@@ -41,7 +41,7 @@ impl Attacher {
         command.args(["attach", "--config"]).arg(folder.path().join("config.json"));
         let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log)).unwrap();
         wait_until("the attacher", LIMIT, || UnixStream::connect(&socket).is_ok()).unwrap();
-        Self { _process: process, folder, _bpffs: bpffs, _namespace: namespace }
+        Self { process, folder, _bpffs: bpffs, _namespace: namespace }
     }
 
     fn socket(&self) -> PathBuf {
@@ -105,4 +105,30 @@ fn idle_sessions_give_way() {
         let (_kept, answer) = attacher.ask(&["127.0.0.1:53"]);
         assert!(answer["Maps"].is_object(), "{answer}");
     }
+}
+
+#[test]
+fn churning_sessions_keep_descriptors_valid() {
+    const SESSIONS: usize = 40;
+    requires!(namespaces, bpf);
+    let attacher = Attacher::start("churn");
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", attacher.process.pid())).unwrap().count();
+    let before = descriptors();
+    let mut predecessor = None;
+    for session in 0..SESSIONS {
+        let (mut answers, answer) = attacher.ask(&["127.0.0.1:53"]);
+        assert!(answer["Maps"].is_object(), "{answer}");
+        // Sessions end with empty maps, while programs are loaded, and with attached programs.
+        if session % 2 == 0 {
+            writeln!(answers.get_mut(), "{}", json!("Filled")).unwrap();
+        }
+        while session % 4 == 0 && line(&mut answers)["Status"]["ready"] != true {}
+        // The previous one ends while this one loads its programs.
+        predecessor = Some(answers);
+    }
+    drop(predecessor);
+    wait_until("the sessions' descriptors to be closed", LIMIT, || descriptors() <= before).unwrap();
+    let log = std::fs::read_to_string(attacher.folder.path().join("log")).unwrap();
+    assert_eq!(log.matches("maps handed to a server").count(), SESSIONS, "{log}");
+    assert!(!log.contains("Bad file descriptor") && !log.contains("os error 9"), "{log}");
 }

@@ -2,6 +2,7 @@
 //! (`xdp.attach_socket`), or a child process that the server starts.
 
 use std::{
+    env,
     fs::File,
     io,
     os::{
@@ -15,7 +16,7 @@ use std::{
 
 use clap::ValueEnum as _;
 use nix::{
-    sys::signal::{SigSet, Signal},
+    sys::signal::{SigHandler, SigSet, Signal, signal},
     unistd::User,
 };
 use tracing::{error, info, warn};
@@ -70,7 +71,9 @@ enum AttacherError {
 pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
     let (ours, attachers) = UnixStream::pair()?;
     let log_format = log_format.to_possible_value().ok_or(io::ErrorKind::InvalidInput)?;
-    Command::new("/proc/self/exe")
+    // By its own path, so that the process has the program's name.
+    let program = env::current_exe().ok().filter(|path| path.exists());
+    Command::new(program.as_deref().unwrap_or(Path::new("/proc/self/exe")))
         .arg0("bosh-dns-xdp")
         .args(["attach", "--parent", "--log-format", log_format.get_name(), "--config"])
         .arg(path)
@@ -79,6 +82,9 @@ pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .spawn()?;
+    // The seccomp filter permits no wait4(2): the kernel shall forget the child when it ends.
+    // SAFETY: no code runs when the signal arrives.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
     Ok(ours)
 }
 
