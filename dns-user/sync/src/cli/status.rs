@@ -52,8 +52,13 @@ impl Status {
                     state.context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
                 let folder = Folder::open(&path);
                 let book: Option<Book> = folder.read("agents.json")?;
-                let book =
-                    book.with_context(|| format!("{}: nothing was published from here yet", path.display()))?;
+                let book = book.with_context(|| {
+                    format!(
+                        "{}: no report of the agents: nothing was published from here yet, or the disk is full \
+                         (see the publisher's log)",
+                        path.display()
+                    )
+                })?;
                 // A version is committed before it is announced, and announced before the book is
                 // saved: read after the book, it shows whether the book is current.
                 let state: State = folder.read("state.json")?.unwrap_or_default();

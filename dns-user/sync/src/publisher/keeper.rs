@@ -240,7 +240,11 @@ impl Keeper {
                     Some(Note::Patch { from, to, patch: self.patch(from, &bytes) })
                 }
                 Ok(Job::WriteBook(book)) => {
-                    Some(Note::BookWritten(self.folder.write_bytes("agents.json", &book)))
+                    let written = self.folder.write_bytes("agents.json", &book).inspect_err(|_| {
+                        // An old report that stays could call an agent synced that no longer is.
+                        let _ = self.folder.remove("agents.json");
+                    });
+                    Some(Note::BookWritten(written))
                 }
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,

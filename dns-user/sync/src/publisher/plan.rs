@@ -374,7 +374,9 @@ impl Plan {
             self.put_blob(now, &mut actions);
             self.announce(now, &mut actions);
         }
-        if self.unwritten && now.ms >= self.write_at {
+        // A book without agents reads as a fleet of which every agent has the version.
+        let names_agents = self.phase != Phase::Starting || !self.book.agents.is_empty();
+        if self.unwritten && names_agents && now.ms >= self.write_at {
             // Text and numbers always serialise.
             actions.push(Action::WriteBook(serde_json::to_vec(&self.book).unwrap_or_default()));
             (self.unwritten, self.write_at) = (false, now.ms + BOOK_INTERVAL_MS);

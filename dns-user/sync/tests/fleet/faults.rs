@@ -265,9 +265,15 @@ pub(crate) struct Disk(PathBuf);
 impl Disk {
     /// 64 KiB at `disk`.
     pub(crate) fn new(lab: &Lab) -> Result<Self> {
+        Self::sized(lab, "64k")
+    }
+
+    /// A size of tmpfs, such as `4m`, at `disk`.
+    pub(crate) fn sized(lab: &Lab, size: &str) -> Result<Self> {
         let place = lab.path("disk");
         fs::create_dir(&place)?;
-        capture(Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&place))?;
+        let options = format!("size={size}");
+        capture(Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&place))?;
         Ok(Self(place))
     }
 }

@@ -8,11 +8,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use dns_sync::digest::sha256;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::{Value, json};
 
 use crate::{
     lab::{Lab, PATIENCE, free_port},
-    process::{capture, wait_until},
+    process::{Kept, capture, wait_until},
     speaker::Speaker,
 };
 
@@ -37,6 +40,7 @@ fn flooding_agent_fills_no_log() -> Result<()> {
     lab.instance(&["move", "i1", "10.9.9.9"])?;
     lab.wait_for("a1", 2)?;
     let log = lab.log("publisher");
+    println!("{count} messages in 3 s made {} bytes of log", log.len());
     ensure!(log.len() < 100_000, "{count} messages made {} bytes of log", log.len());
     ensure!(log.contains(r"\u{1b}[2J\u{7}x") && !log.contains(['\x1b', '\x07']), "{log}");
     let state = lab.path("state").display().to_string();
@@ -70,6 +74,81 @@ fn idle_connections_are_evicted() -> Result<()> {
     drop(idle);
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a0", 2)
+}
+
+/// Returns a number of a file in `/proc/PID`, in bytes.
+fn of_process(process: &Kept, file: &str, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{}/{file}", process.pid()))?;
+    let line = text.lines().find(|line| line.starts_with(name)).context("no such line")?;
+    let number = line.split_whitespace().nth(1).context("no number")?.parse::<u64>()?;
+    Ok(if line.ends_with(" kB") { number << 10 } else { number })
+}
+
+#[test]
+fn rapid_changes_share_versions() -> Result<()> {
+    const INSTANCES: usize = 10_000;
+    /// The defect wrote 36 GiB an hour. Each version writes dataset, blob and ids.
+    const MOST_PER_HOUR: f64 = 10e9;
+    let lab = Lab::new(1)?;
+    let write = |changes: usize| {
+        lab.write_inventory(INSTANCES, |agent| match agent {
+            0 => format!("10.200.{}.{}", changes / 250, changes % 250),
+            agent => format!("10.{}.{}.{}", agent / 62_500, agent / 250 % 250, agent % 250),
+        })
+    };
+    write(0)?;
+    let _agent = lab.agent("a0", &[])?;
+    let publisher = lab.watch(&[])?;
+    lab.wait_for("a0", 1)?;
+    // The burst comes first.
+    let (mut changes, mut measured) = (0, None);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(30) {
+        changes += 1;
+        write(changes)?;
+        std::thread::sleep(Duration::from_millis(250));
+        if measured.is_none() && begun.elapsed() > Duration::from_secs(10) {
+            measured = Some((Instant::now(), of_process(&publisher, "io", "write_bytes")?));
+        }
+    }
+    let (since, before) = measured.context("too slow")?;
+    let written = of_process(&publisher, "io", "write_bytes")? - before;
+    let per_hour = written as f64 / since.elapsed().as_secs_f64() * 3600.0;
+    println!("{changes} changes in {:?}: {:.2} GB an hour", begun.elapsed(), per_hour / 1e9);
+    ensure!(per_hour < MOST_PER_HOUR, "{per_hour:.0} bytes an hour");
+    // The last change arrives.
+    let last = format!("10.200.{}.{}", changes / 250, changes % 250);
+    wait_until("the last change", PATIENCE, || {
+        fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains(&last))
+    })
+}
+
+#[test]
+fn bomb_needs_little_memory() -> Result<()> {
+    /// Above the memory before; the defect took 396 MiB.
+    const MOST: u64 = 100 << 20;
+    let lab = Lab::new(1)?;
+    let agent = lab.agent("a0", &[])?;
+    ensure!(lab.publish(&[])?.status.success());
+    let mut director = Speaker::new(&lab, "director", "director.>")?;
+    let before = of_process(&agent, "status", "VmHWM:")?;
+    // A GiB of zeros as a patch, and as an announced blob.
+    let bomb = zstd::bulk::compress(&vec![0; 1 << 30], 19)?;
+    let patch = json!({"from": 1, "zstd": STANDARD.encode(&bomb)});
+    for (version, extra) in [(2, json!({"patch": patch, "size": 1_u64 << 40})), (3, json!({"patch": patch}))]
+    {
+        let call = json!({
+            "protocol": 3, "method": "sync_dns", "reply_to": "director.bosh-dns-sync-x.a0.y",
+            "arguments": ["none", sha256(b""), version, extra],
+        });
+        director.say("agent.a0", &call.to_string())?;
+        let reply: Value = serde_json::from_slice(&director.hear_reply()?.payload)?;
+        ensure!(reply["exception"].is_object(), "{reply}");
+    }
+    let peak = of_process(&agent, "status", "VmHWM:")?;
+    println!("peak {} MiB, {} MiB before", peak >> 20, before >> 20);
+    ensure!(peak < before + MOST, "{} MiB", peak >> 20);
+    Ok(())
 }
 
 #[test]

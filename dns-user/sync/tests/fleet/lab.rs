@@ -1,9 +1,10 @@
 //! A fleet on one machine: certificates, nats-server, agents, a publisher.
 
 use std::{
+    collections::HashMap,
     fs,
-    net::TcpListener,
-    path::PathBuf,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
 };
@@ -31,7 +32,12 @@ pub(crate) struct Lab {
     jetstream: bool,
     /// Further options of `nats-config`.
     nats_options: Vec<String>,
+    /// Proxies through which some parties reach nats-server.
+    routes: HashMap<String, SocketAddr>,
 }
+
+/// Fakes the wall clock of a process by the file `clock`, and no other clock.
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// Returns a free port.
 pub(crate) fn free_port() -> Result<u16> {
@@ -60,6 +66,7 @@ impl Lab {
             authority,
             jetstream: false,
             nats_options: Vec::new(),
+            routes: HashMap::new(),
             folder,
         };
         lab.write_inventory(agents, |agent| format!("10.0.0.{}", agent + 1))?;
@@ -101,7 +108,21 @@ impl Lab {
     pub(crate) fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-sync"));
         command.args(words).stdin(Stdio::null());
+        let clock = self.path("clock");
+        if clock.exists() {
+            command.env("LD_PRELOAD", FAKETIME).env("FAKETIME_TIMESTAMP_FILE", clock);
+            command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            command.env("NO_FAKE_STAT", "1");
+        }
         Ok(command)
+    }
+
+    /// Sets the wall clock of all processes of the program, also of running ones if they were started after
+    /// the first call: an offset in seconds, such as `-3600`.
+    pub(crate) fn set_clock(&self, offset: &str) -> Result<()> {
+        ensure!(Path::new(FAKETIME).exists(), "{FAKETIME} is missing: `cargo xtask test` installs faketime");
+        fs::write(self.path("clock.new"), offset)?;
+        Ok(fs::rename(self.path("clock.new"), self.path("clock"))?)
     }
 
     /// Starts nats-server on the configuration that we generate.
@@ -154,9 +175,17 @@ impl Lab {
         self.start_nats()
     }
 
-    /// Where nats-server is.
+    pub(crate) fn nats_address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.nats_port).into()
+    }
+
     pub(crate) fn nats_url(&self) -> String {
-        format!("tls://127.0.0.1:{}", self.nats_port)
+        format!("tls://{}", self.nats_address())
+    }
+
+    /// Has a party connect to this address in place of nats-server's own.
+    pub(crate) fn set_route(&mut self, party: &str, address: SocketAddr) {
+        self.routes.insert(party.to_owned(), address);
     }
 
     /// Returns the certificate files of a party.
@@ -195,7 +224,8 @@ impl Lab {
     }
 
     pub(crate) fn bus(&self, who: &str) -> Vec<String> {
-        ["--nats".to_owned(), self.nats_url()].into_iter().chain(self.tls(who)).collect()
+        let url = self.routes.get(who).map_or_else(|| self.nats_url(), |address| format!("tls://{address}"));
+        ["--nats".to_owned(), url].into_iter().chain(self.tls(who)).collect()
     }
 
     /// `publish` with more options.

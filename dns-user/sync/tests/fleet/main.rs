@@ -17,3 +17,4 @@ mod speaker;
 mod spreading;
 mod stuck;
 mod truth;
+mod wire;

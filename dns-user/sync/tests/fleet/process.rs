@@ -20,6 +20,11 @@ impl Kept {
         Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
     }
 
+    /// Returns the process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     /// Asks it to end (SIGTERM) and waits.
     pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM)?;

@@ -73,6 +73,7 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
 fn stop_promptly(process: &mut Kept) -> Result<()> {
     let begun = Instant::now();
     process.stop()?;
+    println!("SIGTERM took {:?}", begun.elapsed());
     ensure!(begun.elapsed() < PROMPT, "SIGTERM took {:?}", begun.elapsed());
     Ok(())
 }
@@ -90,6 +91,7 @@ fn hanging_delete_delays_no_version() -> Result<()> {
         let begun = Instant::now();
         lab.instance(&["move", "i0", &format!("10.9.9.{version}")])?;
         lab.wait_for("a0", version + 1)?;
+        println!("version {} took {:?} while DELETE hangs", version + 1, begun.elapsed());
         ensure!(begun.elapsed() < PROMPT, "version {} took {:?}", version + 1, begun.elapsed());
     }
     ensure!(lab.path("blobs/hangs").exists(), "nothing was deleted");

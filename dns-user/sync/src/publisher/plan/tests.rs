@@ -278,3 +278,14 @@ fn raised_floor_commits_again() {
     world.plan.committed(committed, world.now);
     assert!(matches!(world.step()[..], [Action::Commit { floor: 9 }, Action::Put(..)]));
 }
+
+#[test]
+fn book_without_agents_is_not_written() {
+    let mut world = World::new(&["a"], Some(5));
+    // A lost agents.json, and an inventory that has not been read yet.
+    world.plan = Plan::new(world.plan.settings.clone(), Book::default(), Some(&made(5)), 0);
+    let writes = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::WriteBook(_)));
+    assert!(!writes(world.step()));
+    world.plan.inventory(&["a".to_owned()], 0);
+    assert!(writes(world.step()));
+}
