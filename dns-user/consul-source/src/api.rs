@@ -1,13 +1,21 @@
 //! Consul's JSON as registrations. Missing and null members are empty, unknown ones are ignored. Lists are read
 //! entry by entry: an invalid entry is dropped and counted, the others count.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 
-use dns_consul::catalog::registrations::{
-    Check, Gateway, Instance, NamedPort, Node, PreparedQuery, Status, TaggedAddress, Template, Weights,
+use dns_consul::catalog::{
+    live::{Coordinate, ServiceInstances},
+    registrations::{
+        Check, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery, Status,
+        TaggedAddress, Template, Weights,
+    },
 };
 
 /// The name of the tagged address that is a service's virtual one.
@@ -87,7 +95,12 @@ pub(crate) fn services(
     Ok(services.into_iter().map(|(name, value)| (name, tags(value).unwrap_or_default())).collect())
 }
 
-pub(crate) fn nodes(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Arc<Node>>> {
+/// `/v1/catalog/nodes` of a datacenter; its name in lower case.
+pub(crate) fn nodes(
+    body: &[u8],
+    datacenter: &str,
+    invalid: &mut Invalid,
+) -> serde_json::Result<Vec<Arc<Node>>> {
     let mut nodes: Vec<ApiNode> = list(body, invalid)?;
     nodes.retain(|node| {
         if node.node.is_empty() {
@@ -95,27 +108,30 @@ pub(crate) fn nodes(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Ve
         }
         !node.node.is_empty()
     });
-    Ok(nodes.into_iter().map(|node| Arc::new(node.into())).collect())
+    let node = |node: ApiNode| Arc::new(Node { datacenter: datacenter.to_owned(), ..node.into() });
+    Ok(nodes.into_iter().map(node).collect())
 }
 
-/// Instances of a service, and its virtual address.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Instances {
-    /// The instances. Checks of their nodes are among their own.
-    pub(crate) instances: Vec<Arc<Instance>>,
-    /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
-    pub(crate) virtual_addresses: Vec<(String, IpAddr)>,
-}
-
-/// `/v1/health/service/:service`.
-pub(crate) fn health(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Instances> {
+/// `/v1/health/service/:service`; with `peer`: of instances that were imported from there.
+pub(crate) fn health(
+    body: &[u8],
+    peer: Option<&str>,
+    invalid: &mut Invalid,
+) -> serde_json::Result<ServiceInstances> {
     let entries: Vec<ApiEntry> = list(body, invalid)?;
     let mut virtual_addresses: Vec<(String, IpAddr)> = Vec::new();
     let mut instances: Vec<Arc<Instance>> = Vec::with_capacity(entries.len());
-    for entry in entries {
+    let mut nodes: Vec<Arc<Node>> = Vec::new();
+    for mut entry in entries {
         let address =
             entry.service.tagged_addresses.get(VIRTUAL).and_then(|tagged| tagged.address.parse().ok());
-        let instance = Instance::from(entry);
+        if let Some(peer) = peer {
+            let name = entry.node.node.clone();
+            let node = Node { peer: Some(peer.to_owned()), ..Node::from(std::mem::take(&mut entry.node)) };
+            entry.node.node = name;
+            nodes.push(Arc::new(node));
+        }
+        let instance = Instance { peer: peer.map(str::to_owned), ..Instance::from(entry) };
         if let Some(address) = address {
             let service = instance.proxy_for.as_ref().unwrap_or(&instance.service);
             if virtual_addresses.iter().all(|(known, _)| known != service) {
@@ -124,7 +140,90 @@ pub(crate) fn health(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<I
         }
         instances.push(Arc::new(instance));
     }
-    Ok(Instances { instances, virtual_addresses })
+    Ok(ServiceInstances { instances, virtual_addresses, nodes })
+}
+
+/// `/v1/peerings`: peers, with the services that each exports to us. A peering that is being deleted is none.
+pub(crate) fn peerings(
+    body: &[u8],
+    invalid: &mut Invalid,
+) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Entry {
+        name: String,
+        #[serde(default, deserialize_with = "or_default")]
+        state: String,
+        #[serde(default, deserialize_with = "or_default")]
+        stream_status: Stream,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Stream {
+        #[serde(default, deserialize_with = "or_default")]
+        imported_services: Vec<String>,
+    }
+    let entries: Vec<Entry> = list(body, invalid)?;
+    let active = entries.into_iter().filter(|entry| !matches!(&*entry.state, "DELETING" | "TERMINATED"));
+    Ok(active.map(|Entry { name, stream_status, .. }| (name, stream_status.imported_services)).collect())
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ApiCoordinate {
+    node: String,
+    coord: ApiPosition,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ApiPosition {
+    #[serde(default)]
+    adjustment: f64,
+    #[serde(default)]
+    height: f64,
+    #[serde(default, deserialize_with = "or_default")]
+    vec: Vec<f64>,
+}
+
+impl From<ApiPosition> for Coordinate {
+    fn from(ApiPosition { adjustment, height, vec }: ApiPosition) -> Self {
+        Self { position: vec, height, adjustment }
+    }
+}
+
+/// `/v1/coordinate/nodes`: by name of the node in lower case.
+pub(crate) fn node_coordinates(
+    body: &[u8],
+    invalid: &mut Invalid,
+) -> serde_json::Result<HashMap<String, Coordinate>> {
+    let entries: Vec<ApiCoordinate> = list(body, invalid)?;
+    Ok(entries.into_iter().map(|entry| (entry.node.to_ascii_lowercase(), entry.coord.into())).collect())
+}
+
+/// `/v1/coordinate/datacenters`: of the servers in the WAN's gossip pool.
+pub(crate) fn server_coordinates(
+    body: &[u8],
+    invalid: &mut Invalid,
+) -> serde_json::Result<BTreeMap<String, Vec<Coordinate>>> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Entry {
+        datacenter: String,
+        #[serde(rename = "AreaID", default, deserialize_with = "or_default")]
+        area: String,
+        #[serde(default, deserialize_with = "or_default")]
+        coordinates: Vec<ApiCoordinate>,
+    }
+    let entries: Vec<Entry> = list(body, invalid)?;
+    // Those of other areas are not comparable.
+    let of_wan = entries.into_iter().filter(|entry| matches!(&*entry.area, "" | "wan" | "WAN"));
+    Ok(of_wan
+        .map(|entry| {
+            let coordinates = entry.coordinates.into_iter().map(|entry| entry.coord.into()).collect();
+            (entry.datacenter.to_ascii_lowercase(), coordinates)
+        })
+        .collect())
 }
 
 /// `/v1/config/ingress-gateway`.
@@ -168,7 +267,7 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D)
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiNode {
     #[serde(rename = "ID", default, deserialize_with = "or_default")]
@@ -357,35 +456,42 @@ struct ApiQueryService {
     connect: bool,
 }
 
-/// Datacenters to ask if the local one has no instance.
+/// Places to look in if the datacenter has no instance.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiFailover {
+    #[serde(rename = "NearestN", default, deserialize_with = "or_default")]
+    nearest: usize,
     #[serde(default, deserialize_with = "or_default")]
     datacenters: Vec<String>,
     #[serde(default, deserialize_with = "or_default")]
     targets: Vec<ApiTarget>,
 }
 
-/// One target of a failover: a datacenter or a peer. Peers are not followed: their instances are not in the
-/// catalog's endpoints (see docs/consul.md).
+/// One target of a failover: a datacenter or a peer.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiTarget {
     #[serde(default, deserialize_with = "or_default")]
     datacenter: String,
+    /// `PeerName` in the documentation.
+    #[serde(alias = "PeerName", default, deserialize_with = "or_default")]
+    peer: String,
 }
 
-impl ApiFailover {
-    /// Returns the datacenters in the order in which Consul asks them: targets exclude the other members.
-    fn datacenters(self) -> Vec<String> {
-        let Self { datacenters, targets } = self;
-        match targets.is_empty() {
-            true => datacenters,
-            false => {
-                targets.into_iter().map(|target| target.datacenter).filter(|name| !name.is_empty()).collect()
-            }
+impl From<ApiFailover> for Failover {
+    /// Keeps the order in which Consul asks; targets exclude the other members.
+    fn from(ApiFailover { nearest, datacenters, targets }: ApiFailover) -> Self {
+        if targets.is_empty() {
+            let targets = datacenters.into_iter().map(FailoverTarget::Datacenter).collect();
+            return Self { nearest, targets };
         }
+        let target = |ApiTarget { datacenter, peer }| match (peer.is_empty(), datacenter.is_empty()) {
+            (false, _) => Some(FailoverTarget::Peer(peer)),
+            (true, false) => Some(FailoverTarget::Datacenter(datacenter)),
+            (true, true) => None,
+        };
+        Self { nearest: 0, targets: targets.into_iter().filter_map(target).collect() }
     }
 }
 
@@ -425,7 +531,7 @@ impl From<ApiQuery> for PreparedQuery {
             connect: service.connect,
             near: service.near,
             ttl: dns_consul::config::ttl_from_text(&dns.ttl),
-            failover: service.failover.datacenters(),
+            failover: service.failover.into(),
             template: (!kind.is_empty()).then_some(Template { regexp, remove_empty_tags }),
         }
     }
@@ -444,7 +550,8 @@ mod tests {
             "Weights": {"Passing": 3, "Warning": 1}, "Proxy": {"Mode": ""}, "Connect": {}},
           "Checks": [{"CheckID": "serfHealth", "Status": "passing", "ServiceID": ""},
             {"CheckID": "up", "Status": "warning", "ServiceID": "web-1"}]}]"#;
-        let Instances { instances, virtual_addresses } = health(body, &mut Invalid::default()).expect("read");
+        let told = health(body, None, &mut Invalid::default()).expect("read");
+        let ServiceInstances { instances, virtual_addresses, .. } = told;
         let [instance] = &instances[..] else { panic!("one instance") };
         assert_eq!((instance.id.as_str(), instance.node.as_str(), instance.port), ("web-1", "n1", 80));
         assert_eq!(instance.weights, Weights { passing: 3, warning: 1 });
@@ -457,7 +564,7 @@ mod tests {
         let body = br#"[{"Node": {"Node": "n1"}, "Service": {"ID": "p", "Service": "web-sidecar-proxy",
             "Kind": "connect-proxy", "Proxy": {"DestinationServiceName": "web"},
             "TaggedAddresses": {"consul-virtual": {"Address": "240.0.0.6", "Port": 20000}}}}]"#;
-        let read = health(body, &mut Invalid::default()).expect("read");
+        let read = health(body, None, &mut Invalid::default()).expect("read");
         assert_eq!(read.virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 6]))]);
     }
 
@@ -468,7 +575,7 @@ mod tests {
         };
         let mut invalid = Invalid::default();
         let body = format!("[{}, {}, {}]", entry("80"), entry("70000"), entry("81"));
-        let ports: Vec<u16> = health(body.as_bytes(), &mut invalid)
+        let ports: Vec<u16> = health(body.as_bytes(), None, &mut invalid)
             .expect("read")
             .instances
             .iter()
@@ -478,28 +585,31 @@ mod tests {
         assert!(invalid.reason.contains("70000"), "{}", invalid.reason);
         let mut invalid = Invalid::default();
         let body = br#"[{"Address": "10.0.0.1"}, {"Node": "", "Address": "10.0.0.2"}, {"Node": "n"}]"#;
-        assert_eq!((nodes(body, &mut invalid).expect("read").len(), invalid.count), (1, 2));
+        assert_eq!((nodes(body, "dc1", &mut invalid).expect("read").len(), invalid.count), (1, 2));
         let mut invalid = Invalid::default();
         let read = services(br#"{"a": 7, "b": ["t"]}"#, &mut invalid).expect("read");
         assert_eq!((read.len(), invalid.count), (2, 1));
-        assert!(nodes(b"{", &mut invalid).is_err());
+        assert!(nodes(b"{", "dc1", &mut invalid).is_err());
     }
 
     #[test]
     fn prepared_queries_are_read() {
         let body = br#"[{"ID": "x", "Name": "geo-", "Session": "", "Token": "",
             "Template": {"Type": "name_prefix_match", "Regexp": "^geo-(.*)$"},
-            "Service": {"Service": "${match(1)}", "Failover": {"NearestN": 0, "Datacenters": ["dc2"]},
+            "Service": {"Service": "${match(1)}", "Failover": {"NearestN": 2, "Datacenters": ["dc2"]},
               "OnlyPassing": true, "Tags": ["!old"]}, "DNS": {"TTL": "10s"}}]"#;
         let mut invalid = Invalid::default();
         let query = &queries(body, &mut invalid).expect("read")[0];
         assert_eq!((query.ttl, query.only_passing), (Some(10), true));
-        assert_eq!(query.failover, ["dc2"]);
+        let datacenter = |name: &str| FailoverTarget::Datacenter(name.to_owned());
+        assert_eq!(query.failover, Failover { nearest: 2, targets: vec![datacenter("dc2")] });
         assert!(query.template.is_some());
         assert!(queries(b"{", &mut invalid).is_err());
         let targets = br#"[{"ID": "x", "Service": {"Service": "web", "Failover": {"Targets": [
-            {"Peer": "p"}, {"Datacenter": "dc3"}, {"Datacenter": "dc2"}]}}}]"#;
-        assert_eq!(queries(targets, &mut invalid).expect("read")[0].failover, ["dc3", "dc2"]);
+            {"Peer": "p"}, {"Datacenter": "dc3"}, {"PeerName": "q"}]}}}]"#;
+        let peer = |name: &str| FailoverTarget::Peer(name.to_owned());
+        let targets = queries(targets, &mut invalid).expect("read")[0].failover.targets.clone();
+        assert_eq!(targets, [peer("p"), datacenter("dc3"), peer("q")]);
         assert_eq!(
             services(br#"{"a": ["x"], "b": null}"#, &mut invalid).expect("read")["b"],
             Vec::<String>::new()
@@ -514,5 +624,38 @@ mod tests {
             agent(br#"{"Config": {"Datacenter": "DC1", "NodeName": "n"}}"#).expect("read").datacenter,
             "dc1"
         );
+    }
+
+    #[test]
+    fn peers_and_coordinates_are_read() {
+        let mut invalid = Invalid::default();
+        let body =
+            br#"[{"Name": "east", "State": "ACTIVE", "StreamStatus": {"ImportedServices": ["web", "db"]}},
+            {"Name": "new", "State": "PENDING", "StreamStatus": {"ImportedServices": null}},
+            {"Name": "old", "State": "TERMINATED"}]"#;
+        let peers = peerings(body, &mut invalid).expect("read");
+        let peers: Vec<(&str, usize)> =
+            peers.iter().map(|(name, services)| (&**name, services.len())).collect();
+        assert_eq!(peers, [("east", 2), ("new", 0)]);
+        let coordinate =
+            r#"{"Node": "N1", "Coord": {"Adjustment": 0.1, "Error": 1.5, "Height": 0.2, "Vec": [1, 2]}}"#;
+        let found = node_coordinates(format!("[{coordinate}]").as_bytes(), &mut invalid).expect("read");
+        assert_eq!(found["n1"], Coordinate { position: vec![1.0, 2.0], height: 0.2, adjustment: 0.1 });
+        let body = format!(
+            r#"[{{"Datacenter": "DC1", "AreaID": "WAN", "Coordinates": [{coordinate}]}},
+                {{"Datacenter": "dc1", "AreaID": "other", "Coordinates": []}}]"#
+        );
+        assert_eq!(server_coordinates(body.as_bytes(), &mut invalid).expect("read")["dc1"].len(), 1);
+        assert_eq!(invalid.count, 0);
+    }
+
+    #[test]
+    fn imported_instances_carry_nodes() {
+        let body = br#"[{"Node": {"Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc9"},
+            "Service": {"ID": "w", "Service": "web"}}]"#;
+        let read = health(body, Some("east"), &mut Invalid::default()).expect("read");
+        let (node, instance) = (&read.nodes[0], &read.instances[0]);
+        assert_eq!((node.name.as_str(), node.peer.as_deref()), ("n1", Some("east")));
+        assert_eq!((instance.node.as_str(), instance.peer.as_deref()), ("n1", Some("east")));
     }
 }

@@ -1,6 +1,10 @@
 //! Asks questions: once, or repeatedly by blocking queries, and reads the answers.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::mpsc,
@@ -14,7 +18,11 @@ use crate::{
     pace::Backoff,
     topic::Topic,
 };
-use dns_consul::catalog::registrations::{Gateway, Node, PreparedQuery};
+use dns_consul::catalog::{
+    Place,
+    live::{Coordinate, ServiceInstances},
+    registrations::{Gateway, Node, PreparedQuery},
+};
 
 /// Interval of questions that cannot be watched.
 const POLL: Duration = Duration::from_secs(30);
@@ -27,10 +35,14 @@ pub(crate) enum Content {
     Agent(api::Myself),
     Datacenters(Vec<String>),
     Nodes(Vec<Arc<Node>>),
-    Services(std::collections::BTreeMap<String, Vec<String>>),
-    Health(api::Instances),
+    Services(BTreeMap<String, Vec<String>>),
+    Health(ServiceInstances),
     Ingress(Vec<Gateway>),
     Queries(Vec<PreparedQuery>),
+    /// Services by peer.
+    Peerings(BTreeMap<String, Vec<String>>),
+    NodeCoordinates(HashMap<String, Coordinate>),
+    ServerCoordinates(BTreeMap<String, Vec<Coordinate>>),
     /// The same content as before.
     Unchanged,
 }
@@ -41,11 +53,19 @@ impl Content {
         Ok(match topic {
             Topic::Agent => Self::Agent(api::agent(body)?),
             Topic::Datacenters => Self::Datacenters(api::datacenters(body)?),
-            Topic::Nodes(_) => Self::Nodes(api::nodes(body, invalid)?),
+            Topic::Nodes(datacenter) => Self::Nodes(api::nodes(body, datacenter, invalid)?),
             Topic::Services(_) => Self::Services(api::services(body, invalid)?),
-            Topic::Health { .. } => Self::Health(api::health(body, invalid)?),
+            Topic::Health { place: Place::Datacenter(_), .. } => {
+                Self::Health(api::health(body, None, invalid)?)
+            }
+            Topic::Health { place: Place::Peer(peer), .. } => {
+                Self::Health(api::health(body, Some(peer), invalid)?)
+            }
             Topic::Ingress => Self::Ingress(api::ingress(body, invalid)?),
-            Topic::Queries => Self::Queries(api::queries(body, invalid)?),
+            Topic::Queries(_) => Self::Queries(api::queries(body, invalid)?),
+            Topic::Peerings => Self::Peerings(api::peerings(body, invalid)?),
+            Topic::NodeCoordinates(_) => Self::NodeCoordinates(api::node_coordinates(body, invalid)?),
+            Topic::ServerCoordinates => Self::ServerCoordinates(api::server_coordinates(body, invalid)?),
         })
     }
 }

@@ -6,7 +6,7 @@
 //! change. [`Phase`] is the state of one service.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -27,12 +27,12 @@ use crate::{
     ask::{Content, NotTold, QueryOptions, Update, fetch, keep_asking},
     cursor::Cursor,
     freshness::{Freshness, Summary},
-    known::{Key, Known},
-    state::{DEFAULT_DATACENTER, Demand, Picture, Settings, Status, picture},
+    known::{DEFAULT_DATACENTER, Difference, Key, Known},
+    state::{Demand, Picture, Settings, Status, picture},
     token::Token,
     topic::Topic,
 };
-use dns_consul::Lack;
+use dns_consul::{Lack, Missing, catalog::Place};
 use dns_upstream::HostNames;
 
 const FETCHES: usize = 16;
@@ -167,11 +167,11 @@ impl Follower {
     }
 
     async fn run(mut self, mut updated: mpsc::Receiver<Update>, mut demanded: mpsc::Receiver<Demand>) {
-        for topic in [Topic::Agent, Topic::Datacenters, Topic::Ingress, Topic::Queries] {
+        for topic in [Topic::Agent, Topic::Datacenters, Topic::Ingress, Topic::Peerings] {
             self.watch(topic);
         }
         if let Some(own) = self.known.own.clone() {
-            self.watch_datacenter(&own);
+            self.watch_own(&own);
         }
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -192,8 +192,8 @@ impl Follower {
     fn take(&mut self, update: Update) {
         let Update { topic, cursor, once, told, invalid } = update;
         self.note_outcome(&topic, &told, invalid);
-        if let Topic::Health { datacenter, service } = &topic {
-            let key = (datacenter.clone(), service.to_ascii_lowercase());
+        if let Topic::Health { place, service } = &topic {
+            let key = (place.clone(), service.to_ascii_lowercase());
             return self.take_instances(&key, cursor, once, told);
         }
         let told = match told {
@@ -213,11 +213,19 @@ impl Follower {
                 self.known.unreachable.remove(&datacenter) | self.known.set_nodes(&datacenter, nodes)
             }
             (Topic::Services(datacenter), Content::Services(services)) => {
-                self.take_services(&datacenter, services);
+                let difference = self.known.set_services(&Place::Datacenter(datacenter.into()), services);
+                self.take_difference(difference);
                 true
             }
-            (_, Content::Ingress(gateways)) => replace(&mut self.known.gateways, gateways),
-            (_, Content::Queries(queries)) => replace(&mut self.known.queries, queries),
+            (_, Content::Peerings(peers)) => self.take_peers(peers),
+            (_, Content::Ingress(gateways)) => self.known.set_gateways(gateways),
+            (Topic::Queries(datacenter), Content::Queries(queries)) => {
+                let is_news = self.known.set_queries(&datacenter, queries);
+                self.watch_coordinates();
+                is_news
+            }
+            (_, Content::NodeCoordinates(nodes)) => self.known.set_node_coordinates(nodes),
+            (_, Content::ServerCoordinates(servers)) => self.known.set_server_coordinates(servers),
             // Unchanged; other answers are read by their question.
             _ => false,
         };
@@ -244,7 +252,7 @@ impl Follower {
             None => {
                 tracing::info!("Consul: the agent {} is in {datacenter}", self.agent.address());
                 self.known.own = Some(datacenter.clone());
-                self.watch_datacenter(&datacenter);
+                self.watch_own(&datacenter);
                 true
             }
         }
@@ -273,22 +281,28 @@ impl Follower {
         }
     }
 
-    /// Takes the services of a datacenter.
-    fn take_services(&mut self, datacenter: &str, services: std::collections::BTreeMap<String, Vec<String>>) {
-        let is_own = self.known.own.as_deref() == Some(datacenter);
-        let difference = self.known.set_services(datacenter, services);
+    /// Takes the list of peers; whether that is news.
+    fn take_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> bool {
+        let difference = self.known.set_peers(peers);
+        let is_news = difference != Difference::default();
+        self.take_difference(difference);
+        is_news
+    }
+
+    /// Takes the changes of a list of services: forgets the services that are gone, asks for the new ones.
+    fn take_difference(&mut self, difference: Difference) {
         for key in difference.gone {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
             let is_gone = |topic: &Topic| {
-                matches!(topic, Topic::Health { datacenter, service }
-                    if *datacenter == key.0 && service.eq_ignore_ascii_case(&key.1))
+                matches!(topic, Topic::Health { place, service }
+                    if *place == key.0 && service.eq_ignore_ascii_case(&key.1))
             };
             self.freshness.retain(|topic, _| !is_gone(topic));
             self.invalid.retain(|topic, _| !is_gone(topic));
         }
         for key in difference.to_ask {
-            if is_own || self.demanded.contains(&key) {
+            if self.known.is_read_whole(&key.0) || self.demanded.contains(&key) {
                 self.ask(key, false);
             }
         }
@@ -342,7 +356,21 @@ impl Follower {
                  set consul.datacenter, or let the token read the agent"
             );
             self.known.own = Some(DEFAULT_DATACENTER.to_owned());
-            return self.watch_datacenter(DEFAULT_DATACENTER);
+            return self.watch_own(DEFAULT_DATACENTER);
+        }
+        if let (
+            Topic::Peerings,
+            NotTold::Agent(error @ (AgentError::Forbidden { .. } | AgentError::NotFound { .. })),
+        ) = (topic, problem)
+            && self.freshness.get(topic).is_some_and(|freshness| !freshness.was_answered())
+        {
+            tracing::info!(
+                "Consul: peers cannot be listed, their names do not exist: {error}; Consul 1.13 or later and \
+                 peering:read are needed, then reload"
+            );
+            self.watched.remove(topic);
+            self.freshness.remove(topic);
+            return;
         }
         let (Topic::Nodes(datacenter) | Topic::Services(datacenter)) = topic else { return };
         let is_own = self.known.own.as_ref() == Some(datacenter);
@@ -358,17 +386,25 @@ impl Follower {
         match demand {
             Demand::Asked(key) => self.note_use(&key),
             Demand::Used(keys) => keys.iter().for_each(|key| self.note_use(key)),
-            Demand::Lack(Lack { datacenter, service }) => {
-                if !self.known.is_datacenter(&datacenter) {
-                    return;
-                }
-                self.watch_datacenter(&datacenter);
-                if let Some(service) = service {
-                    let key = (datacenter, service);
-                    if self.known.own.as_ref() != Some(&key.0) {
-                        self.demanded.insert(key.clone());
+            Demand::Lack(Lack { place, missing }) => {
+                if let Place::Datacenter(name) = &place {
+                    if !self.known.is_datacenter(name) {
+                        return;
                     }
-                    self.ask(key, true);
+                    self.watch_datacenter(name);
+                }
+                match (missing, &place) {
+                    (Missing::Service(service), _) => {
+                        let key = (place, service);
+                        if !self.known.is_read_whole(&key.0) {
+                            self.demanded.insert(key.clone());
+                        }
+                        self.ask(key, true);
+                    }
+                    (Missing::Queries, Place::Datacenter(name)) => {
+                        self.watch(Topic::Queries(name.to_string()));
+                    }
+                    _ => {}
                 }
             }
         }
@@ -522,6 +558,23 @@ impl Follower {
         self.watched.insert(topic, Running(tokio::spawn(asking).abort_handle()));
     }
 
+    /// Watches the local datacenter.
+    fn watch_own(&mut self, datacenter: &str) {
+        self.watch_datacenter(datacenter);
+        self.watch(Topic::Queries(datacenter.to_owned()));
+    }
+
+    /// Watches the coordinates that prepared queries need.
+    fn watch_coordinates(&mut self) {
+        if self.known.queries().any(|query| query.failover.nearest > 0) {
+            self.watch(Topic::ServerCoordinates);
+        }
+        let near = self.known.queries().any(|query| !query.near.is_empty());
+        if let Some(own) = self.known.own.clone().filter(|_| near) {
+            self.watch(Topic::NodeCoordinates(own));
+        }
+    }
+
     /// Watches nodes and services of a datacenter.
     fn watch_datacenter(&mut self, datacenter: &str) {
         self.watch(Topic::Nodes(datacenter.to_owned()));
@@ -621,7 +674,7 @@ impl Follower {
     /// Returns the question for a service's instances.
     fn topic_of(&self, key: &Key) -> Option<Topic> {
         let service = self.known.name_of(key)?.to_owned();
-        Some(Topic::Health { datacenter: key.0.clone(), service })
+        Some(Topic::Health { place: key.0.clone(), service })
     }
 }
 

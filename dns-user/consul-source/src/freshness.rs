@@ -18,6 +18,11 @@ impl Freshness {
         *self = Self { answered: Some(now), failing: None };
     }
 
+    /// Whether it was ever answered.
+    pub(crate) fn was_answered(&self) -> bool {
+        self.answered.is_some()
+    }
+
     pub(crate) fn failed(&mut self, now: Instant, reason: String) {
         let since = self.failing.as_ref().map_or(now, |(since, _)| *since);
         self.failing = Some((since, reason));

@@ -5,15 +5,19 @@ use std::{
     sync::Arc,
 };
 
-use crate::api::Instances;
-use dns_consul::catalog::registrations::{
-    Datacenter, Gateway, Node, Pending, PreparedQuery, Registrations, VirtualAddress,
+use dns_consul::catalog::{
+    Place,
+    live::{Coordinate, Live, LivePlace, LiveService, ServiceInstances},
+    registrations::{Datacenter, Gateway, Instance, Node, PreparedQuery},
 };
 
-/// A service of a datacenter, both in lower case.
-pub(crate) type Key = (String, String);
+/// Consul's name for a datacenter without one.
+pub(crate) const DEFAULT_DATACENTER: &str = "dc1";
 
-/// All that was told so far.
+/// A service of a place, in lower case.
+pub(crate) type Key = (Place, String);
+
+/// All that was told so far. Copies of it share everything that does not change.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     /// The own datacenter; `None` before the agent named it.
@@ -24,28 +28,7 @@ pub(crate) struct Known {
     pub(crate) datacenters: Vec<String>,
     /// Those that cannot be asked.
     pub(crate) unreachable: HashSet<String>,
-    /// Gateways and what is bound to them.
-    pub(crate) gateways: Vec<Gateway>,
-    pub(crate) queries: Vec<PreparedQuery>,
-    places: BTreeMap<String, Place>,
-}
-
-/// Registrations of one datacenter; `None` before the first answer.
-#[derive(Debug, Default)]
-struct Place {
-    nodes: Option<Vec<Arc<Node>>>,
-    /// Services by their names in lower case.
-    services: Option<HashMap<String, Service>>,
-}
-
-#[derive(Debug)]
-struct Service {
-    /// Its name as it is registered.
-    name: String,
-    /// Tags of all its instances: other tags, other instances.
-    tags: Vec<String>,
-    /// Its instances; `None`: not told yet.
-    instances: Option<Instances>,
+    live: Live,
 }
 
 /// The effect of a new list of services.
@@ -58,78 +41,152 @@ pub(crate) struct Difference {
 }
 
 impl Known {
-    /// Takes in the nodes of a datacenter; whether that is news.
+    /// Takes in the nodes of a datacenter; whether that is news. Unchanged nodes stay the same objects.
     pub(crate) fn set_nodes(&mut self, datacenter: &str, nodes: Vec<Arc<Node>>) -> bool {
-        let place = self.place(datacenter);
-        let is_news = place.nodes.as_ref() != Some(&nodes);
-        if is_news {
-            place.nodes = Some(nodes);
-        }
-        is_news
+        let place = self.place(&Place::Datacenter(datacenter.into()));
+        set_nodes(place, nodes)
     }
 
-    /// Takes in the services of a datacenter.
+    /// Takes in the services of a place.
     pub(crate) fn set_services(
         &mut self,
-        datacenter: &str,
+        place: &Place,
         services: BTreeMap<String, Vec<String>>,
     ) -> Difference {
-        let known = self.place(datacenter).services.get_or_insert_default();
-        let key = |name: &str| (datacenter.to_owned(), name.to_owned());
+        let known = self.place(place);
+        let key = |name: &str| (place.clone(), name.to_owned());
         let mut difference = Difference::default();
         let mut named = HashSet::new();
+        let listed = known.services.get_or_insert_default();
         for (name, mut tags) in services {
             tags.sort();
             let lower = name.to_ascii_lowercase();
             named.insert(lower.clone());
-            match known.get_mut(&lower) {
-                Some(service) if service.tags == tags => {}
-                Some(service) => {
-                    service.tags = tags;
-                    difference.to_ask.push(key(&lower));
-                }
-                None => {
-                    difference.to_ask.push(key(&lower));
-                    known.insert(lower, Service { name, tags, instances: None });
-                }
+            let before = listed.get(&*lower);
+            if before.is_some_and(|service| service.tags == tags) {
+                continue;
             }
+            let told = before.and_then(|service| service.told.clone());
+            known.untold += usize::from(before.is_none());
+            listed.insert(lower.as_str().into(), Arc::new(LiveService { name, tags, told }));
+            difference.to_ask.push(key(&lower));
         }
-        known.retain(|name, _| {
-            let stays = named.contains(name);
-            if !stays {
-                difference.gone.push(key(name));
+        let gone: Vec<Box<str>> =
+            listed.iter().map(|(name, _)| name).filter(|name| !named.contains(&***name)).cloned().collect();
+        for name in gone {
+            if listed.remove(&*name).is_some_and(|service| service.told.is_none()) {
+                known.untold -= 1;
             }
-            stays
-        });
+            difference.gone.push(key(&name));
+        }
+        if !difference.gone.is_empty() {
+            gather_nodes(place, known);
+        }
         difference
     }
 
-    /// Takes in the instances of a service; whether that is news.
-    pub(crate) fn set_instances(&mut self, key: &Key, instances: Instances) -> bool {
+    /// Takes in the peers with the names of the services that each exports to us.
+    pub(crate) fn set_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> Difference {
+        let named: HashSet<Place> = peers.keys().map(|peer| peer_of(peer)).collect();
+        let known = self.live.places.keys();
+        let gone: Vec<Place> = known
+            .filter(|place| matches!(place, Place::Peer(_)) && !named.contains(place))
+            .cloned()
+            .collect();
+        let mut all = Difference::default();
+        for place in gone {
+            all.gone.extend(self.set_services(&place, BTreeMap::new()).gone);
+            self.live.places.remove(&place);
+        }
+        for (peer, services) in peers {
+            let place = peer_of(&peer);
+            let services = services.into_iter().map(|name| (name, Vec::new())).collect();
+            let Difference { to_ask, gone } = self.set_services(&place, services);
+            self.place(&place).nodes.get_or_insert_default();
+            all.to_ask.extend(to_ask);
+            all.gone.extend(gone);
+        }
+        all
+    }
+
+    /// Takes in the instances of a service; whether that is news. Unchanged instances stay the same objects.
+    pub(crate) fn set_instances(&mut self, (place, name): &Key, mut told: ServiceInstances) -> bool {
+        let known = self.place(place);
         // One that is gone meanwhile has none.
-        let Some(service) = self.service_mut(key) else { return false };
-        let is_news = service.instances.as_ref() != Some(&instances);
+        let Some(services) = known.services.as_mut() else { return false };
+        let Some(service) = services.get(&**name) else { return false };
+        match &service.told {
+            Some(before) if **before == told => return false,
+            Some(before) => {
+                let same: HashMap<(&str, &str), &Arc<Instance>> =
+                    before.instances.iter().map(|one| ((one.node.as_str(), one.id.as_str()), one)).collect();
+                for instance in &mut told.instances {
+                    if let Some(before) = same.get(&(instance.node.as_str(), instance.id.as_str()))
+                        && ***before == **instance
+                    {
+                        *instance = (*before).clone();
+                    }
+                }
+            }
+            None => known.untold -= 1,
+        }
+        let LiveService { name: registered, tags, told: _ } = (**service).clone();
+        let service = LiveService { name: registered, tags, told: Some(Arc::new(told)) };
+        services.insert(name.as_str().into(), Arc::new(service));
+        gather_nodes(place, known);
+        true
+    }
+
+    /// Takes in the gateways and what is bound to them; whether that is news.
+    pub(crate) fn set_gateways(&mut self, gateways: Vec<Gateway>) -> bool {
+        let is_news = *self.live.gateways != gateways;
         if is_news {
-            service.instances = Some(instances);
+            self.live.gateways = Arc::new(gateways);
         }
         is_news
     }
 
-    /// The name of a service as it is registered.
-    pub(crate) fn name_of(&self, (datacenter, service): &Key) -> Option<&str> {
-        let service = self.places.get(datacenter)?.services.as_ref()?.get(service)?;
-        Some(service.name.as_str())
+    /// Takes in the prepared queries of a datacenter; whether that is news.
+    pub(crate) fn set_queries(&mut self, datacenter: &str, queries: Vec<PreparedQuery>) -> bool {
+        let is_news = self.live.queries.get(datacenter).is_none_or(|before| **before != queries);
+        if is_news {
+            self.live.queries.insert(datacenter.to_owned(), Arc::new(queries));
+        }
+        is_news
     }
 
-    /// Whether nodes and services of a datacenter were told.
-    pub(crate) fn is_told(&self, datacenter: &str) -> bool {
-        self.places.get(datacenter).is_some_and(|place| place.nodes.is_some() && place.services.is_some())
+    /// Takes in the coordinates of the local datacenter's nodes; whether that is news.
+    pub(crate) fn set_node_coordinates(&mut self, nodes: HashMap<String, Coordinate>) -> bool {
+        let is_news = self.live.coordinates.nodes != nodes;
+        if is_news {
+            Arc::make_mut(&mut self.live.coordinates).nodes = nodes;
+        }
+        is_news
+    }
+
+    /// Takes in the coordinates of the servers of each datacenter; whether that is news.
+    pub(crate) fn set_server_coordinates(&mut self, servers: BTreeMap<String, Vec<Coordinate>>) -> bool {
+        let is_news = self.live.coordinates.servers != servers;
+        if is_news {
+            Arc::make_mut(&mut self.live.coordinates).servers = servers;
+        }
+        is_news
+    }
+
+    /// Returns all prepared queries.
+    pub(crate) fn queries(&self) -> impl Iterator<Item = &PreparedQuery> {
+        self.live.queries.values().flat_map(|queries| queries.iter())
+    }
+
+    /// The name of a service as it is registered.
+    pub(crate) fn name_of(&self, (place, service): &Key) -> Option<&str> {
+        Some(self.live.places.get(place)?.service(service)?.name.as_str())
     }
 
     /// Whether the instances of a service were told.
-    pub(crate) fn has_instances(&self, (datacenter, service): &Key) -> bool {
-        let service = || self.places.get(datacenter)?.services.as_ref()?.get(service);
-        service().is_some_and(|service| service.instances.is_some())
+    pub(crate) fn has_instances(&self, (place, service): &Key) -> bool {
+        let service = || self.live.places.get(place)?.service(service);
+        service().is_some_and(|service| service.told.is_some())
     }
 
     /// Whether this is a datacenter that can be asked about.
@@ -138,14 +195,22 @@ impl Known {
             || self.datacenters.iter().any(|known| known.eq_ignore_ascii_case(name))
     }
 
+    /// Whether the instances of all services of a place are read, as for the own datacenter and peers.
+    pub(crate) fn is_read_whole(&self, place: &Place) -> bool {
+        match place {
+            Place::Datacenter(name) => self.own.as_deref() == Some(&**name),
+            Place::Peer(_) => true,
+        }
+    }
+
     /// Services, and how many of them have told their instances; nodes; instances.
     pub(crate) fn counts(&self) -> (usize, usize, usize, usize) {
         let (mut services, mut told, mut nodes, mut instances) = (0, 0, 0, 0);
-        for place in self.places.values() {
-            nodes += place.nodes.as_ref().map_or(0, Vec::len);
-            for service in place.services.iter().flat_map(HashMap::values) {
+        for place in self.live.places.values() {
+            nodes += place.nodes.as_ref().map_or(0, |nodes| nodes.len());
+            for (_, service) in place.services.iter().flat_map(|services| services.iter()) {
                 services += 1;
-                if let Some(known) = &service.instances {
+                if let Some(known) = &service.told {
                     told += 1;
                     instances += known.instances.len();
                 }
@@ -154,83 +219,118 @@ impl Known {
         (services, told, nodes, instances)
     }
 
-    /// Returns all of it as registrations. `own` names the datacenter until the agent does.
-    pub(crate) fn registrations(&self, own: &str) -> Registrations {
-        let own = self.own.as_deref().unwrap_or(own);
-        let mut registrations = Registrations {
-            queries: self.queries.clone(),
-            gateways: self.gateways.clone(),
-            ..Registrations::default()
-        };
-        for name in &self.datacenters {
+    /// Returns a copy of all of it.
+    pub(crate) fn live(&self) -> Live {
+        let own = self.own.as_deref().unwrap_or(DEFAULT_DATACENTER);
+        let datacenter = |name: &String| {
             let name = name.to_ascii_lowercase();
             let reachable = !self.unreachable.contains(&name);
-            if name != own && reachable && !self.is_told(&name) {
-                registrations.pending.datacenters.insert(name.clone());
+            Datacenter { name, reachable }
+        };
+        let datacenters = self.datacenters.iter().map(datacenter).collect();
+        Live { own: own.to_owned(), datacenters, ..self.live.clone() }
+    }
+
+    /// Returns the state in which nothing is known any more.
+    pub(crate) fn nothing(&self) -> Live {
+        Live::unknown(self.own.as_deref().unwrap_or(DEFAULT_DATACENTER))
+    }
+
+    /// Returns the registrations of a place.
+    fn place(&mut self, place: &Place) -> &mut LivePlace {
+        self.live.places.entry(place.clone()).or_default()
+    }
+}
+
+pub(crate) fn peer_of(name: &str) -> Place {
+    Place::Peer(name.to_ascii_lowercase().into())
+}
+
+/// Sets the nodes of a place; whether that is news. Unchanged nodes stay the same objects.
+fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
+    if place.nodes.as_ref().is_some_and(|before| **before == nodes) {
+        return false;
+    }
+    if let Some(before) = &place.nodes {
+        let same: HashMap<&str, &Arc<Node>> = before.iter().map(|node| (node.name.as_str(), node)).collect();
+        for node in &mut nodes {
+            if let Some(before) = same.get(node.name.as_str())
+                && ***before == **node
+            {
+                *node = (*before).clone();
             }
-            registrations.datacenters.push(Datacenter { name, reachable });
         }
-        if !self.is_told(own) {
-            registrations.pending.datacenters.insert(own.to_owned());
-        }
-        for (datacenter, place) in &self.places {
-            registrations.nodes.extend(place.nodes.iter().flatten().cloned());
-            for (key, service) in place.services.iter().flatten() {
-                let Some(Instances { instances, virtual_addresses }) = &service.instances else {
-                    registrations.pending.services.insert((datacenter.clone(), key.clone()));
-                    continue;
-                };
-                registrations.instances.extend(instances.iter().cloned());
-                if datacenter == own {
-                    for (service, address) in virtual_addresses.iter().cloned() {
-                        registrations.virtual_addresses.push(VirtualAddress { service, peer: None, address });
-                    }
-                }
-            }
-        }
-        registrations
     }
+    place.nodes = Some(Arc::new(nodes));
+    true
+}
 
-    /// Registrations of which nothing is known any more.
-    pub(crate) fn nothing(&self, own: &str) -> Registrations {
-        let own = self.own.as_deref().unwrap_or(own).to_owned();
-        let pending = Pending { datacenters: HashSet::from([own]), services: HashSet::new() };
-        Registrations { pending, ..Registrations::default() }
+/// Gathers the nodes of a peer from its instances: no endpoint lists them.
+fn gather_nodes(place: &Place, known: &mut LivePlace) {
+    if !matches!(place, Place::Peer(_)) {
+        return;
     }
-
-    /// Returns the registrations of a datacenter.
-    fn place(&mut self, datacenter: &str) -> &mut Place {
-        self.places.entry(datacenter.to_owned()).or_default()
-    }
-
-    fn service_mut(&mut self, (datacenter, service): &Key) -> Option<&mut Service> {
-        self.places.get_mut(datacenter)?.services.as_mut()?.get_mut(service)
-    }
+    let services = known.services.iter().flat_map(|services| services.iter());
+    let told = services.filter_map(|(_, service)| service.told.as_ref());
+    let by_name: BTreeMap<&str, &Arc<Node>> =
+        told.flat_map(|told| &told.nodes).map(|node| (node.name.as_str(), node)).collect();
+    let nodes = by_name.into_values().cloned().collect();
+    set_nodes(known, nodes);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn own() -> Place {
+        Place::Datacenter("dc1".into())
+    }
+
     #[test]
     fn missing_answers_are_pending() {
         let mut known = Known::default();
-        assert!(known.registrations("dc1").pending.datacenters.contains("dc1"));
+        assert!(known.live().is_pending(&own(), None));
         known.own = Some("dc1".to_owned());
         known.set_nodes("dc1", Vec::new());
         let named = |tags: &[&str]| {
             let tags = tags.iter().map(|&tag| tag.to_owned()).collect();
             BTreeMap::from([("Web".to_owned(), tags)])
         };
-        let key = ("dc1".to_owned(), "web".to_owned());
-        assert_eq!(known.set_services("dc1", named(&["a"])).to_ask, std::slice::from_ref(&key));
-        let pending = known.registrations("dc1").pending;
-        assert!(pending.datacenters.is_empty() && pending.services.contains(&key));
-        assert!(known.set_instances(&key, Instances::default()));
-        assert!(!known.set_instances(&key, Instances::default()), "the same is no news");
-        assert_eq!(known.registrations("dc1").pending, Pending::default());
-        assert_eq!(known.set_services("dc1", named(&["b"])).to_ask, std::slice::from_ref(&key), "other tags");
-        assert_eq!(known.set_services("dc1", BTreeMap::new()).gone, std::slice::from_ref(&key));
-        assert!(!known.set_instances(&key, Instances::default()), "it is gone");
+        let key = (own(), "web".to_owned());
+        assert_eq!(known.set_services(&own(), named(&["a"])).to_ask, std::slice::from_ref(&key));
+        let live = known.live();
+        assert!(
+            !live.is_pending(&own(), None) && live.is_pending(&own(), Some("web")) && !live.is_complete()
+        );
+        assert!(known.set_instances(&key, ServiceInstances::default()));
+        assert!(!known.set_instances(&key, ServiceInstances::default()), "the same is no news");
+        assert!(known.live().is_complete());
+        assert_eq!(
+            known.set_services(&own(), named(&["b"])).to_ask,
+            std::slice::from_ref(&key),
+            "other tags"
+        );
+        assert!(known.live().is_complete(), "the old instances count until then");
+        assert_eq!(known.set_services(&own(), BTreeMap::new()).gone, std::slice::from_ref(&key));
+        assert!(!known.set_instances(&key, ServiceInstances::default()), "it is gone");
+        known.set_services(&own(), named(&["a"]));
+        known.set_services(&own(), BTreeMap::new());
+        assert!(known.live().is_complete());
+    }
+
+    #[test]
+    fn peers_come_and_go() {
+        let mut known = Known { own: Some("dc1".to_owned()), ..Known::default() };
+        let (east, key) = (peer_of("East"), (peer_of("east"), "web".to_owned()));
+        assert!(!known.live().is_pending(&east, Some("web")), "no such peer");
+        let difference = known.set_peers(BTreeMap::from([("East".to_owned(), vec!["Web".to_owned()])]));
+        assert_eq!(difference.to_ask, std::slice::from_ref(&key));
+        assert!(known.live().is_pending(&east, Some("web")));
+        let node = Node { name: "n".to_owned(), peer: Some("east".to_owned()), ..Node::default() };
+        let told = ServiceInstances { nodes: vec![Arc::new(node)], ..ServiceInstances::default() };
+        assert!(known.set_instances(&key, told));
+        assert_eq!(known.live().places[&east].nodes.as_ref().map(|nodes| nodes.len()), Some(1));
+        assert_eq!(known.set_peers(BTreeMap::new()).gone, [key]);
+        assert!(!known.live().places.contains_key(&east));
     }
 }

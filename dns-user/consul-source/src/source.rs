@@ -16,7 +16,7 @@ use crate::{
     known::Known,
     state::{Demand, Picture, Settings, Status, picture},
 };
-use dns_consul::Lack;
+use dns_consul::{Lack, catalog::Place};
 use dns_upstream::HostNames;
 
 /// A live source; dropping it ends its tasks.
@@ -64,13 +64,13 @@ impl Source {
     }
 
     /// Reports a query for a service; names in lower case. Never blocks.
-    pub fn asked(&self, datacenter: &str, service: &str) {
+    pub fn asked(&self, place: Place, service: String) {
         // If the queue is full, the next query repeats it.
-        let _ = self.demands.try_send(Demand::Asked((datacenter.to_owned(), service.to_owned())));
+        let _ = self.demands.try_send(Demand::Asked((place, service)));
     }
 
     /// Reports services that interfaces answer for, so that they keep or get a watch. Never blocks.
-    pub fn used(&self, services: Vec<(String, String)>) {
+    pub fn used(&self, services: Vec<(Place, String)>) {
         // The next report comes soon.
         let _ = self.demands.try_send(Demand::Used(services));
     }

@@ -5,14 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use serde::Serialize;
 
 use crate::known::{Key, Known};
-use dns_consul::{
-    Lack,
-    catalog::registrations::{Pending, Registrations},
-    http_api::HttpApi,
-};
-
-/// Consul's name for a datacenter without one.
-pub(crate) const DEFAULT_DATACENTER: &str = "dc1";
+use dns_consul::{Lack, catalog::live::Live, http_api::HttpApi};
 
 /// Configuration of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +27,8 @@ pub struct Settings {
 /// The catalog as far as it has been read.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
-    /// The registrations, with the parts that are pending.
-    pub registrations: Registrations,
+    /// The registrations. Pictures share what they have in common.
+    pub live: Live,
     /// The agent's datacenter in lower case; `None` before its first answer.
     pub datacenter: Option<String>,
     /// The agent's node; empty before its first answer.
@@ -45,10 +38,7 @@ pub struct Picture {
 impl Picture {
     /// Returns whether everything of the local datacenter has been read.
     pub fn is_complete(&self) -> bool {
-        let Pending { datacenters, services } = &self.registrations.pending;
-        self.datacenter.as_ref().is_some_and(|own| {
-            !datacenters.contains(own) && services.iter().all(|(datacenter, _)| datacenter != own)
-        })
+        self.datacenter.is_some() && self.live.is_complete()
     }
 }
 
@@ -112,7 +102,6 @@ pub(crate) enum Demand {
 
 /// Returns a picture; an empty one if the answers have expired.
 pub(crate) fn picture(known: &Known, expired: bool) -> Picture {
-    let own = DEFAULT_DATACENTER;
-    let registrations = if expired { known.nothing(own) } else { known.registrations(own) };
-    Picture { registrations, datacenter: known.own.clone(), node_name: known.node_name.clone() }
+    let live = if expired { known.nothing() } else { known.live() };
+    Picture { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, time::Duration};
 
+use dns_consul::catalog::Place;
+
 /// One thing that can be asked for, and watched if Consul lets it be waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Topic {
@@ -15,19 +17,35 @@ pub(crate) enum Topic {
     Services(String),
     /// Instances of a service and their checks.
     Health {
-        datacenter: String,
+        place: Place,
         /// The service, as it is registered.
         service: String,
     },
     /// Which services are bound to ingress gateways.
     Ingress,
-    Queries,
+    /// Prepared queries that a datacenter stores.
+    Queries(String),
+    /// Peers, with the services that each exports to us.
+    Peerings,
+    /// Network coordinates of the nodes of a datacenter.
+    NodeCoordinates(String),
+    /// Network coordinates of the servers of all datacenters.
+    ServerCoordinates,
 }
 
 impl Topic {
-    /// Whether an answer can be waited for. All others are asked again now and then.
+    /// Whether an answer can be waited for. All others are asked again now and then; so are coordinates, which change
+    /// all the time.
     pub(crate) fn can_be_watched(&self) -> bool {
-        !matches!(self, Self::Agent | Self::Datacenters | Self::Queries)
+        match self {
+            Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress => true,
+            Self::Agent
+            | Self::Datacenters
+            | Self::Queries(_)
+            | Self::Peerings
+            | Self::NodeCoordinates(_)
+            | Self::ServerCoordinates => false,
+        }
     }
 
     /// The request's path. `own`: our datacenter; `index`: to wait behind, for so long;
@@ -36,20 +54,29 @@ impl Topic {
         let (mut path, datacenter) = match self {
             Self::Agent => ("/v1/agent/self".to_owned(), None),
             Self::Datacenters => ("/v1/catalog/datacenters".to_owned(), None),
-            Self::Nodes(datacenter) => ("/v1/catalog/nodes".to_owned(), Some(datacenter)),
-            Self::Services(datacenter) => ("/v1/catalog/services".to_owned(), Some(datacenter)),
-            Self::Health { datacenter, service } => {
-                (format!("/v1/health/service/{}", escaped(service)), Some(datacenter))
+            Self::Nodes(datacenter) => ("/v1/catalog/nodes".to_owned(), Some(datacenter.as_str())),
+            Self::Services(datacenter) => ("/v1/catalog/services".to_owned(), Some(datacenter.as_str())),
+            Self::Health { place, service } => {
+                let path = format!("/v1/health/service/{}", escaped(service));
+                match place {
+                    Place::Datacenter(datacenter) => (path, Some(&**datacenter)),
+                    Place::Peer(peer) => (format!("{path}?peer={}", escaped(peer)), None),
+                }
             }
             Self::Ingress => ("/v1/config/ingress-gateway".to_owned(), None),
-            Self::Queries => ("/v1/query".to_owned(), None),
+            Self::Queries(datacenter) => ("/v1/query".to_owned(), Some(datacenter.as_str())),
+            Self::Peerings => ("/v1/peerings".to_owned(), None),
+            Self::NodeCoordinates(datacenter) => {
+                ("/v1/coordinate/nodes".to_owned(), Some(datacenter.as_str()))
+            }
+            Self::ServerCoordinates => ("/v1/coordinate/datacenters".to_owned(), None),
         };
-        let mut separator = '?';
+        let mut separator = if path.contains('?') { '&' } else { '?' };
         let mut add = |text: &str| {
             path.push(std::mem::replace(&mut separator, '&'));
             path.push_str(text);
         };
-        if let Some(datacenter) = datacenter.filter(|datacenter| Some(datacenter.as_str()) != own) {
+        if let Some(datacenter) = datacenter.filter(|datacenter| Some(*datacenter) != own) {
             add(&format!("dc={}", escaped(datacenter)));
         }
         if !self.can_be_watched() {
@@ -73,9 +100,17 @@ impl fmt::Display for Topic {
             Self::Datacenters => out.write_str("datacenters"),
             Self::Nodes(datacenter) => write!(out, "nodes of {datacenter}"),
             Self::Services(datacenter) => write!(out, "services of {datacenter}"),
-            Self::Health { datacenter, service } => write!(out, "service {service} of {datacenter}"),
+            Self::Health { place: Place::Datacenter(name), service } => {
+                write!(out, "service {service} of {name}")
+            }
+            Self::Health { place: Place::Peer(name), service } => {
+                write!(out, "service {service} of the peer {name}")
+            }
             Self::Ingress => out.write_str("ingress gateways"),
-            Self::Queries => out.write_str("prepared queries"),
+            Self::Queries(datacenter) => write!(out, "prepared queries of {datacenter}"),
+            Self::Peerings => out.write_str("peers"),
+            Self::NodeCoordinates(datacenter) => write!(out, "coordinates of the nodes of {datacenter}"),
+            Self::ServerCoordinates => out.write_str("coordinates of servers"),
         }
     }
 }
@@ -98,7 +133,8 @@ mod tests {
 
     #[test]
     fn paths_are_complete() {
-        let topic = |service: &str| Topic::Health { datacenter: "dc1".into(), service: service.into() };
+        let topic =
+            |service: &str| Topic::Health { place: Place::Datacenter("dc1".into()), service: service.into() };
         let wait = Some((7, Duration::from_secs(300)));
         assert_eq!(topic("a b/c").path(Some("dc1"), None, false), "/v1/health/service/a%20b%2Fc");
         assert_eq!(
@@ -106,5 +142,11 @@ mod tests {
             "/v1/health/service/web?dc=dc1&index=7&wait=300000ms&stale"
         );
         assert_eq!(Topic::Agent.path(None, wait, true), "/v1/agent/self");
+        assert_eq!(Topic::Queries("dc2".into()).path(Some("dc1"), wait, true), "/v1/query?dc=dc2");
+        let imported = Topic::Health { place: Place::Peer("east".into()), service: "web".into() };
+        assert_eq!(
+            imported.path(Some("dc1"), wait, false),
+            "/v1/health/service/web?peer=east&index=7&wait=300000ms"
+        );
     }
 }

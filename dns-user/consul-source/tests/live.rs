@@ -15,13 +15,19 @@ use std::{
 };
 
 use dns_consul::{
-    Lack,
-    catalog::registrations::Status as Health,
+    Lack, Missing,
+    catalog::{
+        Catalog, Place,
+        live::{Live, ServiceInstances},
+        registrations::{FailoverTarget, Instance as Registered, Node, Registrations, Status as Health},
+    },
     http_api::{ApiAddress, HttpApi},
+    visibility::Visibility,
 };
 use dns_consul_source::{Picture, Settings, Source};
 use dns_upstream::HostNames;
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
+use serde_json::json;
 use support::{
     double::{Double, Fault, Rules},
     world::{Instance, World},
@@ -109,12 +115,12 @@ async fn invalid_entries_are_skipped() {
     });
     let told = || {
         let picture = source.pictures().borrow().clone();
-        picture.registrations.instances.iter().any(|instance| instance.id == "good")
-            && picture.registrations.nodes.iter().any(|node| node.address == "10.6.6.1")
+        instances(&picture).iter().any(|instance| instance.id == "good")
+            && nodes(&picture).iter().any(|node| node.address == "10.6.6.1")
     };
     until("the valid entries are told", told).await;
     let picture = source.pictures().borrow().clone();
-    assert!(picture.registrations.instances.iter().all(|instance| instance.id != "bad"));
+    assert!(instances(&picture).iter().all(|instance| instance.id != "bad"));
     until("the status counts them", || source.status().invalid_entries == 2).await;
     double.change(|world| {
         world.nodes.remove("");
@@ -160,7 +166,7 @@ async fn used_services_stay_watched() {
     let watched = source.status().services_watched;
     assert!(watched < 20, "{watched}");
     // The interface reports its hot names; a query in userspace would have done the same.
-    source.used(vec![("dc1".to_owned(), "service-299".to_owned())]);
+    source.used(vec![(own(), "service-299".to_owned())]);
     until("its watch", || double.waits_for("/v1/health/service/service-299")).await;
     let begun = Instant::now();
     double.change(|world| world.set_status("service-299", 0, "critical"));
@@ -207,7 +213,7 @@ async fn many_services_need_few_connections() {
     // One that is watched, and one that is not until it is asked for.
     double.change(|world| world.set_status("service-0", 0, "critical"));
     double.change(|world| world.set_status("service-4999", 0, "critical"));
-    source.asked("dc1", "service-4999");
+    source.asked(own(), "service-4999".to_owned());
     until_same(&source, &double).await;
     let (tally, status) = (double.tally(), source.status());
     println!(
@@ -273,10 +279,7 @@ async fn second_agent_takes_over() {
     let mut settings = settings(&[refused, double.address], |_| {});
     settings.max_stale = Duration::from_secs(3);
     let source = Source::start(settings, &Arc::default());
-    assert!(
-        source.pictures().borrow().registrations.pending.datacenters.contains("dc1"),
-        "nothing is told yet"
-    );
+    assert!(source.pictures().borrow().live.is_pending(&own(), None), "nothing is told yet");
     until_same(&source, &double).await;
     // Servers without a leader answer stale questions, and say how old they are.
     double.set_leader(false);
@@ -284,7 +287,7 @@ async fn second_agent_takes_over() {
     until_same(&source, &double).await;
     // No server with a leader answers for longer than `max_stale`.
     until("what was told is too old", || source.status().expired).await;
-    let is_pending = || source.pictures().borrow().registrations.pending.datacenters.contains("dc1");
+    let is_pending = || source.pictures().borrow().live.is_pending(&own(), None);
     until("it is given up", is_pending).await;
     double.set_leader(true);
     double.change(|world| world.set_status("service-1", 0, "passing"));
@@ -293,21 +296,190 @@ async fn second_agent_takes_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queried_datacenters_are_read() {
+async fn unreachable_datacenter_is_reported() {
     let double = start(World::generated(3, 2), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
-    let pending = |picture: &Picture| picture.registrations.pending.datacenters.contains("dc2");
-    until("dc2 is known by name", || pending(&source.pictures().borrow())).await;
-    source.demand(Lack { datacenter: "dc2".to_owned(), service: Some("web".to_owned()) });
+    let dc2 = datacenter("dc2");
+    until("dc2 is known by name", || source.pictures().borrow().live.is_pending(&dc2, None)).await;
+    source.demand(Lack { place: dc2.clone(), missing: Missing::Service("web".to_owned()) });
     // The double knows no way there.
     let unreachable = || {
         let pictures = source.pictures();
         let picture = pictures.borrow();
-        picture.registrations.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
+        picture.live.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
     };
     until("dc2 is out of reach", unreachable).await;
-    assert!(!pending(&source.pictures().borrow()));
+    assert!(!source.pictures().borrow().live.is_pending(&dc2, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queried_datacenters_are_read() {
+    let double = start(World::generated(3, 2), Rules::default());
+    double.change_other("dc2", |world| *world = World::generated(2, 3));
+    double
+        .set_list("/v1/query dc2", json!([{"ID": "q", "Name": "far", "Service": {"Service": "service-1"}}]));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    until_same(&source, &double).await;
+    let dc2 = datacenter("dc2");
+    until("dc2 is known by name", || source.pictures().borrow().live.is_pending(&dc2, None)).await;
+    assert!(source.pictures().borrow().live.lacks_queries("dc2"));
+    source.demand(Lack { place: dc2.clone(), missing: Missing::Queries });
+    source.demand(Lack { place: dc2.clone(), missing: Missing::Lists });
+    until("its lists", || !source.pictures().borrow().live.is_pending(&dc2, None)).await;
+    until("its queries", || !source.pictures().borrow().live.lacks_queries("dc2")).await;
+    source.demand(Lack { place: dc2.clone(), missing: Missing::Service("service-1".to_owned()) });
+    let count = || told(&source, &dc2, "service-1").map_or(0, |told| told.instances.len());
+    until("the service", || count() == 3).await;
+    // It is followed from then on; the other one is not read.
+    double.change_other("dc2", |world| world.deregister("service-1"));
+    until("its change", || count() == 2).await;
+    assert!(told(&source, &dc2, "service-0").is_none());
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_are_followed() {
+    let double = start(World::generated(3, 2), Rules::default());
+    double.change_other("peer:east", |world| *world = World::generated(1, 2));
+    let peering = |services: &[&str]| json!([{"Name": "east", "State": "ACTIVE", "StreamStatus": {"ImportedServices": services}}]);
+    double.set_list("/v1/peerings", peering(&["service-0"]));
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let east = Place::Peer("east".into());
+    let count = || told(&source, &east, "service-0").map_or(0, |told| told.instances.len());
+    until("the imported service", || count() == 2).await;
+    let nodes = source.pictures().borrow().live.places[&east].nodes.clone().unwrap_or_default();
+    assert_eq!(nodes.iter().map(|node| node.peer.as_deref()).collect::<Vec<_>>(), [Some("east"); 2]);
+    double.change_other("peer:east", |world| world.deregister("service-0"));
+    until("its change", || count() == 1).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_peerings_are_no_failure() {
+    let double = start(World::generated(1, 1), Rules::default());
+    double.forbid("/v1/peerings");
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    until_same(&source, &double).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(source.status().stale, 0);
+    assert_eq!(double.asked("/v1/peerings"), 1, "asked once, until a reload");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn coordinates_are_read_when_needed() {
+    let double = start(World::generated(1, 1), Rules::default());
+    let at = |node: &str, x: f64| json!({"Node": node, "Coord": {"Vec": [x, 0.0], "Height": 0.0, "Adjustment": 0.0}});
+    double.set_list("/v1/coordinate/nodes", json!([at("node-0", 0.0), at("node-1", 0.5)]));
+    let servers = json!([
+        {"Datacenter": "dc1", "AreaID": "WAN", "Coordinates": [at("s1", 0.0)]},
+        {"Datacenter": "far", "AreaID": "WAN", "Coordinates": [at("s2", 0.9)]},
+        {"Datacenter": "near", "AreaID": "WAN", "Coordinates": [at("s3", 0.1)]},
+    ]);
+    double.set_list("/v1/coordinate/datacenters", servers);
+    let idle = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    until_same(&idle, &double).await;
+    drop(idle);
+    assert_eq!(double.asked("/v1/coordinate/nodes"), 0, "no query needs them");
+    let targets = json!({"NearestN": 1, "Datacenters": ["far"]});
+    let query = json!([{"ID": "q", "Service": {"Service": "web", "Near": "_agent", "Failover": targets}}]);
+    double.set_list("/v1/query", query);
+    let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
+    let nearest = || {
+        let pictures = source.pictures();
+        let live = pictures.borrow().live.clone();
+        let names = live.coordinates.nearest_datacenters("dc1");
+        names.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    until("the servers' coordinates", || nearest() == ["near", "far"]).await;
+    until("the nodes' coordinates", || source.pictures().borrow().live.coordinates.nodes.len() == 2).await;
+    let query = source.pictures().borrow().live.queries["dc1"][0].clone();
+    assert_eq!(query.failover.targets, [FailoverTarget::Datacenter("far".to_owned())]);
+}
+
+/// Time from a change of one instance to the picture, among 50,000 instances, and from there to the catalog that
+/// answers queries; beside it the time of a rebuild, which each change took before.
+#[tokio::test(flavor = "multi_thread")]
+async fn single_change_arrives_promptly() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    let double = start(World::generated(5000, 10), Rules::default());
+    let source = Source::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
+    until_same(&source, &double).await;
+    source.asked(own(), "service-0".to_owned());
+    until("its watch", || double.waits_for("/v1/health/service/service-0")).await;
+    let json = dns_core::config::json::Json::parse(b"{}").unwrap();
+    let reader = dns_core::config::reader::Reader::document("test", &json).unwrap();
+    let config = dns_consul::config::Config::read(&reader).unwrap();
+    let build = |live: &Live| {
+        let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
+        catalog.update(Some(live.clone()));
+        catalog
+    };
+    let first = source.pictures().borrow().live.clone();
+    let begun = Instant::now();
+    let mut catalog = build(&first);
+    let rebuild = begun.elapsed();
+    assert_eq!(catalog.instance_count(), 50_000);
+    let (mut arrivals, mut updates) = (Vec::new(), Vec::new());
+    for round in 0..10 {
+        let status = if round % 2 == 0 { "critical" } else { "passing" };
+        let mut pictures = source.pictures();
+        pictures.mark_unchanged();
+        double.change(|world| world.set_status("service-0", 0, status));
+        let begun = Instant::now();
+        let worst = |picture: &Arc<Picture>| {
+            let told =
+                picture.live.places[&own()].service("service-0").and_then(|service| service.told.clone());
+            told.and_then(|told| told.instances[0].checks.iter().map(|check| check.status).max())
+        };
+        let wanted = if round % 2 == 0 { Health::Critical } else { Health::Passing };
+        let picture = pictures.wait_for(|picture| worst(picture) == Some(wanted)).await.unwrap().clone();
+        arrivals.push(begun.elapsed());
+        let begun = Instant::now();
+        // As the resolver does: the copy in use stays.
+        let in_use = catalog.clone();
+        catalog.update(Some(picture.live.clone()));
+        updates.push(begun.elapsed());
+        let status = |catalog: &Catalog| catalog.status(catalog.service(&own(), "service-0")[0]);
+        assert_eq!(status(&catalog), wanted);
+        assert_ne!(status(&in_use), wanted);
+    }
+    arrivals.sort();
+    updates.sort();
+    println!(
+        "50,000 instances: change to picture {:?} to {:?}, picture to catalog {:?} to {:?}; a rebuild takes {rebuild:?}",
+        arrivals[0], arrivals[9], updates[0], updates[9]
+    );
+    // The ratio holds on a busy machine, too.
+    assert!(updates[5] * 10 < rebuild, "an update takes {:?}, a rebuild {rebuild:?}", updates[5]);
+    assert!(updates[5] < LIMIT, "{:?}", updates[5]);
+}
+
+fn datacenter(name: &str) -> Place {
+    Place::Datacenter(name.into())
+}
+
+fn own() -> Place {
+    datacenter("dc1")
+}
+
+/// Returns what the source tells of a service; `None` if nothing yet.
+fn told(source: &Source, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
+    source.pictures().borrow().live.places.get(place)?.service(service)?.told.clone()
+}
+
+/// All instances of the local datacenter.
+fn instances(picture: &Picture) -> Vec<Arc<Registered>> {
+    let services =
+        picture.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
+    let told = services.iter().filter_map(|(_, service)| service.told.clone());
+    told.flat_map(|told| told.instances.clone()).collect()
+}
+
+/// All nodes of the local datacenter.
+fn nodes(picture: &Picture) -> Vec<Arc<Node>> {
+    let nodes = picture.live.places.get(&own()).and_then(|place| place.nodes.clone());
+    nodes.map(|nodes| nodes.to_vec()).unwrap_or_default()
 }
 
 /// Answers every DNS query for an address with 127.0.0.1 and a TTL of a minute.
@@ -387,7 +559,7 @@ async fn until_same(source: &Source, double: &Double) {
     let begun = Instant::now();
     loop {
         let looked = Instant::now();
-        let pending = source.pictures().borrow().registrations.pending.services.len();
+        let pending = source.pictures().borrow().live.places.get(&own()).map_or(0, |place| place.untold);
         let checked = match pending {
             0 => same(source, &double.world()),
             // A large world is looked at only when it makes sense.
@@ -406,21 +578,21 @@ async fn until_same(source: &Source, double: &Double) {
 /// Whether the source tells just this; else what differs.
 fn same(source: &Source, world: &World) -> Result<(), String> {
     let picture = source.pictures().borrow().clone();
-    let registrations = &picture.registrations;
-    if registrations.pending.datacenters.contains("dc1") || !registrations.pending.services.is_empty() {
-        return Err(format!("{} services pending", registrations.pending.services.len()));
+    if !picture.live.is_complete() {
+        return Err("not complete".to_owned());
     }
-    let instances = registrations.instances.iter().map(|instance| {
+    let instances = instances(&picture);
+    let instances = instances.iter().map(|instance| {
         let status = match instance.checks.iter().map(|check| check.status).max() {
             Some(Health::Critical) => "critical",
             Some(Health::Warning) => "warning",
             _ => "passing",
         };
-        let dns_consul::catalog::registrations::Instance { service, node, id, address, port, tags, .. } =
-            &**instance;
+        let Registered { service, node, id, address, port, tags, .. } = &**instance;
         format!("{service} {node} {id} {address} {port} {tags:?} {status}")
     });
-    let nodes = registrations.nodes.iter().map(|node| format!("{} {}", node.name, node.address));
+    let nodes = nodes(&picture);
+    let nodes = nodes.iter().map(|node| format!("{} {}", node.name, node.address));
     let told: BTreeSet<String> = instances.chain(nodes).collect();
     let registered = world.all();
     match (registered.difference(&told).next(), told.difference(&registered).next()) {

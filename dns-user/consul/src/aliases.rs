@@ -37,12 +37,12 @@ pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
     let mut services: Vec<&str> = zone.catalog.service_names(&place).collect();
     services.sort_unstable();
     for service in services {
-        maker.add_service(service, zone.catalog.service(&place, service));
+        maker.add_service(service, &zone.catalog.service(&place, service));
     }
     for node in zone.catalog.node_names(&place) {
         maker.add_node(&place, node);
     }
-    let queries = zone.catalog.queries().len();
+    let queries = zone.catalog.query_count();
     if queries > 0 {
         maker.note(format!("{queries} prepared queries or templates: an alias cannot do what they do"));
     }

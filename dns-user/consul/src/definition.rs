@@ -16,8 +16,8 @@ use dns_core::config::{ConfigError, json::Json, reader::Reader};
 
 use crate::{
     catalog::registrations::{
-        Check, Datacenter, Gateway, Instance, NamedPort, Node, PreparedQuery, Registrations, Status,
-        TaggedAddress, Template, VirtualAddress, Weights,
+        Check, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
+        Registrations, Status, TaggedAddress, Template, VirtualAddress, Weights,
     },
     config::{Config, seconds},
 };
@@ -325,7 +325,7 @@ fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
         connect: reader.boolean("connect")?.unwrap_or(false),
         near: text(reader, "near")?.unwrap_or_default(),
         ttl: reader.duration("dns_ttl")?.map(seconds),
-        failover: texts(&reader.object("failover")?, "datacenters")?,
+        failover: failover(&reader.object("failover")?)?,
         template: match is_template {
             true => Some(Template {
                 regexp: text(&template, "regexp")?.unwrap_or_default(),
@@ -334,6 +334,23 @@ fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
             false => None,
         },
     })
+}
+
+/// Reads the failover of a query: `datacenters`, or `targets` with one of `datacenter` and `peer` each.
+fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
+    let datacenters = texts(reader, "datacenters")?;
+    let targets = reader.objects("targets")?;
+    if !datacenters.is_empty() && !targets.is_empty() {
+        return Err(reader.error("targets", "cannot be combined with datacenters; name those as targets"));
+    }
+    let target = |reader: &Reader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
+        (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
+        (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
+        _ => Err(reader.error("peer", "give one of datacenter and peer")),
+    };
+    let targets = targets.iter().map(target).collect::<Result<Vec<_>, _>>()?;
+    let datacenters = datacenters.into_iter().map(FailoverTarget::Datacenter);
+    Ok(Failover { nearest: 0, targets: datacenters.chain(targets).collect() })
 }
 
 /// A check and its last result.

@@ -5,7 +5,7 @@
 //! * [`config`]: the object `"consul"` of `config.json`.
 //! * [`http_api`]: its part about access to a live Consul.
 //! * [`visibility`]: read permissions of a token.
-//! * [`catalog`]: registrations with indexes; immutable.
+//! * [`catalog`]: registrations with indexes; copies share what they have in common.
 //! * [`definition`]: definition files, HCL or JSON.
 //! * [`question`]: meaning of a name's labels.
 //! * `prepared`: prepared queries, evaluated here.
@@ -35,5 +35,5 @@ pub mod question;
 pub mod record;
 pub mod visibility;
 
-pub use answer::{Asker, Explanation, Lack, Publishable, Zone};
+pub use answer::{Asker, Explanation, Lack, Missing, Publishable, Zone};
 pub use draft::{Draft, chain_of};

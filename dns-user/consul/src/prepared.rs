@@ -5,10 +5,10 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 use regex::Regex;
 
 use crate::{
-    answer::{Lack, Zone},
+    answer::{Lack, Missing, Zone},
     catalog::{
         InstanceId, Place, Reach,
-        registrations::{PreparedQuery, Status, Template},
+        registrations::{Failover, FailoverTarget, PreparedQuery, Status, Template},
     },
     found::Failure,
 };
@@ -39,54 +39,72 @@ impl Zone {
             Reach::Unknown => return Err(Failure::NoSuchName),
         }
         let query = self.find_query(name, stored)?;
-        let mut found = self.matching(&query, stored);
-        if found.is_empty() {
-            let others = query.failover.iter().map(|other| other.to_ascii_lowercase());
-            let mut others = others.filter(|other| self.catalog.reach(other) == Reach::Reachable);
-            found = others
-                .find_map(|other| Some(self.matching(&query, &other)).filter(|found| !found.is_empty()))
-                .unwrap_or_default();
-        }
-        if found.is_empty() {
-            return Err(Failure::NoSuchName);
-        }
+        let mut places = self.places_of(&query, stored).into_iter();
+        let mut found = places
+            .find_map(|place| Some(self.matching(&query, &place)).filter(|found| !found.is_empty()))
+            .ok_or(Failure::NoSuchName)?;
         random.shuffle(&mut found);
         self.sort_by_nearness(&query.near, client, &mut found);
         let ttl = query.ttl.unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
         Ok(Executed { instances: found, ttl })
     }
 
-    /// Returns the first failover datacenter that the query needs and that no source has reported yet.
-    pub(crate) fn lacks_for_failover(&self, name: &str, datacenter: Option<&str>) -> Option<Lack> {
+    /// Returns the first part that the query needs and that no source has reported yet.
+    pub(crate) fn lacks_for_query(&self, name: &str, datacenter: Option<&str>) -> Option<Lack> {
         let stored = datacenter.unwrap_or(&self.config.datacenter);
-        let query = self.find_query(name, stored).ok()?;
-        if !self.matching(&query, stored).is_empty() {
+        if self.catalog.reach(stored) != Reach::Reachable {
             return None;
         }
-        for other in query.failover.iter().map(|other| other.to_ascii_lowercase()) {
-            if self.catalog.reach(&other) != Reach::Reachable {
-                continue;
+        if self.catalog.lacks_queries(stored) {
+            return Some(Lack { place: Place::Datacenter(stored.into()), missing: Missing::Queries });
+        }
+        let query = self.find_query(name, stored).ok()?;
+        let service = query.service.to_ascii_lowercase();
+        for place in self.places_of(&query, stored) {
+            if self.catalog.is_pending(&place, Some(&service)) {
+                return Some(Lack { place, missing: Missing::Service(service) });
             }
-            let service = query.service.to_ascii_lowercase();
-            if self.catalog.is_pending(&other, Some(&service)) {
-                return Some(Lack { datacenter: other, service: Some(service) });
+            // Instances of the mesh are registered under other names; of other datacenters only queried services
+            // are read.
+            let own = place == Place::Datacenter(self.config.datacenter.as_str().into());
+            if query.connect && own && self.catalog.is_incomplete(&place) {
+                return Some(Lack { place, missing: Missing::Lists });
             }
-            if !self.matching(&query, &other).is_empty() {
+            if !self.matching(&query, &place).is_empty() {
                 return None;
             }
         }
         None
     }
 
+    /// Returns the places in which a query looks in turn: the datacenter that stores it, the nearest ones, then
+    /// the named ones. Datacenters that are unknown or out of reach are skipped.
+    fn places_of(&self, query: &PreparedQuery, stored: &str) -> Vec<Place> {
+        let Failover { nearest, targets } = &query.failover;
+        let datacenter = |name: &str| Place::Datacenter(name.to_ascii_lowercase().into());
+        let mut places = vec![datacenter(stored)];
+        if *nearest > 0 {
+            places
+                .extend(self.catalog.nearest_datacenters(stored).into_iter().take(*nearest).map(datacenter));
+        }
+        places.extend(targets.iter().map(|target| match target {
+            FailoverTarget::Datacenter(name) => datacenter(name),
+            FailoverTarget::Peer(name) => Place::Peer(name.to_ascii_lowercase().into()),
+        }));
+        let mut seen = std::collections::BTreeSet::new();
+        places.retain(|place| {
+            let reachable = match place {
+                Place::Datacenter(name) => self.catalog.reach(name) == Reach::Reachable,
+                Place::Peer(_) => true,
+            };
+            reachable && seen.insert(place.clone())
+        });
+        places
+    }
+
     /// The query of this name, templates filled in.
     fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
-        let own = &self.config.datacenter;
-        let here: Vec<&PreparedQuery> = self
-            .catalog
-            .queries()
-            .iter()
-            .filter(|query| query.datacenter.as_ref().unwrap_or(own).eq_ignore_ascii_case(stored))
-            .collect();
+        let here: Vec<&PreparedQuery> = self.catalog.queries(stored).collect();
         if let Some(query) = here.iter().find(|query| query.id.eq_ignore_ascii_case(name)) {
             // A template has no name to fill in then.
             return if query.template.is_some() { Err(Failure::Server) } else { Ok(Cow::Borrowed(query)) };
@@ -104,15 +122,15 @@ impl Zone {
         fill_in(query, template, name).map(Cow::Owned).ok_or(Failure::Server)
     }
 
-    /// Instances in one datacenter that the query asks for.
-    fn matching(&self, query: &PreparedQuery, datacenter: &str) -> Vec<InstanceId> {
-        let place = Place::Datacenter(datacenter.into());
+    /// Instances in one place that the query asks for.
+    fn matching(&self, query: &PreparedQuery, place: &Place) -> Vec<InstanceId> {
         let service = query.service.to_ascii_lowercase();
-        let instances = match query.connect {
-            true => self.catalog.connect(&place, &service),
-            false => self.catalog.service(&place, &service),
+        let mut instances = match query.connect {
+            true => self.catalog.connect(place, &service),
+            false => self.catalog.service(place, &service),
         };
-        instances.iter().copied().filter(|&id| self.fits(query, id)).collect()
+        instances.retain(|&id| self.fits(query, id));
+        instances
     }
 
     /// Whether an instance passes all filters of a query.
@@ -144,15 +162,18 @@ impl Zone {
                 .map_or(self.config.node_name.as_str(), |node| node.name.as_str()),
             name => name,
         };
-        let nearest = self.catalog.nearest(from);
-        instances.sort_by_cached_key(|&id| {
-            let node = &self.catalog.node_of(id).name;
-            if node.eq_ignore_ascii_case(from) {
-                return 0;
-            }
-            let position = nearest.iter().position(|known| known.eq_ignore_ascii_case(node));
-            position.map_or(usize::MAX, |position| position + 1)
-        });
+        let distance = self.catalog.distances(from);
+        let mut sorted: Vec<(f64, InstanceId)> = instances
+            .iter()
+            .map(|&id| match self.catalog.node_of(id) {
+                node if node.name.eq_ignore_ascii_case(from) => (-1.0, id),
+                node => (distance(node).unwrap_or(f64::INFINITY), id),
+            })
+            .collect();
+        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (place, (_, id)) in instances.iter_mut().zip(sorted) {
+            *place = id;
+        }
     }
 }
 
@@ -173,6 +194,10 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     let fill_values = |meta: &BTreeMap<String, String>| {
         meta.iter().map(|(key, value)| (key.clone(), fill(value))).collect::<BTreeMap<_, _>>()
     };
+    let fill_target = |target: &FailoverTarget| match target {
+        FailoverTarget::Datacenter(name) => FailoverTarget::Datacenter(fill(name)),
+        FailoverTarget::Peer(name) => FailoverTarget::Peer(fill(name)),
+    };
     let mut tags = fill_all(&query.tags);
     if template.remove_empty_tags {
         tags.retain(|tag| !tag.is_empty() && tag != "!");
@@ -181,7 +206,10 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
         service: fill(&query.service),
         tags,
         near: fill(&query.near),
-        failover: fill_all(&query.failover),
+        failover: Failover {
+            nearest: query.failover.nearest,
+            targets: query.failover.targets.iter().map(fill_target).collect(),
+        },
         node_meta: fill_values(&query.node_meta),
         service_meta: fill_values(&query.service_meta),
         template: None,

@@ -1,10 +1,13 @@
 //! The server with a live Consul agent: a strict double of its HTTP API.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    time::{Duration, Instant},
+};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use serde_json::json;
+use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     namespace::Namespace,
@@ -68,5 +71,97 @@ fn server_starts_without_consul() -> Result<()> {
     drop(double);
     wait_until("the complaint", EVENTUALLY, || server.log().contains("Consul does not answer"))?;
     ensure!(answers("service-1.service.consul.", 2), "what was told last");
+    Ok(())
+}
+
+#[test]
+fn live_queries_fail_over() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("consul-failover")?;
+    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
+    // The numbers of instances tell the places apart: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
+    let double = Double::start(listener, World::generated(2, 1), Rules::default(), None)?;
+    double.change_other("dc2", |world| *world = World::generated(3, 2));
+    double.change_other("dc3", |world| *world = World::generated(3, 4));
+    double.change_other("peer:east", |world| *world = World::generated(4, 3));
+    let query = |name: &str, service: &str, failover: Value| json!({"ID": name, "Name": name, "Service": {"Service": service, "Failover": failover}});
+    let queries = json!([
+        query("over", "service-2", json!({"Datacenters": ["dc2"]})),
+        query("nearest", "service-2", json!({"NearestN": 1, "Datacenters": ["dc2"]})),
+        query("peer", "service-3", json!({"Targets": [{"Datacenter": "dc2"}, {"Peer": "east"}]})),
+    ]);
+    double.set_list("/v1/query", queries);
+    double.set_list("/v1/query dc2", json!([query("there", "service-1", Value::Null)]));
+    double.set_list(
+        "/v1/peerings",
+        json!([{"Name": "east", "State": "ACTIVE", "StreamStatus": {"ImportedServices": ["service-3"]}}]),
+    );
+    let servers = |datacenter: &str, x: f64| {
+        let coordinate = json!({"Node": "s", "Coord": {"Vec": [x], "Height": 0.0, "Adjustment": 0.0}});
+        json!({"Datacenter": datacenter, "AreaID": "WAN", "Coordinates": [coordinate]})
+    };
+    let coordinates = json!([servers("dc1", 0.0), servers("dc2", 0.5), servers("dc3", 0.1)]);
+    double.set_list("/v1/coordinate/datacenters", coordinates);
+    let extra = json!({
+        "xdp": {"mode": "off"},
+        "consul": {"sources": {"http": {"addresses": [format!("http://{AGENT}")]}}},
+    });
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let ask = |name: &str| -> Result<hickory_proto::op::Message> {
+        let query = client::query(name, RecordType::A, Some(1232))?;
+        namespace.run(|| client::ask(OURS, &query))?
+    };
+    for (name, count) in [
+        ("over.query.consul.", 2),
+        ("nearest.query.consul.", 4),
+        ("peer.query.consul.", 3),
+        ("there.query.dc2.consul.", 2),
+        ("service-3.service.east.peer.consul.", 3),
+        ("node-1.node.east.peer.consul.", 1),
+    ] {
+        let found = || ask(name).is_ok_and(|reply| client::addresses(&reply).len() == count);
+        wait_until(name, EVENTUALLY, found).with_context(|| format!("{:?}", ask(name)))?;
+    }
+    for name in
+        ["nobody.query.dc2.consul.", "service-3.service.dc2.consul.", "service-2.service.east.peer.consul."]
+    {
+        let rcode = ask(name)?.metadata.response_code;
+        ensure!(rcode == ResponseCode::NXDomain, "{name}: {rcode}");
+    }
+    ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
+    Ok(())
+}
+
+#[test]
+fn single_change_of_many_is_answered() -> Result<()> {
+    /// Time limit on a busy machine; the printed figures are the result.
+    const LIMIT: Duration = Duration::from_secs(5);
+    requires!(namespaces);
+    let namespace = Namespace::new("consul-large")?;
+    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
+    let double = Double::start(listener, World::generated(5000, 10), Rules::default(), None)?;
+    let http = json!({"addresses": [format!("http://{AGENT}")], "rate": 4000});
+    let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    wait_until("the catalog", Duration::from_secs(180), || server.log().contains("50000 instances"))?;
+    let query = client::query("service-0.service.consul.", RecordType::A, Some(4096))?;
+    let count =
+        || -> Result<usize> { Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len()) };
+    wait_until("all instances", EVENTUALLY, || count().is_ok_and(|count| count == 10))?;
+    wait_until("its watch", EVENTUALLY, || double.waits_for("/v1/health/service/service-0"))?;
+    let mut times = Vec::new();
+    for round in 0..10 {
+        let (status, wanted) = if round % 2 == 0 { ("critical", 9) } else { ("passing", 10) };
+        double.change(|world| world.set_status("service-0", 0, status));
+        let begun = Instant::now();
+        wait_until("the change", LIMIT, || count().is_ok_and(|count| count == wanted))?;
+        times.push(begun.elapsed());
+        // The watch asks again after its own pause.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    times.sort();
+    println!("50,000 instances: change to answer {:?} (median), {:?} (longest)", times[5], times[9]);
     Ok(())
 }

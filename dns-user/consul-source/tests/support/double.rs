@@ -3,7 +3,7 @@
 //! should not.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     io,
     net::{SocketAddr, TcpListener},
     sync::{
@@ -84,6 +84,13 @@ pub(crate) struct Double {
 /// State shared by the tasks.
 struct Shared {
     world: Mutex<World>,
+    /// Other datacenters by name, and peers as `peer:NAME`.
+    others: Mutex<BTreeMap<String, World>>,
+    /// Answers of the endpoints without an index, by path, with the datacenter where one is given; `[]` otherwise.
+    lists: Mutex<BTreeMap<String, Value>>,
+    forbidden: Mutex<HashSet<String>>,
+    /// Requests by path.
+    asked: Mutex<HashMap<String, usize>>,
     /// Rung when that has changed.
     changed: watch::Sender<u64>,
     rules: Mutex<Rules>,
@@ -115,6 +122,10 @@ impl Double {
         let shared = Arc::new(Shared {
             changed: watch::channel(0).0,
             world: Mutex::new(world),
+            others: Mutex::default(),
+            lists: Mutex::default(),
+            forbidden: Mutex::default(),
+            asked: Mutex::default(),
             rules: Mutex::new(rules),
             faults: Mutex::default(),
             has_leader: AtomicBool::new(true),
@@ -151,6 +162,32 @@ impl Double {
     pub(crate) fn change(&self, change: impl FnOnce(&mut World)) {
         change(&mut lock(&self.shared.world));
         self.shared.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Changes the registrations of another datacenter, or of a peer as `peer:NAME`; adds it if it is new.
+    pub(crate) fn change_other(&self, place: &str, change: impl FnOnce(&mut World)) {
+        {
+            let mut others = lock(&self.shared.others);
+            let world = others.entry(place.to_owned()).or_default();
+            change(world);
+            place.clone_into(&mut world.datacenter);
+        }
+        self.shared.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Has the token not suffice for a path.
+    pub(crate) fn forbid(&self, path: &str) {
+        lock(&self.shared.forbidden).insert(path.to_owned());
+    }
+
+    /// Returns the number of requests for a path.
+    pub(crate) fn asked(&self, path: &str) -> usize {
+        lock(&self.shared.asked).get(path).copied().unwrap_or(0)
+    }
+
+    /// Sets the answer of an endpoint without an index.
+    pub(crate) fn set_list(&self, path: &str, answer: Value) {
+        lock(&self.shared.lists).insert(path.to_owned(), answer);
     }
 
     pub(crate) fn world(&self) -> World {
@@ -270,10 +307,11 @@ impl Shared {
         }
         let wanted = lock(&self.rules).token.clone();
         let token = request.headers().get("x-consul-token").and_then(|value| value.to_str().ok());
-        if wanted.is_some() && token != wanted.as_deref() {
+        let path = request.uri().path().to_owned();
+        *lock(&self.asked).entry(path.clone()).or_default() += 1;
+        if wanted.is_some() && token != wanted.as_deref() || lock(&self.forbidden).contains(&path) {
             return Ok(plain(StatusCode::FORBIDDEN, "Permission denied"));
         }
-        let path = request.uri().path().to_owned();
         let parameters: HashMap<String, String> = request
             .uri()
             .query()
@@ -289,10 +327,19 @@ impl Shared {
         if !has_leader && !stale && !is_local {
             return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No cluster leader"));
         }
-        if parameters.get("dc").is_some_and(|datacenter| datacenter != DATACENTER) {
+        let datacenter = parameters.get("dc").filter(|datacenter| *datacenter != DATACENTER).cloned();
+        let place = datacenter.or(parameters.get("peer").map(|peer| format!("peer:{peer}")));
+        if place.as_ref().is_some_and(|place| !lock(&self.others).contains_key(place)) {
             return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"));
         }
-        let may_wait = !is_local && path != "/v1/query";
+        // The path with the place, as one question.
+        let path = place.map_or(path.clone(), |place| format!("{path} {place}"));
+        let may_wait = ["/v1/catalog/nodes", "/v1/catalog/services", "/v1/health/", "/v1/config/"]
+            .iter()
+            .any(|watched| path.starts_with(watched));
+        if !may_wait && parameters.contains_key("index") {
+            self.note(format!("{path}: a blocking query that this endpoint does not have"));
+        }
         if may_wait && fault != Some(Fault::Spurious) {
             self.wait(&path, &parameters).await;
         }
@@ -363,16 +410,26 @@ impl Shared {
 
     /// Returns index and body for a path; `None` if the path is unknown.
     fn find(&self, path: &str) -> Option<(Option<u64>, Value)> {
-        let world = lock(&self.world);
+        let (question, world) = (path, lock(&self.world));
+        let others = lock(&self.others);
+        let (path, world) = match question.split_once(' ') {
+            Some((path, place)) => (path, others.get(place)?),
+            None => (question, &*world),
+        };
+        let listed = || (None, lock(&self.lists).get(question).cloned().unwrap_or_else(|| json!([])));
         Some(match path {
             "/v1/agent/self" => {
                 (None, json!({"Config": {"Datacenter": DATACENTER, "NodeName": "agent", "Server": false}}))
             }
-            "/v1/catalog/datacenters" => (None, json!([DATACENTER, "dc2"])),
+            "/v1/catalog/datacenters" => {
+                let others = others.keys().map(String::as_str).filter(|name| !name.starts_with("peer:"));
+                let names: BTreeSet<&str> = [DATACENTER, "dc2"].into_iter().chain(others).collect();
+                (None, json!(names))
+            }
             "/v1/catalog/nodes" => (Some(world.nodes_index), world.list_nodes()),
             "/v1/catalog/services" => (Some(world.services_index), world.list_services()),
             "/v1/config/ingress-gateway" => (Some(1), json!([])),
-            "/v1/query" => (None, json!([])),
+            "/v1/query" | "/v1/peerings" | "/v1/coordinate/nodes" | "/v1/coordinate/datacenters" => listed(),
             path => {
                 let service = path.strip_prefix("/v1/health/service/")?;
                 // One that is not registered has the index of the list.

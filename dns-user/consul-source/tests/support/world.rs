@@ -9,6 +9,8 @@ pub(crate) const DATACENTER: &str = "dc1";
 /// Registrations. All changes go through methods, which keep the indexes consistent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
+    /// Name of the datacenter; empty for [`DATACENTER`].
+    pub(crate) datacenter: String,
     /// The last index that was given to a change.
     pub(crate) index: u64,
     /// Nodes: name to address.
@@ -164,8 +166,9 @@ impl World {
     }
 
     fn node(&self, name: &str, address: &str) -> Value {
+        let datacenter = if self.datacenter.is_empty() { DATACENTER } else { &self.datacenter };
         json!({
-            "ID": "", "Node": name, "Address": address, "Datacenter": DATACENTER,
+            "ID": "", "Node": name, "Address": address, "Datacenter": datacenter,
             "TaggedAddresses": {"lan": address}, "Meta": null,
         })
     }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use dns_core::{name::Name, wire::TYPE_ANY};
 
-use super::{MAX_DEPTH, Search, Zone};
+use super::{Lack, MAX_DEPTH, Missing, Search, Zone};
 use crate::{
     catalog::{InstanceId, Place, Reach, registrations::Status},
     found::Failure,
@@ -35,10 +35,17 @@ impl Zone {
         let question = Question::read(name, domain, TYPE_ANY);
         let _ = writeln!(text, "  asks for: {}", self.in_words(&question));
         if let Some(lack) = self.lacks_for(name, TYPE_ANY) {
-            let what = lack
-                .service
-                .map_or_else(|| "nodes and services".to_owned(), |service| format!("{service:?}"));
-            let _ = writeln!(text, "  {what} of {} were not told by Consul yet: SERVFAIL", lack.datacenter);
+            let Lack { place, missing } = lack;
+            let missing = match missing {
+                Missing::Lists => "nodes and services".to_owned(),
+                Missing::Service(service) => format!("instances of {service:?}"),
+                Missing::Queries => "prepared queries".to_owned(),
+            };
+            let place = match place {
+                Place::Datacenter(name) => format!("the datacenter {name:?}"),
+                Place::Peer(name) => format!("the peer {name:?}"),
+            };
+            let _ = writeln!(text, "  {missing} of {place} were not told by Consul yet: SERVFAIL");
             return Some(Explanation { domain: domain.to_string(), text, rcode: "SERVFAIL" });
         }
         self.list_instances(&question, &mut text);
@@ -113,10 +120,10 @@ impl Zone {
         };
         let (instances, tag): (Vec<InstanceId>, _) = match question {
             Question::Service { service, tag, locality } => {
-                (self.catalog.service(&place(locality), service).to_vec(), tag.as_deref())
+                (self.catalog.service(&place(locality), service), tag.as_deref())
             }
             Question::Connect { service, locality } => {
-                (self.catalog.connect(&place(locality), service).to_vec(), None)
+                (self.catalog.connect(&place(locality), service), None)
             }
             Question::Ingress { service, locality } => {
                 (self.catalog.ingress(&place(locality), service), None)

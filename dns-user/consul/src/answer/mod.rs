@@ -57,13 +57,24 @@ pub struct Asker {
     pub serial: u32,
 }
 
-/// Something that a source has not told yet; names in lower case.
+/// Something that a source has not told yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lack {
-    /// Datacenter of the missing data.
-    pub datacenter: String,
-    /// The service; `None`: nodes and services as a whole.
-    pub service: Option<String>,
+    /// Place of the missing data.
+    pub place: Place,
+    /// The missing data.
+    pub missing: Missing,
+}
+
+/// Data that a source has not told yet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Missing {
+    /// The lists of nodes and services.
+    Lists,
+    /// The instances of a service; its name is in lower case.
+    Service(String),
+    /// The prepared queries.
+    Queries,
 }
 
 /// One question on its way to its records.
@@ -127,12 +138,14 @@ impl Zone {
         self.lacks_for(&name, query.question.qtype)
     }
 
-    /// Datacenter and service that a question is about, in lower case.
-    pub fn service_of(&self, query: &Query<'_>) -> Option<(String, String)> {
+    /// Place and service that a question is about, in lower case.
+    pub fn service_of(&self, query: &Query<'_>) -> Option<(Place, String)> {
         let name = query.question.name();
         match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
-            Question::Service { service, locality: Locality { datacenter, peer: None, .. }, .. } => {
-                Some((datacenter.unwrap_or_else(|| self.config.datacenter.clone()), service))
+            Question::Service { service, locality: Locality { datacenter, peer, .. }, .. } => {
+                let datacenter = datacenter.as_ref().unwrap_or(&self.config.datacenter);
+                let datacenter = || Place::Datacenter(datacenter.as_str().into());
+                Some((peer.map_or_else(datacenter, |peer| Place::Peer(peer.into())), service))
             }
             _ => None,
         }
@@ -143,38 +156,43 @@ impl Zone {
         if matches!(qtype, TYPE_SOA | TYPE_NS | TYPE_AXFR) {
             return None;
         }
-        let own = || self.config.datacenter.clone();
-        let of = |locality: Locality| match locality.peer {
-            Some(_) => None,
-            None => Some(locality.datacenter.unwrap_or_else(own)),
+        let own = || Place::Datacenter(self.config.datacenter.as_str().into());
+        let of = |locality: Locality| match (locality.peer, locality.datacenter) {
+            (Some(peer), _) => Place::Peer(peer.into()),
+            (None, Some(datacenter)) => Place::Datacenter(datacenter.into()),
+            (None, None) => own(),
         };
-        let lack = |datacenter: String, service: Option<String>| {
-            let is_pending = self.catalog.is_pending(&datacenter, service.as_deref());
-            is_pending.then_some(Lack { datacenter, service })
+        let lack = |place: Place, service: Option<String>| {
+            let is_pending = self.catalog.is_pending(&place, service.as_deref());
+            is_pending.then(|| Lack { place, missing: service.map_or(Missing::Lists, Missing::Service) })
         };
         match Question::read(name, self.config.domain_of(name)?, qtype) {
-            Question::Node { locality, .. } => lack(of(locality)?, None),
-            Question::Service { service, locality, .. } => lack(of(locality)?, Some(service)),
+            // Nodes of a peer come with its services' instances.
+            Question::Node { locality: Locality { peer: Some(peer), .. }, .. } => {
+                let place = Place::Peer(peer.into());
+                self.catalog.is_incomplete(&place).then_some(Lack { place, missing: Missing::Lists })
+            }
+            Question::Node { locality, .. } => lack(of(locality), None),
+            Question::Service { service, locality, .. } => lack(of(locality), Some(service)),
             // Their instances are registered under other names.
             Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
-                let datacenter = of(locality)?;
-                let is_own = datacenter == self.config.datacenter;
-                (self.catalog.is_pending(&datacenter, None)
-                    || is_own && self.catalog.is_incomplete(&datacenter))
-                .then_some(Lack { datacenter, service: None })
+                let place = of(locality);
+                let is_read_whole = place == own() || matches!(place, Place::Peer(_));
+                (self.catalog.is_pending(&place, None) || is_read_whole && self.catalog.is_incomplete(&place))
+                    .then_some(Lack { place, missing: Missing::Lists })
             }
-            Question::Query { name, datacenter } => match self.catalog.is_incomplete(&own()) {
-                true => Some(Lack { datacenter: own(), service: None }),
-                false => self.lacks_for_failover(&name, datacenter.as_deref()),
-            },
+            Question::Query { name, datacenter } => self.lacks_for_query(&name, datacenter.as_deref()),
             // The address is registered with the service's proxies, under another name.
-            Question::Virtual { service, peer: None } => match self.catalog.virtual_address(None, &service) {
-                Ok(None) if self.catalog.is_incomplete(&own()) => {
-                    Some(Lack { datacenter: own(), service: None })
+            Question::Virtual { service, peer } => {
+                let place = peer.as_deref().map_or_else(own, |peer| Place::Peer(peer.into()));
+                match self.catalog.virtual_address(peer.as_deref(), &service) {
+                    Ok(None) if self.catalog.is_incomplete(&place) => {
+                        Some(Lack { place, missing: Missing::Lists })
+                    }
+                    _ => lack(place, Some(service)),
                 }
-                _ => lack(own(), Some(service)),
-            },
-            Question::Virtual { .. } | Question::Address(_) | Question::Empty | Question::Invalid => None,
+            }
+            Question::Address(_) | Question::Empty | Question::Invalid => None,
         }
     }
 
@@ -185,7 +203,7 @@ impl Zone {
             Question::Node { name, locality } => self.find_node(search, &name, &locality, random),
             Question::Service { service, tag, locality } => {
                 let place = self.place(&locality)?;
-                let found = self.catalog.service(&place, &service).to_vec();
+                let found = self.catalog.service(&place, &service);
                 let is_tagged = |id| {
                     let mut tags = self.catalog.instance(id).tags.iter();
                     tag.as_ref().is_none_or(|tag| tags.any(|known| known.eq_ignore_ascii_case(tag)))
@@ -195,7 +213,7 @@ impl Zone {
             // Consul reports an error of the access control here, and no empty answer.
             Question::Connect { service, .. } if !self.catalog.is_readable(&service) => Err(Failure::Server),
             Question::Connect { service, locality } => {
-                let found = self.catalog.connect(&self.place(&locality)?, &service).to_vec();
+                let found = self.catalog.connect(&self.place(&locality)?, &service);
                 self.find_healthy(search, &service, found, |_| true, &locality, random)
             }
             Question::Ingress { service, locality } => {

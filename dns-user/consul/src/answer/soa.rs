@@ -34,7 +34,7 @@ impl Zone {
     ) -> (Vec<Record>, Vec<Record>) {
         let own = Place::Datacenter(self.config.datacenter.as_str().into());
         let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
-        let mut servers = self.catalog.service(&own, SERVERS).to_vec();
+        let mut servers = self.catalog.service(&own, SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;
             let is_host = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');

@@ -1,19 +1,32 @@
-//! The catalog: what is registered, with indexes. Immutable.
+//! The catalog: what is registered, with indexes. A copy shares everything with its original; a change replaces the
+//! parts that it concerns.
 
 pub mod address;
+mod group;
+pub mod live;
+mod nodes;
 pub mod registrations;
+pub mod shards;
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use crate::{config::Config, visibility::Visibility};
-use registrations::{Instance, Node, Pending, PreparedQuery, Registrations, Status, VirtualAddress};
+use group::{Group, Sources};
+use live::{Live, LivePlace};
+use nodes::Nodes;
+use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
+use shards::Shards;
 
-/// Number of a node in [`Catalog::node`].
-pub type NodeId = u32;
+pub use nodes::NodeId;
+
 /// Number of an instance in [`Catalog::instance`].
-pub type InstanceId = u32;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceId {
+    group: u32,
+    index: u32,
+}
 
 /// Where something is registered: names are unique within such a place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,47 +37,52 @@ pub enum Place {
     Peer(Box<str>),
 }
 
-/// Names by place and lower-case name.
-type Index<T> = HashMap<(Place, Box<str>), T, foldhash::fast::RandomState>;
+/// A place and a name in lower case.
+type Key = (Place, Box<str>);
+
+/// A peer and a name in lower case; `None`: no peer.
+type PeerKey = (Option<Box<str>>, Box<str>);
+
+/// Owner of virtual addresses that definition files list.
+const FROM_FILES: u32 = u32::MAX;
 
 /// All that can be asked for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Catalog {
-    /// Nodes that may be read, sorted by name.
-    nodes: Vec<Arc<Node>>,
-    /// Instances that may be read, with the number of their node; sorted by node and id.
-    instances: Vec<Registered>,
-    by_name: Index<NodeId>,
-    /// Nodes by id in lower case, sorted for prefixes.
-    by_id: BTreeMap<(Place, Box<str>), NodeId>,
-    services: Index<Vec<InstanceId>>,
-    /// Instances of the mesh by the service that they stand for.
-    connect: Index<Vec<InstanceId>>,
-    /// Virtual addresses by peer and service; the local datacenter has no peer.
-    virtual_addresses: HashMap<(Option<Box<str>>, Box<str>), IpAddr>,
+    /// The local datacenter.
+    own: Place,
+    /// Read permissions of the token in use.
+    visibility: Visibility,
+    /// Registrations of definition files besides instances.
+    fixed: Arc<Fixed>,
+    /// The live Consul's part; `None` without one.
+    live: Option<Live>,
+    nodes: Arc<Nodes>,
+    /// Instances by place and service. The number of a group never changes.
+    groups: Vec<Arc<Group>>,
+    /// Numbers of groups that are free.
+    free: Vec<u32>,
+    services: Shards<Key, u32>,
+    /// Groups with instances of the mesh, by the service that these stand for.
+    connect: Shards<Key, Vec<u32>>,
+    /// Virtual addresses by peer and service, with the group that they come from.
+    virtual_addresses: Shards<PeerKey, Vec<(u32, IpAddr)>>,
+    /// Instances of the local datacenter by their own addresses.
+    addresses: Shards<IpAddr, Vec<InstanceId>>,
     /// Services of gateways, by the service bound to them.
-    ingress: HashMap<Box<str>, Vec<Box<str>>>,
-    /// First node of the local datacenter at an address.
-    node_addresses: HashMap<IpAddr, NodeId>,
-    /// First instance of the local datacenter at an address.
-    instance_addresses: HashMap<IpAddr, InstanceId>,
+    ingress: Arc<HashMap<Box<str>, Vec<Box<str>>>>,
+    instance_count: usize,
+}
+
+/// Registrations of definition files besides instances.
+#[derive(Debug, Default)]
+struct Fixed {
+    nodes: Vec<Arc<Node>>,
     queries: Vec<PreparedQuery>,
+    gateways: Vec<Gateway>,
     /// Datacenters that are known, and whether they can be reached.
     datacenters: HashMap<Box<str>, bool>,
     distances: HashMap<Box<str>, Vec<String>>,
-    /// Read permissions of the token in use.
-    visibility: Visibility,
-    /// Data that the source has not loaded yet.
-    pending: Pending,
-}
-
-/// An instance in its place.
-#[derive(Debug)]
-struct Registered {
-    node: NodeId,
-    instance: Arc<Instance>,
-    /// The worst of all checks, including the node's.
-    status: Status,
 }
 
 /// Whether a datacenter can be asked.
@@ -82,50 +100,228 @@ impl Catalog {
     /// Makes the indexes of what `visibility` leaves. Instances without a node are
     /// left out.
     pub fn build(registrations: Registrations, config: &Config, visibility: Visibility) -> Self {
-        let Registrations {
-            mut nodes,
-            mut instances,
-            queries,
-            virtual_addresses,
-            gateways,
-            datacenters,
-            distances,
-            pending,
-        } = registrations;
-        nodes.retain(|node| visibility.node(&node.name));
-        nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
-        instances.retain(|instance| visibility.service(&instance.service));
-        instances.sort_by_cached_key(|instance| (lower(&instance.node), lower(&instance.id)));
-        let mut catalog = Self {
+        let Registrations { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } =
+            registrations;
+        let fixed = Fixed {
             nodes,
-            instances: Vec::with_capacity(instances.len()),
-            by_name: Index::default(),
-            by_id: BTreeMap::new(),
-            services: Index::default(),
-            connect: Index::default(),
-            virtual_addresses: HashMap::new(),
-            ingress: HashMap::new(),
-            node_addresses: HashMap::new(),
-            instance_addresses: HashMap::new(),
             queries,
+            gateways,
             datacenters: datacenters.into_iter().map(|known| (lower(&known.name), known.reachable)).collect(),
             distances: distances.into_iter().map(|(node, nearest)| (lower(&node), nearest)).collect(),
-            visibility,
-            pending,
         };
-        catalog.datacenters.insert(config.datacenter.as_str().into(), true);
         let own = Place::Datacenter(config.datacenter.as_str().into());
-        catalog.index_nodes(&own);
-        catalog.index_instances(instances, &own);
-        for VirtualAddress { service, peer, address } in virtual_addresses {
-            catalog.virtual_addresses.insert((peer.as_deref().map(lower), lower(&service)), address);
+        let nodes = Nodes::index(fixed.nodes.iter().cloned(), &visibility, &own);
+        let mut catalog = Self {
+            own,
+            visibility,
+            fixed: Arc::new(fixed),
+            live: None,
+            nodes: Arc::new(nodes),
+            groups: Vec::new(),
+            free: Vec::new(),
+            services: Shards::default(),
+            connect: Shards::default(),
+            virtual_addresses: Shards::default(),
+            addresses: Shards::default(),
+            ingress: Arc::default(),
+            instance_count: 0,
+        };
+        let mut groups: HashMap<Key, Vec<Arc<Instance>>> = HashMap::new();
+        for instance in instances {
+            let Some(node) = catalog.nodes.of_file_instance(&instance) else { continue };
+            groups.entry((node.place(), lower(&instance.service))).or_default().push(instance);
         }
-        for registrations::Gateway { gateway, services } in gateways {
-            for service in services {
-                catalog.ingress.entry(lower(&service)).or_default().push(lower(&gateway));
+        for (key, instances) in groups {
+            catalog.replace(key, |sources| sources.fixed = instances);
+        }
+        for VirtualAddress { service, peer, address } in virtual_addresses {
+            let key = (peer.as_deref().map(lower), lower(&service));
+            catalog.virtual_addresses.insert(key, vec![(FROM_FILES, address)]);
+        }
+        catalog.index_ingress();
+        catalog
+    }
+
+    /// Replaces the live Consul's part. Only what differs from the one before is indexed.
+    pub fn update(&mut self, live: Option<Live>) {
+        let now = live.clone().unwrap_or_default();
+        let before = std::mem::replace(&mut self.live, live).unwrap_or_default();
+        let moved = self.update_nodes(&now, &before);
+        if !Arc::ptr_eq(&now.gateways, &before.gateways) {
+            self.index_ingress();
+        }
+        let (gone, none) = (LivePlace::default(), Shards::default());
+        for place in
+            now.places.keys().chain(before.places.keys().filter(|name| !now.places.contains_key(*name)))
+        {
+            let services = |live: &'_ Live| live.places.get(place).unwrap_or(&gone).services.clone();
+            let (services_now, services_before) = (services(&now), services(&before));
+            let (services_now, services_before) =
+                (services_now.as_ref().unwrap_or(&none), services_before.as_ref().unwrap_or(&none));
+            for (service, told) in services_now.changes(services_before) {
+                let told = told.and_then(|service| service.told.clone());
+                self.replace((place.clone(), service.clone()), |sources| sources.live = told);
             }
         }
-        catalog
+        for number in self.groups_on(&moved) {
+            let key = self.groups[number as usize].key.clone();
+            self.replace(key, |_| {});
+        }
+    }
+
+    /// Indexes the nodes if any differ. Returns the names of these, in lower case.
+    fn update_nodes(&mut self, now: &Live, before: &Live) -> HashSet<Box<str>> {
+        let lists = |live: &Live| -> Vec<Arc<Vec<Arc<Node>>>> {
+            live.places.values().filter_map(|place| place.nodes.clone()).collect()
+        };
+        let (lists_now, lists_before) = (lists(now), lists(before));
+        let same = lists_now.len() == lists_before.len()
+            && lists_now.iter().zip(&lists_before).all(|(now, before)| Arc::ptr_eq(now, before));
+        if same {
+            return HashSet::new();
+        }
+        let known = |lists: &[Arc<Vec<Arc<Node>>>]| -> HashSet<*const Node> {
+            lists.iter().flat_map(|list| list.iter()).map(Arc::as_ptr).collect()
+        };
+        let (known_now, known_before) = (known(&lists_now), known(&lists_before));
+        let new = lists_now
+            .iter()
+            .flat_map(|list| list.iter())
+            .filter(|node| !known_before.contains(&Arc::as_ptr(node)));
+        let old = lists_before
+            .iter()
+            .flat_map(|list| list.iter())
+            .filter(|node| !known_now.contains(&Arc::as_ptr(node)));
+        let moved = new.chain(old).map(|node| lower(&node.name)).collect();
+        let all =
+            self.fixed.nodes.iter().cloned().chain(lists_now.iter().flat_map(|list| list.iter().cloned()));
+        self.nodes = Arc::new(Nodes::index(all, &self.visibility, &self.own));
+        moved
+    }
+
+    /// Returns the groups with instances on nodes of these names.
+    fn groups_on(&self, nodes: &HashSet<Box<str>>) -> Vec<u32> {
+        if nodes.is_empty() {
+            return Vec::new();
+        }
+        let concerns = |group: &Group| {
+            group.sources.instances().any(|instance| nodes.contains(&*instance.node.to_ascii_lowercase()))
+        };
+        (0_u32..).zip(&self.groups).filter(|(_, group)| concerns(group)).map(|(number, _)| number).collect()
+    }
+
+    /// Replaces a group, or makes one, and brings the indexes up to date.
+    fn replace(&mut self, key: Key, change: impl FnOnce(&mut Sources)) {
+        let number = match self.services.get(&key) {
+            Some(&number) => number,
+            None => {
+                let empty = Arc::new(Group::empty(key.clone()));
+                // Fewer than 2^32 groups: the names alone would fill the memory.
+                let number = self.free.pop().unwrap_or(self.groups.len() as u32);
+                match self.groups.get_mut(number as usize) {
+                    Some(free) => *free = empty,
+                    None => self.groups.push(empty),
+                }
+                self.services.insert(key.clone(), number);
+                number
+            }
+        };
+        let before = self.groups[number as usize].clone();
+        let mut sources = before.sources.clone();
+        change(&mut sources);
+        let now = Arc::new(Group::new(key, sources, &self.nodes, &self.visibility));
+        self.index_connect(number, &before, &now);
+        self.index_virtual_addresses(number, &before, &now);
+        if now.key.0 == self.own {
+            self.index_addresses(number, &before, &now);
+        }
+        self.instance_count = self.instance_count + now.members.len() - before.members.len();
+        if now.sources.is_empty() {
+            self.services.remove(&now.key);
+            self.free.push(number);
+        }
+        self.groups[number as usize] = now;
+    }
+
+    fn index_connect(&mut self, number: u32, before: &Group, now: &Group) {
+        let (old, new) = (before.destinations(), now.destinations());
+        for gone in old.difference(&new) {
+            let key = (now.key.0.clone(), gone.clone());
+            let left: Vec<u32> = self
+                .connect
+                .get(&key)
+                .into_iter()
+                .flatten()
+                .copied()
+                .filter(|other| *other != number)
+                .collect();
+            if left.is_empty() {
+                self.connect.remove(&key);
+            } else {
+                self.connect.insert(key, left);
+            }
+        }
+        for added in new.difference(&old) {
+            let key = (now.key.0.clone(), added.clone());
+            let mut groups = self.connect.get(&key).cloned().unwrap_or_default();
+            groups.push(number);
+            // The order of the answer must not depend on the order of changes.
+            groups.sort_by(|a, b| self.groups[*a as usize].key.cmp(&self.groups[*b as usize].key));
+            self.connect.insert(key, groups);
+        }
+    }
+
+    fn index_virtual_addresses(&mut self, number: u32, before: &Group, now: &Group) {
+        let (old, new) = (before.virtual_addresses(&self.own), now.virtual_addresses(&self.own));
+        if old == new {
+            return;
+        }
+        for (key, _) in old {
+            let mut known = self.virtual_addresses.get(&key).cloned().unwrap_or_default();
+            known.retain(|(group, _)| *group != number);
+            if known.is_empty() {
+                self.virtual_addresses.remove(&key);
+            } else {
+                self.virtual_addresses.insert(key, known);
+            }
+        }
+        for (key, address) in new {
+            let mut known = self.virtual_addresses.get(&key).cloned().unwrap_or_default();
+            known.push((number, address));
+            self.virtual_addresses.insert(key, known);
+        }
+    }
+
+    fn index_addresses(&mut self, number: u32, before: &Group, now: &Group) {
+        let (old, new) = (before.addresses(), now.addresses());
+        if old == new {
+            return;
+        }
+        for (address, _) in old {
+            let mut known = self.addresses.get(&address).cloned().unwrap_or_default();
+            known.retain(|id| id.group != number);
+            if known.is_empty() {
+                self.addresses.remove(&address);
+            } else {
+                self.addresses.insert(address, known);
+            }
+        }
+        for (address, index) in new {
+            let mut known = self.addresses.get(&address).cloned().unwrap_or_default();
+            known.push(InstanceId { group: number, index });
+            self.addresses.insert(address, known);
+        }
+    }
+
+    fn index_ingress(&mut self) {
+        let live = self.live.as_ref().map(|live| live.gateways.clone()).unwrap_or_default();
+        let mut ingress: HashMap<Box<str>, Vec<Box<str>>> = HashMap::new();
+        for Gateway { gateway, services } in self.fixed.gateways.iter().chain(live.iter()) {
+            for service in services {
+                ingress.entry(lower(service)).or_default().push(lower(gateway));
+            }
+        }
+        self.ingress = Arc::new(ingress);
     }
 
     /// How many nodes there are.
@@ -135,29 +331,30 @@ impl Catalog {
 
     /// How many instances there are.
     pub fn instance_count(&self) -> usize {
-        self.instances.len()
+        self.instance_count
     }
 
-    /// Returns whether the source has not loaded this service yet or, without a service, the datacenter's
-    /// list of services. Both names are in lower case.
-    pub fn is_pending(&self, datacenter: &str, service: Option<&str>) -> bool {
-        let Pending { datacenters, services } = &self.pending;
-        if datacenters.is_empty() && services.is_empty() {
-            return false;
-        }
-        datacenters.contains(datacenter)
-            || service.is_some_and(|service| services.contains(&(datacenter.to_owned(), service.to_owned())))
+    /// Returns whether the source has not loaded this service yet or, without a service, the place's
+    /// list of services. The name is in lower case.
+    pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
+        self.live.as_ref().is_some_and(|live| live.is_pending(place, service))
     }
 
-    /// Whether anything of a datacenter is not known yet; `datacenter` in lower case.
-    pub fn is_incomplete(&self, datacenter: &str) -> bool {
-        let Pending { datacenters, services } = &self.pending;
-        datacenters.contains(datacenter) || services.iter().any(|(of, _)| of == datacenter)
+    /// Whether anything of a place is not known yet.
+    pub fn is_incomplete(&self, place: &Place) -> bool {
+        self.live.as_ref().is_some_and(|live| live.is_incomplete(place))
+    }
+
+    /// Whether the prepared queries of a datacenter are not known yet.
+    pub fn lacks_queries(&self, datacenter: &str) -> bool {
+        self.live.as_ref().is_some_and(|live| live.lacks_queries(datacenter))
     }
 
     /// Names of the services of a place, in lower case, in no order.
     pub fn service_names(&self, place: &Place) -> impl Iterator<Item = &str> {
-        self.services.keys().filter(move |(at, _)| at == place).map(|(_, name)| &**name)
+        let groups =
+            self.groups.iter().filter(move |group| group.key.0 == *place && !group.members.is_empty());
+        groups.map(|group| &*group.key.1)
     }
 
     /// Names of the nodes of a place, in their order.
@@ -167,22 +364,26 @@ impl Catalog {
 
     /// The node of this number.
     pub fn node(&self, id: NodeId) -> &Node {
-        &self.nodes[id as usize]
+        self.nodes.get(id)
+    }
+
+    fn member(&self, id: InstanceId) -> &group::Member {
+        &self.groups[id.group as usize].members[id.index as usize]
     }
 
     /// The instance of this number.
     pub fn instance(&self, id: InstanceId) -> &Instance {
-        &self.instances[id as usize].instance
+        &self.member(id).instance
     }
 
     /// The node that an instance is on.
     pub fn node_of(&self, id: InstanceId) -> &Node {
-        self.node(self.instances[id as usize].node)
+        &self.member(id).node
     }
 
     /// The worst of all checks of an instance and its node.
     pub fn status(&self, id: InstanceId) -> Status {
-        self.instances[id as usize].status
+        self.member(id).status
     }
 
     /// Weight of an instance in SRV records.
@@ -196,7 +397,12 @@ impl Catalog {
 
     /// Whether a datacenter can be asked; `name` in lower case.
     pub fn reach(&self, name: &str) -> Reach {
-        match self.datacenters.get(name) {
+        if matches!(&self.own, Place::Datacenter(own) if **own == *name) {
+            return Reach::Reachable;
+        }
+        let live =
+            self.live.as_ref().and_then(|live| live.datacenters.iter().find(|known| known.name == name));
+        match live.map(|known| known.reachable).or(self.fixed.datacenters.get(name).copied()) {
             Some(true) => Reach::Reachable,
             Some(false) => Reach::Unreachable,
             None => Reach::Unknown,
@@ -206,25 +412,20 @@ impl Catalog {
     /// The node of this name, or else the only one whose id begins with it, which
     /// takes two characters at least; `name` in lower case.
     pub fn find_node(&self, place: &Place, name: &str) -> Option<NodeId> {
-        if let Some(&node) = self.by_name.get(&(place.clone(), name.into())) {
-            return Some(node);
-        }
-        if name.len() < 2 {
-            return None;
-        }
-        let mut matches = self
-            .by_id
-            .range((place.clone(), name.into())..)
-            .take_while(|((at, id), _)| at == place && id.starts_with(name));
-        match (matches.next(), matches.next()) {
-            (Some((_, &node)), None) => Some(node),
-            _ => None,
+        self.nodes.find(place, name)
+    }
+
+    /// Instances of a service, by node and id; `service` in lower case.
+    pub fn service(&self, place: &Place, service: &str) -> Vec<InstanceId> {
+        match self.services.get(&(place.clone(), Box::from(service))) {
+            Some(&group) => self.ids_of(group).collect(),
+            None => Vec::new(),
         }
     }
 
-    /// Instances of a service; `service` in lower case.
-    pub fn service(&self, place: &Place, service: &str) -> &[InstanceId] {
-        self.services.get(&(place.clone(), service.into())).map_or(&[], Vec::as_slice)
+    fn ids_of(&self, group: u32) -> impl Iterator<Item = InstanceId> {
+        let count = self.groups[group as usize].members.len() as u32;
+        (0..count).map(move |index| InstanceId { group, index })
     }
 
     /// Whether the token may read a service; `service` in lower case.
@@ -233,11 +434,15 @@ impl Catalog {
     }
 
     /// Instances of the mesh that stand for a service; `service` in lower case.
-    pub fn connect(&self, place: &Place, service: &str) -> &[InstanceId] {
+    pub fn connect(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         if !self.visibility.service(service) {
-            return &[];
+            return Vec::new();
         }
-        self.connect.get(&(place.clone(), service.into())).map_or(&[], Vec::as_slice)
+        let groups = self.connect.get(&(place.clone(), Box::from(service))).into_iter().flatten();
+        groups
+            .flat_map(|&group| self.ids_of(group))
+            .filter(|&id| self.instance(id).destination().is_some_and(|of| of.eq_ignore_ascii_case(service)))
+            .collect()
     }
 
     /// Instances of the ingress gateways that a service is bound to; `service` in lower case. A gateway bound to `*`
@@ -252,7 +457,7 @@ impl Catalog {
         let mut gateways: Vec<&str> = bound.flatten().map(|gateway| &**gateway).collect();
         gateways.sort_unstable();
         gateways.dedup();
-        gateways.into_iter().flat_map(|gateway| self.service(place, gateway)).copied().collect()
+        gateways.into_iter().flat_map(|gateway| self.service(place, gateway)).collect()
     }
 
     /// The virtual address of a service; `Err`: the token may not read the service.
@@ -260,75 +465,58 @@ impl Catalog {
         if !self.visibility.service(service) {
             return Err(Unreadable);
         }
-        Ok(self.virtual_addresses.get(&(peer.map(Into::into), service.into())).copied())
+        let known = self.virtual_addresses.get(&(peer.map(Box::from), Box::from(service)));
+        Ok(known.and_then(|known| known.last()).map(|(_, address)| *address))
     }
 
     /// Returns the first node, by name, of the local datacenter at an address.
     pub fn node_at(&self, address: IpAddr) -> Option<&Node> {
-        self.node_addresses.get(&address).map(|&node| self.node(node))
+        self.nodes.at(address)
     }
 
     /// Returns the first instance, by node and id, of the local datacenter that registered this address.
     pub fn instance_at(&self, address: IpAddr) -> Option<InstanceId> {
-        self.instance_addresses.get(&address).copied()
+        let candidates = self.addresses.get(&address)?.iter().copied();
+        candidates.min_by_key(|&id| self.member(id).order())
     }
 
-    /// Returns all prepared queries of the catalog.
-    pub fn queries(&self) -> &[PreparedQuery] {
-        &self.queries
+    /// Returns the prepared queries that a datacenter stores; `datacenter` in lower case.
+    pub fn queries(&self, datacenter: &str) -> impl Iterator<Item = &PreparedQuery> {
+        let own = matches!(&self.own, Place::Datacenter(own) if **own == *datacenter);
+        let fixed = self.fixed.queries.iter().filter(move |query| match &query.datacenter {
+            Some(stored) => stored.eq_ignore_ascii_case(datacenter),
+            None => own,
+        });
+        let live = self.live.as_ref().and_then(|live| live.queries.get(datacenter));
+        fixed.chain(live.into_iter().flat_map(|queries| queries.iter()))
     }
 
-    /// Names of nodes, nearest to `node` first, as far as that is known.
-    pub fn nearest(&self, node: &str) -> &[String] {
-        self.distances.get(&*lower(node)).map_or(&[], Vec::as_slice)
+    /// Returns the number of all prepared queries.
+    pub fn query_count(&self) -> usize {
+        let live = self.live.iter().flat_map(|live| live.queries.values());
+        self.fixed.queries.len() + live.map(|queries| queries.len()).sum::<usize>()
     }
 
-    /// Fills the indexes of nodes.
-    fn index_nodes(&mut self, own: &Place) {
-        for (number, node) in self.nodes.iter().enumerate() {
-            // Fewer than 2^32 nodes: the names alone would fill the memory.
-            let number = number as NodeId;
-            let place = node.place();
-            if place == *own
-                && let Ok(address) = node.address.parse()
-            {
-                self.node_addresses.entry(address).or_insert(number);
-            }
-            if !node.id.is_empty() {
-                self.by_id.insert((place.clone(), lower(&node.id)), number);
-            }
-            self.by_name.insert((place, lower(&node.name)), number);
-        }
+    /// Returns all other datacenters with known network coordinates, nearest first.
+    pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
+        self.live.as_ref().map(|live| live.coordinates.nearest_datacenters(from)).unwrap_or_default()
     }
 
-    /// Puts the instances in their places and fills their indexes.
-    fn index_instances(&mut self, instances: Vec<Arc<Instance>>, own: &Place) {
-        let by_peer: HashMap<(Box<str>, Option<Box<str>>), NodeId> = self
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(number, node)| ((lower(&node.name), node.peer.as_deref().map(lower)), number as NodeId))
-            .collect();
-        for instance in instances {
-            let key = (lower(&instance.node), instance.peer.as_deref().map(lower));
-            let Some(&node) = by_peer.get(&key) else { continue };
-            let number = self.instances.len() as InstanceId;
-            let place = self.node(node).place();
-            if place == *own
-                && let Ok(address) = instance.address.parse()
-            {
-                self.instance_addresses.entry(address).or_insert(number);
+    /// Returns a measure of the distance of each node from the node `from`, as far as it is known: the place in a
+    /// list of definition files, or the estimated round-trip time of a live Consul's coordinates.
+    pub fn distances<'a>(&'a self, from: &str) -> impl Fn(&Node) -> Option<f64> + 'a {
+        let listed = self.fixed.distances.get(&*lower(from));
+        let coordinates = self.live.as_ref().map(|live| &*live.coordinates);
+        let own = coordinates.and_then(|known| known.nodes.get(&*lower(from)));
+        move |node| match (listed, own) {
+            (Some(list), _) => {
+                list.iter().position(|known| known.eq_ignore_ascii_case(&node.name)).map(|at| at as f64)
             }
-            let service = (place.clone(), lower(&instance.service));
-            if let Some(destination) = &instance.proxy_for {
-                self.connect.entry((place, lower(destination))).or_default().push(number);
-            } else if instance.connect_native {
-                self.connect.entry(service.clone()).or_default().push(number);
+            // Coordinates of other datacenters are not comparable.
+            (None, Some(own)) if node.place() == self.own => {
+                own.round_trip(coordinates?.nodes.get(&*lower(&node.name))?)
             }
-            self.services.entry(service).or_default().push(number);
-            let checks = instance.checks.iter().chain(&self.node(node).checks);
-            let status = checks.map(|check| check.status).max().unwrap_or_default();
-            self.instances.push(Registered { node, instance, status });
+            _ => None,
         }
     }
 }
@@ -351,3 +539,6 @@ impl Node {
 fn lower(text: &str) -> Box<str> {
     text.to_ascii_lowercase().into()
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 //! test cases all end up here; [`super::Catalog`] makes the indexes.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::Arc,
 };
@@ -26,17 +26,6 @@ pub struct Registrations {
     pub datacenters: Vec<Datacenter>,
     /// Names of nodes by the name of a node, nearest first, for `near`.
     pub distances: HashMap<String, Vec<String>>,
-    /// Data that the source has not loaded yet.
-    pub pending: Pending,
-}
-
-/// Data that the source has not loaded yet, so its absence proves nothing. All names are in lower case.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pending {
-    /// Datacenters whose nodes and names of services are not known.
-    pub datacenters: HashSet<String>,
-    /// Services whose instances are not known, with their datacenter.
-    pub services: HashSet<(String, String)>,
 }
 
 /// A node of the catalog: an agent's machine, or an external one.
@@ -188,10 +177,28 @@ pub struct PreparedQuery {
     pub near: String,
     /// TTL of answers in seconds; if `None`, the service's TTL applies.
     pub ttl: Option<u32>,
-    /// Datacenters to ask, in this order, where the first has no instance.
-    pub failover: Vec<String>,
+    /// Places to look in if the datacenter has no instance.
+    pub failover: Failover,
     /// Whether, and how, it matches many names.
     pub template: Option<Template>,
+}
+
+/// Places in which a prepared query looks in turn, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failover {
+    /// Number of nearest datacenters, by network coordinates, before the others.
+    pub nearest: usize,
+    /// Datacenters and peers.
+    pub targets: Vec<FailoverTarget>,
+}
+
+/// A place in which a prepared query looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailoverTarget {
+    /// A datacenter by its name.
+    Datacenter(String),
+    /// A peer by its name.
+    Peer(String),
 }
 
 /// Rules of a template: a prepared query that matches every name with its prefix.

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
 use dns_consul::{
     catalog::registrations::{
-        Check, Datacenter, Gateway, Instance, NamedPort, Node, PreparedQuery, Registrations, Status,
-        TaggedAddress, Template, VirtualAddress, Weights,
+        Check, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
+        Registrations, Status, TaggedAddress, Template, VirtualAddress, Weights,
     },
     visibility::Visibility,
 };
@@ -186,7 +186,6 @@ impl Scenario {
             gateways: catalog.ingress.iter().map(gateway).collect(),
             datacenters: catalog.datacenters.iter().map(datacenter).collect(),
             distances: catalog.distance.clone().into_iter().collect(),
-            ..Registrations::default()
         };
         for generate in &catalog.generate {
             for (name, address) in generate.nodes() {
@@ -290,7 +289,19 @@ fn query(value: &Value) -> PreparedQuery {
         connect: value["connect"] == true,
         near: text(value, "near"),
         ttl: value["dns_ttl"].as_str().map(seconds),
-        failover: texts(&value["failover"]["datacenters"]),
+        failover: Failover {
+            nearest: 0,
+            targets: texts(&value["failover"]["datacenters"])
+                .into_iter()
+                .map(FailoverTarget::Datacenter)
+                .chain(value["failover"]["targets"].as_array().into_iter().flatten().map(|target| {
+                    match target["peer"].as_str() {
+                        Some(peer) => FailoverTarget::Peer(peer.to_owned()),
+                        None => FailoverTarget::Datacenter(text(target, "datacenter")),
+                    }
+                }))
+                .collect(),
+        },
         template: template
             .is_object()
             .then(|| Template { regexp: text(template, "regexp"), remove_empty_tags: false }),

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use dns_consul::{
     Zone,
-    catalog::{Catalog, registrations::Registrations},
+    catalog::{Catalog, live::Live, registrations::Registrations},
     config::Config,
 };
 use dns_consul_source::{Picture, Settings};
@@ -17,14 +17,25 @@ use dns_consul_source::{Picture, Settings};
 pub(crate) struct Catalogs {
     /// The latest state of each source.
     parts: Mutex<Parts>,
+    /// The catalog of the last zone, which the next one starts from.
+    built: Mutex<Option<Built>>,
     /// Settings for a live Consul; `None` if none is configured.
     settings: watch::Sender<Option<Settings>>,
+}
+
+/// A catalog with what it was built from, besides a live Consul.
+#[derive(Debug)]
+struct Built {
+    source: Arc<Config>,
+    files: Arc<Registrations>,
+    datacenter: String,
+    catalog: Catalog,
 }
 
 #[derive(Debug)]
 struct Parts {
     config: Arc<Config>,
-    files: Registrations,
+    files: Arc<Registrations>,
     /// The catalog of a live Consul; `None` if none is configured.
     live: Option<Arc<Picture>>,
     version: u64,
@@ -44,8 +55,8 @@ impl Catalogs {
     pub(crate) fn new(config: Config) -> Self {
         let settings = watch::channel(settings_of(&config)).0;
         let live = config.http.is_some().then(|| unknown(&config));
-        let parts = Parts { config: Arc::new(config), files: Registrations::default(), live, version: 0 };
-        Self { parts: Mutex::new(parts), settings }
+        let parts = Parts { config: Arc::new(config), files: Arc::default(), live, version: 0 };
+        Self { parts: Mutex::new(parts), built: Mutex::new(None), settings }
     }
 
     pub(crate) fn config(&self) -> Arc<Config> {
@@ -74,7 +85,7 @@ impl Catalogs {
 
     /// Replaces the catalog of the files.
     pub(crate) fn set_files(&self, files: Registrations) {
-        self.change(|parts| parts.files = files);
+        self.change(|parts| parts.files = Arc::new(files));
     }
 
     /// Replaces the catalog of the live Consul.
@@ -87,40 +98,36 @@ impl Catalogs {
         });
     }
 
-    /// Builds a zone from all registrations. Takes a tenth of a second for 50,000 instances.
+    /// Builds a zone from all registrations. Only what changed since the last call is indexed, unless the files or
+    /// the configuration changed: that takes a tenth of a second for 50,000 instances.
     pub(crate) fn zone(&self) -> NewZone {
-        let (version, mut config, mut registrations, live) = {
+        let mut built = self.built.lock();
+        let (version, source, files, live) = {
             let Parts { config, files, live, version } = &*self.lock();
-            (*version, (**config).clone(), files.clone(), live.clone())
+            (*version, config.clone(), files.clone(), live.clone())
         };
-        if let Some(live) = live {
-            let Picture { registrations: told, datacenter, node_name } = &*live;
+        let mut config = (*source).clone();
+        if let Some(live) = &live {
+            let Picture { live: _, datacenter, node_name } = &**live;
             if let (Some(datacenter), true) = (datacenter, config.datacenter_is_default) {
                 config.datacenter.clone_from(datacenter);
             }
             if config.node_name.is_empty() {
                 config.node_name.clone_from(node_name);
             }
-            let Registrations {
-                nodes,
-                instances,
-                queries,
-                virtual_addresses,
-                gateways,
-                datacenters,
-                distances,
-                pending,
-            } = told.clone();
-            registrations.nodes.extend(nodes);
-            registrations.instances.extend(instances);
-            registrations.queries.extend(queries);
-            registrations.virtual_addresses.extend(virtual_addresses);
-            registrations.gateways.extend(gateways);
-            registrations.datacenters.extend(datacenters);
-            registrations.distances.extend(distances);
-            registrations.pending = pending;
         }
-        let catalog = Catalog::build(registrations, &config, config.visibility.clone());
+        let reusable = built.take().filter(|built| {
+            Arc::ptr_eq(&built.source, &source)
+                && Arc::ptr_eq(&built.files, &files)
+                && built.datacenter == config.datacenter
+        });
+        let mut catalog = match reusable {
+            Some(built) => built.catalog,
+            None => Catalog::build((*files).clone(), &config, config.visibility.clone()),
+        };
+        catalog.update(live.as_ref().map(|live| live.live.clone()));
+        *built =
+            Some(Built { source, files, datacenter: config.datacenter.clone(), catalog: catalog.clone() });
         NewZone { version, zone: Zone { config, catalog } }
     }
 
@@ -151,7 +158,5 @@ fn settings_of(config: &Config) -> Option<Settings> {
 
 /// Returns the catalog to use before a live Consul has answered.
 fn unknown(config: &Config) -> Arc<Picture> {
-    let mut unknown = Picture::default();
-    unknown.registrations.pending.datacenters.insert(config.datacenter.clone());
-    Arc::new(unknown)
+    Arc::new(Picture { live: Live::unknown(&config.datacenter), ..Picture::default() })
 }

@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
 use super::{Catalogs, ConsulNames, NewZone};
+use dns_consul::catalog::Place;
 use dns_consul_source::{Settings, Source};
 use dns_upstream::{HostNames, InForce};
 
@@ -96,7 +97,7 @@ async fn keep_up(
             let zone = catalogs.zone();
             let (nodes, instances) = (zone.zone.catalog.node_count(), zone.zone.catalog.instance_count());
             let datacenter = zone.zone.config.datacenter.clone();
-            let incomplete = zone.zone.catalog.is_incomplete(&datacenter);
+            let incomplete = zone.zone.catalog.is_incomplete(&Place::Datacenter(datacenter.as_str().into()));
             names.install(zone).then_some((datacenter, nodes, instances, incomplete))
         });
         match built.await {

@@ -180,9 +180,9 @@ impl ConsulNames {
             return true;
         }
         if !source.watches_all()
-            && let Some((datacenter, service)) = zone.service_of(query)
+            && let Some((place, service)) = zone.service_of(query)
         {
-            source.asked(&datacenter, &service);
+            source.asked(place, service);
         }
         false
     }

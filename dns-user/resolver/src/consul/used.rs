@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use dns_consul::catalog::Place;
 use dns_core::name::Name;
 use parking_lot::Mutex;
 
@@ -12,13 +13,13 @@ const MOST: usize = 65_536;
 /// A name answered within this time is in use.
 const IN_USE: Duration = Duration::from_secs(60);
 
-/// Datacenter and service in lower case, by name.
+/// Place and service in lower case, by name.
 #[derive(Debug, Default)]
-pub(super) struct Used(Mutex<HashMap<Name, (String, String)>>);
+pub(super) struct Used(Mutex<HashMap<Name, (Place, String)>>);
 
 impl Used {
     /// Notes the service of a name that is passed to the publisher.
-    pub(super) fn note(&self, name: &Name, service: (String, String)) {
+    pub(super) fn note(&self, name: &Name, service: (Place, String)) {
         let mut names = self.0.lock();
         if names.len() < MOST || names.contains_key(name) {
             names.insert(name.clone(), service);
@@ -27,7 +28,7 @@ impl Used {
 
     /// Returns the services of names that an interface answered recently. `age` is the time since its last
     /// answer; names without one make room if there is little.
-    pub(super) fn recent(&self, age: impl Fn(&Name) -> Option<Duration>) -> Vec<(String, String)> {
+    pub(super) fn recent(&self, age: impl Fn(&Name) -> Option<Duration>) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
         let crowded = names.len() >= MOST / 2;
         let mut services = Vec::new();
@@ -51,7 +52,7 @@ mod tests {
     #[test]
     fn recently_answered_services_are_reported() {
         let used = Used::default();
-        let key = |service: &str| ("dc1".to_owned(), service.to_owned());
+        let key = |service: &str| (Place::Datacenter("dc1".into()), service.to_owned());
         for name in ["web.service.consul", "v1.web.service.consul", "db.service.consul", "old.service.consul"]
         {
             let name = Name::from_text(name).expect("a name");

@@ -1,0 +1,114 @@
+//! The instances that one place registers under one name.
+
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+
+use super::{
+    Key, PeerKey, Place,
+    live::ServiceInstances,
+    lower,
+    nodes::Nodes,
+    registrations::{Instance, Node, Status},
+};
+use crate::visibility::Visibility;
+
+/// The instances of a service in one place. Immutable; a change replaces it.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) key: Key,
+    pub(super) sources: Sources,
+    /// The instances that may be read and have a node, sorted by node and id.
+    pub(super) members: Vec<Member>,
+}
+
+/// The registrations behind a group.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// Of definition files.
+    pub(super) fixed: Vec<Arc<Instance>>,
+    /// Of a live Consul.
+    pub(super) live: Option<Arc<ServiceInstances>>,
+}
+
+/// An instance with its node.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) node: Arc<Node>,
+    pub(super) instance: Arc<Instance>,
+    /// The worst of all checks, including the node's.
+    pub(super) status: Status,
+}
+
+impl Sources {
+    pub(super) fn instances(&self) -> impl Iterator<Item = &Arc<Instance>> {
+        self.fixed.iter().chain(self.live.iter().flat_map(|live| &live.instances))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.fixed.is_empty() && self.live.is_none()
+    }
+}
+
+impl Member {
+    fn new(node: &Arc<Node>, instance: &Arc<Instance>) -> Self {
+        let checks = instance.checks.iter().chain(&node.checks);
+        let status = checks.map(|check| check.status).max().unwrap_or_default();
+        Self { node: node.clone(), instance: instance.clone(), status }
+    }
+
+    /// The key by which instances are sorted.
+    pub(super) fn order(&self) -> (Box<str>, Box<str>) {
+        (lower(&self.instance.node), lower(&self.instance.id))
+    }
+}
+
+impl Group {
+    pub(super) fn empty(key: Key) -> Self {
+        Self { key, sources: Sources::default(), members: Vec::new() }
+    }
+
+    pub(super) fn new(key: Key, sources: Sources, nodes: &Nodes, visibility: &Visibility) -> Self {
+        let mut members = Vec::new();
+        if visibility.service(&key.1) {
+            let fixed = sources.fixed.iter().map(|instance| (nodes.of_file_instance(instance), instance));
+            let live = sources.live.iter().flat_map(|live| &live.instances);
+            let live = live.map(|instance| (nodes.of_live_instance(&key.0, instance), instance));
+            members =
+                fixed.chain(live).filter_map(|(node, instance)| Some(Member::new(node?, instance))).collect();
+            members.sort_by_cached_key(Member::order);
+        }
+        Self { key, sources, members }
+    }
+
+    /// Services that instances of the mesh stand for, in lower case.
+    pub(super) fn destinations(&self) -> BTreeSet<Box<str>> {
+        self.members.iter().filter_map(|member| member.instance.destination()).map(lower).collect()
+    }
+
+    /// Virtual addresses that a live Consul gives with these instances: of the local datacenter and of peers.
+    pub(super) fn virtual_addresses(&self, own: &Place) -> Vec<(PeerKey, IpAddr)> {
+        let peer = match &self.key.0 {
+            Place::Peer(peer) => Some(peer.clone()),
+            place if place == own => None,
+            Place::Datacenter(_) => return Vec::new(),
+        };
+        let addresses = self.sources.live.iter().flat_map(|live| &live.virtual_addresses);
+        addresses.map(|(service, address)| ((peer.clone(), lower(service)), *address)).collect()
+    }
+
+    /// Addresses of the instances' own, with the positions of these.
+    pub(super) fn addresses(&self) -> Vec<(IpAddr, u32)> {
+        let numbered = (0_u32..).zip(&self.members);
+        numbered.filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index))).collect()
+    }
+}
+
+impl Instance {
+    /// The service that this instance of the mesh stands for; `None` if it is none of the mesh.
+    pub(super) fn destination(&self) -> Option<&str> {
+        match &self.proxy_for {
+            Some(destination) => Some(destination),
+            None if self.connect_native => Some(&self.service),
+            None => None,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The registrations of a live Consul, in parts that copies share.
+//!
+//! The source changes its own copy and hands out further ones; [`super::Catalog::update`] compares two of them by
+//! identity and indexes only the parts that differ.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use super::{
+    Place,
+    registrations::{Datacenter, Gateway, Instance, Node, PreparedQuery},
+    shards::Shards,
+};
+
+/// All that a live Consul has told.
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    /// The local datacenter, in lower case.
+    pub own: String,
+    /// Datacenters and peers of which something was asked.
+    pub places: BTreeMap<Place, LivePlace>,
+    /// Names of all datacenters.
+    pub datacenters: Vec<Datacenter>,
+    /// Ingress gateways of the local datacenter.
+    pub gateways: Arc<Vec<Gateway>>,
+    /// Prepared queries by the datacenter that stores them.
+    pub queries: BTreeMap<String, Arc<Vec<PreparedQuery>>>,
+    /// Network coordinates, as far as prepared queries need them.
+    pub coordinates: Arc<Coordinates>,
+}
+
+/// A datacenter or a peer. `None` before the first answer.
+#[derive(Clone, Debug, Default)]
+pub struct LivePlace {
+    /// All nodes; of a peer: those of the known instances.
+    pub nodes: Option<Arc<Vec<Arc<Node>>>>,
+    /// Services by their names in lower case.
+    pub services: Option<Shards<Box<str>, Arc<LiveService>>>,
+    /// Number of services whose instances are not known.
+    pub untold: usize,
+}
+
+/// A service of a place.
+#[derive(Clone, Debug)]
+pub struct LiveService {
+    /// Its name as it is registered.
+    pub name: String,
+    /// Tags of all its instances, sorted.
+    pub tags: Vec<String>,
+    /// Its instances; `None` before the first answer.
+    pub told: Option<Arc<ServiceInstances>>,
+}
+
+/// The instances of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceInstances {
+    /// The instances. Checks of their nodes are among their own.
+    pub instances: Vec<Arc<Instance>>,
+    /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
+    pub virtual_addresses: Vec<(String, IpAddr)>,
+    /// Nodes of imported instances, which no other endpoint lists; empty for those of a datacenter.
+    pub nodes: Vec<Arc<Node>>,
+}
+
+/// Network coordinates: positions whose distances estimate round-trip times.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Coordinates {
+    /// Of the local datacenter's nodes, by name in lower case.
+    pub nodes: HashMap<String, Coordinate>,
+    /// Of the servers of each datacenter, by its name in lower case; not comparable with those of nodes.
+    pub servers: BTreeMap<String, Vec<Coordinate>>,
+}
+
+/// A network coordinate; all numbers are seconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Coordinate {
+    /// Position in Euclidean space.
+    pub position: Vec<f64>,
+    /// Height above that space: the cost of the node's own access link.
+    pub height: f64,
+    /// Correction by the node's own measurements.
+    pub adjustment: f64,
+}
+
+impl Coordinate {
+    /// Returns the estimated round-trip time in seconds, by the formula of Consul's documentation ("Network
+    /// coordinates"); `None` if the coordinates have different dimensions.
+    pub fn round_trip(&self, other: &Self) -> Option<f64> {
+        if self.position.len() != other.position.len() {
+            return None;
+        }
+        let squares = self.position.iter().zip(&other.position).map(|(a, b)| (a - b).powi(2));
+        let distance = squares.sum::<f64>().sqrt() + self.height + other.height;
+        let adjusted = distance + self.adjustment + other.adjustment;
+        Some(if adjusted > 0.0 { adjusted } else { distance })
+    }
+}
+
+impl Coordinates {
+    /// Returns all other datacenters with coordinates, nearest first: by the median of the round-trip times
+    /// between their servers and those of `from`.
+    pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
+        let Some(own) = self.servers.get(from) else { return Vec::new() };
+        let median = |servers: &[Coordinate]| {
+            let mut times: Vec<f64> = own
+                .iter()
+                .flat_map(|from| servers.iter().filter_map(|to| from.round_trip(to)))
+                .filter(|time| time.is_finite())
+                .collect();
+            times.sort_by(f64::total_cmp);
+            times.get(times.len() / 2).copied()
+        };
+        let others = self.servers.iter().filter(|(name, _)| *name != from);
+        let mut times: Vec<(f64, &str)> =
+            others.filter_map(|(name, servers)| Some((median(servers)?, name.as_str()))).collect();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(b.1)));
+        times.into_iter().map(|(_, name)| name).collect()
+    }
+}
+
+impl LivePlace {
+    /// Whether nodes and names of services were told.
+    pub fn is_told(&self) -> bool {
+        self.nodes.is_some() && self.services.is_some()
+    }
+
+    /// Returns a service by its name in lower case.
+    pub fn service(&self, name: &str) -> Option<&Arc<LiveService>> {
+        self.services.as_ref()?.get(name)
+    }
+}
+
+impl Live {
+    /// Returns the state in which nothing of a datacenter is known.
+    pub fn unknown(own: &str) -> Self {
+        Self { own: own.to_owned(), ..Self::default() }
+    }
+
+    /// Returns whether everything of the local datacenter has been read.
+    pub fn is_complete(&self) -> bool {
+        let own = Place::Datacenter(self.own.as_str().into());
+        self.places.get(&own).is_some_and(|place| place.is_told() && place.untold == 0)
+    }
+
+    /// Returns whether a service has not been read yet or, without a service, the place's list of services. The
+    /// name is in lower case. Nothing is pending of places that do not exist or cannot be reached.
+    pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
+        let told = self.places.get(place).filter(|known| known.is_told());
+        match (told, service) {
+            (Some(known), Some(service)) => {
+                known.service(service).is_some_and(|service| service.told.is_none())
+            }
+            (Some(_), None) => false,
+            (None, _) => match place {
+                Place::Datacenter(name) if **name == *self.own => true,
+                Place::Datacenter(name) => {
+                    self.datacenters.iter().any(|known| known.name == **name && known.reachable)
+                }
+                // Peers are known as soon as their list is.
+                Place::Peer(_) => self.places.contains_key(place),
+            },
+        }
+    }
+
+    /// Returns whether anything of a place is not known yet.
+    pub fn is_incomplete(&self, place: &Place) -> bool {
+        self.is_pending(place, None) || self.places.get(place).is_some_and(|known| known.untold > 0)
+    }
+
+    /// Returns whether the prepared queries of a datacenter are not known yet.
+    pub fn lacks_queries(&self, datacenter: &str) -> bool {
+        let known = datacenter == self.own
+            || self.datacenters.iter().any(|known| known.name == datacenter && known.reachable);
+        known && !self.queries.contains_key(datacenter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_follow_the_formula() {
+        let at = |x: f64, y: f64, height, adjustment| Coordinate { position: vec![x, y], height, adjustment };
+        let (a, b) = (at(0.0, 0.0, 0.001, 0.0), at(0.003, 0.004, 0.002, 0.001));
+        let close =
+            |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);
+        assert!(close(a.round_trip(&b), 0.009));
+        // An adjustment that makes the time negative does not count.
+        assert!(close(a.round_trip(&at(0.003, 0.004, 0.002, -1.0)), 0.008));
+        assert_eq!(a.round_trip(&Coordinate::default()), None);
+    }
+
+    #[test]
+    fn nearest_datacenters_come_first() {
+        let at = |x: f64| Coordinate { position: vec![x], ..Coordinate::default() };
+        let servers =
+            [("dc1", vec![at(0.0)]), ("far", vec![at(9.0)]), ("near", vec![at(1.0), at(2.0), at(99.0)])];
+        let servers = servers.map(|(name, servers)| (name.to_owned(), servers)).into();
+        let coordinates = Coordinates { servers, ..Coordinates::default() };
+        assert_eq!(coordinates.nearest_datacenters("dc1"), ["near", "far"]);
+        assert!(coordinates.nearest_datacenters("unknown").is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! Nodes with their indexes.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use hashbrown::HashMap;
+
+use super::{
+    Key, PeerKey, Place, lower,
+    registrations::{Instance, Node},
+};
+use crate::visibility::Visibility;
+
+/// Number of a node in [`super::Catalog::node`].
+pub type NodeId = u32;
+
+/// The nodes that may be read, sorted by name.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    nodes: Vec<Arc<Node>>,
+    by_name: HashMap<Key, NodeId, foldhash::fast::RandomState>,
+    /// By name and peer: instances of definition files do not name the datacenter.
+    by_peer: HashMap<PeerKey, NodeId, foldhash::fast::RandomState>,
+    /// By id in lower case, sorted for prefixes.
+    by_id: BTreeMap<Key, NodeId>,
+    /// First node of the local datacenter at an address.
+    addresses: HashMap<IpAddr, NodeId, foldhash::fast::RandomState>,
+}
+
+impl Nodes {
+    pub(super) fn index(
+        nodes: impl Iterator<Item = Arc<Node>>,
+        visibility: &Visibility,
+        own: &Place,
+    ) -> Self {
+        let mut nodes: Vec<Arc<Node>> = nodes.filter(|node| visibility.node(&node.name)).collect();
+        nodes.sort_by_cached_key(|node| (lower(&node.name), node.peer.clone()));
+        let mut index = Self {
+            nodes: Vec::new(),
+            by_name: HashMap::default(),
+            by_peer: HashMap::default(),
+            by_id: BTreeMap::new(),
+            addresses: HashMap::default(),
+        };
+        for (number, node) in nodes.iter().enumerate() {
+            // Fewer than 2^32 nodes: the names alone would fill the memory.
+            let number = number as NodeId;
+            let place = node.place();
+            if place == *own
+                && let Ok(address) = node.address.parse()
+            {
+                index.addresses.entry(address).or_insert(number);
+            }
+            if !node.id.is_empty() {
+                index.by_id.insert((place.clone(), lower(&node.id)), number);
+            }
+            index.by_peer.insert((node.peer.as_deref().map(lower), lower(&node.name)), number);
+            index.by_name.insert((place, lower(&node.name)), number);
+        }
+        Self { nodes, ..index }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().map(|node| &**node)
+    }
+
+    pub(super) fn get(&self, id: NodeId) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    /// Returns the node of a name in lower case, or else the only one whose id begins with it.
+    pub(super) fn find(&self, place: &Place, name: &str) -> Option<NodeId> {
+        if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
+            return Some(node);
+        }
+        if name.len() < 2 {
+            return None;
+        }
+        let mut matches = self
+            .by_id
+            .range((place.clone(), Box::from(name))..)
+            .take_while(|((at, id), _)| at == place && id.starts_with(name));
+        match (matches.next(), matches.next()) {
+            (Some((_, &node)), None) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// Returns the node of an instance of a live Consul, which is registered at `place`.
+    pub(super) fn of_live_instance(&self, place: &Place, instance: &Instance) -> Option<&Arc<Node>> {
+        let number = self.by_name.get(&(place.clone(), lower(&instance.node)))?;
+        Some(&self.nodes[*number as usize])
+    }
+
+    /// Returns the node of an instance of a definition file.
+    pub(super) fn of_file_instance(&self, instance: &Instance) -> Option<&Arc<Node>> {
+        let number = self.by_peer.get(&(instance.peer.as_deref().map(lower), lower(&instance.node)))?;
+        Some(&self.nodes[*number as usize])
+    }
+
+    pub(super) fn at(&self, address: IpAddr) -> Option<&Node> {
+        self.addresses.get(&address).map(|&node| self.get(node))
+    }
+}

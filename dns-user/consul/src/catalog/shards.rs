@@ -1,0 +1,123 @@
+//! A map whose copies share what they have in common.
+
+use std::{
+    borrow::Borrow,
+    hash::{BuildHasher as _, Hash},
+    sync::{Arc, LazyLock},
+};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+
+/// Number of shards; a power of two. A change copies one shard, a copy of the map one pointer per shard.
+const SHARDS: usize = 256;
+
+type Shard<K, V> = HashMap<K, V, RandomState>;
+
+/// Assigns keys to shards, alike in all maps, so that any two can be compared shard by shard.
+static ASSIGNMENT: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+
+/// A hash map in shards. Copies share all shards in which they do not differ.
+#[derive(Debug)]
+pub struct Shards<K, V> {
+    shards: Vec<Arc<Shard<K, V>>>,
+}
+
+impl<K, V> Clone for Shards<K, V> {
+    fn clone(&self) -> Self {
+        Self { shards: self.shards.clone() }
+    }
+}
+
+impl<K, V> Default for Shards<K, V> {
+    fn default() -> Self {
+        let empty = Arc::new(Shard::default());
+        Self { shards: vec![empty; SHARDS] }
+    }
+}
+
+impl<K: Eq + Hash, V> Shards<K, V> {
+    /// Returns the value of a key.
+    pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.shards[shard_of(key)].get(key)
+    }
+
+    /// Returns all entries, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.shards.iter().flat_map(|shard| shard.iter())
+    }
+
+    /// Returns the number of entries.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.len()).sum()
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.is_empty())
+    }
+}
+
+impl<K: Eq + Hash + Clone, V: Clone> Shards<K, V> {
+    /// Sets the value of a key; returns the former one.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        Arc::make_mut(&mut self.shards[shard_of(&key)]).insert(key, value)
+    }
+
+    /// Removes a key; returns its value.
+    pub fn remove<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let shard = &mut self.shards[shard_of(key)];
+        // A key that is missing copies nothing.
+        if shard.contains_key(key) { Arc::make_mut(shard).remove(key) } else { None }
+    }
+}
+
+impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
+    /// Returns the keys whose values are not the same object in both maps, with the value here.
+    pub fn changes<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
+        let pairs = self.shards.iter().zip(&before.shards).filter(|(now, before)| !Arc::ptr_eq(now, before));
+        pairs.flat_map(|(now, before)| {
+            let changed = now
+                .iter()
+                .filter(|(key, value)| before.get(*key).is_none_or(|before| !Arc::ptr_eq(before, value)));
+            let removed = before.keys().filter(|key| !now.contains_key(*key));
+            changed.map(|(key, value)| (key, Some(value))).chain(removed.map(|key| (key, None)))
+        })
+    }
+}
+
+fn shard_of<Q: Hash + ?Sized>(key: &Q) -> usize {
+    ASSIGNMENT.hash_one(key) as usize % SHARDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_share_unchanged_shards() {
+        let mut map: Shards<u32, Arc<u32>> = Shards::default();
+        for key in 0..5000 {
+            map.insert(key, Arc::new(key));
+        }
+        let before = map.clone();
+        assert_eq!(map.changes(&before).count(), 0);
+        map.insert(7, Arc::new(70));
+        map.insert(9000, Arc::new(1));
+        map.remove(&8);
+        map.remove(&9001);
+        let mut changes: Vec<_> =
+            map.changes(&before).map(|(key, value)| (*key, value.map(|value| **value))).collect();
+        changes.sort_unstable();
+        assert_eq!(changes, [(7, Some(70)), (8, None), (9000, Some(1))]);
+        let shared = map.shards.iter().zip(&before.shards).filter(|(now, before)| Arc::ptr_eq(now, before));
+        assert!(shared.count() >= SHARDS - 3);
+        assert_eq!((map.len(), before.get(&8).map(|value| **value)), (5000, Some(8)));
+    }
+}
