@@ -195,7 +195,7 @@ impl Known {
             || self.datacenters.iter().any(|known| known.eq_ignore_ascii_case(name))
     }
 
-    /// Whether the instances of all services of a place are read, as for the own datacenter and peers.
+    /// Whether the instances of all services of a place are read: in the local datacenter and for peers.
     pub(crate) fn is_read_whole(&self, place: &Place) -> bool {
         match place {
             Place::Datacenter(name) => self.own.as_deref() == Some(&**name),

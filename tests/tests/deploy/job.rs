@@ -114,12 +114,17 @@ pub(crate) fn bosh() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/bosh")
 }
 
-/// Renders the job for each manifest; returns the error text for refused ones.
+/// Renders the job `bosh-dns` for each manifest; returns the error text for refused ones.
 pub(crate) fn render(manifests: &[Value]) -> Result<Vec<Result<Files, String>>> {
+    render_job("bosh-dns", manifests)
+}
+
+/// Renders a job for each manifest; returns the error text for refused ones.
+pub(crate) fn render_job(job: &str, manifests: &[Value]) -> Result<Vec<Result<Files, String>>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deploy/render.rb");
     let mut ruby = Command::new("ruby")
         .arg(script)
-        .arg(bosh().join("jobs/bosh-dns"))
+        .arg(bosh().join("jobs").join(job))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -87,11 +87,16 @@ impl Machine {
         capture(self.command("bash").args(["-c", line]))
     }
 
-    /// Renders the job with these properties and installs it.
+    /// Renders the job `bosh-dns` with these properties and installs it.
     pub(crate) fn deploy(&self, properties: Value) -> Result<()> {
-        let results = crate::job::render(&[json!({"properties": properties})])?;
+        self.deploy_job("bosh-dns", properties)
+    }
+
+    /// Renders a job with these properties and installs it.
+    pub(crate) fn deploy_job(&self, name: &str, properties: Value) -> Result<()> {
+        let results = crate::job::render_job(name, &[json!({"properties": properties})])?;
         let files = results.into_iter().next().context("nothing was rendered")?;
-        let job = self.vcap().join("jobs/bosh-dns");
+        let job = self.vcap().join("jobs").join(name);
         fs::remove_dir_all(&job).ok();
         crate::job::write(&files.map_err(anyhow::Error::msg)?, &job)?;
         run(Command::new("chown").args(["-R", "root:2001"]).arg(job))
@@ -106,7 +111,12 @@ fn install_package(vcap: &Path) -> Result<()> {
     fs::copy(source.join("process.sh"), work.join("bosh-dns/process.sh"))?;
     let program = server::program()?;
     let stripped = work.join("bosh-dns/bosh-dns-xdp");
-    run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(stripped))?;
+    run(Command::new("objcopy").arg("--strip-debug").arg(&program).arg(stripped))?;
+    let sync = program.with_file_name("bosh-dns-sync");
+    if sync.exists() {
+        let stripped = work.join("bosh-dns/bosh-dns-sync");
+        run(Command::new("objcopy").arg("--strip-debug").arg(sync).arg(stripped))?;
+    }
     run(Command::new("bash")
         .arg(source.join("packaging"))
         .env("BOSH_INSTALL_TARGET", vcap.join("packages/bosh-dns"))

@@ -9,3 +9,4 @@ mod published;
 mod rendering;
 mod resolver;
 mod running;
+mod sync_job;

@@ -13,30 +13,40 @@ use anyhow::Result;
 use super::{Release, archive};
 use crate::process::root;
 
-/// Name of the job and of the package, the same as in bosh-dns, because other jobs use its path.
+/// Name of the server's job and of the package, the same as in bosh-dns, because other jobs use its path.
 const NAME: &str = "bosh-dns";
+
+/// Name of the job that distributes records.
+const SYNC: &str = "bosh-dns-sync";
 
 /// Writes the release; `server` is the stripped binary.
 pub(super) fn write(release: &Release, server: &Path, sync: Option<&Path>) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
-    let job = pack_job(release, &source.join("jobs").join(NAME), &tarball)?;
+    let mut jobs = vec![NAME];
+    // Without its program the job would not start.
+    jobs.extend(sync.map(|_| SYNC));
+    let jobs = jobs
+        .into_iter()
+        .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
+        .collect::<Result<Vec<_>>>()?;
     let package = pack_package(release, &source.join("packages").join(NAME), server, sync, &tarball)?;
-    archive::put(&tarball.join("release.MF"), manifest(release, &job, &package), 0o644)?;
+    archive::put(&tarball.join("release.MF"), manifest(release, &jobs, &package), 0o644)?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
     archive::tgz(release, &tarball, &release.out.join(name))
 }
 
-/// Packs the job, whose `spec` becomes `job.MF`; returns the checksum of the archive.
-fn pack_job(release: &Release, source: &Path, tarball: &Path) -> Result<String> {
-    let job = release.staging("bosh-job")?;
+/// Packs a job, whose `spec` becomes `job.MF`; returns the checksum of the archive.
+fn pack_job(release: &Release, jobs: &Path, name: &str, tarball: &Path) -> Result<String> {
+    let source = &jobs.join(name);
+    let job = release.staging(&format!("bosh-job-{name}"))?;
     archive::copy(&source.join("spec"), &job.join("job.MF"), 0o644)?;
     archive::copy(&source.join("monit"), &job.join("monit"), 0o644)?;
     for file in files(&source.join("templates"))? {
         let name = file.strip_prefix(source)?;
         archive::copy(&file, &job.join(name), 0o644)?;
     }
-    pack(release, &job, &tarball.join("jobs"))
+    pack(release, &job, &tarball.join("jobs"), name)
 }
 
 /// Packs the package: the binary and its packaging script; returns the checksum of the archive.
@@ -54,13 +64,13 @@ fn pack_package(
     if let Some(sync) = sync {
         archive::copy(sync, &package.join("bosh-dns/bosh-dns-sync"), 0o755)?;
     }
-    pack(release, &package, &tarball.join("packages"))
+    pack(release, &package, &tarball.join("packages"), NAME)
 }
 
-/// Packs `contents` as `folder/bosh-dns.tgz`; returns its SHA-256.
-fn pack(release: &Release, contents: &Path, folder: &Path) -> Result<String> {
+/// Packs `contents` as `folder/NAME.tgz`; returns its SHA-256.
+fn pack(release: &Release, contents: &Path, folder: &Path, name: &str) -> Result<String> {
     fs::create_dir_all(folder)?;
-    let archive = folder.join(format!("{NAME}.tgz"));
+    let archive = folder.join(format!("{name}.tgz"));
     archive::tgz(release, contents, &archive)?;
     archive::sha256(&archive)
 }
@@ -75,9 +85,17 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn manifest(release: &Release, job: &str, package: &str) -> String {
+fn manifest(release: &Release, jobs: &[(&str, String)], package: &str) -> String {
     let Release { version, commit, .. } = release;
     let changed = commit.ends_with(super::CHANGED);
+    let jobs: String = jobs
+        .iter()
+        .map(|(name, sum)| {
+            format!(
+                "- name: {name}\n  version: {sum}\n  fingerprint: {sum}\n  sha1: sha256:{sum}\n  packages: [{NAME}]\n"
+            )
+        })
+        .collect();
     format!(
         "---\n\
          name: bosh-dns-xdp\n\
@@ -85,7 +103,7 @@ fn manifest(release: &Release, job: &str, package: &str) -> String {
          commit_hash: {}\n\
          uncommitted_changes: {changed}\n\
          jobs:\n\
-         - name: {NAME}\n  version: {job}\n  fingerprint: {job}\n  sha1: sha256:{job}\n  packages: [{NAME}]\n\
+         {jobs}\
          packages:\n\
          - name: {NAME}\n  version: {package}\n  fingerprint: {package}\n  sha1: sha256:{package}\n  \
          dependencies: []\n",

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
 //! | `bosh-dns-identity_VERSION_amd64.deb` | one Debian or Ubuntu machine, for certificates |
-//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the job `bosh-dns` |
+//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns` and `bosh-dns-sync` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
 //! | `bosh-dns-xdp` | the bare binary, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug` | debug information of the binary, found by build id |

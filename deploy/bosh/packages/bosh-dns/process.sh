@@ -1,10 +1,11 @@
 # shellcheck shell=bash
 # Functions of the job's scripts: logs, processes with pid files, the server's address.
-# Sourced by them; expects SCRIPT (its name, for the log) and TIMESTAMPS (rfc3339 or deprecated).
+# Sourced by them; expects SCRIPT (its name, for the log) and TIMESTAMPS (rfc3339 or deprecated), and JOB in other
+# jobs than bosh-dns.
 
-RUN_DIR=/var/vcap/sys/run/bosh-dns
-LOG_DIR=/var/vcap/sys/log/bosh-dns
-JOB_DIR=/var/vcap/jobs/bosh-dns
+RUN_DIR=/var/vcap/sys/run/${JOB:-bosh-dns}
+LOG_DIR=/var/vcap/sys/log/${JOB:-bosh-dns}
+JOB_DIR=/var/vcap/jobs/${JOB:-bosh-dns}
 # shellcheck disable=SC2034 # The scripts use it.
 PACKAGE_DIR=/var/vcap/packages/bosh-dns
 # The dummy interface for systemd-resolved.

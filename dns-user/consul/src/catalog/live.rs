@@ -35,7 +35,7 @@ pub struct Live {
 /// A datacenter or a peer. `None` before the first answer.
 #[derive(Clone, Debug, Default)]
 pub struct LivePlace {
-    /// All nodes; of a peer: those of the known instances.
+    /// All nodes; of a peer only the nodes of known instances.
     pub nodes: Option<Arc<Vec<Arc<Node>>>>,
     /// Services by their names in lower case.
     pub services: Option<Shards<Box<str>, Arc<LiveService>>>,
@@ -61,7 +61,7 @@ pub struct ServiceInstances {
     pub instances: Vec<Arc<Instance>>,
     /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
     pub virtual_addresses: Vec<(String, IpAddr)>,
-    /// Nodes of imported instances, which no other endpoint lists; empty for those of a datacenter.
+    /// Nodes of imported instances, which no other endpoint lists; empty in a datacenter.
     pub nodes: Vec<Arc<Node>>,
 }
 
@@ -70,7 +70,7 @@ pub struct ServiceInstances {
 pub struct Coordinates {
     /// Of the local datacenter's nodes, by name in lower case.
     pub nodes: HashMap<String, Coordinate>,
-    /// Of the servers of each datacenter, by its name in lower case; not comparable with those of nodes.
+    /// Of the servers of each datacenter, by its name in lower case; not comparable with `nodes`.
     pub servers: BTreeMap<String, Vec<Coordinate>>,
 }
 
@@ -101,7 +101,7 @@ impl Coordinate {
 
 impl Coordinates {
     /// Returns all other datacenters with coordinates, nearest first: by the median of the round-trip times
-    /// between their servers and those of `from`.
+    /// between their servers and the servers of `from`.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
         let Some(own) = self.servers.get(from) else { return Vec::new() };
         let median = |servers: &[Coordinate]| {

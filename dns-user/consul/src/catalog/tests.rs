@@ -167,7 +167,7 @@ fn same_node_names_stay_apart() {
 }
 
 #[test]
-fn one_change_touches_one_group() {
+fn change_touches_single_group() {
     let mut live = Live::unknown("dc1");
     live.places.entry(own()).or_default().nodes = Some(Arc::new(vec![node("n", "dc1", "10.1.0.1")]));
     for number in 0..1000 {
