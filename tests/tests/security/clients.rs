@@ -18,9 +18,9 @@ use whole_system_tests::{
 };
 
 /// Groups in the records, each larger by one instance.
-const GROUPS: u16 = 130;
+const GROUPS: u16 = 180;
 
-/// Instances in the records: `/instances` takes more than a megabyte.
+/// Instances in the records: `/instances` takes 2.5 MB.
 const INSTANCES: usize = GROUPS as usize * (GROUPS as usize + 1) / 2;
 
 const CLIENTS: usize = 64;
@@ -28,9 +28,9 @@ const CLIENTS: usize = 64;
 /// Longer than all replies take to make on a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The bytes that may wait, the replies that are being made, and loss by fragmentation: half of all
-/// replies.
-const MOST_GROWTH: u64 = 40 << 20;
+/// The bytes that may wait, the replies that are being made, and loss by fragmentation. All replies
+/// take 160 MB.
+const MOST_GROWTH: u64 = 72 << 20;
 
 #[test]
 fn unread_replies_take_bounded_memory() {
@@ -49,14 +49,15 @@ fn unread() {
     (0..4).for_each(|_| assert_eq!(read_all(&socket), INSTANCES));
     let before = resident(server.pid());
     let silent: Vec<UnixStream> = (0..CLIENTS).map(|_| ask(&socket)).collect();
-    // A client that reads is served after the others.
-    let reader = thread::spawn(move || read_all(&socket));
+    // A client that reads is served as well. While the server is busy with the others' replies, it
+    // may take this client for one of them, and close the connection.
+    let reader = thread::spawn(move || (0..CLIENTS).any(|_| read_all(&socket) == INSTANCES));
     let mut peak = 0;
     while !reader.is_finished() {
         peak = peak.max(resident(server.pid()));
         thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(reader.join().unwrap(), INSTANCES);
+    assert!(reader.join().unwrap(), "a client that reads is not served");
     let growth = peak.saturating_sub(before);
     println!("{CLIENTS} clients that do not read: {} KiB more", growth >> 10);
     assert!(growth < MOST_GROWTH, "{} MiB more", growth >> 20);
@@ -71,11 +72,13 @@ fn ask(socket: &Path) -> UnixStream {
     stream
 }
 
-/// Reads all instances; returns their number.
+/// Reads all instances; returns their number, or of those before the connection was closed.
 fn read_all(socket: &Path) -> usize {
-    let mut text = String::new();
-    ask(socket).read_to_string(&mut text).unwrap();
-    text.lines().filter(|line| line.starts_with('{')).count()
+    let mut text = Vec::new();
+    if let Err(error) = ask(socket).read_to_end(&mut text) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+    text.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"}")).count()
 }
 
 /// Returns the resident memory of a process in bytes.

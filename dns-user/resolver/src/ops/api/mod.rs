@@ -134,6 +134,8 @@ fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
         }
         text.push('\n');
     }
+    // It may wait for its client.
+    text.shrink_to_fit();
     ([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response()
 }
 
