@@ -53,6 +53,11 @@ pub struct CachedAnswer {
     pub age_seconds: u64,
     /// Length of the reply without OPT.
     pub bytes: usize,
+    /// Whether interfaces answer with it.
+    pub on_interface: bool,
+    /// Name and type of the question.
+    #[serde(skip)]
+    pub question: (Name, u16),
     /// Answer section as text, only if a single name is looked up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<Vec<String>>,
@@ -135,6 +140,9 @@ impl CachedAnswer {
             ttl: entry.ttl_at(age),
             age_seconds: age.as_secs(),
             bytes: message.len(),
+            // Set by the owner of the fast path.
+            on_interface: false,
+            question: (name.clone(), fields.qtype),
             records: None,
         })
     }

@@ -200,6 +200,14 @@ declare! {
         [] "Learned names that had to make room.";
     FAST_PATH_WRITES_TOTAL: Counter = "bosh_dns_xdp_fast_path_writes_total"
         [] "Elements written to the map.";
+    FAST_PATH_FORWARDED_ANSWERS: Gauge = "bosh_dns_xdp_fast_path_forwarded_answers"
+        [] "Answers of recursors and handlers in the map.";
+    FAST_PATH_FORWARDED_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_evictions_total"
+        [] "Answers of recursors and handlers that had to make room in the map.";
+    FAST_PATH_FORWARDED_UNFITTING_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_unfitting_total"
+        [] "Answers of recursors and handlers left to userspace: too long, or with too many records.";
+    FAST_PATH_FORWARDED_RENEWALS_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_renewals_total"
+        [] "Answers in the map that were fetched again before their TTL ended.";
     FAST_PATH_UNFITTING_NAMES: Gauge = "bosh_dns_xdp_fast_path_unfitting_names"
         [] "Names of the snapshot that are not in the map; userspace answers them.";
 

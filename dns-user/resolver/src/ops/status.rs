@@ -117,6 +117,12 @@ pub struct FastPathView {
     pub map_fill: f64,
     /// Fraction of entry memory in use, 0 to 1.
     pub memory_fill: f64,
+    /// Number of forwarded answers in the map.
+    #[serde(default)]
+    pub forwarded_answers: usize,
+    /// Limit of forwarded answers; 0 if they are not kept.
+    #[serde(default)]
+    pub max_forwarded_answers: usize,
     /// Remaining lease in seconds; null if expired.
     pub lease_seconds: Option<f64>,
     /// Complete status of the fast path.
@@ -128,7 +134,7 @@ impl FastPathView {
     pub fn of(fast_path: &FastPath) -> Self {
         let (status, counters) = (fast_path.status(), fast_path.counters());
         let detail = serde_json::to_value(&status).unwrap_or_default();
-        let FastPathStatus { interfaces, programs, names, answers: _, lease, pinned_at: _ } = status;
+        let FastPathStatus { interfaces, programs, names, answers, lease, pinned_at: _ } = status;
         let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
             hook: interface.hook.map_or("none", |hook| hook.label()).to_owned(),
@@ -148,6 +154,8 @@ impl FastPathView {
             unfitting: names.unfitting.total(),
             map_fill: share(names.published + names.learned, names.max_names),
             memory_fill: share(names.store.used, names.store.total),
+            forwarded_answers: answers.entries,
+            max_forwarded_answers: answers.max_entries,
             lease_seconds: (lease.remaining_ms > 0).then(|| lease.remaining_ms as f64 / 1000.0),
             detail,
         }

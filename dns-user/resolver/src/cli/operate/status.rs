@@ -182,13 +182,15 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     let _ = writeln!(
         out,
         "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
-         memory {:.0} %; lease {lease}",
+         memory {:.0} %; {} of {} forwarded answers; lease {lease}",
         count(fast_path.published as u64),
         count(fast_path.learned as u64),
         count(fast_path.negative as u64),
         count(fast_path.unfitting as u64),
         fast_path.map_fill * 100.0,
         fast_path.memory_fill * 100.0,
+        count(fast_path.forwarded_answers as u64),
+        count(fast_path.max_forwarded_answers as u64),
     );
     for (state, title) in [
         ("served", "INTERFACES SERVED"),

@@ -30,8 +30,9 @@ use dns_core::{
     catalog::Instance,
     name::Name,
     resolve::{Existence, Health, explain, instances},
-    wire::TYPE_A,
+    wire::{TYPE_A, TYPE_AAAA},
 };
+use dns_fastpath::AnswerKey;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
 use dns_upstream::{InForce, Listing, Selection};
@@ -172,6 +173,17 @@ impl Backend {
             },
             Route::Refused => "no server: recursion is off, the reply is REFUSED".to_owned(),
         };
+        let held = match route {
+            Route::Handler(_) | Route::Recursors(_) | Route::Reverse(_) => self.held_types(&name),
+            _ => Vec::new(),
+        };
+        let answered_by = match held[..] {
+            [] => answered_by,
+            _ => format!(
+                "the interface (fast path), for {} over UDP until the cached answer expires; then {answered_by}",
+                held.join(" and ")
+            ),
+        };
         let rcode = match route {
             Route::Upcheck => Some("NOERROR"),
             _ => explanation.result.as_ref().map(|result| result.rcode),
@@ -194,7 +206,29 @@ impl Backend {
 
     /// Lists at most `limit` of the selected cached answers.
     pub(super) fn cached(&self, selection: &Selection, limit: usize) -> Listing {
-        self.upstreams.list(selection, limit)
+        let mut listing = self.upstreams.list(selection, limit);
+        for answer in &mut listing.entries {
+            let (name, qtype) = &answer.question;
+            answer.on_interface = self.server_state.fast_path.holds_answer(&AnswerKey {
+                name: name.into(),
+                qtype: *qtype,
+                dnssec_ok: answer.dnssec_ok,
+                checking_disabled: answer.checking_disabled,
+            });
+        }
+        listing
+    }
+
+    /// Returns the types among A and AAAA of the forwarded answers for a name that interfaces hold.
+    fn held_types(&self, name: &Name) -> Vec<&'static str> {
+        let is_held = |qtype: u16| {
+            [false, true].into_iter().any(|dnssec_ok| {
+                let key = AnswerKey { name: name.into(), qtype, dnssec_ok, checking_disabled: false };
+                self.server_state.fast_path.holds_answer(&key)
+            })
+        };
+        let types = [(TYPE_A, "A"), (TYPE_AAAA, "AAAA")];
+        types.into_iter().filter(|(qtype, _)| is_held(*qtype)).map(|(_, label)| label).collect()
     }
 
     /// Removes the selected answers from all caches; returns their number, `None` without a cache. All

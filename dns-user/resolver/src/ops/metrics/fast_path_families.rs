@@ -39,7 +39,7 @@ impl Collector for FastPathFamilies {
 
 fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
     let (counters, status) = (fast_path.counters(), fast_path.status());
-    let FastPathStatus { interfaces, programs, names: table, answers: _, lease, pinned_at: _ } = status;
+    let FastPathStatus { interfaces, programs, names: table, answers, lease, pinned_at: _ } = status;
     let interfaces = &interfaces.interfaces;
     let (bytes_in, bytes_out) = counters.bytes();
     let attached = interfaces.iter().filter(|interface| interface.hook.is_some()).count();
@@ -82,5 +82,9 @@ fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
         families::FAST_PATH_LEASE_SECONDS.is(lease.remaining_ms as f64 / 1000.0),
         families::FAST_PATH_EVICTIONS_TOTAL.is(table.evicted),
         families::FAST_PATH_WRITES_TOTAL.is(table.written),
+        families::FAST_PATH_FORWARDED_ANSWERS.is(answers.entries as f64),
+        families::FAST_PATH_FORWARDED_EVICTIONS_TOTAL.is(answers.evicted),
+        families::FAST_PATH_FORWARDED_UNFITTING_TOTAL.is(answers.unfitting),
+        families::FAST_PATH_FORWARDED_RENEWALS_TOTAL.is(answers.renewals),
     ]
 }
