@@ -254,7 +254,8 @@ impl Model {
             .outcomes
             .iter()
             .filter(|(outcome, rate)| {
-                let is_miss = !outcome.starts_with("hit") && !matches!(outcome.as_str(), "not_ours" | "response");
+                let is_miss =
+                    !outcome.starts_with("hit") && !matches!(outcome.as_str(), "not_ours" | "response");
                 is_miss && **rate > 0.0
             })
             .map(|(outcome, rate)| (outcome.as_str(), *rate))
