@@ -1,6 +1,8 @@
-//! Servers that forward to the same authority, each configured for one core.
+//! Servers that forward to the same authority, each configured for one core; on request they also
+//! know the names of a foundation.
 
 use std::{
+    fmt::Write as _,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
@@ -15,6 +17,7 @@ use tempfile::TempDir;
 use whole_system_tests::{
     client,
     cpu::on_cpu,
+    metrics::wait_for_fast_path,
     process::{Kept, wait_until},
     server::{self, Server},
 };
@@ -22,6 +25,7 @@ use whole_system_tests::{
 use crate::{
     foundation::Foundation,
     lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    peers::Entry,
 };
 
 /// The zone in which every name has one address.
@@ -42,8 +46,12 @@ pub enum Forwarder {
     Fleet,
     /// NLnet Labs Unbound with a forward zone for everything.
     Unbound,
+    /// This server with its fast path at tc and both caches on.
+    Interface,
     /// dnsmasq with its default cache.
     Dnsmasq,
+    /// CZ.NIC Knot Resolver, which forwards without validating.
+    KnotResolver,
 }
 
 /// A forwarder and its authority, stopped when dropped.
@@ -64,9 +72,16 @@ impl Forwarder {
             Self::Ours { cache: true } => "ours",
             Self::Ours { cache: false } => "ours, cache off",
             Self::Fleet => "ours",
+            Self::Interface => "ours, tc",
             Self::Unbound => "unbound",
             Self::Dnsmasq => "dnsmasq",
+            Self::KnotResolver => "knot-resolver",
         }
+    }
+
+    /// Returns whether it is this server.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Ours { .. } | Self::Fleet | Self::Interface)
     }
 
     /// Starts the forwarder and its authority, and waits for the first answer. The authority runs
@@ -74,7 +89,14 @@ impl Forwarder {
     pub fn start(self, lab: &Lab) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;
-        self.start_with(lab, folder, authority, None)
+        self.start_with(lab, folder, authority, None, &[])
+    }
+
+    /// Like [`Self::start`], with the names of a foundation.
+    pub fn start_with_names(self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
+        let folder = TempDir::with_prefix("bdx-forward-")?;
+        let authority = start_authority(lab, folder.path())?;
+        self.start_with(lab, folder, authority, Some(foundation), &foundation.entries(usize::MAX))
     }
 
     /// Starts the forwarder before an authority that runs at [`AUTHORITY`], with the names of a
@@ -85,7 +107,7 @@ impl Forwarder {
         authority: impl std::fmt::Debug + 'static,
         foundation: &Foundation,
     ) -> Result<Running> {
-        self.start_with(lab, TempDir::with_prefix("bdx-forward-")?, authority, Some(foundation))
+        self.start_with(lab, TempDir::with_prefix("bdx-forward-")?, authority, Some(foundation), &[])
     }
 
     fn start_with(
@@ -94,10 +116,11 @@ impl Forwarder {
         folder: TempDir,
         authority: impl std::fmt::Debug + 'static,
         foundation: Option<&Foundation>,
+        names: &[Entry],
     ) -> Result<Running> {
         let (forwarder, pid): (Box<dyn std::fmt::Debug>, u32) = match self {
-            Self::Ours { cache } => {
-                let server = start_ours(lab, cache)?;
+            Self::Ours { .. } | Self::Interface => {
+                let server = self.start_ours(lab, foundation)?;
                 let pid = server.pid();
                 (Box::new(server), pid)
             }
@@ -106,8 +129,8 @@ impl Forwarder {
                 let pid = server.pid();
                 (Box::new(server), pid)
             }
-            Self::Unbound | Self::Dnsmasq => {
-                let process = self.start_peer(lab, folder.path())?;
+            Self::Unbound | Self::Dnsmasq | Self::KnotResolver => {
+                let process = self.start_peer(lab, folder.path(), names)?;
                 let pid = process.pid();
                 (Box::new(process), pid)
             }
@@ -115,14 +138,26 @@ impl Forwarder {
         let name = format!("first.{ZONE}.");
         wait_for_answer(lab, (SERVER_ADDRESS, 53).into(), &name, false)
             .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
+        if self == Self::Interface {
+            wait_for_fast_path(&lab.server)?;
+        }
         lab::pin(pid, SERVER_CPU)?;
+        lab.pin_napi()?;
         Ok(Running { pid, _forwarder: forwarder, _authority: Box::new(authority), _folder: folder })
     }
 
-    /// Starts unbound or dnsmasq.
-    fn start_peer(self, lab: &Lab, folder: &Path) -> Result<Kept> {
+    /// Starts another server with static names.
+    fn start_peer(self, lab: &Lab, folder: &Path, names: &[Entry]) -> Result<Kept> {
         let file = folder.join("forwarder.conf");
-        let shown = file.display();
+        let (shown, here) = (file.display(), folder.display());
+        let (mut hosts, mut local_data) = (String::new(), String::new());
+        for (name, addresses) in names {
+            for address in addresses {
+                writeln!(hosts, "{address} {}", name.trim_end_matches('.'))?;
+                writeln!(local_data, "  local-data: \"{name} 0 IN A {address}\"")?;
+            }
+        }
+        fs::write(folder.join("hosts"), hosts)?;
         let (authority, port) = (AUTHORITY.ip(), AUTHORITY.port());
         let (program, arguments, text) = match self {
             Self::Unbound => (
@@ -133,9 +168,19 @@ impl Forwarder {
                      \x20 username: \"\"\n  chroot: \"\"\n  pidfile: \"\"\n  use-syslog: no\n  logfile: \"\"\n\
                      \x20 verbosity: 0\n  num-threads: 1\n  module-config: \"iterator\"\n  do-not-query-localhost: no\n\
                      \x20 local-zone: \"test.\" nodefault\n  msg-cache-size: 64m\n  rrset-cache-size: 128m\n\
-                     \x20 outgoing-range: 8192\n  num-queries-per-thread: 4096\n  so-rcvbuf: 1m\n\
+                     \x20 outgoing-range: 8192\n  num-queries-per-thread: 4096\n  so-rcvbuf: 1m\n{local_data}\
                      forward-zone:\n  name: \".\"\n  forward-addr: {authority}@{port}\n\
                      remote-control:\n  control-enable: no\n"
+                ),
+            ),
+            Self::KnotResolver => (
+                "kresd",
+                vec!["-n".to_owned(), "-c".to_owned(), shown.to_string(), here.to_string()],
+                format!(
+                    "modules = {{'hints > iterate'}}\nnet.ipv6 = false\n\
+                     net.listen('{SERVER_ADDRESS}', 53, {{kind = 'dns'}})\ntrust_anchors.remove('.')\n\
+                     cache.size = 192 * MB\nhints.add_hosts('{here}/hosts')\nhints.ttl(0)\n\
+                     policy.add(policy.all(policy.STUB('{authority}@{port}')))\n"
                 ),
             ),
             _ => (
@@ -144,7 +189,7 @@ impl Forwarder {
                 format!(
                     "keep-in-foreground\nno-resolv\nno-hosts\nbind-interfaces\nlisten-address={SERVER_ADDRESS}\n\
                      pid-file=\nuser=root\nserver={authority}#{port}\ncache-size=10000\n\
-                     dns-forward-max=4096\n"
+                     addn-hosts={here}/hosts\nlocal-ttl=0\ndns-forward-max=4096\n"
                 ),
             ),
         };
@@ -154,22 +199,28 @@ impl Forwarder {
         command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Kept::spawn(&mut command)
     }
-}
 
-/// Starts this server without a fast path and without local names.
-fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
-    let extra = json!({
-        "log_level": "WARN",
-        "xdp": {"mode": "off"},
-        "disable_recursors": false,
-        "recursors": [AUTHORITY],
-        "recursor_timeout": "2s",
-        // As large as unbound's two caches together.
-        "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
-    });
-    let folder = server::folder(b"{}", None)?;
-    // One worker for one CPU: the others are configured for one thread.
-    on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
+    /// Starts this server, without local names unless a foundation has some.
+    fn start_ours(self, lab: &Lab, foundation: Option<&Foundation>) -> Result<Server> {
+        let mode = if self == Self::Interface { "tc" } else { "off" };
+        let cache = self != Self::Ours { cache: false };
+        let extra = json!({
+            "log_level": "WARN",
+            "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "cache_entries": 8192},
+            "metrics": {"enabled": foundation.is_some()},
+            "disable_recursors": false,
+            "recursors": [AUTHORITY],
+            "recursor_timeout": "2s",
+            // As large as unbound's two caches together.
+            "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
+        });
+        let folder = match foundation {
+            Some(foundation) => server::folder(&foundation.records, foundation.aliases.as_deref())?,
+            None => server::folder(b"{}", None)?,
+        };
+        // One worker for one CPU: the others are configured for one thread.
+        on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
+    }
 }
 
 /// Starts this server with the names of a foundation, the fast path, and default limits.

@@ -60,8 +60,18 @@ pub(crate) const KERNEL_TEST: &[&str] =
     &["binutils", "cpio", "ethtool", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
 
 /// Packages for the benches, including the servers to compare with.
-pub(crate) const BENCH: &[&str] =
-    &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iperf3", "iproute2", "knot", "nsd", "unbound"];
+pub(crate) const BENCH: &[&str] = &[
+    "bind9-dnsutils",
+    "dnsmasq-base",
+    "dnsperf",
+    "ethtool",
+    "iperf3",
+    "iproute2",
+    "knot",
+    "knot-resolver",
+    "nsd",
+    "unbound",
+];
 
 /// Mirror for suites other than this machine's.
 const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";

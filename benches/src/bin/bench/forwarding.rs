@@ -156,7 +156,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         let bar = |forwarder: &Forwarder| Bar {
             label: forwarder.label().to_owned(),
             value: values.get(&(measure, kind, *forwarder)).cloned().unwrap_or_default(),
-            ours: matches!(forwarder, Forwarder::Ours { .. }),
+            ours: forwarder.is_ours(),
         };
         let (title, unit) = measure.title(kind);
         Figure {

@@ -27,6 +27,7 @@ mod footprint;
 mod forwarding;
 mod harm;
 mod latency;
+mod outside;
 mod queries;
 mod reload;
 mod saturated;
@@ -115,6 +116,7 @@ const PARTS: &[Part] = &[
     ("cost", cost::measure),
     ("latency", latency::measure),
     ("forwarding", forwarding::measure),
+    ("outside", outside::measure),
     ("flood", flood::measure),
     ("sizes", scaling::measure),
     ("footprint", footprint::measure),
