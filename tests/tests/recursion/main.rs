@@ -7,6 +7,7 @@ mod cache_commands;
 mod forgery;
 mod handlers;
 mod hanging;
+mod interface_cache;
 mod lab;
 mod lies;
 mod lossy;

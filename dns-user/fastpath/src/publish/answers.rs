@@ -332,3 +332,167 @@ impl AnswerTable {
         self.due.push(Reverse(due));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dns_common::{entry::CHUNK_SIZE, index::Pair};
+    use memmap2::{MmapMut, MmapRaw};
+
+    use super::*;
+    use crate::map::{
+        index::{self, Index, IndexMemory},
+        store::EntryMemory,
+    };
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A table, and the index from which the programs read.
+    struct Bench {
+        table: AnswerTable,
+        index: Arc<IndexMemory>,
+        memory: Arc<EntryMemory>,
+        filter: Arc<LearnFilter>,
+    }
+
+    impl Bench {
+        fn new(limit: usize) -> Self {
+            let anonymous = |length: usize| -> MmapRaw { MmapMut::map_anon(length).unwrap().into() };
+            let memory = Arc::new(EntryMemory::new(anonymous(CHUNK_SIZE)));
+            let elements = index::elements(limit as u32) as usize;
+            let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
+            let store = EntryStore::new(Index::new(index.clone()), memory.clone());
+            let grace = GracePeriods::start(|| true).unwrap();
+            let filter = Arc::new(LearnFilter::new());
+            let mut table = AnswerTable::new((store, grace), 7, limit, filter.clone());
+            table.begin(1);
+            Self { table, index, memory, filter }
+        }
+
+        /// Offers an answer as the publisher's handle does.
+        fn offer(&mut self, number: u32, since_ns: u64, generation: u64) -> u64 {
+            let answer = answer_of(number, since_ns);
+            let key = answer::key(7, (&answer.name).into(), 1, false, false);
+            self.filter.note(filter_key(key, generation));
+            self.table.publish(&answer, generation, since_ns);
+            key
+        }
+
+        /// Returns whether the next use of the answer would hand it over.
+        fn is_wanted(&self, key: u64) -> bool {
+            let key = filter_key(key, self.table.generation);
+            let wanted = self.filter.note(key);
+            if wanted {
+                self.filter.release(key);
+            }
+            wanted
+        }
+
+        /// Marks an answer as used, like the programs.
+        fn use_it(&self, key: u64, at_ns: u64) {
+            let location = self.index.get(key).unwrap();
+            self.memory.write(location, &[at_ns]);
+        }
+    }
+
+    /// An answer with a TTL of 100 s.
+    fn answer_of(number: u32, since_ns: u64) -> ForwardedAnswer {
+        let name: Name = format!("n{number}.example").parse().unwrap();
+        let mut message = vec![0, 0, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
+        message.extend(name.as_wire());
+        message.extend([0, 1, 0, 1]);
+        let ttl_at = u16::try_from(message.len() + 6).unwrap();
+        message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 100, 0, 4, 10, 0, 0, 1]);
+        ForwardedAnswer {
+            name,
+            qtype: 1,
+            dnssec_ok: false,
+            checking_disabled: false,
+            message: message.into(),
+            ttls: [ttl_at].into(),
+            ttl: 100,
+            lifetime: 100,
+            since_ns,
+        }
+    }
+
+    #[test]
+    fn published_answer_is_found() {
+        let mut bench = Bench::new(100);
+        let key = bench.offer(1, SECOND, 1);
+        assert!(bench.index.get(key).is_some() && !bench.is_wanted(key));
+        assert_eq!(bench.table.status().entries, 1);
+    }
+
+    #[test]
+    fn other_generations_are_refused() {
+        let mut bench = Bench::new(100);
+        let key = bench.offer(1, SECOND, 1);
+        bench.table.begin(2);
+        assert_eq!((bench.index.get(key), bench.table.status().entries), (None, 0));
+        assert!(bench.is_wanted(key));
+        bench.offer(1, SECOND, 1);
+        assert_eq!(bench.index.get(key), None, "looked up before the flush");
+        bench.offer(1, SECOND, 2);
+        assert!(bench.index.get(key).is_some());
+    }
+
+    #[test]
+    fn expired_answer_is_removed() {
+        let mut bench = Bench::new(100);
+        let key = bench.offer(1, SECOND, 1);
+        assert_eq!(bench.table.expire(100 * SECOND), []);
+        assert!(bench.index.get(key).is_some());
+        assert_eq!(bench.table.expire(101 * SECOND), []);
+        assert_eq!(bench.index.get(key), None);
+        assert!(bench.is_wanted(key) && bench.table.is_empty());
+    }
+
+    #[test]
+    fn used_answer_is_renewed_once() {
+        let mut bench = Bench::new(100);
+        let (used, unused) = (bench.offer(1, SECOND, 1), bench.offer(2, SECOND, 1));
+        bench.use_it(used, 5);
+        assert_eq!(bench.table.expire(90 * SECOND), [], "too early");
+        let renewals = bench.table.expire(97 * SECOND);
+        assert_eq!(
+            renewals.iter().map(|renewal| renewal.name.to_string()).collect::<Vec<_>>(),
+            [answer_of(1, 0).name.to_string()]
+        );
+        assert_eq!(bench.table.expire(98 * SECOND), []);
+        // The old answer again, because the renewal has failed.
+        bench.table.publish(&answer_of(1, SECOND), 1, 98 * SECOND);
+        assert_eq!(bench.table.status().written, 2);
+        bench.table.publish(&answer_of(1, 98 * SECOND), 1, 98 * SECOND);
+        bench.table.expire(101 * SECOND);
+        assert!(bench.index.get(used).is_some(), "the new answer lives on");
+        assert_eq!(bench.index.get(unused), None);
+        assert_eq!(bench.table.expire(194 * SECOND), [], "not used since");
+    }
+
+    #[test]
+    fn unused_answers_are_evicted_first() {
+        let mut bench = Bench::new(10);
+        let keys: Vec<u64> = (0..10).map(|number| bench.offer(number, SECOND, 1)).collect();
+        for &key in &keys[..9] {
+            bench.use_it(key, 5);
+        }
+        let new = bench.offer(10, SECOND, 1);
+        assert_eq!(bench.index.get(keys[9]), None);
+        assert!(keys[..9].iter().chain([&new]).all(|&key| bench.index.get(key).is_some()));
+        assert!(bench.is_wanted(keys[9]));
+        assert_eq!((bench.table.status().entries, bench.table.status().evicted), (10, 1));
+    }
+
+    #[test]
+    fn unfitting_answer_is_handed_over_once() {
+        let mut bench = Bench::new(100);
+        let mut answer = answer_of(1, SECOND);
+        answer.message[3] |= 2;
+        let key = answer::key(7, (&answer.name).into(), 1, false, false);
+        bench.filter.note(filter_key(key, 1));
+        bench.table.publish(&answer, 1, SECOND);
+        assert!(bench.index.get(key).is_none() && !bench.is_wanted(key));
+        bench.table.expire(101 * SECOND);
+        assert!(bench.is_wanted(key), "its successor may fit");
+    }
+}

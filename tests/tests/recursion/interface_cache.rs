@@ -1,0 +1,152 @@
+//! Cached answers that the interface gives: the same bytes as userspace, renewed before they expire.
+
+use std::{
+    net::Ipv4Addr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_platform::metrics::names;
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::json;
+use whole_system_tests::{
+    bpffs::Bpffs, client, metrics::wait_for_fast_path, namespace::Namespace, process::wait_until,
+    requirements,
+};
+
+use super::{
+    lab::{Lab, OURS, loopback, namespace},
+    scripted::Scripted,
+    servers::{Zones, installed},
+};
+
+/// Time limit for an answer to reach the interface.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The server with a cache in userspace and at the interface `lo`.
+fn start<'a>(namespace: &'a Namespace, bpffs: &Bpffs, recursors: &[std::net::SocketAddr]) -> Result<Lab<'a>> {
+    let config = json!({
+        "cache": {"enabled": true},
+        "xdp": {"mode": "tc", "interfaces": ["lo"], "cache_entries": 1000, "bpffs": bpffs.path()},
+    });
+    let lab = Lab::start(namespace, recursors, &config)?;
+    wait_for_fast_path(namespace).with_context(|| lab.server.log())?;
+    Ok(lab)
+}
+
+fn hits(lab: &Lab<'_>) -> Result<u64> {
+    lab.metric(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_forwarded\"")
+}
+
+/// Asks by UDP, or by TCP, which only userspace answers.
+fn ask(lab: &Lab<'_>, query: &[u8], by_tcp: bool) -> Result<Vec<u8>> {
+    lab.namespace.run(|| match by_tcp {
+        true => client::ask_tcp_raw(OURS, query),
+        false => Ok(client::ask_raw(OURS, query, Duration::from_secs(5))?),
+    })?
+}
+
+/// Asks by UDP; returns the reply, and whether the interface gave it.
+fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, bool)> {
+    let before = hits(lab)?;
+    let reply = ask(lab, query, false)?;
+    Ok((reply, hits(lab)? > before))
+}
+
+/// Asks until the interface gives the reply.
+fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
+    let mut found = None;
+    wait_until("an answer from the interface", PATIENCE, || {
+        found = ask_interface(lab, query).ok().filter(|(_, by_interface)| *by_interface);
+        found.is_some()
+    })
+    .with_context(|| lab.server.log())?;
+    Ok(found.context("just found")?.0)
+}
+
+#[test]
+fn interface_gives_userspace_bytes() -> Result<()> {
+    let Some(namespace) = namespace("icache")?.filter(|_| installed() && requirements::bpf()) else {
+        return Ok(());
+    };
+    let zones = Zones::new()?;
+    let bpffs = Bpffs::new()?;
+    let named = zones.named(&namespace, loopback(10))?;
+    let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
+    let lab = start(&namespace, &bpffs, &[unbound.address])?;
+    let questions = [
+        ("www.signed.test.", RecordType::A),
+        ("WWW.Signed.test.", RecordType::A),
+        ("alias.signed.test.", RecordType::AAAA),
+        ("nowhere.signed.test.", RecordType::A),
+        ("www.signed.test.", RecordType::MX),
+        ("signed.test.", RecordType::DNSKEY),
+        ("_sip._tcp.signed.test.", RecordType::SRV),
+        ("odd.signed.test.", RecordType::Unknown(65280)),
+        ("answers.wild.test.", RecordType::A),
+    ];
+    for (name, record_type) in questions {
+        for (edns, dnssec_ok, checking_disabled) in [
+            (None, false, false),
+            (Some(1232), false, true),
+            (Some(1232), true, false),
+            (Some(1232), true, true),
+        ] {
+            let what = format!("{name} {record_type}, EDNS {edns:?}, DO {dnssec_ok}, CD {checking_disabled}");
+            let mut query = client::query(name, record_type, edns)?;
+            if let Some(edns) = &mut query.edns {
+                edns.set_dnssec_ok(dnssec_ok);
+            }
+            query.metadata.checking_disabled = checking_disabled;
+            let query = query.to_vec()?;
+            // A reply that is cut for this client always comes from userspace.
+            let limit = usize::from(edns.unwrap_or(512));
+            if ask(&lab, &query, true)?.len() > limit {
+                continue;
+            }
+            settle(&lab, &query).context(what.clone())?;
+            let begun = Instant::now();
+            loop {
+                let before = ask(&lab, &query, true)?;
+                let (reply, by_interface) = ask_interface(&lab, &query)?;
+                let after = ask(&lab, &query, true)?;
+                // A second may begin in between, and one query a second is a probe.
+                if by_interface && before == after {
+                    ensure!(reply == before, "{what}: {reply:02x?} instead of {before:02x?}");
+                    break;
+                }
+                ensure!(begun.elapsed() < PATIENCE, "{what}: no reply of the interface");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn answers_in_use_are_renewed() -> Result<()> {
+    let Some(namespace) = namespace("irenew")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let bpffs = Bpffs::new()?;
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 10).into()]
+    })?;
+    let lab = start(&namespace, &bpffs, &[loopback(10)])?;
+    let used = client::query("used.example.com.", RecordType::A, None)?.to_vec()?;
+    let reply = Message::from_vec(&settle(&lab, &used)?)?;
+    ensure!(reply.answers.first().is_some_and(|record| record.ttl <= 10), "{reply}");
+    // The only queries are those of renewals, while clients are answered by the interface alone.
+    let deadline = Instant::now() + Duration::from_secs(25);
+    let mut passed = 0;
+    while Instant::now() < deadline {
+        let (reply, by_interface) = ask_interface(&lab, &used)?;
+        let reply = Message::from_vec(&reply)?;
+        ensure!(reply.answers.first().is_some_and(|record| (1..=10).contains(&record.ttl)), "{reply}");
+        passed += usize::from(!by_interface);
+        thread::sleep(Duration::from_millis(100));
+    }
+    let fetched = recursor.count();
+    ensure!((2..=4).contains(&fetched), "{fetched} queries to the recursor");
+    // One query a second is a probe.
+    ensure!(passed <= 27, "{passed} queries passed to userspace");
+    Ok(())
+}
