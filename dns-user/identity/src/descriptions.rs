@@ -34,6 +34,7 @@ impl Descriptions {
     /// Creates, updates and destroys identities until they equal the files. A file that cannot be
     /// read leaves its identity as it is; so does a folder that cannot be listed.
     pub fn reconcile(&mut self, rotator: &mut Rotator, now: SystemTime) {
+        tracing::trace!(folder = %self.folder.display(), "reading descriptions");
         let files = match list(&self.folder) {
             Ok(files) => files,
             Err(error) => {

@@ -100,7 +100,14 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let mut _watcher = None;
     if let Some(containers) = &containers {
         let events = events.clone();
-        let notified = move |_| drop(events.send(Event::Rescan));
+        let notified = move |event: notify::Result<notify::Event>| {
+            // Reading the descriptions is an event as well, and must not cause the next reading.
+            if event.is_ok_and(|event| event.kind.is_access()) {
+                return;
+            }
+            // The rotator may be stopping.
+            let _ = events.send(Event::Rescan);
+        };
         let mut watcher = notify::recommended_watcher(notified)?;
         watcher
             .watch(containers, RecursiveMode::NonRecursive)

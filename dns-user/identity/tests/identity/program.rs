@@ -172,6 +172,14 @@ fn folder_of_descriptions_is_followed() {
                 && text.contains("bosh_dns_identity_pool_size 2")
         })
     });
+    // Reading the folder causes no further reading; one may come by the clock.
+    let readings = || {
+        let log = fs::read_to_string(world.folder.path().join("log")).unwrap();
+        log.matches("reading descriptions").count()
+    };
+    let before = readings();
+    thread::sleep(Duration::from_secs(1));
+    assert!(before > 0 && readings() <= before + 1, "{before} readings, then {}", readings());
     assert!(world.process.stop());
     let keys = [read_pair(&world.identity("g1"), "instance").unwrap().key.to_string(), {
         String::from_utf8(world.authority.key()).unwrap()
