@@ -81,6 +81,12 @@ pub(super) struct Frame {
     bytes: Vec<u8>,
 }
 
+impl Frame {
+    pub(super) fn is_v4(&self) -> bool {
+        self.bytes[12..14] == [8, 0]
+    }
+}
+
 /// The link of a client, for whole frames.
 pub(super) struct Wire {
     socket: Socket,
