@@ -7,6 +7,7 @@ pub mod foundation;
 pub mod generator;
 pub mod lab;
 pub mod load;
+pub mod noise;
 pub mod peers;
 pub mod reference;
 pub mod report;

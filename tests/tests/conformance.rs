@@ -30,8 +30,16 @@ use whole_system_tests::{
 const OF_THE_FLEET: &[&str] = &["01", "02", "03", "04", "05", "11", "12", "14", "15"];
 
 /// Recorded cases on which the default configuration improves (`docs/differences.md`), although the
-/// recording names no quirk: unusable health certificates do not keep DNS from starting.
-const BETTER_BY_DEFAULT: &[&str] = &["14-044-health-on-ca-file-missing"];
+/// recording names no quirk: neither unusable health certificates nor invalid alias files keep DNS from
+/// starting.
+const BETTER_BY_DEFAULT: &[&str] = &[
+    "14-044-health-on-ca-file-missing",
+    "14-054-alias-file-with-a-text-instead-of-a-list",
+    "14-055-alias-file-with-an-empty-name",
+    "14-056-alias-file-which-is-a-list",
+    "14-058-alias-loop",
+    "14-062-alias-file-empty",
+];
 
 /// The most compatible setting, including recursion.
 const FAITHFUL: &str = "nxdomain";

@@ -20,6 +20,11 @@ mod process;
 mod test;
 mod toolchain;
 
+#[path = "../../benches/src/bin/bench/arguments.rs"]
+mod bench_arguments;
+#[path = "../../benches/src/bin/demo/arguments.rs"]
+mod demo_arguments;
+
 /// Build, demonstrate, test and measure bosh-dns-xdp.
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
@@ -143,6 +148,7 @@ fn main() -> Result<()> {
             }
         }
         Command::Demo { arguments } => {
+            parse_or_exit::<demo_arguments::Arguments>("cargo xtask demo", &arguments);
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;
             run_from_benches("demo", &arguments)
@@ -184,10 +190,20 @@ fn main() -> Result<()> {
             soak(hours.map_or(minutes, |hours| hours * 60.0), seed)
         }
         Command::Bench { arguments } => {
+            parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
             packages::ensure(packages::BENCH)?;
             toolchain::ensure()?;
             run_from_benches("bench", &arguments)
         }
+    }
+}
+
+/// Exits with the help or the error that these arguments cause, before anything is installed or built.
+fn parse_or_exit<A: Parser>(program: &str, arguments: &[String]) {
+    if let Err(error) =
+        A::try_parse_from(std::iter::once(program).chain(arguments.iter().map(String::as_str)))
+    {
+        error.exit();
     }
 }
 

@@ -11,6 +11,9 @@ use super::{Bar, Data, Figure, Sweep, number};
 /// Width of every plot in SVG units.
 const WIDTH: u32 = 960;
 
+/// Upper bound of the mean width of a letter of the labels, in SVG units: sans-serif at 16 units.
+const LETTER: f64 = 8.0;
+
 /// The axis is logarithmic where the largest value is this many times the smallest.
 const TOO_FAR_APART: f64 = 25.0;
 
@@ -55,6 +58,14 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     let height = 40 * bars.len() as u32 + 60;
     let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
+    // Viewers with a dark background would hide black text.
+    area.fill(&WHITE)?;
+    let longest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0) as f64 * LETTER;
+    let labels = longest(&mut bars.iter().map(|bar| bar.label.chars().count()));
+    let values = longest(&mut bars.iter().map(|bar| value_text(bar, unit).chars().count()));
+    // The bars begin behind the longest label and leave room for the longest value.
+    let begin = (labels as i32 + 20).min(WIDTH as i32 / 2);
+    let room = f64::from(WIDTH as i32 - begin - 8) - values - 10.0;
     let largest = bars.iter().map(|bar| bar.value.spread().1).fold(f64::MIN_POSITIVE, f64::max);
     let smallest =
         bars.iter().map(|bar| bar.value.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
@@ -65,9 +76,9 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
         true => (value.max(base) / base).ln() / (largest / base).ln(),
         false => value / largest,
     };
-    let scale = |value: f64| 260 + (share(value) * 540.0) as i32;
+    let scale = |value: f64| begin + (share(value) * room) as i32;
     if logarithmic {
-        area.draw(&Text::new("logarithmic axis", (260, 40 * bars.len() as i32 + 40), ("sans-serif", 14)))?;
+        area.draw(&Text::new("logarithmic axis", (begin, 40 * bars.len() as i32 + 40), ("sans-serif", 14)))?;
     }
     let label = ("sans-serif", 16).into_font().color(&BLACK);
     let right = label.pos(Pos::new(HPos::Right, VPos::Center));
@@ -75,29 +86,40 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     for (row, bar) in bars.iter().enumerate() {
         let middle = 30 + 40 * row as i32;
         let median = bar.value.median();
-        area.draw(&Text::new(bar.label.clone(), (250, middle), right.clone()))?;
+        area.draw(&Text::new(bar.label.clone(), (begin - 10, middle), right.clone()))?;
         if median.is_finite() {
             let colour = if bar.ours { OURS } else { OTHERS };
-            area.draw(&Rectangle::new([(260, middle - 13), (scale(median), middle + 13)], colour.filled()))?;
+            area.draw(&Rectangle::new(
+                [(begin, middle - 13), (scale(median), middle + 13)],
+                colour.filled(),
+            ))?;
             let (low, high) = bar.value.spread();
             area.draw(&PathElement::new(
                 [(scale(low), middle), (scale(high), middle)],
                 BLACK.stroke_width(1),
             ))?;
-            let value = format!("{} {unit}", number(median));
-            area.draw(&Text::new(value, (scale(high) + 8, middle), left.clone()))?;
+            area.draw(&Text::new(value_text(bar, unit), (scale(high) + 8, middle), left.clone()))?;
         } else {
-            area.draw(&Text::new("not measured", (268, middle), left.clone()))?;
+            area.draw(&Text::new(value_text(bar, unit), (begin + 8, middle), left.clone()))?;
         }
     }
     area.present()?;
     Ok(())
 }
 
+/// Returns the text behind a bar.
+fn value_text(bar: &Bar, unit: &str) -> String {
+    match bar.value.median() {
+        median if median.is_finite() => format!("{} {unit}", number(median)),
+        _ => "not measured".to_owned(),
+    }
+}
+
 /// Draws one line per subject if the places have an order, else one bar per subject at each place,
 /// with the spread as a thin line and the legend at the side.
 fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
+    area.fill(&WHITE)?;
     let (plot, legend) = area.split_horizontally(WIDTH - 220);
     let values = || sweep.series.iter().flat_map(|line| &line.values).filter(|rounds| !rounds.0.is_empty());
     let largest = values().map(|rounds| rounds.spread().1).fold(f64::MIN_POSITIVE, f64::max);

@@ -30,6 +30,7 @@ mod edns;
 mod encode;
 mod found;
 pub mod http_api;
+pub mod keys;
 mod prepared;
 pub mod question;
 pub mod record;

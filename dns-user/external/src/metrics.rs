@@ -191,12 +191,19 @@ fn counters(registry: &Registry, name: &str, help: &str) -> prometheus::Result<I
     add(registry, IntCounterVec::new(Opts::new(name, help), &["provider"])?)
 }
 
+/// Returns every family with a sample, except the families of the process.
+#[cfg(test)]
+pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
+    let all = tests::complete().registry.gather();
+    all.into_iter().filter(|family| !family.name().starts_with("process_")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn dashboard_uses_existing_metrics() {
+    /// Returns metrics with a sample of each family.
+    pub(super) fn complete() -> Metrics {
         let metrics = Metrics::new().unwrap();
         for family in [&metrics.last_sync, &metrics.last_reconcile] {
             family.with_label_values(&["p"]);
@@ -214,6 +221,12 @@ mod tests {
         metrics.registry_errors.with_label_values(&["p"]);
         metrics.verified_records.with_label_values(&["p", "A"]);
         metrics.source_records.with_label_values(&["A"]);
+        metrics
+    }
+
+    #[test]
+    fn dashboard_uses_existing_metrics() {
+        let metrics = complete();
         let text = metrics.text();
         let dashboard = include_str!("../../../deploy/grafana/bosh-dns-publish.json");
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';

@@ -14,7 +14,7 @@ use dns_common::control::CLIENT_BUCKETS;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::{AnswerKey, FastPath, NameSource, Publisher, Renewal, attach::status::InterfaceState};
+use crate::{AnswerKey, FastPath, NameSource, Publisher, Renewal, attach::status::InterfacesStatus};
 use dns_core::{
     name::{Name, NameRef},
     wire::ForwardedAnswer,
@@ -209,14 +209,18 @@ impl FastPathHandle {
         self.0.held.load().first().is_some_and(|held| held.publisher.is_published(name))
     }
 
+    /// Returns the reason why no interface is served although one should be.
+    pub fn unserved(&self) -> Option<String> {
+        self.get()?.status().interfaces.unserved
+    }
+
     /// Describes whether interfaces answer, and the reason if none does.
     pub fn in_words(&self) -> String {
         let Some(fast_path) = self.get() else { return "off".to_owned() };
-        let interfaces = fast_path.status().interfaces.interfaces;
-        let refused = interfaces.iter().find(|interface| interface.state == InterfaceState::Refused);
-        match refused {
+        let InterfacesStatus { interfaces, unserved, .. } = fast_path.status().interfaces;
+        match unserved {
             _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
-            Some(interface) => format!("on no interface: {}: {}", interface.name, interface.why),
+            Some(why) => format!("on no interface: {why}"),
             None => {
                 "on no interface yet: each is served once enough queries have arrived through it".to_owned()
             }

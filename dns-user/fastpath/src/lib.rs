@@ -198,6 +198,7 @@ pub struct FastPathStatus {
     /// The programs needed so far.
     pub programs: Vec<ProgramStatus>,
     /// Number of published names, and the memory they take.
+    #[serde(rename = "table")]
     pub names: TableStatus,
     /// Number of forwarded answers, and the memory they take.
     pub answers: AnswersStatus,

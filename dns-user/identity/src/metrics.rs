@@ -8,6 +8,57 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::{certificate::seconds, rotator::Status};
 
+/// A declared family: the source of the exposition and of the metrics reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Full name, unit included.
+    pub name: &'static str,
+    /// `gauge` or `counter`.
+    pub kind: &'static str,
+    /// Label names.
+    pub labels: &'static [&'static str],
+    /// Help text of the exposition.
+    pub help: &'static str,
+}
+
+/// Declares families.
+macro_rules! families {
+    ($($family:ident $kind:literal $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $family: Family = Family { name: $name, kind: $kind, labels: &[$($label),*], help: $help };
+        )*
+
+        /// Every family.
+        pub const FAMILIES: &[Family] = &[$($family),*];
+    };
+}
+
+families! {
+    EXPIRY "gauge" "bosh_dns_identity_expiry_timestamp_seconds" ["guid"]
+        "End of a certificate, seconds since 1970.";
+    IDENTITIES "gauge" "bosh_dns_identity_identities" [] "Identities that are maintained.";
+    FAILING "gauge" "bosh_dns_identity_failing" [] "Identities whose last renewal failed.";
+    POOL_KEYS "gauge" "bosh_dns_identity_pool_keys" [] "Keys that are ready.";
+    POOL_SIZE "gauge" "bosh_dns_identity_pool_size" [] "Keys that the pool is filled up to.";
+    CA_EXPIRY "gauge" "bosh_dns_identity_ca_expiry_timestamp_seconds" []
+        "End of the CA's certificate, seconds since 1970.";
+    CA_FILES_USABLE "gauge" "bosh_dns_identity_ca_files_usable" []
+        "1 if the CA's files as they are can be used, 0 if an earlier CA stays in use.";
+    RENEWALS "counter" "bosh_dns_identity_renewals_total" [] "Pairs that were renewed.";
+    FAILURES "counter" "bosh_dns_identity_failures_total" ["reason"]
+        "Failures by reason, each counted once however often it is retried.";
+    MEMBERS "gauge" "bosh_dns_identity_members" [] "Issuer: instances that hold certificates.";
+    LAGGING "gauge" "bosh_dns_identity_lagging" [] "Issuer: instances that have not taken the fleet's trust.";
+    TRUSTED_CAS "gauge" "bosh_dns_identity_trusted_cas" []
+        "Issuer: CAs that the fleet trusts; more than 1 during a rotation.";
+    FILES_USABLE "gauge" "bosh_dns_identity_files_usable" []
+        "Issuer: 1 if trust, CA and records are the newest ones, 0 if an earlier state stays in use.";
+    ISSUED "counter" "bosh_dns_identity_issued_total" [] "Issuer: certificates issued to agents.";
+    REFUSED "counter" "bosh_dns_identity_refused_total" ["reason"] "Issuer: calls refused, by reason.";
+    ISSUER_REACHED "gauge" "bosh_dns_identity_issuer_reached" [] "Agent: 1 if the last report reached the issuer.";
+}
+
 /// Families of one scrape.
 #[derive(Debug, Default)]
 pub struct Exposition(Registry);
@@ -16,31 +67,27 @@ impl Exposition {
     /// Adds a gauge with a value for each set of label values.
     pub fn gauge<'a>(
         &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
+        family: &Family,
         values: impl IntoIterator<Item = (Vec<&'a str>, i64)>,
     ) -> prometheus::Result<()> {
-        let family = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        let shown = IntGaugeVec::new(Opts::new(family.name, family.help), family.labels)?;
         for (labels, value) in values {
-            family.get_metric_with_label_values(&labels)?.set(value);
+            shown.get_metric_with_label_values(&labels)?.set(value);
         }
-        self.0.register(Box::new(family))
+        self.0.register(Box::new(shown))
     }
 
     /// Adds a counter with a value for each set of label values.
     pub fn counter<'a>(
         &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
+        family: &Family,
         values: impl IntoIterator<Item = (Vec<&'a str>, u64)>,
     ) -> prometheus::Result<()> {
-        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+        let shown = IntCounterVec::new(Opts::new(family.name, family.help), family.labels)?;
         for (labels, value) in values {
-            family.get_metric_with_label_values(&labels)?.inc_by(value);
+            shown.get_metric_with_label_values(&labels)?.inc_by(value);
         }
-        self.0.register(Box::new(family))
+        self.0.register(Box::new(shown))
     }
 }
 
@@ -49,46 +96,23 @@ pub fn of_rotator(status: &Status) -> prometheus::Result<Exposition> {
     let Status { authority, pool_ready, pool_size, renewals, failures, identities } = status;
     let shown = Exposition::default();
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    shown.gauge(
-        "bosh_dns_identity_expiry_timestamp_seconds",
-        "End of an identity's certificate, seconds since 1970.",
-        &["guid"],
-        identities
-            .iter()
-            .filter_map(|identity| Some((vec![identity.guid.as_str()], timestamp(identity.not_after?)))),
-    )?;
+    let expiry = identities
+        .iter()
+        .filter_map(|identity| Some((vec![identity.guid.as_str()], timestamp(identity.not_after?))));
+    shown.gauge(&EXPIRY, expiry)?;
     let failing = identities.iter().filter(|identity| identity.failure.is_some()).count();
-    for (name, help, value) in [
-        ("bosh_dns_identity_identities", "Identities that are maintained.", number(identities.len())),
-        ("bosh_dns_identity_failing", "Identities whose last renewal failed.", number(failing)),
-        ("bosh_dns_identity_pool_keys", "Keys that are ready.", number(*pool_ready)),
-        ("bosh_dns_identity_pool_size", "Keys that the pool is filled up to.", number(*pool_size)),
-        (
-            "bosh_dns_identity_ca_expiry_timestamp_seconds",
-            "End of the CA's certificate, seconds since 1970.",
-            timestamp(authority.not_after),
-        ),
-        (
-            "bosh_dns_identity_ca_files_usable",
-            "1 if the CA's files as they are can be used, 0 if an earlier CA stays in use.",
-            i64::from(authority.problem.is_none()),
-        ),
+    for (family, value) in [
+        (IDENTITIES, number(identities.len())),
+        (FAILING, number(failing)),
+        (POOL_KEYS, number(*pool_ready)),
+        (POOL_SIZE, number(*pool_size)),
+        (CA_EXPIRY, timestamp(authority.not_after)),
+        (CA_FILES_USABLE, i64::from(authority.problem.is_none())),
     ] {
-        shown.gauge(name, help, &[], [(vec![], value)])?;
+        shown.gauge(&family, [(vec![], value)])?;
     }
-    shown.counter(
-        "bosh_dns_identity_renewals_total",
-        "Pairs that were renewed.",
-        &[],
-        [(vec![], *renewals)],
-    )?;
-    let failures = failures.iter().map(|(reason, count)| (vec![reason.as_str()], *count));
-    shown.counter(
-        "bosh_dns_identity_failures_total",
-        "Failures by reason, each counted once however often it is retried.",
-        &["reason"],
-        failures,
-    )?;
+    shown.counter(&RENEWALS, [(vec![], *renewals)])?;
+    shown.counter(&FAILURES, failures.iter().map(|(reason, count)| (vec![reason.as_str()], *count)))?;
     Ok(shown)
 }
 

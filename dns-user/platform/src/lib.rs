@@ -10,6 +10,7 @@
 //! * [`stall`]: streams with a write timeout.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`clock`], [`limits`]: the kernel's clock; the limit on open files.
+//! * [`standstill`]: detects that the process did not run.
 
 pub mod clock;
 pub mod files;
@@ -20,6 +21,7 @@ pub mod mmsg;
 pub mod priority;
 pub mod sandbox;
 pub mod stall;
+pub mod standstill;
 pub mod threads;
 pub mod tls;
 pub mod unix_socket;

@@ -14,6 +14,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
+    explain::CachedState,
     message::{self, Flags, MessageIndex},
     outgoing::{AD, Form, KEY_CLASS, Key, KeyFields},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
@@ -158,6 +159,17 @@ impl Cache {
             return Lookup::Fresh(self.stale_reply(&entry, query));
         }
         Lookup::Stale(entry)
+    }
+
+    /// Returns the state of an entry, its remaining lifetime in seconds, and whether it is a denial.
+    pub(crate) fn peek(&self, key: &Key) -> Option<(CachedState, u64, Option<bool>)> {
+        let entry = self.store.get(&key[..])?;
+        let age = entry.since.elapsed();
+        Some(match entry.lifetime.checked_sub(age) {
+            Some(left) => (CachedState::Fresh, left.as_secs(), Some(entry.denial)),
+            None if age < entry.lifetime + entry.stale => (CachedState::Stale, 0, Some(entry.denial)),
+            None => return None,
+        })
     }
 
     /// Writes an answer that is still fresh into `reply`; `false` if there is none. A miss is not

@@ -133,6 +133,14 @@ impl CachedSource {
         self.shared.common.failures.as_ref().map_or(0, Failures::hits)
     }
 
+    pub(crate) fn source(&self) -> &Source {
+        &self.shared.source
+    }
+
+    pub(crate) fn cache(&self) -> Option<&Cache> {
+        self.shared.cache.as_deref()
+    }
+
     /// Returns whether queries may wait for the source; they do not if every name is denied.
     pub(crate) fn waits(&self) -> bool {
         !matches!(self.shared.source, Source::Deny(_))

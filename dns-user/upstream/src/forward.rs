@@ -17,6 +17,7 @@ use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{Query, Transport},
 };
+use dns_platform::logs::LineLimit;
 
 /// A list of recursors, asked in turn until one answers.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct Forwarder {
     compat: Compat,
     /// Resolves host names of recursors.
     hosts: Arc<HostNames>,
+    /// Lines about queries without any recursor.
+    none_lines: LineLimit,
 }
 
 /// Recursors and the history that determines their order.
@@ -50,7 +53,7 @@ impl Forwarder {
         hosts: &Arc<HostNames>,
     ) -> Self {
         let set = ArcSwap::from_pointee(RecursorSet::new(names, options, selection, &[], hosts));
-        Self { set, options, selection, compat, hosts: Arc::clone(hosts) }
+        Self { set, options, selection, compat, hosts: Arc::clone(hosts), none_lines: LineLimit::new() }
     }
 
     /// Replaces the recursors. Recursors that stay keep their sockets and counters.
@@ -68,6 +71,15 @@ impl Forwarder {
     /// Asks until a recursor answers with NOERROR.
     pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         let set = self.set.load_full();
+        if set.recursors.is_empty()
+            && let Some(left_out) = self.none_lines.admit_per_minute()
+        {
+            tracing::warn!(
+                left_out,
+                "no recursor is known: names outside the fleet get SERVFAIL; set `recursors`, or nameservers other \
+                 than this server in /etc/resolv.conf"
+            );
+        }
         let form = self.options.form;
         let mut message = form.message(query);
         let mut best: Option<Failure> = None;

@@ -30,6 +30,7 @@ use super::{
     json_answer, message,
 };
 use dns_core::wire::Query;
+use dns_platform::logs::LineLimit;
 
 /// Longest accepted document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
@@ -108,11 +109,12 @@ pub(crate) struct HttpSource {
     client: HttpClient,
     /// Time limit of an answer, connecting included.
     timeout: Duration,
+    failure_lines: LineLimit,
 }
 
 impl fmt::Debug for HttpSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url, client: _, timeout } = self;
+        let Self { url, client: _, timeout, failure_lines: _ } = self;
         f.debug_struct("HttpSource")
             .field("url", &shown(url))
             .field("timeout", timeout)
@@ -166,7 +168,11 @@ impl HttpSource {
         }
         // A little less, so that the client gets the handler's SERVFAIL.
         let timeout = request_timeout - request_timeout / 10;
-        Self { url, client, timeout }
+        Self { url, client, timeout, failure_lines: LineLimit::new() }
+    }
+
+    pub(crate) fn url(&self) -> &Url {
+        &self.url
     }
 
     /// Requests an answer; every error becomes SERVFAIL.
@@ -178,7 +184,14 @@ impl HttpSource {
         match outcome {
             Ok(reply) => Forwarded::own(reply, false),
             Err(error) => {
-                tracing::debug!(url = shown(&self.url), %error, "the HTTP request of a handler failed: the query gets SERVFAIL");
+                if let Some(left_out) = self.failure_lines.admit_per_minute() {
+                    tracing::warn!(
+                        url = shown(&self.url),
+                        %error,
+                        left_out,
+                        "the HTTP request of a handler failed: the client gets SERVFAIL; check the handler's URL with curl"
+                    );
+                }
                 Forwarded::own(message::begin_reply(query, true, true, message::SERVFAIL), true)
             }
         }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::{
-    CacheStatus, Handlers, Listing, RecursorStatus, Selection, Upstream, admission::AdmissionStatus,
+    CacheStatus, ForwardingExplanation, Handlers, Listing, RecursorStatus, Selection, Upstream,
+    admission::AdmissionStatus,
 };
+use dns_core::name::Name;
 
 /// The recursors and handlers that are asked now; each is replaced as a whole.
 #[derive(Debug)]
@@ -47,6 +49,19 @@ impl InForce {
     /// Returns how the cache of the recursors fares; `None` without a cache.
     pub fn cache(&self) -> Option<CacheStatus> {
         self.upstream.load().cache_status()
+    }
+
+    /// Explains how a name is forwarded: by the handler of a domain, or by the recursors of the
+    /// configuration. `None` without that source.
+    pub fn explain(&self, handler: Option<&Name>, name: &Name) -> Option<ForwardingExplanation> {
+        match handler {
+            None => Some(self.upstream.load().recursors()?.explain(name)),
+            Some(domain) => {
+                let handlers = self.handlers.load();
+                let (_, source) = handlers.sources().find(|(known, _)| *known == domain)?;
+                Some(source.explain(name))
+            }
+        }
     }
 
     /// Lists at most `limit` of the selected answers in all caches.

@@ -2,6 +2,8 @@
 //! reverse names.
 //!
 //! * [`forward`]: tries recursors one after the other, in the order of [`order`].
+//! * [`explain`]: the way of a name, for operators.
+//! * [`failed_tries`]: counters and log lines of failures.
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
 //! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
 //!   front of a source; [`admission`]: the limit of waiting queries per client.
@@ -17,6 +19,8 @@ mod answer;
 mod cache;
 mod cached;
 mod contents;
+mod explain;
+mod failed_tries;
 mod failures;
 mod fields;
 mod flight;
@@ -55,6 +59,7 @@ pub use self::{
     answer::Answer,
     cached::{CachedSource, Denial},
     contents::{CachedAnswer, Listing, Selection},
+    explain::{CacheFinding, CachedState, ForwardingExplanation},
     handlers::{HandlerConfig, HandlerSource, Handlers},
     host_names::{HostName, HostNames},
     http::shown,

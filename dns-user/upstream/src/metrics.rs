@@ -126,23 +126,14 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     let set = forwarder.set();
     let preferred = set.order.preferred();
     let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
-        let RecursorCounters {
-            tries,
-            network_errors,
-            error_replies,
-            refused,
-            mismatched,
-            latency_us: _,
-            latencies,
-            latency_sum_us,
-        } = &recursor.counters;
+        let RecursorCounters { failed, mismatched, latency_us: _, latencies, latency_sum_us } =
+            &recursor.counters;
         let labels = [recursor.name(), handler];
-        let failures = [("network", network_errors), ("rcode", error_replies), ("given_up", refused)];
+        let failures =
+            failed.by_reason().map(|(reason, count)| ([recursor.name(), handler, reason.label()], count));
         [
-            families::RECURSOR_QUERIES_TOTAL.of([(labels, tries.load(Relaxed))]),
-            families::RECURSOR_FAILURES_TOTAL.of(
-                failures.map(|(reason, count)| ([recursor.name(), handler, reason], count.load(Relaxed))),
-            ),
+            families::RECURSOR_QUERIES_TOTAL.of([(labels, failed.tries())]),
+            families::RECURSOR_FAILURES_TOTAL.of(failures),
             families::RECURSOR_MISMATCHED_TOTAL.of([(labels, mismatched.load(Relaxed))]),
             families::RECURSOR_PREFERRED.of([(labels, f64::from(index == preferred))]),
             families::RECURSOR_DURATION_SECONDS.of([(labels, histogram(latencies, latency_sum_us))]),

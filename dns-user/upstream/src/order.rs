@@ -16,14 +16,42 @@ pub(crate) struct RecursorOrder {
     mode: RecursorSelection,
     /// Index of the recursor to ask first.
     preferred: AtomicUsize,
-    /// Failures among the recent tries of each: one bit per try, the latest in the lowest.
-    histories: Box<[AtomicU32]>,
+    histories: Box<[History]>,
+}
+
+/// The recent tries of one recursor: one bit per try, set if it failed, the latest in the lowest.
+#[derive(Debug, Default)]
+struct History {
+    /// Tries since the recursor was last preferred, which decide about the preference.
+    turn: AtomicU32,
+    /// All tries, for operators.
+    all: AtomicU32,
+}
+
+impl History {
+    /// Records a try; returns the failures of this turn.
+    fn record(&self, failed: bool) -> u32 {
+        let Self { turn, all } = self;
+        let add = |history: &AtomicU32| {
+            let before = history.load(Ordering::Relaxed);
+            if before == 0 && !failed {
+                // The common case: nothing to write.
+                return 0;
+            }
+            // Two tries that end at the same instant may count as one, which is harmless.
+            let after = (before << 1 | u32::from(failed)) & ((1 << HISTORY) - 1);
+            history.store(after, Ordering::Relaxed);
+            after.count_ones()
+        };
+        add(all);
+        add(turn)
+    }
 }
 
 impl RecursorOrder {
     /// Creates the order of `count` untried recursors; the first is preferred.
     pub(crate) fn new(mode: RecursorSelection, count: usize) -> Self {
-        let histories = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let histories = (0..count).map(|_| History::default()).collect();
         Self { mode, preferred: AtomicUsize::new(0), histories }
     }
 
@@ -41,28 +69,20 @@ impl RecursorOrder {
 
     /// Returns the failures among a recursor's last 25 tries.
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
-        self.histories.get(index).map_or(0, |history| history.load(Ordering::Relaxed).count_ones())
+        self.histories.get(index).map_or(0, |history| history.all.load(Ordering::Relaxed).count_ones())
     }
 
     /// Records the result of a try.
     pub(crate) fn record(&self, index: usize, failed: bool) {
         let Some(history) = self.histories.get(index) else { return };
-        let before = history.load(Ordering::Relaxed);
-        if before == 0 && !failed {
-            // The common case: nothing to write.
-            return;
-        }
-        let mask = (1 << HISTORY) - 1;
-        // Two tries that end at the same instant may count as one, which is harmless.
-        let after = (before << 1 | u32::from(failed)) & mask;
-        history.store(after, Ordering::Relaxed);
-        if self.mode == RecursorSelection::Smart && after.count_ones() >= MAX_FAILURES && failed {
+        let failures = history.record(failed);
+        if self.mode == RecursorSelection::Smart && failures >= MAX_FAILURES && failed {
             let next = (index + 1) % self.histories.len();
             let moved =
                 self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if moved {
-                // Start with an empty history for the recursor's next turn.
-                history.store(0, Ordering::Relaxed);
+                // The recursor's next turn starts without failures.
+                history.turn.store(0, Ordering::Relaxed);
             }
         }
     }
@@ -87,6 +107,7 @@ mod tests {
         assert_eq!(order(&recursors), [0, 1, 2]);
         recursors.record(0, true);
         assert_eq!(order(&recursors), [1, 2, 0]);
+        assert_eq!(recursors.recent_failures(0), 5, "operators still see the failures");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use arc_swap::ArcSwapOption;
 
 use super::{
     TryError,
+    failed_tries::{FailedTries, Reason},
     host_names::{HostName, HostNames, has_host_name, socket_address},
     message,
     outgoing::Form,
@@ -89,16 +90,10 @@ struct Sockets {
 }
 
 /// Tries of a recursor since the start, by result.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RecursorCounters {
-    /// Queries sent, retries included.
-    pub(crate) tries: AtomicU64,
-    /// Tries without a reply.
-    pub(crate) network_errors: AtomicU64,
-    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or malformed.
-    pub(crate) error_replies: AtomicU64,
-    /// Queries not sent for lack of room.
-    pub(crate) refused: AtomicU64,
+    /// Tries, and failures by reason.
+    pub(crate) failed: Arc<FailedTries>,
     /// Datagrams that matched no query in flight: late, wrong or forged.
     pub(crate) mismatched: Arc<AtomicU64>,
     /// Smoothed time to a reply in microseconds; 0 before the first.
@@ -114,10 +109,23 @@ pub(crate) struct RecursorCounters {
 pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
     [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
 
+impl RecursorCounters {
+    /// Creates the counters of the recursor with this name.
+    fn new(recursor: &str) -> Self {
+        Self {
+            failed: FailedTries::new(recursor),
+            mismatched: Arc::default(),
+            latency_us: AtomicU64::new(0),
+            latencies: Default::default(),
+            latency_sum_us: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Recursor {
     /// Creates a recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
     pub(crate) fn new(name: &str, options: RecursorOptions, hosts: &Arc<HostNames>) -> Self {
-        let counters = RecursorCounters::default();
+        let counters = RecursorCounters::new(name);
         let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, options, &counters)));
         let host = name
             .rsplit_once(':')
@@ -193,8 +201,8 @@ impl Recursor {
         message: &mut [u8],
         randomise_case: bool,
     ) -> Result<ValidatedReply, TryError> {
-        let sockets = self.sockets().await?;
-        self.counters.tries.fetch_add(1, Ordering::Relaxed);
+        self.counters.failed.began();
+        let sockets = self.sockets().await.inspect_err(|_| self.counters.failed.failed(Reason::NoAddress))?;
         let start = Instant::now();
         let question = query.question_range();
         let outcome = match transport {
@@ -243,32 +251,19 @@ impl Recursor {
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
             _ => self.silence.tries.store(0, Ordering::Relaxed),
         }
-        let RecursorCounters {
-            tries: _,
-            network_errors,
-            error_replies,
-            refused,
-            mismatched: _,
-            latency_us,
-            latencies,
-            latency_sum_us,
-        } = &self.counters;
-        match outcome {
-            Ok(reply) => {
-                let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-                let before = latency_us.load(Ordering::Relaxed);
-                let after = if before == 0 { took } else { before - before / 8 + took / 8 };
-                latency_us.store(after, Ordering::Relaxed);
-                let bucket = LATENCY_BOUNDS_US.partition_point(|&bound| bound < took);
-                latencies[bucket].fetch_add(1, Ordering::Relaxed);
-                latency_sum_us.fetch_add(took, Ordering::Relaxed);
-                if !matches!(reply.rcode(), message::NOERROR | message::NXDOMAIN) {
-                    error_replies.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Err(TryError::Unreadable) => drop(error_replies.fetch_add(1, Ordering::Relaxed)),
-            Err(TryError::Busy) => drop(refused.fetch_add(1, Ordering::Relaxed)),
-            Err(_) => drop(network_errors.fetch_add(1, Ordering::Relaxed)),
+        let RecursorCounters { failed, mismatched: _, latency_us, latencies, latency_sum_us } =
+            &self.counters;
+        if outcome.is_ok() {
+            let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+            let before = latency_us.load(Ordering::Relaxed);
+            let after = if before == 0 { took } else { before - before / 8 + took / 8 };
+            latency_us.store(after, Ordering::Relaxed);
+            let bucket = LATENCY_BOUNDS_US.partition_point(|&bound| bound < took);
+            latencies[bucket].fetch_add(1, Ordering::Relaxed);
+            latency_sum_us.fetch_add(took, Ordering::Relaxed);
+        }
+        if let Some(reason) = Reason::of(outcome) {
+            failed.failed(reason);
         }
     }
 

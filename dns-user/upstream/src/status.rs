@@ -1,6 +1,6 @@
 //! Status of recursors and caches, for operators.
 
-use std::{net::SocketAddr, sync::atomic::Ordering};
+use std::{collections::BTreeMap, net::SocketAddr, sync::atomic::Ordering};
 
 use super::{
     cache::Cache,
@@ -20,13 +20,8 @@ pub struct RecursorStatus {
     pub preferred: bool,
     /// Queries sent to it since the start, retries included.
     pub tries: u64,
-    /// Tries without a reply: timeouts, closed ports, broken connections.
-    pub network_errors: u64,
-    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or malformed.
-    pub error_replies: u64,
-    /// Queries that were not sent because too many were in flight.
-    #[serde(rename = "given_up")]
-    pub refused: u64,
+    /// Failed tries since the start, by reason; reasons without a failure are left out.
+    pub failures: BTreeMap<&'static str, u64>,
     /// Datagrams that matched no query in flight: late, wrong or forged.
     #[serde(rename = "strays")]
     pub mismatched: u64,
@@ -84,25 +79,19 @@ pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
 }
 
 fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
-    let RecursorCounters {
-        tries,
-        network_errors,
-        error_replies,
-        refused,
-        mismatched,
-        latency_us,
-        latencies: _,
-        latency_sum_us: _,
-    } = &recursor.counters;
+    let RecursorCounters { failed, mismatched, latency_us, latencies: _, latency_sum_us: _ } =
+        &recursor.counters;
     let latency = latency_us.load(Ordering::Relaxed);
     RecursorStatus {
         address: recursor.name().to_owned(),
         resolved: recursor.address(),
         preferred,
-        tries: tries.load(Ordering::Relaxed),
-        network_errors: network_errors.load(Ordering::Relaxed),
-        error_replies: error_replies.load(Ordering::Relaxed),
-        refused: refused.load(Ordering::Relaxed),
+        tries: failed.tries(),
+        failures: failed
+            .by_reason()
+            .filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| (reason.label(), count))
+            .collect(),
         mismatched: mismatched.load(Ordering::Relaxed),
         recent_failures,
         latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),

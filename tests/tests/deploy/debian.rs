@@ -132,7 +132,7 @@ fn five_commands_reach_interface_answer() {
     let owner = machine.run(&format!("ps -o user= -p {pid}")).unwrap();
     assert_eq!(owner.trim(), "bosh-dns-xdp");
     assert!(
-        status(&machine)["fast_path"]["detail"]["pinned_at"].is_string(),
+        status(&machine)["fast_path"]["internals"]["pinned_at"].is_string(),
         "{said}{}",
         machine.journal("bosh-dns-xdp-attach")
     );

@@ -133,7 +133,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
         })?;
     }
     let status = parts.status()?;
-    let detail = &status["fast_path"]["detail"];
+    let detail = &status["fast_path"]["internals"];
     ensure!(detail["pinned_at"].is_string() && status["fast_path_off"].is_null(), "{status}");
     // The attacher reports its programs to the server.
     wait_until("the programs to be shown as loaded", REUNION, || {
@@ -158,7 +158,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
         parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
     })?;
     let status = parts.status()?;
-    ensure!(status["fast_path"]["detail"]["names"]["unvouched"] == json!(false), "{status}");
+    ensure!(status["fast_path"]["internals"]["table"]["unvouched"] == json!(false), "{status}");
     // The attacher follows new interfaces, and the server shows them.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {

@@ -191,8 +191,9 @@ fn completions_and_manual_cover_commands() -> Result<()> {
     let pages = tempfile::tempdir()?;
     let written = Command::new(&program).args(["man", "--folder"]).arg(pages.path()).status()?;
     assert!(written.success());
-    assert!(pages.path().join("bosh-dns-xdp-status.1").exists());
+    assert!(pages.path().join("bosh-dns-xdp-status.8").exists());
     assert_eq!(Command::new(&program).arg("nonsense").output()?.status.code(), Some(2));
+    assert_eq!(Command::new(&program).output()?.status.code(), Some(2), "a bare call");
     Ok(())
 }
 

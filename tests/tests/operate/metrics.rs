@@ -175,8 +175,10 @@ fn interface_replies_are_counted() -> Result<()> {
     let before = metric("boshdns_requests_internal_total").context("there is a total")?;
     running.ask("q-s0.q-g1.bosh.", 9)?;
     assert_eq!(metric("boshdns_requests_internal_total"), Some(before + 9.0));
-    assert_eq!(metric("bosh_dns_xdp_fast_path_interface_replies_total{interface=\"lo\"}"), Some(9.0));
-    assert_eq!(metric("bosh_dns_xdp_replies_total{path=\"fast\"}"), Some(9.0));
+    // One query per second is a probe, which userspace answers.
+    let fast = metric("bosh_dns_xdp_replies_total{path=\"fast\"}").context("there is a total")?;
+    assert!((7.0..=9.0).contains(&fast), "{fast}");
+    assert_eq!(metric("bosh_dns_xdp_fast_path_interface_replies_total{interface=\"lo\"}"), Some(fast));
     let (code, text, _) = running.cli(&["resolve", "q-s0.q-g1.bosh"])?;
     assert!(code == 0 && text.contains("answered by: the interface"), "{text}");
     let (code, text, problem) = std::thread::scope(|scope| {

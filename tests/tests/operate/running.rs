@@ -14,6 +14,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use whole_system_tests::{
     client,
     namespace::Namespace,
@@ -53,8 +54,17 @@ impl Running {
     ///
     /// DNS is ready first, the API shortly afterwards.
     pub(crate) fn start(label: &str, extra: &Value) -> Result<Self> {
-        let namespace = Namespace::new(label)?;
+        Self::start_in(Namespace::new(label)?, extra)
+    }
+
+    /// Like [`Self::start`], in a namespace that may hold other servers already.
+    pub(crate) fn start_in(namespace: Namespace, extra: &Value) -> Result<Self> {
         let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"web.alias": ["*.web.net.dep.bosh"]}"#))?;
+        Self::start_with(namespace, folder, extra)
+    }
+
+    /// Like [`Self::start_in`], with the files in `folder`.
+    pub(crate) fn start_with(namespace: Namespace, folder: TempDir, extra: &Value) -> Result<Self> {
         let links = folder.path().join("jobs/web/.bosh");
         fs::create_dir_all(&links)?;
         fs::write(links.join("links.json"), r#"[{"group": "1", "name": "web", "type": "http"}]"#)?;

@@ -14,10 +14,13 @@ use bosh_dns_xdp_benches::{
     reference::quoted,
     report::{Figure, Report},
 };
-use clap::Parser;
+use clap::Parser as _;
 use whole_system_tests::interrupt;
 
+use self::arguments::Arguments;
+
 mod against;
+mod arguments;
 mod cell;
 mod consul;
 mod containers;
@@ -35,40 +38,6 @@ mod scaling;
 mod subject;
 mod sweep;
 mod turns;
-
-/// Measure everything and write the report.
-#[derive(Parser)]
-#[command(name = "cargo xtask bench")]
-struct Arguments {
-    /// Fewer rounds, sizes and peers: some ten minutes, where all of it takes more than an hour.
-    #[arg(long)]
-    quick: bool,
-    /// At most this many rounds: less time, and wider intervals.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
-    rounds: Option<u8>,
-    /// Also measure bosh-dns, with this binary.
-    #[arg(long)]
-    bosh_dns: Option<PathBuf>,
-    /// Compare with another build of the server, alternately on a saturated core, and measure
-    /// nothing else; may be repeated.
-    #[arg(long, value_name = "PROGRAM")]
-    against: Vec<PathBuf>,
-    /// With --against: modes of the fast path (`off`: userspace only).
-    #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
-    mode: Vec<String>,
-    /// Rewrite the pages from a report.json, without measuring anything.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "rounds", "bosh_dns"])]
-    from: Option<PathBuf>,
-    /// Folder of the report.
-    #[arg(long, default_value = "report")]
-    output: PathBuf,
-    /// Only the parts with this text in their name; may be repeated.
-    #[arg(long, value_name = "PART")]
-    only: Vec<String>,
-    /// In the first part only subjects with this text in their label; may be repeated.
-    #[arg(long, value_name = "TEXT")]
-    subject: Vec<String>,
-}
 
 /// The amount of measuring.
 struct Plan {

@@ -36,13 +36,6 @@ pub(super) struct Figures {
     misses: u64,
 }
 
-impl Figures {
-    /// Returns the queries per second of a core that does nothing else.
-    fn of_one_core(&self) -> f64 {
-        1.0 / self.cpu.as_secs_f64().max(1e-9)
-    }
-}
-
 /// Measures the running server.
 pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Result<Figures> {
     let duration = Duration::from_secs(seconds);
@@ -71,55 +64,76 @@ pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) 
     })
 }
 
-/// Prints the table and its interpretation.
+/// Prints the headline figure, the table behind it, and what it means for a cell.
 pub(super) fn print(interface: &Figures, userspace: &Figures) {
+    let gain = interface.best / userspace.best.max(1.0);
+    let headline = format!(
+        "One core answers {} queries/s at the interface, {:.1} times as many as in userspace.",
+        count(interface.best),
+        gain
+    );
+    println!("{}\n", super::coloured(&headline, "1;32"));
     println!(
-        "{:<16} {:>22} {:>14} {:>14} {:>14} {:>13} {:>13}",
-        "",
-        "queries/s answered",
-        "CPU per query",
-        "latency p50",
-        "latency p99",
-        "by interface",
-        "by userspace",
+        "{:<16} {:>12} {:>14} {:>12} {:>12} {:>13} {:>13}",
+        "", "queries/s", "CPU per query", "latency p50", "latency p99", "by interface", "by userspace",
     );
     for (label, figures) in [("fast path", interface), ("userspace only", userspace)] {
         println!(
-            "{label:<16} {:>22} {:>14} {:>14} {:>14} {:>13} {:>13}",
-            number(figures.best),
+            "{label:<16} {:>12} {:>14} {:>12} {:>12} {:>13} {:>13}",
+            count(figures.best),
             microseconds(figures.cpu),
             microseconds(figures.median),
             microseconds(figures.slow),
-            number(figures.hits as f64),
-            number(figures.misses as f64),
+            count(figures.hits as f64),
+            count(figures.misses as f64),
         );
     }
     println!(
-        "queries/s answered: of one core that is asked for all that it can do, by a generator within the kernel.\nCPU per query: of the server's process and the receive path of its \
-         interface, meanwhile.\nlatency: by dnsperf at {} queries/s, the way there and back included.",
-        number(LATENCY_RATE.into()),
+        "queries/s: replies of one saturated core. CPU per query: server process and receive path of its interface, \
+         meanwhile.\nlatency: by dnsperf at {} queries/s, round trip. by interface, by userspace: replies during the \
+         measurement.",
+        count(LATENCY_RATE.into()),
     );
     let queries = CONTAINERS * QUERIES_A_CONTAINER;
-    let share = |cpu: Duration| format!("{} %", number(cpu.as_secs_f64() * f64::from(queries) * 100.0));
+    let load = |cpu: Duration| share(cpu.as_secs_f64() * f64::from(queries));
     println!(
-        "\n== To remember\n\
-         A core that does nothing else answers {} queries/s at the interface, {} in userspace.\n\
-         A cell with {CONTAINERS} containers of {QUERIES_A_CONTAINER} queries/s each asks {} times a second. That is\n\
-         \x20   {:>8} of a core at the interface,\n\
-         \x20   {:>8} of a core in userspace,\n\
-         \x20   {:>8} of a core by bosh-dns (quoted: {} queries/s of one core, {}).",
-        number(interface.of_one_core()),
-        number(userspace.of_one_core()),
-        number(queries.into()),
-        share(interface.cpu),
-        share(userspace.cpu),
-        share(Duration::from_secs_f64(1.0 / quoted::SATURATED)),
-        number(quoted::SATURATED),
+        "\nA cell with {CONTAINERS} containers of {QUERIES_A_CONTAINER} queries/s each sends {} queries/s. That is\n\
+         {:>8} of a core at the interface,\n\
+         {:>8} of a core in userspace,\n\
+         {:>8} of a core in bosh-dns (quoted: {} queries/s of one core, {}).",
+        count(queries.into()),
+        load(interface.cpu),
+        load(userspace.cpu),
+        load(Duration::from_secs_f64(1.0 / quoted::SATURATED)),
+        count(quoted::SATURATED),
         quoted::SATURATED_ON,
     );
+}
+
+/// Formats a count or rate as a whole number with thousands separators.
+fn count(value: f64) -> String {
+    // From 100 on there are no decimals; smaller values are exact counts.
+    if value < 100.0 { format!("{value:.0}") } else { number(value) }
+}
+
+/// Formats a share of a CPU.
+pub(super) fn share(share: f64) -> String {
+    format!("{} %", number(share * 100.0))
 }
 
 /// A duration in microseconds.
 fn microseconds(duration: Duration) -> String {
     format!("{} µs", number(duration.as_secs_f64() * 1e6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_integers() {
+        for (value, text) in [(0.0, "0"), (7.0, "7"), (12.0, "12"), (553_490.4, "553,490")] {
+            assert_eq!(count(value), text);
+        }
+    }
 }

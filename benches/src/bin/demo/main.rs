@@ -5,8 +5,8 @@
 
 use std::{
     fs,
+    io::IsTerminal as _,
     net::{IpAddr, Ipv4Addr},
-    path::PathBuf,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -15,8 +15,9 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    noise::{self, Measured, NOISY},
 };
-use clap::Parser;
+use clap::Parser as _;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -26,29 +27,11 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
+mod arguments;
 mod foundation;
 mod load;
 
-/// Shows what bosh-dns-xdp does, on a generated foundation or on your own data.
-#[derive(Parser)]
-#[command(name = "cargo xtask demo")]
-struct Arguments {
-    /// Your own records.json instead of a generated foundation.
-    #[arg(long)]
-    records: Option<PathBuf>,
-    /// Your own alias file.
-    #[arg(long, requires = "records")]
-    aliases: Option<PathBuf>,
-    /// Instances of the generated foundation.
-    #[arg(long, default_value_t = 500)]
-    instances: usize,
-    /// Hook of the fast path: auto, native, generic or tc.
-    #[arg(long, default_value = "auto")]
-    mode: String,
-    /// Seconds of load in each measurement.
-    #[arg(long, default_value_t = 3)]
-    seconds: u64,
-}
+use self::{arguments::Arguments, load::Figures};
 
 /// Port of the demo's recursor inside the server's namespace.
 const RECURSOR_PORT: u16 = 5353;
@@ -103,17 +86,36 @@ fn show(arguments: &Arguments) -> Result<()> {
     replace_records(&lab, &running, &mut foundation)?;
 
     headline("Load: one saturated core, then dnsperf for latency");
-    let queries = running.folder.path().join("queries");
-    fs::write(&queries, foundation::query_lines(&foundation))?;
-    let with = load::measure(&lab, &running, &queries, arguments.seconds)?;
+    let measure = |running: &Server| -> Result<Measured<Figures>> {
+        let queries = running.folder.path().join("queries");
+        fs::write(&queries, foundation::query_lines(&foundation))?;
+        let once = || load::measure(&lab, running, &queries, arguments.seconds);
+        noise::undisturbed(SERVER_CPU, once, |share| {
+            let text =
+                format!("other programs took {} of CPU {SERVER_CPU}: measuring again", load::share(share));
+            println!("{}", yellow(&text));
+        })
+    };
+    let with = measure(&running)?;
     running.process().stop(Duration::from_secs(10))?;
     drop(running);
     let running = start_server(&lab, &foundation, &json!({"mode": "off"}))?;
-    fs::write(running.folder.path().join("queries"), foundation::query_lines(&foundation))?;
-    let queries = running.folder.path().join("queries");
-    let without = load::measure(&lab, &running, &queries, arguments.seconds)?;
-    load::print(&with, &without);
-    println!("\nEverything that was made here is gone again when this command ends.");
+    let without = measure(&running)?;
+    load::print(&with.value, &without.value);
+    let noise = with.noise.max(without.noise);
+    if noise >= NOISY {
+        let text = format!(
+            "Do not rely on these figures: in every attempt other programs took up to {} of CPU {SERVER_CPU}.\n\
+             Stop them and run the demo again.",
+            load::share(noise)
+        );
+        println!("\n{}", yellow(&text));
+    }
+    headline("Next");
+    println!(
+        "Try it with your own records (no root needed):\n    target/release/bosh-dns-xdp try --records records.json\n\
+         Then read docs/one-machine.md. Everything that this demo made is removed when it ends."
+    );
     Ok(())
 }
 
@@ -167,7 +169,7 @@ fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
         dig.args(["netns", "exec", lab.client.name(), "dig", &server, name, record_type]);
         let answer = capture(dig.args(["+noall", "+comments", "+answer", "+time=2", "+tries=1"]))?;
         let hit = Metrics::read(&lab.server)?.fast_path_replies() > before.fast_path_replies();
-        let path = if hit { "the interface (BPF)" } else { "userspace" };
+        let path = if hit { coloured("the interface (BPF)", "32") } else { "userspace".to_owned() };
         let status = answer.split("status: ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("?");
         let addresses: Vec<&str> = answer
             .lines()
@@ -223,5 +225,20 @@ fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> R
 
 /// Prints a headline above a part of the demo.
 fn headline(text: &str) {
-    println!("\n== {text}");
+    println!("\n{}", coloured(&format!("== {text}"), "1"));
+}
+
+/// Returns the text in yellow.
+fn yellow(text: &str) -> String {
+    coloured(text, "33")
+}
+
+/// Returns the text with these SGR parameters (ECMA-48), if standard output is a terminal and `NO_COLOR`
+/// is not set.
+fn coloured(text: &str, parameters: &str) -> String {
+    let is_set = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if is_set || !std::io::stdout().is_terminal() {
+        return text.to_owned();
+    }
+    format!("\x1b[{parameters}m{text}\x1b[0m")
 }

@@ -100,6 +100,17 @@ pub enum AliasError {
     TooMuch(Name),
 }
 
+impl AliasError {
+    /// Returns the files in error; empty if the error belongs to no single file.
+    pub fn files(&self) -> &[String] {
+        match self {
+            Self::Json { file, .. } | Self::Key { file, .. } => std::slice::from_ref(file),
+            Self::Loop { files, .. } => files,
+            Self::TooMuch(_) => &[],
+        }
+    }
+}
+
 fn texts(names: &[Name]) -> Vec<String> {
     names.iter().map(Name::to_string).collect()
 }
@@ -127,6 +138,21 @@ impl AliasFiles {
         }
         all.reduce()?;
         Ok((all, warnings))
+    }
+
+    /// Parses the valid ones of these files; files in error are left out.
+    pub fn parse_valid<'a>(mut files: Vec<(&'a str, &'a [u8])>) -> (Self, Vec<AliasWarning>) {
+        loop {
+            let error = match Self::parse(files.iter().copied()) {
+                Ok(parsed) => return parsed,
+                Err(error) => error,
+            };
+            let before = files.len();
+            files.retain(|(file, _)| !error.files().iter().any(|wrong| wrong == file));
+            if files.len() == before {
+                return (Self::default(), Vec::new());
+            }
+        }
     }
 
     /// Returns the number of aliases.

@@ -31,6 +31,8 @@ pub struct Compat {
     pub retired_handlers: bool,
     /// `require_health_certificates`: the server refuses to start without usable certificates.
     pub require_health_certificates: bool,
+    /// `require_alias_files`: the server refuses to start with an invalid alias file.
+    pub require_alias_files: bool,
     /// `formerr_for_malformed_names`: FORMERR for names below a records domain that violate the
     /// query language.
     pub formerr_for_malformed_names: bool,
@@ -56,6 +58,7 @@ impl Compat {
         cache_zero_ttl: true,
         retired_handlers: true,
         require_health_certificates: true,
+        require_alias_files: true,
         formerr_for_malformed_names: true,
         nxdomain_for_empty_non_terminals: true,
         any_class: true,
@@ -77,7 +80,7 @@ impl Compat {
     }
 
     /// Returns the options by name.
-    fn members(&mut self) -> [(&'static str, &mut bool); 14] {
+    fn members(&mut self) -> [(&'static str, &mut bool); 15] {
         let Self {
             nxdomain_for_failures,
             forget_failures,
@@ -89,6 +92,7 @@ impl Compat {
             cache_zero_ttl,
             retired_handlers,
             require_health_certificates,
+            require_alias_files,
             formerr_for_malformed_names,
             nxdomain_for_empty_non_terminals,
             any_class,
@@ -105,6 +109,7 @@ impl Compat {
             ("cache_zero_ttl", cache_zero_ttl),
             ("retired_handlers", retired_handlers),
             ("require_health_certificates", require_health_certificates),
+            ("require_alias_files", require_alias_files),
             ("formerr_for_malformed_names", formerr_for_malformed_names),
             ("nxdomain_for_empty_non_terminals", nxdomain_for_empty_non_terminals),
             ("any_class", any_class),

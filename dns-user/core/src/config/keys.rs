@@ -168,6 +168,8 @@ pub const KEYS: &[Key] = keys! {
         "Never return to a handler whose domain the records once had";
     "compat.require_health_certificates" Ours "boolean" = "false", "true", "":
         "Do not start without usable health certificates";
+    "compat.require_alias_files" Ours "boolean" = "false", "true", "":
+        "Do not start with an invalid alias file";
     "compat.formerr_for_malformed_names" Ours "boolean" = "false", "true", "":
         "FORMERR for names below a records domain that the query language does not know";
     "compat.nxdomain_for_empty_non_terminals" Ours "boolean" = "false", "true", "":

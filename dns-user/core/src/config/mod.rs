@@ -12,7 +12,10 @@ pub mod parse;
 pub mod reader;
 pub mod recursor;
 
-pub use self::{compat::Compat, parse::Loaded};
+pub use self::{
+    compat::Compat,
+    parse::{CONTROL_SOCKET, Loaded},
+};
 
 use std::{
     net::{IpAddr, SocketAddr},

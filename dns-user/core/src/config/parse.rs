@@ -235,7 +235,7 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
 }
 
 /// Default path of the control socket.
-const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
+pub const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 
 fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let name =

@@ -194,8 +194,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the paths requested in the whole document, except objects and lists of objects.
-    #[cfg(test)]
-    pub(super) fn leaves_asked(&self) -> BTreeSet<String> {
+    pub fn leaves_asked(&self) -> BTreeSet<String> {
         let asked = self.asked.borrow();
         let inner = |path: &String| {
             asked.iter().any(|other| {

@@ -49,6 +49,15 @@ impl Selection {
         }
     }
 
+    /// Returns the interfaces that the configuration names without a wildcard and that do not exist, sorted.
+    pub(super) fn missing(&self, links: &[Link]) -> Vec<&str> {
+        let Candidates::Listed(plain, _) = &self.candidates else { return Vec::new() };
+        let is_missing = |name: &&str| links.iter().all(|link| link.name != *name);
+        let mut missing: Vec<&str> = plain.iter().map(String::as_str).filter(is_missing).collect();
+        missing.sort_unstable();
+        missing
+    }
+
     /// Returns whether this interface is served once queries arrive by it.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let Self { candidates, left_out } = self;
@@ -104,6 +113,14 @@ mod tests {
             assert!(!selection.takes(&link("eth0", None, None)));
             assert!(selection.takes(&link("veth1", Some("veth"), None)));
         }
+    }
+
+    #[test]
+    fn only_plain_names_are_missing() {
+        let listed = ["eth99", "eth0", "w-*"].map(str::to_owned);
+        let links = [link("eth0", None, None)];
+        assert_eq!(Selection::new(Some(&listed), &[], &[]).missing(&links), ["eth99"]);
+        assert!(Selection::new(None, &[], &[]).missing(&links).is_empty());
     }
 
     #[test]

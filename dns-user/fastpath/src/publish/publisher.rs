@@ -563,7 +563,7 @@ impl Worker {
             learned = status.learned,
             unfitting = status.unfitting.total(),
             milliseconds,
-            "the fast path answers from the new records"
+            "published the new records to the fast path"
         );
         if status.unfitting.total() > 0 {
             tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");

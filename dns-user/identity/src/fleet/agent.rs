@@ -382,32 +382,11 @@ impl Shown {
     fn metrics(&self) -> prometheus::Result<Exposition> {
         let shown = Exposition::default();
         let expiry = self.expiry.iter().map(|(pair, end)| (vec![pair.as_str()], *end));
-        shown.gauge(
-            "bosh_dns_identity_expiry_timestamp_seconds",
-            "End of a certificate, seconds since 1970.",
-            &["guid"],
-            expiry,
-        )?;
-        let connected = i64::from(self.connected);
-        shown.gauge(
-            "bosh_dns_identity_issuer_reached",
-            "1 if the last report reached the issuer.",
-            &[],
-            [(vec![], connected)],
-        )?;
-        shown.counter(
-            "bosh_dns_identity_renewals_total",
-            "Pairs that were renewed.",
-            &[],
-            [(vec![], self.renewals)],
-        )?;
+        shown.gauge(&metrics::EXPIRY, expiry)?;
+        shown.gauge(&metrics::ISSUER_REACHED, [(vec![], i64::from(self.connected))])?;
+        shown.counter(&metrics::RENEWALS, [(vec![], self.renewals)])?;
         let failures = self.failures.iter().map(|(reason, count)| (vec![*reason], *count));
-        shown.counter(
-            "bosh_dns_identity_failures_total",
-            "Failures by reason, each counted once however often it is retried.",
-            &["reason"],
-            failures,
-        )?;
+        shown.counter(&metrics::FAILURES, failures)?;
         Ok(shown)
     }
 }

@@ -351,44 +351,18 @@ impl Desk {
         let shown = Exposition::default();
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let lagging = shared.trust.lagging(&shared.members, seconds(SystemTime::now())).count();
-        for (name, help, value) in [
-            ("bosh_dns_identity_members", "Instances that hold certificates.", number(shared.members.len())),
-            (
-                "bosh_dns_identity_lagging",
-                "Instances that have not taken the fleet's trust.",
-                number(lagging),
-            ),
-            (
-                "bosh_dns_identity_trusted_cas",
-                "CAs that the fleet trusts; more than 1 during a rotation.",
-                number(shared.trust.trusted.len()),
-            ),
-            (
-                "bosh_dns_identity_ca_expiry_timestamp_seconds",
-                "End of the CA's certificate, seconds since 1970.",
-                metrics::timestamp(shared.authority.validity().not_after),
-            ),
-            (
-                "bosh_dns_identity_files_usable",
-                "1 if trust, CA and records are the newest ones, 0 if an earlier state stays in use.",
-                i64::from(shared.problem.is_none()),
-            ),
+        for (family, value) in [
+            (metrics::MEMBERS, number(shared.members.len())),
+            (metrics::LAGGING, number(lagging)),
+            (metrics::TRUSTED_CAS, number(shared.trust.trusted.len())),
+            (metrics::CA_EXPIRY, metrics::timestamp(shared.authority.validity().not_after)),
+            (metrics::FILES_USABLE, i64::from(shared.problem.is_none())),
         ] {
-            shown.gauge(name, help, &[], [(vec![], value)])?;
+            shown.gauge(&family, [(vec![], value)])?;
         }
-        shown.counter(
-            "bosh_dns_identity_issued_total",
-            "Certificates issued to agents.",
-            &[],
-            [(vec![], shared.issued)],
-        )?;
+        shown.counter(&metrics::ISSUED, [(vec![], shared.issued)])?;
         let refused = shared.refused.iter().map(|(reason, count)| (vec![*reason], *count));
-        shown.counter(
-            "bosh_dns_identity_refused_total",
-            "Calls refused, by reason.",
-            &["reason"],
-            refused,
-        )?;
+        shown.counter(&metrics::REFUSED, refused)?;
         Ok(shown)
     }
 

@@ -190,9 +190,23 @@ pub(super) fn text_of(event: &Event<'_>) -> String {
 
 /// Returns the current time for a line.
 pub(super) fn now() -> String {
+    rfc3339(OffsetDateTime::now_utc())
+}
+
+/// Returns a time in seconds since 1970 as in a line.
+pub fn time_of(seconds: f64) -> String {
+    // Times outside of the calendar are no times of this process.
+    rfc3339(
+        OffsetDateTime::UNIX_EPOCH
+            .checked_add(time::Duration::seconds_f64(seconds))
+            .unwrap_or(OffsetDateTime::UNIX_EPOCH),
+    )
+}
+
+fn rfc3339(time: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     // A UTC time has all components of the format; in any case the line matters more than its time.
-    OffsetDateTime::now_utc().format(&format).unwrap_or_default()
+    time.format(&format).unwrap_or_default()
 }
 
 #[cfg(test)]

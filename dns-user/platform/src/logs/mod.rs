@@ -26,6 +26,7 @@ use tracing_subscriber::{
 };
 
 pub use self::{
+    format::time_of,
     request::Request,
     status::{LoggingStatus, Problem},
     strangers::LineLimit,
@@ -194,6 +195,12 @@ impl Levels {
         Self { general: config.level, tags: config.tags.iter().cloned().collect() }
     }
 
+    /// Returns the level of a tag.
+    pub fn of(&self, tag: &str) -> LogLevel {
+        let own = self.tags.iter().find(|(name, _)| name.eq_ignore_ascii_case(tag));
+        own.map_or(self.general, |(_, level)| *level)
+    }
+
     /// Returns the tags that cover no module.
     pub fn unknown_tags(&self) -> impl Iterator<Item = &str> {
         self.tags.keys().map(String::as_str).filter(|tag| tags::targets(tag).is_none())
@@ -203,13 +210,17 @@ impl Levels {
     /// at WARN at most.
     fn filter(&self) -> Targets {
         let general = level_filter(self.general);
-        let mut targets = Targets::new().with_default(general.min(LevelFilter::WARN));
+        let libraries = level_filter(self.of(tags::LIBRARIES));
+        let mut targets = Targets::new().with_default(libraries.min(LevelFilter::WARN));
         for ours in tags::OUR_CRATES {
             targets = targets.with_target(*ours, general);
         }
-        for (tag, level) in &self.tags {
-            for target in tags::targets(tag).unwrap_or_default() {
-                targets = targets.with_target(*target, level_filter(*level));
+        // All tags, also tags without a level: modules of one tag may lie within modules of another.
+        for tag in tags::TAGS {
+            let is_set = self.tags.keys().any(|name| name.eq_ignore_ascii_case(tag.name));
+            let is_ours = |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));
+            for target in tag.targets.iter().filter(|target| is_set || is_ours(target)) {
+                targets = targets.with_target(*target, level_filter(self.of(tag.name)));
             }
         }
         targets
@@ -268,6 +279,13 @@ mod tests {
         assert!(filter.would_enable("dns_upstream::pool", &Level::DEBUG));
         assert!(!filter.would_enable("dns_resolver::server", &Level::WARN));
         assert!(filter.would_enable("dns_resolver::server", &Level::ERROR));
+    }
+
+    #[test]
+    fn enclosing_tag_spares_others() {
+        let filter = levels(LogLevel::Info, &[("main", LogLevel::None)]).filter();
+        assert!(!filter.would_enable("dns_resolver::daemon::serve", &Level::ERROR));
+        assert!(filter.would_enable("dns_resolver::server", &Level::INFO));
     }
 
     #[test]

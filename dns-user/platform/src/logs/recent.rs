@@ -1,6 +1,10 @@
 //! The latest warnings and errors, kept for `/status` regardless of the levels.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use parking_lot::Mutex;
 use tracing::{Event, Subscriber};
@@ -27,7 +31,7 @@ impl<S: Subscriber> Layer<S> for Recent {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let problem = Problem {
-            time: format::now(),
+            time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             level: metadata.level().to_string(),
             tag: tags::of_target(metadata.target()).to_owned(),
             text: format::text_of(event),

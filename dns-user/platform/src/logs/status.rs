@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// A logged warning or error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Time in RFC 3339 format.
-    pub time: String,
+    /// Time in seconds since 1970.
+    pub time: f64,
     /// Level, either `WARN` or `ERROR`.
     pub level: String,
     /// Tag of the line.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     time::{Duration, Instant},
 };
 
@@ -23,8 +23,10 @@ const PEERS: usize = 256;
 /// Rate limit for one kind of log line, usually a `static` next to the line.
 ///
 /// A kind gets [`BURST`] lines and then [`PER_SECOND`]; each peer gets one line per [`PEER_PAUSE`].
+#[derive(Debug)]
 pub struct LineLimit(Mutex<State>);
 
+#[derive(Debug)]
 struct State {
     tokens: f64,
     refilled: Option<Instant>,
@@ -44,6 +46,11 @@ impl LineLimit {
     /// before it.
     pub fn admit(&self, peer: IpAddr) -> Option<u64> {
         self.0.lock().admit(Some(peer), Instant::now())
+    }
+
+    /// Like [`Self::admit`], for a line about a single thing: one per [`PEER_PAUSE`].
+    pub fn admit_per_minute(&self) -> Option<u64> {
+        self.admit(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
 
     /// Like [`Self::admit`], for a line without a peer.

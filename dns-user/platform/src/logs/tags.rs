@@ -9,6 +9,8 @@ pub const OUR_CRATES: &[&str] = &[
     "dns_platform",
     "dns_fastpath",
     "dns_upstream",
+    "dns_consul",
+    "dns_consul_source",
     "dns_health",
     "dns_resolver",
     "bosh_dns_xdp",
@@ -30,8 +32,8 @@ pub struct Tag {
 pub const TAGS: &[Tag] = &[
     Tag {
         name: "main",
-        targets: &["dns_resolver::daemon", "bosh_dns_xdp"],
-        about: "start, reload, stop, configuration",
+        targets: &["dns_resolver", "dns_platform", "dns_core", "bosh_dns_xdp", "bosh_dns_xdp_health"],
+        about: "start, reload, stop, configuration, and everything without another tag",
     },
     Tag {
         name: "RecordsRepo",
@@ -40,7 +42,7 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: "DiscoveryHandler",
-        targets: &["dns_resolver::fleet", "dns_core::resolve"],
+        targets: &["dns_resolver::state", "dns_core::resolve"],
         about: "names of the fleet",
     },
     Tag {
@@ -55,6 +57,11 @@ pub const TAGS: &[Tag] = &[
         name: "RequestLoggerHandler",
         targets: &[super::requests::TARGET],
         about: "one line per request that reaches userspace, at DEBUG, bounded in rate",
+    },
+    Tag {
+        name: "Consul",
+        targets: &["dns_consul", "dns_consul_source", "dns_resolver::consul", "dns_resolver::daemon::consul"],
+        about: "Consul's names: definition files, a live Consul",
     },
     Tag { name: "HealthWatcher", targets: &["dns_health"], about: "health checks of instances" },
     Tag { name: "MetricsServer", targets: &["dns_resolver::ops::metrics"], about: "the metrics endpoint" },
@@ -74,7 +81,11 @@ pub const TAGS: &[Tag] = &[
         targets: &["dns_fastpath::observe::messages", "aya", "aya_log"],
         about: "messages from inside the BPF program and from its loader",
     },
+    Tag { name: LIBRARIES, targets: &[], about: "warnings of the libraries that the server is built from" },
 ];
+
+/// Tag of all crates that no other tag covers.
+pub const LIBRARIES: &str = "libraries";
 
 /// Returns the names of all tags.
 pub fn names() -> impl Iterator<Item = &'static str> {
@@ -86,13 +97,13 @@ pub fn targets(name: &str) -> Option<&'static [&'static str]> {
     TAGS.iter().find(|tag| tag.name.eq_ignore_ascii_case(name)).map(|tag| tag.targets)
 }
 
-/// Returns the tag for lines from `target`, or `target` itself if no tag covers it.
-pub fn of_target(target: &str) -> &str {
+/// Returns the tag for lines from `target`.
+pub fn of_target(target: &str) -> &'static str {
     TAGS.iter()
         .flat_map(|tag| tag.targets.iter().map(move |prefix| (tag.name, *prefix)))
         .filter(|(_, prefix)| is_within(target, prefix))
         .max_by_key(|(_, prefix)| prefix.len())
-        .map_or(target, |(name, _)| name)
+        .map_or(LIBRARIES, |(name, _)| name)
 }
 
 /// Returns whether `target` is the module `prefix` or inside it.
@@ -109,8 +120,25 @@ mod tests {
         assert_eq!(of_target("dns_upstream::pool"), "ForwardHandler");
         assert_eq!(of_target("dns_upstream::cache"), "CachingDNSHandler");
         assert_eq!(of_target("dns_upstream::cached"), "ForwardHandler");
-        assert_eq!(of_target("dns_resolver::fleet::memo"), "DiscoveryHandler");
-        assert_eq!(of_target("hyper::client"), "hyper::client");
+        assert_eq!(of_target("dns_resolver::state::route"), "DiscoveryHandler");
+        assert_eq!(of_target("dns_resolver::ops::service_status"), "main");
+        assert_eq!(of_target("hyper::client"), LIBRARIES);
+    }
+
+    #[test]
+    fn every_crate_has_a_tag() {
+        for ours in OUR_CRATES {
+            assert_ne!(of_target(&format!("{ours}::module")), LIBRARIES, "{ours}");
+        }
+    }
+
+    #[test]
+    fn operators_guide_lists_every_tag() {
+        let guide = include_str!("../../../../docs/operating.md");
+        for tag in TAGS {
+            let row = |line: &str| line.starts_with('|') && line.contains(&format!("`{}`", tag.name));
+            assert!(guide.lines().any(row), "{} is missing in docs/operating.md", tag.name);
+        }
     }
 
     #[test]

@@ -196,6 +196,10 @@ declare! {
         [] "Seconds that the lease still has.";
     FAST_PATH_UP: Gauge = "bosh_dns_xdp_fast_path_up"
         [] "1 while some interface answers.";
+    /// Waiting for queries at an interface that the configuration selects by wildcard, or by default,
+    /// is no degradation.
+    FAST_PATH_DEGRADED: Gauge = "bosh_dns_xdp_fast_path_degraded"
+        [] "1 while the configured fast path serves no interface although it should.";
     FAST_PATH_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_evictions_total"
         [] "Learned names that had to make room.";
     FAST_PATH_WRITES_TOTAL: Counter = "bosh_dns_xdp_fast_path_writes_total"
@@ -245,8 +249,8 @@ declare! {
     /// `handler`: domain of the handler, empty for recursors of the configuration.
     RECURSOR_QUERIES_TOTAL: Counter = "bosh_dns_xdp_recursor_queries_total"
         ["recursor", "handler"] "Queries sent to recursors.";
-    /// `reason`: `network` (timeouts and broken connections), `rcode` (error replies), `given_up`
-    /// (too many in flight).
+    /// `reason`: `timeout`, `no_address`, `unreachable`, `reset`, `closed`, `wrong_reply`, `malformed`,
+    /// `servfail`, `refused`, `rcode` (any other error), `given_up` (too many in flight).
     RECURSOR_FAILURES_TOTAL: Counter = "bosh_dns_xdp_recursor_failures_total"
         ["recursor", "handler", "reason"] "Queries to recursors that brought no usable reply.";
     /// Measured for answered queries only.

@@ -73,10 +73,10 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     let listen: Vec<String> = serves.listen.iter().map(ToString::to_string).collect();
     let version =
         serves.records_version.map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
-    let recursors = match (serves.recursion, serves.recursors.is_empty()) {
+    let recursors = match (serves.recursion, serves.recursor_addresses.is_empty()) {
         (false, _) => "off".to_owned(),
         (true, true) => "those of /etc/resolv.conf".to_owned(),
-        (true, false) => serves.recursors.join(", "),
+        (true, false) => serves.recursor_addresses.join(", "),
     };
     let mut rows = vec![
         ("listen", format!("{} (UDP and TCP)", listen.join(", "))),
@@ -84,13 +84,16 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
         ("domains", joined(&serves.domains, "none")),
         ("aliases", serves.aliases.to_string()),
         ("handlers", joined(&serves.handlers, "none")),
-        ("Consul's names", serves.consul.clone().unwrap_or_else(|| "off".to_owned())),
+        ("Consul's names", serves.consul_names.clone().unwrap_or_else(|| "off".to_owned())),
         ("recursors", recursors),
         ("up-checks", joined(&serves.upcheck_domains, "none")),
-        ("fast path", format!("mode {}, {} names from the start", serves.fast_path, serves.published_names)),
-        ("health checks", if serves.health { "on" } else { "off" }.to_owned()),
+        (
+            "fast path",
+            format!("mode {}, {} names from the start", serves.fast_path_mode, serves.published_names),
+        ),
+        ("health checks", if serves.health_checks { "on" } else { "off" }.to_owned()),
         ("API", serves.api_port.map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}"))),
-        ("metrics", serves.metrics.map_or_else(|| "off".to_owned(), |address| address.to_string())),
+        ("metrics", serves.metrics_address.map_or_else(|| "off".to_owned(), |address| address.to_string())),
     ];
     for (kind, state) in &serves.files {
         let files: Vec<String> = state.files.iter().map(|path| path.display().to_string()).collect();

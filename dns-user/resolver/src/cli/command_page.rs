@@ -1,4 +1,4 @@
-//! Reference pages of command lines, generated from clap; the tests of each program include this
+//! Reference pages of command lines, generated from clap, and of metrics; the tests of each program include this
 //! file.
 
 use std::{env, fmt::Write, fs, path::Path};
@@ -27,6 +27,20 @@ pub(crate) fn compare(page: &str, text: &str) {
 /// Text for a table cell.
 pub(crate) fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
+}
+
+/// The page of metrics: name, type, labels and help of each family.
+pub(crate) fn metrics<'a>(
+    introduction: &str,
+    families: impl IntoIterator<Item = (&'a str, String, Vec<&'a str>, &'a str)>,
+) -> String {
+    let mut page = format!("{introduction}\n\n| Name | Type | Labels | Meaning |\n|---|---|---|---|\n");
+    for (name, kind, labels, help) in families {
+        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let _ =
+            writeln!(page, "| `{name}` | {} | {} | {} |", kind.to_lowercase(), labels.join(", "), cell(help));
+    }
+    page
 }
 
 /// The page of the commands of one program.

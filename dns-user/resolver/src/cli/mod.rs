@@ -6,10 +6,12 @@
 mod attach;
 mod called_as;
 mod check;
+mod colour;
 #[cfg(test)]
 mod command_page;
 mod defaults;
 mod health;
+mod manual;
 mod operate;
 #[cfg(test)]
 mod reference;
@@ -19,7 +21,7 @@ mod wait;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{daemon, ops::version::VERSION_AND_COMMIT};
 use dns_core::terminal;
@@ -113,7 +115,8 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     let (arguments, ignored) = arguments(given);
-    let cli = match Cli::try_parse_from(arguments) {
+    let matches = manual::grouped(Cli::command()).try_get_matches_from(arguments);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             // If even this cannot be printed, nothing else can be done.

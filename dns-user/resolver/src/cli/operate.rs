@@ -29,6 +29,8 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use dns_core::terminal;
 
+use super::colour::{self, Colour};
+
 /// Exit code for a negative result.
 const BAD_ANSWER: u8 = 1;
 
@@ -119,6 +121,12 @@ fn exit_code(result: Result<(), Problem>) -> ExitCode {
 /// Writes text to standard output, escaping terminal control characters.
 fn print(text: &str) -> Result<(), Problem> {
     write(&terminal::lines(text))
+}
+
+/// Writes text like [`print`], with the colours of its lines if the terminal has colours.
+fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<Colour>) -> Result<(), Problem> {
+    let text = terminal::lines(text);
+    if colour::wanted() { write(&colour::lines(&text, colour)) } else { write(&text) }
 }
 
 /// Writes JSON to standard output; JSON escapes control characters itself.

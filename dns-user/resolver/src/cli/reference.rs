@@ -10,7 +10,7 @@ use dns_core::config::keys::{KEYS, Origin};
 
 use super::{
     Cli,
-    command_page::{cell, commands, compare},
+    command_page::{self, cell, commands, compare},
 };
 use dns_platform::metrics::names::DECLARED;
 
@@ -20,12 +20,18 @@ fn configuration() -> String {
         `config.json` is one JSON object. Keys may have any letter case, the last of several equal keys wins, and `null`\n\
         leaves a key at its default. Durations are texts in Go's form: `\"400ms\"`, `\"5s\"`, `\"1h2m3.5s\"`. An unknown key\n\
         is reported and ignored; a member whose name begins with `#` is a comment. `bosh-dns-xdp check --config FILE`\n\
-        validates a file, `bosh-dns-xdp config --default` prints one to start from. Keys of the object `consul` are\n\
-        described in [Consul](../consul.md).\n"
+        validates a file, `bosh-dns-xdp config --default` prints one to start from. The object `consul` has Consul's own keys\n\
+        ([Consul's names](../consul.md)).\n"
         .to_owned();
-    let object = |path: &str| path.split_once('.').map_or("", |(object, _)| object).to_owned();
+    // The keys of one object follow each other.
+    let object = |path: &str| match path.strip_prefix("consul.") {
+        Some(path) => {
+            path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
+        }
+        None => path.split_once('.').map_or("", |(object, _)| object).to_owned(),
+    };
     let mut current = None;
-    for key in KEYS {
+    for key in KEYS.iter().chain(dns_consul::keys::KEYS) {
         if current.as_ref() != Some(&object(key.path)) {
             let title = object(key.path);
             let title = if title.is_empty() { "Top level".to_owned() } else { format!("`{title}`") };
@@ -36,7 +42,11 @@ fn configuration() -> String {
             current = Some(object(key.path));
         }
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
-        let ours = if key.origin == Origin::Ours { " *(not in bosh-dns)*" } else { "" };
+        let ours = match (key.origin, key.path.starts_with("consul.")) {
+            (Origin::Ours, false) => " *(not in bosh-dns)*",
+            (Origin::Ours, true) => " *(not in Consul)*",
+            (Origin::BoshDns, _) => "",
+        };
         let _ = writeln!(
             page,
             "| `{}` | {} | {} | {} | {}{ours} |",
@@ -52,23 +62,13 @@ fn configuration() -> String {
 
 /// The page of the metrics.
 fn metrics() -> String {
-    let mut page = "# Metrics reference\n\n\
+    let introduction = "# Metrics reference\n\n\
         Families that `/metrics` exposes. Units are part of the names; counters end in `_total`. Names with `boshdns_`\n\
-        and `coredns_` have the meaning they have in bosh-dns.\n\n\
-        | Name | Type | Labels | Meaning |\n|---|---|---|---|\n"
-        .to_owned();
-    for family in DECLARED {
-        let labels: Vec<String> = family.labels.iter().map(|label| format!("`{label}`")).collect();
-        let _ = writeln!(
-            page,
-            "| `{}` | {} | {} | {} |",
-            family.name,
-            family.kind.to_lowercase(),
-            labels.join(", "),
-            cell(family.help),
-        );
-    }
-    page
+        and `coredns_` have the meaning they have in bosh-dns.";
+    let families = DECLARED
+        .iter()
+        .map(|family| (family.name, family.kind.to_owned(), family.labels.to_vec(), family.help));
+    command_page::metrics(introduction, families)
 }
 
 #[test]

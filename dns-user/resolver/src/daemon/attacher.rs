@@ -19,7 +19,7 @@ use nix::{
     sys::signal::{SigHandler, SigSet, Signal, signal},
     unistd::User,
 };
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
 use dns_core::config::{Config, ConfigError, HookMode};
@@ -100,7 +100,6 @@ pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
         }
         Err(problem) => problem,
     };
-    error!("{problem}");
     eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
     ExitCode::FAILURE
 }

@@ -50,21 +50,21 @@ pub struct Serves {
     /// Handlers, each as domain and source.
     pub handlers: Vec<String>,
     /// Consul domain and number of registrations; `None` if Consul is not configured.
-    pub consul: Option<String>,
+    pub consul_names: Option<String>,
     /// Configured recursors; if empty, /etc/resolv.conf is used.
-    pub recursors: Vec<String>,
+    pub recursor_addresses: Vec<String>,
     /// Whether other names are forwarded.
     pub recursion: bool,
     /// Names answered with 127.0.0.1 or ::1.
     pub upcheck_domains: Vec<String>,
     /// Fast path mode; `off` if disabled.
-    pub fast_path: String,
+    pub fast_path_mode: String,
     /// Port of the API on 127.0.0.1.
     pub api_port: Option<u16>,
     /// Whether health checks are enabled.
-    pub health: bool,
+    pub health_checks: bool,
     /// Address of the metrics endpoint.
-    pub metrics: Option<SocketAddr>,
+    pub metrics_address: Option<SocketAddr>,
 }
 
 /// Checks a configuration and every file it names.
@@ -193,14 +193,14 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
         published_names: dns_core::listing::published_names(&snapshot).count(),
         files: state.files,
         handlers: handlers.iter().map(handler_line).collect(),
-        consul: consul.as_ref().map(|consul| consul_line(&consul.zone)),
-        recursors: config.recursion.recursors.clone(),
+        consul_names: consul.as_ref().map(|consul| consul_line(&consul.zone)),
+        recursor_addresses: config.recursion.recursors.clone(),
         recursion: !config.recursion.disabled,
         upcheck_domains: config.upcheck_domains.iter().map(ToString::to_string).collect(),
-        fast_path: if xdp.enabled { mode_word(xdp.mode) } else { "off" }.to_owned(),
+        fast_path_mode: if xdp.enabled { mode_word(xdp.mode) } else { "off" }.to_owned(),
         api_port: config.api.as_ref().map(|api| api.port),
-        health: config.health.enabled,
-        metrics: config.metrics.enabled.then_some(config.metrics.listen),
+        health_checks: config.health.enabled,
+        metrics_address: config.metrics.enabled.then_some(config.metrics.listen),
     };
     Ok(CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) })
 }

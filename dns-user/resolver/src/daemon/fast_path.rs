@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, os::unix::net::UnixStream, sync::Arc, time::Durat
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{error, info, warn};
 
-use crate::ops::service_status::ServiceStatus;
+use crate::ops::service_status::{FastPathOff, ServiceStatus};
 use crate::{
     ops::tap::{Tap, TapLine},
     server::Arrivals,
@@ -45,6 +45,8 @@ pub(super) struct Lifecycle {
     loading: Option<JoinHandle<Loaded>>,
     /// Reason the last load attempt failed.
     problem: Option<String>,
+    /// Last logged reason why no interface is served.
+    unserved: Option<String>,
     current: Option<Arc<FastPath>>,
     /// Previous fast path, until the current one's programs are attached.
     retiring: Option<Arc<FastPath>>,
@@ -90,6 +92,7 @@ impl Lifecycle {
             own_attacher,
             loading: None,
             problem: None,
+            unserved: None,
             current: None,
             retiring: None,
             feeder: None,
@@ -106,11 +109,10 @@ impl Lifecycle {
         };
         if let Some(reason) = off {
             info!("fast path off: {reason}; every query is answered from userspace");
-            self.service_status.change(|state| state.fast_path_off = Some(reason.to_owned()));
+            self.off(FastPathOff::Intended(reason.to_owned()));
             return;
         }
-        self.service_status
-            .change(|state| state.fast_path_off = Some("its programs are being loaded".to_owned()));
+        self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
         self.load_after(Duration::ZERO);
     }
 
@@ -197,7 +199,7 @@ impl Lifecycle {
             _ => {}
         }
         if self.current.is_none() {
-            self.service_status.change(|state| state.fast_path_off = Some(problem.clone()));
+            self.off(FastPathOff::Failed(problem.clone()));
         }
         self.problem = Some(problem);
         if self.config.attach_socket.is_some() {
@@ -210,7 +212,7 @@ impl Lifecycle {
     fn withdraw(&mut self) {
         const PROBLEM: &str = "the attacher has ended; restart the server to attach programs again";
         error!("no fast path any more: {PROBLEM}; every query is answered from userspace");
-        self.service_status.change(|state| state.fast_path_off = Some(PROBLEM.to_owned()));
+        self.off(FastPathOff::Failed(PROBLEM.to_owned()));
         self.server_state.fast_path.clear();
         if let Some(feeder) = self.feeder.take() {
             feeder.abort();
@@ -218,6 +220,31 @@ impl Lifecycle {
         for fast_path in [self.current.take(), self.retiring.take()].into_iter().flatten() {
             // Joins threads, so it must not run on a runtime thread.
             drop(tokio::task::spawn_blocking(move || fast_path.withdraw()));
+        }
+    }
+
+    fn off(&self, why: FastPathOff) {
+        self.service_status.change(|state| state.fast_path_off = Some(why));
+    }
+
+    /// Logs each new reason why no interface is served, and the end of that state.
+    fn log_unserved(&mut self) {
+        let Some(fast_path) = &self.current else { return };
+        let interfaces = fast_path.status().interfaces;
+        match interfaces.unserved {
+            Some(why) if self.unserved.as_ref() != Some(&why) => {
+                warn!(
+                    "no interface is served: {why}; userspace answers every query; correct xdp.interfaces or remove \
+                     the cause"
+                );
+                self.unserved = Some(why);
+            }
+            // Also while the gate waits for queries: the reason may return with the next one.
+            None if self.unserved.is_some() && interfaces.interfaces.iter().any(|one| one.hook.is_some()) => {
+                info!("an interface is served again");
+                self.unserved = None;
+            }
+            _ => {}
         }
     }
 
@@ -244,6 +271,7 @@ impl Lifecycle {
         for fast_path in self.current.iter().chain(&self.retiring) {
             fast_path.heartbeat(silent_for);
         }
+        self.log_unserved();
         if self.retiring.is_some() && self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
             self.server_state.fast_path.retire();
             stop_in_background(self.retiring.take());

@@ -45,16 +45,19 @@ impl Listeners {
 
     /// Listens on every available address and returns the addresses served; fails if there are none.
     pub(super) async fn start(&mut self, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, ServerError> {
-        let mut first_problem = None;
+        let mut problems = Vec::new();
         for &address in addresses {
             if let Err(problem) = self.listen(address, addresses).await {
-                first_problem.get_or_insert(problem);
+                problems.push((address, problem));
             }
         }
-        match (self.running.is_empty(), first_problem) {
-            (true, Some(problem)) => Err(problem),
-            _ => Ok(self.served()),
+        if self.running.is_empty() && !problems.is_empty() {
+            return Err(problems.swap_remove(0).1);
         }
+        for (address, problem) in problems {
+            self.report(address, &problem);
+        }
+        Ok(self.served())
     }
 
     /// Replaces the set of listen addresses and returns the addresses served. An unavailable address is
@@ -72,8 +75,9 @@ impl Listeners {
         }
         self.problems.retain(|address, _| addresses.contains(address));
         for &address in addresses {
-            // Recorded as a problem and retried by the next call.
-            let _ = self.listen(address, addresses).await;
+            if let Err(problem) = self.listen(address, addresses).await {
+                self.report(address, &problem);
+            }
         }
         self.served()
     }
@@ -115,6 +119,14 @@ impl Listeners {
         self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
     }
 
+    /// Records that an address is not served, and logs each new reason. The next [`Self::set`] tries again.
+    fn report(&mut self, address: SocketAddr, problem: &ServerError) {
+        let text = problem.to_string();
+        if self.problems.insert(address, text.clone()).as_ref() != Some(&text) {
+            error!("{text}; {address} is not served until it can be bound; trying again every 5 s");
+        }
+    }
+
     /// Listens on another address of `all`; does nothing if it is already served.
     async fn listen(&mut self, address: SocketAddr, all: &[SocketAddr]) -> Result<(), ServerError> {
         if self.running.contains_key(&address) {
@@ -124,16 +136,7 @@ impl Listeners {
         let options = Options { ipv4_apart, ..self.options.clone() };
         let (server_state, identity) = (self.server_state.clone(), self.identity.clone());
         let bound = Server::bind(&[address], server_state, identity, self.metrics.clone(), options).await;
-        let server = match bound {
-            Ok(server) => server,
-            Err(problem) => {
-                let text = problem.to_string();
-                if self.problems.insert(address, text.clone()).as_ref() != Some(&text) {
-                    error!("{text}; {address} is not served until it can be bound; trying again every 5 s");
-                }
-                return Err(problem);
-            }
-        };
+        let server = bound?;
         self.problems.remove(&address);
         info!("listening on {address}, UDP and TCP");
         let (stop, stopped) = oneshot::channel();

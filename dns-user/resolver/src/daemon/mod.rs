@@ -43,7 +43,7 @@ use std::{io, path::Path, process::ExitCode};
 use tracing::error;
 
 use crate::{ops::api::ControlSocket, server::ServerError};
-use dns_core::config::{ConfigError, ControlConfig, HookMode, Loaded};
+use dns_core::config::{ConfigError, ControlConfig, HookMode, Loaded, LogLevel};
 use dns_health::HealthError;
 use dns_platform::{
     logs::{LogFormat, Logs, LogsError},
@@ -105,23 +105,26 @@ enum DaemonError {
 
 /// Serves until SIGTERM or SIGINT and returns the process's exit code.
 ///
-/// The code is 0 after a graceful shutdown, 1 for errors an operator can fix (one line on standard
-/// error), 70 after an internal failure.
+/// The code is 0 after a graceful shutdown, 1 for errors an operator can fix, 70 after an internal failure.
+/// The error is one line: in the log, or on standard error if there is no log yet.
 pub fn run(path: &Path, options: RunOptions) -> ExitCode {
-    let problem = match start(path, options) {
+    let mut is_logged = false;
+    let problem = match start(path, options, &mut is_logged) {
         Ok(()) => return ExitCode::SUCCESS,
         Err(problem) => problem,
     };
-    error!("{problem}");
-    eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+    if !is_logged {
+        eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+    }
     match problem {
         DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
         _ => ExitCode::FAILURE,
     }
 }
 
-/// Performs the steps that must precede the first thread, then runs the server.
-fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
+/// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged` if an
+/// error was written to the log.
+fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), DaemonError> {
     let loaded = dns_platform::files::load_config(path)?;
     let xdp = &loaded.config.xdp;
     // Must happen while the process may still change the socket's owner.
@@ -145,6 +148,10 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let result = runtime.block_on(serve(path, loaded, (control, attacher), &logs, failures));
     // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
+    if let Err(problem) = &result {
+        error!("{problem}");
+        *is_logged = logs.levels().of("main") != LogLevel::None;
+    }
     logs.flush();
     result
 }

@@ -30,7 +30,8 @@ pub(super) struct CatalogFiles {
 impl CatalogFiles {
     /// Performs the first read.
     ///
-    /// Missing or invalid records are reported and none are served; invalid alias files are an error.
+    /// Missing or invalid records, and invalid alias files, are reported and not served. With
+    /// `require_alias_files` an invalid alias file is an error.
     pub(super) fn start(
         sources: &Sources,
         service_status: &ServiceStatus,
@@ -44,7 +45,16 @@ impl CatalogFiles {
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
-        let aliases = files.read_aliases(true).transpose()?;
+        let aliases = match files.read_aliases(true) {
+            Some(Err(problem)) if sources.require_alias_files => return Err(problem),
+            Some(Err(problem)) => {
+                error!("alias files: {problem}; the others are served, and this one once it is valid");
+                files.good_aliases = files.valid_aliases();
+                None
+            }
+            Some(Ok(aliases)) => Some(aliases),
+            None => None,
+        };
         let records = files.read_records(true);
         let snapshot = files.build(aliases, records, begun);
         Ok((files, snapshot))
@@ -88,6 +98,21 @@ impl CatalogFiles {
                 Err(problem)
             }
         })
+    }
+
+    /// Reads the alias files again and returns the aliases of the valid ones.
+    fn valid_aliases(&mut self) -> AliasFiles {
+        let Some(contents) = self.aliases.changed(true) else { return AliasFiles::default() };
+        let files: Vec<(String, &[u8])> = contents
+            .files
+            .iter()
+            .filter_map(|(path, bytes)| Some((path.display().to_string(), bytes.as_deref().ok()?)))
+            .collect();
+        let (aliases, warnings) =
+            AliasFiles::parse_valid(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect());
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        log_warnings("alias files", &warnings);
+        aliases
     }
 
     /// Reads records.json if it may have changed; returns the records if they are valid.

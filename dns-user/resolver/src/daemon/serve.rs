@@ -110,12 +110,11 @@ impl Daemon<'_> {
                         info!("{name}: stopping");
                         return Ok(());
                     }
-                    Asked::Reload => self.reload("SIGHUP").await,
+                    Asked::Reload => drop(self.reload("SIGHUP").await),
                 },
                 Some(done) = self.reload_orders.recv() => {
-                    self.reload("API").await;
                     // The requester may have disconnected.
-                    let _ = done.send(self.service_status.reloaded());
+                    let _ = done.send(self.reload("API").await);
                 }
                 event = self.fast_path.next() => self.fast_path.follow(event),
                 failure = failures.next() => return Err(failure.into()),
@@ -224,8 +223,8 @@ impl Daemon<'_> {
         });
     }
 
-    /// Reloads the configuration and every file.
-    async fn reload(&mut self, why: &str) {
+    /// Reloads the configuration and every file; returns what was loaded and what failed.
+    async fn reload(&mut self, why: &str) -> Reloaded {
         info!("{why}: reloading the configuration and all files");
         match read_config(self.path).await {
             Ok((mut loaded, consul)) => {
@@ -242,7 +241,16 @@ impl Daemon<'_> {
             }
         }
         self.reload_files(true).await;
-        info!("{why}: reload finished");
+        let reloaded = self.service_status.reloaded();
+        match reloaded.failed.as_slice() {
+            [] => info!("{why}: reload finished"),
+            failed => warn!(
+                "{why}: reload finished with {} failures, the last good version of these stays in use: {}",
+                failed.len(),
+                failed.join("; ")
+            ),
+        }
+        reloaded
     }
 
     /// Applies another object `"consul"` and the changes it makes to the files and upstreams.

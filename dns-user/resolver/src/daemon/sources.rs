@@ -62,6 +62,8 @@ pub(super) struct Sources {
     pub(super) handlers: Source,
     pub(super) addresses: Source,
     pub(super) rules: NameRules,
+    /// Whether an invalid alias file ends the start (`compat.require_alias_files`).
+    pub(super) require_alias_files: bool,
 }
 
 impl Sources {
@@ -79,6 +81,7 @@ impl Sources {
                 formerr_for_malformed: config.compat.formerr_for_malformed_names,
                 nxdomain_for_empty_non_terminals: config.compat.nxdomain_for_empty_non_terminals,
             },
+            require_alias_files: config.compat.require_alias_files,
         }
     }
 }

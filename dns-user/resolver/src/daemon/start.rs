@@ -46,7 +46,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_platform::{logs::Logs, metrics::labels};
+use dns_platform::{logs::Logs, metrics::labels, standstill};
 use dns_upstream::InForce;
 
 /// Interval at which the fast path reports the Consul names it answers; each report keeps a watch for
@@ -67,7 +67,8 @@ pub(super) async fn start<'a>(
     let (handle, tap) = (FastPathHandle::default(), Tap::new());
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
-    let service_status = service_status(&metrics, logs)?;
+    let service_status = service_status(&metrics)?;
+    failures.spawn("the detection of standstills", standstill::watch());
     let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
     for warning in warnings.iter().chain(odd.iter().flatten()) {
         warn!("{warning}");
@@ -140,6 +141,7 @@ pub(super) async fn start<'a>(
         health: health.clone(),
         consul: consul.clone(),
     };
+    metrics.registry().register(Box::new(MomentFamilies::new(logs.clone(), readiness.clone())?))?;
     expose(&config, &metrics, &readiness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
@@ -194,12 +196,10 @@ pub(super) async fn start<'a>(
 }
 
 /// Creates the service status and the server-wide metrics.
-fn service_status(metrics: &Metrics, logs: &Logs) -> Result<ServiceStatus, DaemonError> {
+fn service_status(metrics: &Metrics) -> Result<ServiceStatus, DaemonError> {
     let whole = WholeMetrics::new()?;
     whole.register(metrics.registry())?;
-    let reload_history = ReloadHistory::new(whole);
-    metrics.registry().register(Box::new(MomentFamilies::new(reload_history.clone(), logs.clone())?))?;
-    Ok(ServiceStatus::new(reload_history))
+    Ok(ServiceStatus::new(ReloadHistory::new(whole)))
 }
 
 /// Loads the health checks' certificates; `None` if the checks stay off.

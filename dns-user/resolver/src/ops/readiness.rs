@@ -6,23 +6,54 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     reload_history::Kind,
-    service_status::{ServiceStatus, State},
+    service_status::{FastPathOff, ServiceStatus, State},
 };
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 
-/// Result of one check.
+/// Name of the check whose failure a restart may cure.
+pub(super) const SOCKETS: &str = "sockets";
+
+/// A check of one part of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Name of the check, such as `sockets` or `records`.
     pub name: &'static str,
-    /// Whether the check passed.
-    pub ok: bool,
-    /// Whether a failure prevents all service, so that a restart is needed.
-    pub vital: bool,
+    /// Whether the part works.
+    pub result: CheckResult,
     /// Finding, in a few words.
     pub detail: String,
+}
+
+/// Result of a check, from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckResult {
+    /// The part works.
+    Ok,
+    /// Answers are right but slower, or a part beside DNS is off: the server stays ready.
+    Degraded,
+    /// Not all data is in use: the server is not ready.
+    NotReady,
+    /// No service: a restart is needed.
+    NotAlive,
+}
+
+impl CheckResult {
+    /// Returns whether the server is ready in spite of this result.
+    pub fn is_ready(self) -> bool {
+        self <= Self::Degraded
+    }
+
+    /// Returns the word at the start of a line about the check.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "warn",
+            Self::NotReady | Self::NotAlive => "fail",
+        }
+    }
 }
 
 /// A check as shown by `/status`.
@@ -30,15 +61,31 @@ pub struct Check {
 pub struct CheckStatus {
     /// Name of the check, such as `sockets` or `records`.
     pub name: String,
-    /// Whether the check passed.
+    /// Whether the server is ready in spite of the result.
     pub ok: bool,
+    /// The result: `ok`, `degraded`, `not_ready` or `not_alive`.
+    #[serde(rename = "verdict")]
+    pub result: CheckResult,
     /// Finding, in a few words.
     pub detail: String,
 }
 
 impl From<Check> for CheckStatus {
-    fn from(Check { name, ok, vital: _, detail }: Check) -> Self {
-        Self { name: name.to_owned(), ok, detail }
+    fn from(Check { name, result, detail }: Check) -> Self {
+        Self { name: name.to_owned(), ok: result.is_ready(), result, detail }
+    }
+}
+
+impl Check {
+    /// Returns a check that passes without a problem, and else has the result `bad`.
+    fn of(
+        name: &'static str,
+        bad: CheckResult,
+        problem: Option<String>,
+        fine: impl FnOnce() -> String,
+    ) -> Self {
+        let result = if problem.is_some() { bad } else { CheckResult::Ok };
+        Self { name, result, detail: problem.unwrap_or_else(fine) }
     }
 }
 
@@ -54,6 +101,16 @@ pub struct Readiness {
 }
 
 impl Readiness {
+    /// Returns whether the configuration wants a fast path and no interface is served although one
+    /// should be.
+    pub(crate) fn is_fast_path_degraded(&self) -> bool {
+        match self.service_status.state().fast_path_off {
+            Some(FastPathOff::Intended(_)) => false,
+            Some(FastPathOff::Failed(_)) => true,
+            None => self.fast_path.unserved().is_some(),
+        }
+    }
+
     /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
         let Self { service_status, fast_path, health, consul } = self;
@@ -68,16 +125,13 @@ impl Readiness {
             notes: _,
         } = service_status.state();
         let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
-        let mut checks = vec![Check {
-            name: "sockets",
-            ok: upcheck_error.is_none(),
-            vital: true,
-            detail: upcheck_error.unwrap_or_else(|| format!("answering on {}", listen.join(", "))),
-        }];
+        let mut checks = vec![Check::of(SOCKETS, CheckResult::NotAlive, upcheck_error, || {
+            format!("answering on {}", listen.join(", "))
+        })];
         if !silent_addresses.is_empty() {
             // The other addresses answer, and a restart would not bring this one back.
             let detail = silent_addresses.join("; ");
-            checks.push(Check { name: "every address", ok: false, vital: false, detail });
+            checks.push(Check { name: "every address", result: CheckResult::NotReady, detail });
         }
         for (name, kind) in [
             ("configuration", Kind::Config),
@@ -85,46 +139,44 @@ impl Readiness {
             ("aliases", Kind::Aliases),
             ("handlers", Kind::Handlers),
             ("addresses", Kind::Addresses),
+            ("Consul files", Kind::Consul),
         ] {
             let Some(state) = files.get(kind.label()) else { continue };
-            let fine = match kind {
+            checks.push(Check::of(name, CheckResult::NotReady, state.error.clone(), || match kind {
                 Kind::Records => format!("{instances} instances"),
                 _ => format!("{} files", state.files.len()),
-            };
-            checks.push(Check {
-                name,
-                ok: state.error.is_none(),
-                vital: false,
-                detail: state.error.clone().unwrap_or(fine),
-            });
+            }));
         }
-        checks.push(Check {
-            name: "fast path",
-            // Without the fast path answers are slower, not wrong.
-            ok: true,
-            vital: false,
-            detail: fast_path_off.map_or_else(|| fast_path.in_words(), |reason| format!("off: {reason}")),
+        // Without the fast path answers are slower, not wrong.
+        checks.push(match fast_path_off {
+            Some(FastPathOff::Intended(why)) => {
+                Check { name: "fast path", result: CheckResult::Ok, detail: format!("off: {why}") }
+            }
+            Some(FastPathOff::Failed(why)) => {
+                Check { name: "fast path", result: CheckResult::Degraded, detail: format!("off: {why}") }
+            }
+            None => {
+                let problem = fast_path.unserved().map(|why| format!("on no interface: {why}"));
+                Check::of("fast path", CheckResult::Degraded, problem, || fast_path.in_words())
+            }
         });
         if let Some(health) = health {
+            // Until then names resolve to all their instances.
             let blindness = health.blindness();
-            checks.push(Check {
-                name: "health checks",
-                ok: blindness.is_none(),
-                // Until then names resolve to all their instances.
-                vital: false,
-                detail: blindness.unwrap_or_else(|| health_in_words(health)),
-            });
+            checks.push(Check::of("health checks", CheckResult::NotReady, blindness, || {
+                health_in_words(health)
+            }));
         }
         if let Some(consul) = consul {
-            let doubt = consul.doubt();
             // The last known data is served meanwhile; a restart would not help.
-            let ok = doubt.is_none();
-            let fine = || format!("{} instances", consul.zone().catalog.instance_count());
-            checks.push(Check { name: "Consul", ok, vital: false, detail: doubt.unwrap_or_else(fine) });
+            checks.push(Check::of("Consul", CheckResult::NotReady, consul.doubt(), || {
+                format!("{} instances", consul.zone().catalog.instance_count())
+            }));
         }
         if !parts_off.is_empty() {
             // DNS works without them.
-            checks.push(Check { name: "parts off", ok: true, vital: false, detail: parts_off.join("; ") });
+            let detail = parts_off.join("; ");
+            checks.push(Check { name: "parts off", result: CheckResult::Degraded, detail });
         }
         checks
     }

@@ -27,7 +27,7 @@ pub struct State {
     /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<SocketAddr>,
     /// Reason the fast path is off; `None` if it is on.
-    pub fast_path_off: Option<String>,
+    pub fast_path_off: Option<FastPathOff>,
     /// Remarks on the configuration for the operator.
     pub notes: Vec<String>,
     /// Number of instances served.
@@ -42,10 +42,28 @@ pub struct State {
     pub parts_off: Vec<String>,
 }
 
+/// Reason the fast path is off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum FastPathOff {
+    /// The configuration switches it off, or it is being loaded.
+    Intended(String),
+    /// It could not be loaded.
+    Failed(String),
+}
+
+impl FastPathOff {
+    /// Returns the reason.
+    pub fn why(&self) -> &str {
+        let (Self::Intended(why) | Self::Failed(why)) = self;
+        why
+    }
+}
+
 /// The state of one kind of file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileState {
     /// Files of the last attempt.
+    #[serde(rename = "paths")]
     pub files: Vec<PathBuf>,
     /// Whether any contents are in use.
     pub in_use: bool,

@@ -13,13 +13,16 @@ use dns_platform::logs::{LoggingStatus, Problem};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Version of the server binary.
-    pub version: String,
+    pub server_version: String,
     /// Commit the server was built from.
     pub commit: String,
     /// Process id of the server.
     pub pid: u32,
-    /// Whether every check passed.
+    /// Whether no check failed.
     pub ready: bool,
+    /// Whether a check found slower service, or a part that is off.
+    #[serde(default)]
+    pub degraded: bool,
     /// Results of the checks.
     pub checks: Vec<CheckStatus>,
     /// Start time, in seconds since 1970.
@@ -34,7 +37,7 @@ pub struct Status {
     pub replies: RepliesStatus,
     /// The fast path; null if off.
     pub fast_path: Option<FastPathView>,
-    /// Reason the fast path is off, unless disabled by configuration.
+    /// Reason the fast path is off; null if it is on.
     pub fast_path_off: Option<String>,
     /// Queries dropped and refused under overload, and the clients concerned.
     #[serde(default)]
@@ -112,6 +115,7 @@ pub struct FastPathView {
     /// Number of learned names that do not exist.
     pub negative: usize,
     /// Number of names that do not fit in the map and are answered by userspace.
+    #[serde(rename = "unfitting_names")]
     pub unfitting: usize,
     /// Fraction of the map in use, 0 to 1.
     pub map_fill: f64,
@@ -126,14 +130,14 @@ pub struct FastPathView {
     /// Remaining lease in seconds; null if expired.
     pub lease_seconds: Option<f64>,
     /// Complete status of the fast path.
-    pub detail: Value,
+    pub internals: Value,
 }
 
 impl FastPathView {
     /// Returns the view of a fast path.
     pub fn of(fast_path: &FastPath) -> Self {
         let (status, counters) = (fast_path.status(), fast_path.counters());
-        let detail = serde_json::to_value(&status).unwrap_or_default();
+        let internals = serde_json::to_value(&status).unwrap_or_default();
         let FastPathStatus { interfaces, programs, names, answers, lease, pinned_at: _ } = status;
         let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
@@ -157,7 +161,7 @@ impl FastPathView {
             forwarded_answers: answers.entries,
             max_forwarded_answers: answers.max_entries,
             lease_seconds: (lease.remaining_ms > 0).then(|| lease.remaining_ms as f64 / 1000.0),
-            detail,
+            internals,
         }
     }
 }
@@ -182,7 +186,8 @@ pub struct InterfaceView {
     pub hook: String,
     /// Reason this hook was chosen, or none.
     pub why: String,
-    /// Replies since the start, by path and kind.
+    /// Replies since the start.
+    #[serde(rename = "reply_count")]
     pub replies: u64,
 }
 

@@ -255,3 +255,9 @@ fn octal(text: &str) -> Result<u32, NoMode> {
         _ => Err(NoMode),
     }
 }
+
+/// Returns every family, for the metrics reference.
+#[cfg(test)]
+pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
+    Metrics::new().expect("the names are valid").registry.gather()
+}

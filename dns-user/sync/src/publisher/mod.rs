@@ -313,3 +313,9 @@ fn random() -> u64 {
         Err(_) => fastrand::u64(..),
     }
 }
+
+/// Returns every family, for the metrics reference.
+#[cfg(test)]
+pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
+    Metrics::new().expect("the names are valid").registry.gather()
+}

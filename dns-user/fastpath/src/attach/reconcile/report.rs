@@ -24,12 +24,49 @@ impl Follower {
         });
         let mut interfaces: Vec<InterfaceStatus> = interfaces.collect();
         interfaces.sort_by_key(|interface| interface.ifindex);
+        let unserved = self.unserved(&interfaces);
         self.status.send_if_modified(|status| {
-            let is_new = status.interfaces != interfaces || status.taken_over != self.taken_over;
+            let is_new = status.interfaces != interfaces
+                || status.unserved != unserved
+                || status.taken_over != self.taken_over;
             status.interfaces = interfaces;
+            status.unserved = unserved;
             status.taken_over = self.taken_over;
             is_new
         });
+    }
+
+    /// Returns why no interface is served although one should be. An interface that is selected by a
+    /// wildcard, or by default, may wait for queries.
+    fn unserved(&self, interfaces: &[InterfaceStatus]) -> Option<String> {
+        let Self { setting, links, .. } = self;
+        let link_of =
+            |interface: &InterfaceStatus| links.iter().find(|link| link.ifindex == interface.ifindex);
+        let taken: Vec<(&InterfaceStatus, bool)> = interfaces
+            .iter()
+            .filter_map(|interface| Some((interface, link_of(interface)?)))
+            .filter(|(_, link)| setting.selection.takes(link))
+            .map(|(interface, link)| (interface, setting.selection.names(link)))
+            .collect();
+        let is_served = taken.iter().any(|(interface, _)| interface.state == InterfaceState::Served);
+        let waits = |named: bool| {
+            taken
+                .iter()
+                .any(|(interface, is_named)| interface.state == InterfaceState::Waiting && *is_named == named)
+        };
+        let missing = setting.selection.missing(links);
+        // A named interface waits only for its program.
+        if self.taken_over || is_served || waits(true) || (missing.is_empty() && waits(false)) {
+            return None;
+        }
+        let refused = taken.iter().filter(|(interface, _)| interface.state == InterfaceState::Refused);
+        let mut reasons: Vec<String> =
+            refused.map(|(interface, _)| format!("{}: {}", interface.name, interface.why)).collect();
+        if !missing.is_empty() {
+            let names = missing.join(", ");
+            reasons.push(format!("xdp.interfaces names {names}, which this machine does not have"));
+        }
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
     /// Returns the status of an interface; `None` if the interface is not worth a report.

@@ -165,7 +165,14 @@ impl Answer {
     pub(super) fn good(self) -> Result<Self, Problem> {
         match self.status {
             StatusCode::OK => Ok(self),
-            status => Err(Problem::BadAnswer(format!("{} ({status})", self.text()))),
+            StatusCode::FORBIDDEN => Err(Problem::BadAnswer(format!(
+                "the server refuses this request: {}; use a certificate listed in api.admins, or the control socket",
+                self.text()
+            ))),
+            StatusCode::NOT_FOUND if self.body.is_empty() => Err(Problem::BadAnswer(
+                "the server does not know this request: is it of the same version?".to_owned(),
+            )),
+            _ => Err(Problem::BadAnswer(self.text())),
         }
     }
 

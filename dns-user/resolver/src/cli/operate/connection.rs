@@ -9,7 +9,8 @@ use std::{
 use clap::Args;
 
 use super::Problem;
-use dns_core::config::TlsFiles;
+use crate::cli::complain;
+use dns_core::config::{CONTROL_SOCKET, Config, ConfigError, Loaded, TlsFiles};
 
 /// Usual locations of config.json: the bosh-dns job on a VM, then the Debian package.
 const CONFIGS: [&str; 2] = ["/var/vcap/jobs/bosh-dns/config/config.json", "/etc/bosh-dns-xdp/config.json"];
@@ -71,11 +72,22 @@ impl Connection {
         if by_port || by_variable || (config.is_none() && !file.exists()) {
             return Ok(None);
         }
-        let loaded = dns_platform::files::load_config(file)
-            .map_err(|error| Problem::Unreachable(error.to_string()))?;
+        let config = match read(file) {
+            Ok((config, problems)) => {
+                for problem in problems {
+                    complain(&format_args!("{problem}; the other settings are used to find the server"));
+                }
+                config
+            }
+            // The server may still run with the last good version.
+            Err(error) if Path::new(CONTROL_SOCKET).exists() => {
+                complain(&format_args!("{error}; trying the default control socket"));
+                return Ok(Some(CONTROL_SOCKET.into()));
+            }
+            Err(error) => return Err(Problem::Unreachable(error.to_string())),
+        };
         // A configuration that names only an API means its port.
-        let named =
-            loaded.config.control.filter(|control| !control.is_default || loaded.config.api.is_none());
+        let named = config.control.filter(|control| !control.is_default || config.api.is_none());
         Ok(named.map(|control| control.socket))
     }
 
@@ -135,9 +147,7 @@ impl Connection {
                 file.display()
             )));
         }
-        let config = dns_platform::files::load_config(file)
-            .map_err(|error| Problem::Unreachable(error.to_string()))?
-            .config;
+        let (config, _) = read(file).map_err(|error| Problem::Unreachable(error.to_string()))?;
         let api = config.api.ok_or_else(|| {
             Problem::Unreachable(format!(
                 "{}: there is neither \"control\" nor \"api\": the server cannot be asked",
@@ -145,6 +155,16 @@ impl Connection {
             ))
         })?;
         Ok(Target { address: format!("127.0.0.1:{}", api.port), files: client_files(&api.tls) })
+    }
+}
+
+/// Reads a configuration as far as it is valid, with its errors: the server that is asked runs with the
+/// last good version, whose socket and port are likely to be the same. Fails if nothing can be read.
+fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
+    let (mut errors, loaded) = dns_platform::files::check_config(file);
+    match loaded {
+        Some(Loaded { config, .. }) => Ok((config, errors)),
+        None => Err(errors.swap_remove(0)),
     }
 }
 

@@ -53,7 +53,7 @@ impl Log {
         let mut text = format!("level: {}\n", table::plain(&levels["level"]));
         text.push_str(&format!("request lines a second: {}\n", table::plain(&levels["requests_per_second"])));
         let mut tags = Table::new(&["TAG", "LEVEL", "ABOUT"]);
-        for tag in shown["tags"].as_array().into_iter().flatten() {
+        for tag in shown["known_tags"].as_array().into_iter().flatten() {
             let name = table::plain(&tag["name"]);
             let own = levels["tags"].as_object().and_then(|own| {
                 own.iter()

@@ -1,11 +1,12 @@
 //! The commands `completions` and `man`, which need no server.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
 
 use super::Problem;
+use crate::cli::manual;
 
 /// `completions`.
 #[derive(Debug, Args)]
@@ -35,14 +36,10 @@ pub(in crate::cli) struct Man {
 impl Man {
     /// Prints the main page, or writes all pages.
     pub(super) fn run(self, command: clap::Command) -> Result<(), Problem> {
-        if let Some(folder) = self.folder {
-            return clap_mangen::generate_to(command, &folder)
-                .map_err(|error| Problem::BadAnswer(format!("{}: {error}", folder.display())));
-        }
-        let mut text = Vec::new();
-        clap_mangen::Man::new(command)
-            .render(&mut text)
-            .map_err(|error: io::Error| Problem::BadAnswer(error.to_string()))?;
-        super::print(&String::from_utf8_lossy(&text))
+        let page = manual::write(command, self.folder.as_deref()).map_err(|error| {
+            let folder = self.folder.as_ref().map(|folder| format!("{}: ", folder.display()));
+            Problem::BadAnswer(format!("{}{error}", folder.unwrap_or_default()))
+        })?;
+        super::print(&String::from_utf8_lossy(&page))
     }
 }

@@ -4,19 +4,22 @@ use std::fmt::Write;
 
 use clap::Args;
 use dns_core::terminal;
+use serde_json::Value;
 
 use super::{
     Problem,
     client::{Client, wait_for},
     connection::Connection,
-    print, print_json,
+    print_coloured, print_json,
     table::{self, Table, count, duration, percent},
 };
+use crate::cli::colour::Colour;
 use crate::ops::{
     overload::{Budget, OverloadStatus},
     status::{FastPathView, InterfaceView, Status as Answer},
     tap::seconds_since_1970,
 };
+use dns_platform::logs::time_of;
 
 /// `status`.
 #[derive(Debug, Args)]
@@ -38,9 +41,23 @@ impl Status {
         if json {
             print_json(&(answer.text() + "\n"))?;
         } else {
-            print(&text(&status))?;
+            print_coloured(&text(&status), colour_of)?;
         }
         if status.ready { Ok(()) } else { Err(Problem::BadAnswer("the server is not ready".to_owned())) }
+    }
+}
+
+/// Returns the colour of a line of [`text`].
+fn colour_of(line: &str) -> Option<Colour> {
+    let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
+    if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY")) {
+        Some(Colour::Red)
+    } else if starts(&["  warn", "  note"]) || (starts(&["bosh-dns-xdp "]) && line.contains("degraded")) {
+        Some(Colour::Yellow)
+    } else if starts(&["bosh-dns-xdp "]) {
+        Some(Colour::Green)
+    } else {
+        None
     }
 }
 
@@ -51,16 +68,20 @@ fn text(status: &Answer) -> String {
     let _ = writeln!(
         out,
         "bosh-dns-xdp {} ({}), pid {}, up {up}: {}",
-        status.version,
+        status.server_version,
         status.commit,
         status.pid,
-        if status.ready { "ready" } else { "NOT READY" }
+        match (status.ready, status.degraded) {
+            (true, false) => "ready",
+            (true, true) => "ready, degraded",
+            (false, _) => "NOT READY",
+        }
     );
     for check in &status.checks {
         let _ = writeln!(
             out,
             "  {:<4}  {}: {}",
-            if check.ok { "ok" } else { "FAIL" },
+            if check.ok { check.result.word() } else { "FAIL" },
             check.name,
             terminal::line(&check.detail)
         );
@@ -101,12 +122,8 @@ fn text(status: &Answer) -> String {
         (None, None) => drop(writeln!(out, "fast path   off")),
     }
     overload_text(&mut out, &status.overload);
-    for (title, value) in [
-        ("recursors", &status.recursors.clone().into()),
-        ("Consul", &status.consul),
-        ("cache", &status.cache),
-        ("health", &status.health),
-    ] {
+    recursors_text(&mut out, &status.recursors);
+    for (title, value) in [("Consul", &status.consul), ("cache", &status.cache), ("health", &status.health)] {
         if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
             let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
         }
@@ -128,7 +145,8 @@ fn text(status: &Answer) -> String {
     if !status.problems.is_empty() {
         out.push_str("\nnewest warnings and errors\n");
         for problem in &status.problems {
-            let _ = writeln!(out, "  {} {} [{}] {}", problem.time, problem.level, problem.tag, problem.text);
+            let time = time_of(problem.time);
+            let _ = writeln!(out, "  {time} {} [{}] {}", problem.level, problem.tag, problem.text);
         }
     }
     out
@@ -274,12 +292,55 @@ impl<'a> InterfaceGroup<'a> {
     }
 }
 
-/// Adds the section of reloads and failures.
+/// Adds the section of recursors, in the order of asking.
+fn recursors_text(out: &mut String, recursors: &[Value]) {
+    let mut lines =
+        Table::new(&["RECURSOR", "ASKED", "QUERIES", "FAILED", "OF LAST 25", "LATENCY", "REASONS"]);
+    for recursor in recursors {
+        let number = |key: &str| recursor[key].as_u64().unwrap_or_default();
+        let mut failures: Vec<(&String, u64)> = recursor["failures"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(reason, count)| (reason, count.as_u64().unwrap_or_default()))
+            .collect();
+        failures.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let failed = failures.iter().map(|(_, count)| count).sum();
+        let reasons: Vec<String> =
+            failures.into_iter().map(|(reason, failed)| format!("{reason} {}", count(failed))).collect();
+        let address = match recursor["resolved"].as_str() {
+            Some(resolved) if recursor["address"] != resolved => {
+                format!("{} ({resolved})", table::plain(&recursor["address"]))
+            }
+            _ => table::plain(&recursor["address"]),
+        };
+        lines.line([
+            address,
+            if recursor["preferred"] == true { "first" } else { "next" }.to_owned(),
+            count(number("tries")),
+            count(failed),
+            number("recent_failures").to_string(),
+            recursor["latency_ms"]
+                .as_f64()
+                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            reasons.join(", "),
+        ]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(0));
+    }
+}
+
+/// Adds the section of reloads and failures. A failure that a later reload has cured is left out.
 fn reloads_text(out: &mut String, status: &Answer) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
     for (result, events) in [("read", &status.last_reload), ("FAILED", &status.last_failure)] {
         for (kind, event) in events {
+            let is_cured = status.last_reload.get(kind).is_some_and(|reload| reload.time > event.time);
+            if result == "FAILED" && is_cured {
+                continue;
+            }
             lines.line([
                 kind.clone(),
                 result.to_owned(),

@@ -27,6 +27,9 @@ use crate::ops::status::Status;
 /// Target rate of tap lines per second: enough to rank names, cheap for the server.
 const LINES_PER_SECOND: f64 = 1000.0;
 
+/// Shortest time between two drawings of the screen.
+const REDRAW: Duration = Duration::from_millis(100);
+
 /// `top`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Top {
@@ -138,20 +141,23 @@ impl Watch {
             terminal
                 .draw(|frame| draw::draw(frame, &self.model, self.every))
                 .map_err(|_| Problem::OutputClosed)?;
-            tokio::select! {
-                line = self.lines.next() => {
-                    self.take(line.as_deref())?;
-                    // Redraw on ticks only, whatever the traffic.
-                    while let Some(line) = futures::FutureExt::now_or_never(self.lines.next()) {
+            let redraw = tokio::time::sleep(REDRAW);
+            tokio::pin!(redraw);
+            let mut is_new = false;
+            loop {
+                // Lines are read without a pause: the server drops what a slow reader leaves.
+                tokio::select! {
+                    line = self.lines.next() => {
                         self.take(line.as_deref())?;
+                        is_new = true;
                     }
-                    tokio::select! {
-                        () = tokio::time::sleep(Duration::from_millis(100)) => {}
-                        key = keys.recv() => if is_end(key) { return Ok(()) },
+                    () = &mut redraw, if is_new => break,
+                    _ = ticks.tick() => {
+                        self.refresh().await?;
+                        break;
                     }
+                    key = keys.recv() => if is_end(key) { return Ok(()) },
                 }
-                _ = ticks.tick() => self.refresh().await?,
-                key = keys.recv() => if is_end(key) { return Ok(()) },
             }
         }
     }

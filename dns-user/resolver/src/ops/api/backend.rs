@@ -17,7 +17,7 @@ use crate::{
     ops::{
         metrics::Metrics,
         overload::OverloadSource,
-        readiness::{CheckStatus, Readiness},
+        readiness::{CheckResult, CheckStatus, Readiness},
         reload_history::Kind,
         service_status::{ServiceStatus, State},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
@@ -97,10 +97,11 @@ impl Backend {
         let checks: Vec<CheckStatus> = self.readiness.checks().into_iter().map(CheckStatus::from).collect();
         let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
         Status {
-            version: version::VERSION.to_owned(),
+            server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
             pid: std::process::id(),
             ready: checks.iter().all(|check| check.ok),
+            degraded: checks.iter().any(|check| check.result == CheckResult::Degraded),
             checks,
             started: reload_history.started_at(),
             uptime_seconds: reload_history.started().elapsed().as_secs_f64(),
@@ -115,7 +116,7 @@ impl Backend {
             },
             replies: self.replies(),
             fast_path: self.server_state.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
-            fast_path_off,
+            fast_path_off: fast_path_off.as_ref().map(|off| off.why().to_owned()),
             overload: self.overload.status(),
             recursors: self
                 .upstreams
@@ -153,17 +154,15 @@ impl Backend {
         }
         let explanation = explain(&self.server_state.snapshot(), &*self.health, &name);
         let route = Route::of(&state, &name, TYPE_A);
+        let handler = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
+        let handler = handler.and_then(|suffix| Name::from_wire(suffix).ok());
+        let handler = handler.map_or_else(Name::root, |(domain, _)| domain);
         let answered_by = match &route {
             Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
             Route::Local if is_published => "the interface (fast path), for A and AAAA over UDP".to_owned(),
             Route::Local => "userspace; the fast path learns the name when it is queried".to_owned(),
             Route::Consul(_) => "userspace: Consul's names".to_owned(),
-            Route::Handler(_) => {
-                let domain = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
-                let domain = domain.and_then(|suffix| Name::from_wire(suffix).ok());
-                let domain = domain.map_or_else(|| ".".to_owned(), |(domain, _)| domain.to_string());
-                format!("userspace: the handler for {domain}")
-            }
+            Route::Handler(_) => format!("userspace: the handler for {handler}"),
             Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
             Route::Recursors(_) => match self.upstreams.recursors().first() {
                 Some(first) => {
@@ -188,10 +187,20 @@ impl Backend {
             Route::Upcheck => Some("NOERROR"),
             _ => explanation.result.as_ref().map(|result| result.rcode),
         };
+        let forwarding = match &route {
+            Route::Recursors(_) => self.upstreams.explain(None, &name),
+            Route::Handler(_) => self.upstreams.explain(Some(&handler), &name),
+            _ => None,
+        };
         let mut value = serde_json::to_value(&explanation).unwrap_or_default();
+        value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
         value["answered_by"] = answered_by.into();
         value["rcode"] = rcode.into();
-        value["text"] = explanation.to_string().into();
+        value["text"] = match forwarding {
+            Some(forwarding) => format!("{}\n{forwarding}", explanation.to_string().trim_end()),
+            None => explanation.to_string(),
+        }
+        .into();
         Ok(value)
     }
 

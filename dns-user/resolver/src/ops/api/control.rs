@@ -69,7 +69,7 @@ pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
     let known: Vec<_> =
         tags::TAGS.iter().map(|tag| json!({ "name": tag.name, "about": tag.about })).collect();
     let levels = backend.logs.as_ref().map(|logs| logs.status());
-    Json(json!({ "levels": levels, "tags": known })).into_response()
+    Json(json!({ "levels": levels, "known_tags": known })).into_response()
 }
 
 pub(super) async fn change_levels(

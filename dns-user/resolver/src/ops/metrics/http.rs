@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::Metrics;
 use crate::ops::{
     http,
-    readiness::{Check, Readiness},
+    readiness::{Check, Readiness, SOCKETS},
 };
 
 /// A bound metrics port.
@@ -68,10 +68,11 @@ async fn exposition(State(served): State<Served>) -> Response {
 
 /// Handles `/healthz`: 503 if a restart would help.
 async fn alive(State(served): State<Served>) -> Response {
-    verdict(served.probe.checks().into_iter().filter(|check| check.vital))
+    verdict(served.probe.checks().into_iter().filter(|check| check.name == SOCKETS))
 }
 
-/// Handles `/readyz`: 200 if the server also has all the data it needs for correct answers.
+/// Handles `/readyz`: 200 if the server also has all the data it needs for correct answers. A degraded
+/// server is ready: its answers are right.
 async fn ready(State(served): State<Served>) -> Response {
     verdict(served.probe.checks().into_iter())
 }
@@ -80,12 +81,11 @@ async fn ready(State(served): State<Served>) -> Response {
 fn verdict(checks: impl Iterator<Item = Check>) -> Response {
     let mut status = StatusCode::OK;
     let mut text = String::new();
-    for Check { name, ok, vital: _, detail } in checks {
-        if !ok {
+    for Check { name, result, detail } in checks {
+        if !result.is_ready() {
             status = StatusCode::SERVICE_UNAVAILABLE;
         }
-        text.push_str(if ok { "ok   " } else { "fail " });
-        text.push_str(&format!("{name}: {detail}\n"));
+        text.push_str(&format!("{:<4} {name}: {detail}\n", result.word()));
     }
     (status, text).into_response()
 }

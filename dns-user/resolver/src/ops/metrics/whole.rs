@@ -8,7 +8,10 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use crate::ops::reload_history::{Kind, ReloadHistory};
+use crate::ops::{
+    readiness::Readiness,
+    reload_history::{Kind, ReloadHistory},
+};
 use dns_platform::logs::Logs;
 use dns_platform::metrics::families;
 
@@ -81,18 +84,20 @@ impl WholeMetrics {
     }
 }
 
-/// Collects the values computed on each scrape: ages and lost log lines.
+/// Collects the values computed on each scrape: ages, lost log lines, degradation.
 pub struct MomentFamilies {
     reload_history: ReloadHistory,
     logs: Logs,
+    readiness: Readiness,
     /// Required by the registry.
     description: Desc,
 }
 
 impl MomentFamilies {
-    /// Creates a collector for this history and log.
-    pub fn new(reload_history: ReloadHistory, logs: Logs) -> prometheus::Result<Self> {
-        Ok(Self { reload_history, logs, description: families::UPTIME_SECONDS.describe()? })
+    /// Creates a collector for this log and the state behind `readiness`.
+    pub fn new(logs: Logs, readiness: Readiness) -> prometheus::Result<Self> {
+        let reload_history = readiness.service_status.reload_history().clone();
+        Ok(Self { reload_history, logs, readiness, description: families::UPTIME_SECONDS.describe()? })
     }
 }
 
@@ -107,6 +112,7 @@ impl Collector for MomentFamilies {
             families::UPTIME_SECONDS.is(self.reload_history.started().elapsed().as_secs_f64()),
             families::RECORDS_AGE_SECONDS.is(records_age),
             families::LOG_LINES_LOST_TOTAL.is(self.logs.dropped()),
+            families::FAST_PATH_DEGRADED.is(f64::from(self.readiness.is_fast_path_degraded())),
         ]
     }
 }

@@ -13,6 +13,7 @@ use super::{
     super::table::{count, duration, percent, plain},
     model::{Model, Ranked, rate_text},
 };
+use crate::ops::readiness::CheckResult;
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     let [head, curve, middle, bottom, foot] = Layout::vertical([
@@ -59,11 +60,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
 /// Draws version, readiness, rates and records.
 fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let status = &model.status;
-    let readiness = if status.ready { ("ready", Color::Green) } else { ("NOT READY", Color::Red) };
+    let readiness = match (status.ready, status.degraded) {
+        (true, false) => ("ready", Color::Green),
+        (true, true) => ("ready, degraded", Color::Yellow),
+        (false, _) => ("NOT READY", Color::Red),
+    };
     let bad: Vec<String> = status
         .checks
         .iter()
-        .filter(|check| !check.ok)
+        .filter(|check| check.result != CheckResult::Ok)
         .map(|check| format!("{}: {}", check.name, check.detail))
         .collect();
     let version = status.records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
@@ -71,7 +76,7 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         Line::styled(
             format!(
                 " bosh-dns-xdp {} up {}: {} {}",
-                status.version,
+                status.server_version,
                 duration(status.uptime_seconds),
                 readiness.0,
                 bad.join("; ")

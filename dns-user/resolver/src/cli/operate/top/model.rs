@@ -238,7 +238,7 @@ impl Model {
         let page = json!({
             "per_second": {
                 "fast": fast, "userspace": userspace, "external": external,
-                "outcomes": outcomes, "interfaces": interfaces,
+                "outcomes": outcomes, "by_interface": interfaces,
             },
             "names": names, "clients": clients, "left_out": self.left_out,
             "overload": self.status.overload,

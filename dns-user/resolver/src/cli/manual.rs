@@ -1,0 +1,342 @@
+//! Groups of commands for `--help`, and the manual pages: the sections that clap does not know are
+//! EXIT STATUS, FILES and EXAMPLES.
+
+use std::{fs::File, io, path::Path};
+
+use clap_mangen::{
+    Man,
+    roff::{Roff, bold, roman},
+};
+
+/// Section of the manual for the programs of system administrators (man(1)).
+const SECTION: &str = "8";
+
+/// Exit codes of a command.
+#[derive(Clone, Copy, Debug)]
+enum Exits {
+    /// A long-running process.
+    Process,
+    /// A command with a good or bad result.
+    Result,
+    /// A command that asks a running server.
+    Asks,
+}
+
+impl Exits {
+    /// Returns each code with its meaning.
+    fn codes(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Process => &[
+                ("0", "stopped by SIGTERM or SIGINT"),
+                ("1", "an error that the operator can fix; standard error or the log names it"),
+                ("2", "wrong usage"),
+                ("70", "an internal failure; a supervisor should restart the process"),
+            ],
+            Self::Result => &[("0", "success"), ("1", "the result is bad"), ("2", "wrong usage")],
+            Self::Asks => &[
+                ("0", "success, and the result is good"),
+                ("1", "the server answered, and the result is bad"),
+                ("2", "wrong usage"),
+                ("3", "the server cannot be reached, or refuses the client"),
+            ],
+        }
+    }
+}
+
+/// A command's part of the manual.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    command: &'static str,
+    exits: Exits,
+    /// Command line and purpose.
+    example: (&'static str, &'static str),
+}
+
+const fn entry(command: &'static str, exits: Exits, example: (&'static str, &'static str)) -> Entry {
+    Entry { command, exits, example }
+}
+
+/// The commands by purpose, in the order of `--help`.
+const GROUPS: &[(&str, &[Entry])] = &[
+    (
+        "Serve",
+        &[
+            entry(
+                "run",
+                Exits::Process,
+                ("run --config /etc/bosh-dns-xdp/config.json", "Serve DNS until SIGTERM."),
+            ),
+            entry(
+                "health",
+                Exits::Process,
+                ("health --config health_server_config.json", "Answer the health checks of other machines."),
+            ),
+            entry(
+                "attach",
+                Exits::Process,
+                (
+                    "attach --config /etc/bosh-dns-xdp/config.json",
+                    "Attach programs for a server without privileges.",
+                ),
+            ),
+            entry(
+                "prepare-pins",
+                Exits::Result,
+                (
+                    "prepare-pins --config /etc/bosh-dns-xdp/config.json --user bosh-dns-xdp",
+                    "Create the folder of pins before an unprivileged service starts.",
+                ),
+            ),
+            entry(
+                "resolver",
+                Exits::Process,
+                (
+                    "resolver --config /etc/bosh-dns-xdp/config.json",
+                    "Make the server this machine's resolver.",
+                ),
+            ),
+        ],
+    ),
+    (
+        "Try and configure",
+        &[
+            entry("try", Exits::Process, ("try", "Serve a small foundation on a free port of 127.0.0.1.")),
+            entry(
+                "config",
+                Exits::Result,
+                (
+                    "config --default > config.json",
+                    "Write a configuration in which every common key is explained.",
+                ),
+            ),
+            entry(
+                "check",
+                Exits::Result,
+                (
+                    "check --config config.json",
+                    "Print every error of a configuration and of the files it names.",
+                ),
+            ),
+        ],
+    ),
+    (
+        "Watch a running server",
+        &[
+            entry(
+                "status",
+                Exits::Asks,
+                ("status", "Show the checks, the fast path, the recursors and recent problems."),
+            ),
+            entry(
+                "top",
+                Exits::Asks,
+                ("top --once --seconds 10", "Measure for ten seconds and print the busiest names."),
+            ),
+            entry(
+                "tap",
+                Exits::Asks,
+                ("tap --name web --misses", "Show live queries for names that contain \"web\"."),
+            ),
+            entry("resolve", Exits::Asks, ("resolve q-s0.q-g1.bosh", "Explain how a name resolves.")),
+            entry(
+                "instances",
+                Exits::Asks,
+                ("instances --address q-s0.q-g1.bosh", "List the instances of a name."),
+            ),
+            entry("local-groups", Exits::Asks, ("local-groups --json", "List the links of this VM's jobs.")),
+        ],
+    ),
+    (
+        "Change a running server",
+        &[
+            entry(
+                "reload",
+                Exits::Asks,
+                ("reload", "Read all files again; exit code 1 if one cannot be used."),
+            ),
+            entry(
+                "cache",
+                Exits::Asks,
+                ("cache lookup www.example.org", "Show the cached answers for a name, with their records."),
+            ),
+            entry("flush", Exits::Asks, ("flush", "Drop all cached answers.")),
+            entry(
+                "log",
+                Exits::Asks,
+                (
+                    "log --tag ForwardHandler --level debug",
+                    "Log the forwarding of queries in detail until the next reload.",
+                ),
+            ),
+            entry(
+                "detach",
+                Exits::Result,
+                (
+                    "detach --config /etc/bosh-dns-xdp/config.json",
+                    "Remove the programs that a dead server left on interfaces.",
+                ),
+            ),
+        ],
+    ),
+    (
+        "For scripts and shells",
+        &[
+            entry(
+                "wait",
+                Exits::Result,
+                ("wait --address 169.254.0.2 --timeout 30s", "Wait until the server answers."),
+            ),
+            entry(
+                "address",
+                Exits::Result,
+                ("address --group 1 --status healthy", "Print the name of a group."),
+            ),
+            entry("completions", Exits::Result, ("completions bash", "Print the completions for bash.")),
+            entry("man", Exits::Result, ("man | man -l -", "Show the manual page.")),
+        ],
+    ),
+];
+
+/// Files that the commands use.
+const FILES: &[(&str, &str)] = &[
+    ("/etc/bosh-dns-xdp/config.json", "configuration of the Debian package"),
+    ("/var/vcap/jobs/bosh-dns/config/config.json", "configuration of the BOSH job"),
+    ("/run/bosh-dns-xdp/control.sock", "default control socket, by which the commands reach the server"),
+    ("/run/bosh-dns-xdp-pins", "default folder of pins, by which programs survive a restart of the server"),
+];
+
+/// Adds the grouped list of commands to the help of the whole command line.
+pub(super) fn grouped(command: clap::Command) -> clap::Command {
+    let about = |name: &str| {
+        let found = command.find_subcommand(name).and_then(clap::Command::get_about);
+        found.map(ToString::to_string).unwrap_or_default()
+    };
+    let mut groups = String::new();
+    for (title, entries) in GROUPS {
+        groups.push_str(&format!("{title}:\n"));
+        for entry in *entries {
+            groups.push_str(&format!("  {:<13} {}\n", entry.command, about(entry.command)));
+        }
+        groups.push('\n');
+    }
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
+    );
+    command.help_template(template)
+}
+
+/// Writes the main page, or with `folder` a page for each command.
+pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Result<Vec<u8>> {
+    command = command.disable_help_subcommand(true);
+    command.build();
+    let Some(folder) = folder else { return page(&command, None) };
+    write_page(&command, None, folder)?;
+    for subcommand in command.get_subcommands() {
+        let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
+        write_pages(subcommand, entries.find(|entry| entry.command == subcommand.get_name()), folder)?;
+    }
+    Ok(Vec::new())
+}
+
+/// Writes the pages of a command and of its own commands.
+fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
+    if command.is_hide_set() {
+        return Ok(());
+    }
+    write_page(command, entry, folder)?;
+    command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, entry, folder))
+}
+
+fn write_page(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
+    let name = Man::new(command.clone()).section(SECTION).get_filename();
+    io::Write::write_all(&mut File::create(folder.join(name))?, &page(command, entry)?)
+}
+
+/// Returns the page of one command, or of the whole command line.
+fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
+    let man = Man::new(command.clone()).section(SECTION).manual("System Administration");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
+    let examples: Vec<_> = match own {
+        Some(entry) => vec![entry.example],
+        None => ["try", "check", "status", "resolve"]
+            .into_iter()
+            .filter_map(|name| entries.find(|entry| entry.command == name))
+            .map(|entry| entry.example)
+            .collect(),
+    };
+    let mut roff = Roff::default();
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in own.map_or(Exits::Asks, |entry| entry.exits).codes() {
+        roff.control("TP", []).text([bold(*code)]).text([roman(*meaning)]);
+    }
+    roff.control("SH", ["FILES"]);
+    for (file, purpose) in FILES {
+        roff.control("TP", []).text([bold(*file)]).text([roman(*purpose)]);
+    }
+    roff.control("SH", ["EXAMPLES"]);
+    for (line, purpose) in examples {
+        roff.control("TP", []).text([bold(format!("bosh-dns-xdp {line}"))]).text([roman(purpose)]);
+    }
+    roff.to_writer(&mut page)?;
+    if command.get_version().is_some() {
+        man.render_version_section(&mut page)?;
+    }
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn every_command_has_one_group() {
+        let mut listed: Vec<&str> =
+            GROUPS.iter().flat_map(|(_, entries)| *entries).map(|entry| entry.command).collect();
+        listed.sort_unstable();
+        let command = Cli::command();
+        let mut known: Vec<&str> = command
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+            .map(clap::Command::get_name)
+            .collect();
+        known.sort_unstable();
+        assert_eq!(listed, known);
+        let help = grouped(Cli::command()).render_long_help().to_string();
+        for (title, _) in GROUPS {
+            assert!(help.contains(&format!("\n{title}:\n")), "{title}: {help}");
+        }
+    }
+
+    #[test]
+    fn examples_are_valid_commands() {
+        for entry in GROUPS.iter().flat_map(|(_, entries)| *entries) {
+            let line = entry.example.0.split([' ', '|', '>']).take_while(|word| !word.is_empty());
+            let words = std::iter::once("bosh-dns-xdp").chain(line);
+            assert!(Cli::command().try_get_matches_from(words).is_ok(), "{}", entry.example.0);
+        }
+    }
+
+    #[test]
+    fn pages_have_all_sections() {
+        let folder = tempfile::tempdir().unwrap();
+        write(Cli::command(), Some(folder.path())).unwrap();
+        for name in ["bosh-dns-xdp.8", "bosh-dns-xdp-run.8", "bosh-dns-xdp-status.8"] {
+            let page = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            for section in ["EXIT STATUS", "FILES", "EXAMPLES", "OPTIONS"] {
+                assert!(page.contains(section), "{section}: {page}");
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Failed tries of one recursor: counters by reason, and log lines at a bounded rate.
+//!
+//! The first failure of each reason starts a series and is logged immediately. While the series lasts, a
+//! task logs one summary per interval. The intervals double up to [`LONGEST_INTERVAL`]; one without a
+//! failure ends the series.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{TryError, message, validated::ValidatedReply};
+
+/// Length of the first interval of a series.
+const FIRST_INTERVAL: Duration = Duration::from_secs(10);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(300);
+/// Share of failures from which a summary is a warning: a healthy recursor, too, answers SERVFAIL for
+/// broken domains.
+const ALARMING_SHARE: f64 = 0.2;
+
+/// Declares the reasons with their labels (metrics, status) and their texts (log).
+macro_rules! reasons {
+    ($($reason:ident $label:literal $text:literal,)*) => {
+        /// Reason for which a try failed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Reason {
+            $($reason,)*
+        }
+
+        impl Reason {
+            pub(crate) const ALL: &[Self] = &[$(Self::$reason,)*];
+
+            /// Returns the label in metrics and status.
+            pub(crate) const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $label,)*
+                }
+            }
+
+            const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $text,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    TimedOut "timeout" "no reply in time",
+    NoAddress "no_address" "its address is unknown",
+    Unreachable "unreachable" "its port is closed or its host unreachable",
+    Reset "reset" "it reset the connection",
+    Closed "closed" "it closed the connection without a reply",
+    WrongReply "wrong_reply" "it replied to another query",
+    Malformed "malformed" "its reply is malformed",
+    Servfail "servfail" "it replied SERVFAIL",
+    Refused "refused" "it replied REFUSED",
+    OtherRcode "rcode" "it replied with an error RCODE",
+    GivenUp "given_up" "too many queries to it are in flight",
+}
+
+impl Reason {
+    /// Returns the reason an outcome counts as a failure; `None` for NOERROR and NXDOMAIN.
+    pub(crate) fn of(outcome: &Result<ValidatedReply, TryError>) -> Option<Self> {
+        Some(match outcome {
+            Ok(reply) => match reply.rcode() {
+                message::NOERROR | message::NXDOMAIN => return None,
+                message::SERVFAIL => Self::Servfail,
+                message::REFUSED => Self::Refused,
+                _ => Self::OtherRcode,
+            },
+            Err(error) => match error {
+                TryError::TimedOut => Self::TimedOut,
+                TryError::Refused => Self::Unreachable,
+                TryError::Reset => Self::Reset,
+                TryError::Closed => Self::Closed,
+                TryError::WrongReply => Self::WrongReply,
+                TryError::Unreadable => Self::Malformed,
+                TryError::Busy => Self::GivenUp,
+            },
+        })
+    }
+}
+
+/// Tries of one recursor since the start, and its failures by reason.
+#[derive(Debug)]
+pub(crate) struct FailedTries {
+    recursor: String,
+    /// Queries sent, retries included.
+    tries: AtomicU64,
+    /// In the order of [`Reason::ALL`].
+    failures: [AtomicU64; Reason::ALL.len()],
+    /// Reasons logged in the current series, as bits; 0 without a series.
+    series: Mutex<u16>,
+}
+
+impl FailedTries {
+    /// Creates the counters of the recursor with this name (`host:port`).
+    pub(crate) fn new(recursor: &str) -> Arc<Self> {
+        Arc::new(Self {
+            recursor: recursor.to_owned(),
+            tries: AtomicU64::new(0),
+            failures: Default::default(),
+            series: Mutex::new(0),
+        })
+    }
+
+    /// Counts a query that is about to be sent.
+    pub(crate) fn began(&self) {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn tries(&self) -> u64 {
+        self.tries.load(Ordering::Relaxed)
+    }
+
+    /// Returns the failures of every reason.
+    pub(crate) fn by_reason(&self) -> impl Iterator<Item = (Reason, u64)> {
+        Reason::ALL.iter().zip(&self.failures).map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
+    }
+
+    /// Counts a failure, and logs it if it is the first of its reason in the series. Must be called
+    /// inside a tokio runtime.
+    pub(crate) fn failed(self: &Arc<Self>, reason: Reason) {
+        self.failures[reason as usize].fetch_add(1, Ordering::Relaxed);
+        let bit = 1 << reason as u16;
+        let mut series = self.series.lock();
+        if *series & bit != 0 {
+            return;
+        }
+        if *series == 0 {
+            // Started under the lock, so that each series has one task.
+            tokio::spawn(Arc::clone(self).summarise(self.state(), FIRST_INTERVAL));
+        }
+        *series |= bit;
+        tracing::warn!(
+            recursor = self.recursor,
+            reason = reason.label(),
+            "a query to a recursor failed: {}; the next recursor is asked, and without one the client gets \
+             SERVFAIL; `bosh-dns-xdp status` counts failures by reason",
+            reason.text(),
+        );
+    }
+
+    /// Logs summaries until an interval passes without a failure. `told` is the state after the first
+    /// failure of the series, which was logged by itself.
+    async fn summarise(self: Arc<Self>, mut told: State, mut interval: Duration) {
+        loop {
+            tokio::time::sleep(interval).await;
+            let mut series = self.series.lock();
+            let now = self.state();
+            let Some(summary) = Summary::between(&told, &now) else {
+                *series = 0;
+                let tries = now.tries - told.tries;
+                if tries > 0 {
+                    tracing::info!(
+                        recursor = self.recursor,
+                        "the recursor answers again: {tries} queries without a failure"
+                    );
+                }
+                return;
+            };
+            summary.log(&self.recursor, interval);
+            told = now;
+            interval = (interval * 2).min(LONGEST_INTERVAL);
+        }
+    }
+
+    fn state(&self) -> State {
+        State { tries: self.tries(), failures: self.by_reason().map(|(_, count)| count).collect() }
+    }
+}
+
+/// Values of the counters at one time.
+#[derive(Debug)]
+struct State {
+    tries: u64,
+    /// In the order of [`Reason::ALL`].
+    failures: Vec<u64>,
+}
+
+/// Failures of one interval.
+#[derive(Debug, PartialEq)]
+struct Summary {
+    tries: u64,
+    failed: u64,
+    /// `timeout 12, servfail 3`, most frequent first.
+    reasons: String,
+}
+
+impl Summary {
+    /// Returns the failures between two states; `None` if there were none.
+    fn between(before: &State, now: &State) -> Option<Self> {
+        let counts = now.failures.iter().zip(&before.failures).map(|(now, before)| now - before);
+        let mut counts: Vec<(&str, u64)> = Reason::ALL
+            .iter()
+            .map(|reason| reason.label())
+            .zip(counts)
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let failed = counts.iter().map(|(_, count)| count).sum();
+        let reasons: Vec<String> = counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        // A query sent before the interval may have failed within it.
+        let tries = (now.tries - before.tries).max(failed);
+        (failed > 0).then(|| Self { tries, failed, reasons: reasons.join(", ") })
+    }
+
+    fn log(&self, recursor: &str, interval: Duration) {
+        let Self { tries, failed, reasons } = self;
+        let text = format!(
+            "{failed} of {tries} queries to a recursor failed within {} s: {reasons}",
+            interval.as_secs()
+        );
+        if *failed as f64 >= *tries as f64 * ALARMING_SHARE {
+            tracing::warn!(recursor, "{text}");
+        } else {
+            tracing::info!(recursor, "{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summary_lists_reasons_by_frequency() {
+        let state = |tries, timeouts, servfails| {
+            let mut failures = vec![0; Reason::ALL.len()];
+            failures[Reason::TimedOut as usize] = timeouts;
+            failures[Reason::Servfail as usize] = servfails;
+            State { tries, failures }
+        };
+        assert_eq!(Summary::between(&state(5, 1, 1), &state(9, 1, 1)), None);
+        let summary = Summary::between(&state(5, 1, 1), &state(105, 3, 8)).unwrap();
+        assert_eq!(summary, Summary { tries: 100, failed: 9, reasons: "servfail 7, timeout 2".to_owned() });
+    }
+
+    #[test]
+    fn reason_bits_are_distinct() {
+        for (index, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
+            assert_eq!(Reason::ALL.iter().filter(|other| other.label() == reason.label()).count(), 1);
+        }
+        assert!(Reason::ALL.len() <= 16);
+    }
+
+    #[tokio::test]
+    async fn quiet_interval_ends_series() {
+        let tries = FailedTries::new("127.0.0.1:53");
+        for _ in 0..3 {
+            tries.began();
+            tries.failed(Reason::TimedOut);
+        }
+        assert_ne!(*tries.series.lock(), 0);
+        assert_eq!(tries.by_reason().next(), Some((Reason::TimedOut, 3)));
+        // A second task ends the same series earlier.
+        Arc::clone(&tries).summarise(tries.state(), Duration::from_millis(1)).await;
+        assert_eq!(*tries.series.lock(), 0);
+    }
+}

@@ -1,0 +1,263 @@
+//! Faults that an operator must see: in the log, in `status`, at `/readyz`.
+
+use std::{fs, process::Command, thread, time::Duration};
+
+use anyhow::{Result, ensure};
+use hickory_proto::rr::RecordType;
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::signal::Signal,
+};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    namespace::Namespace,
+    process::wait_until,
+    requires,
+    server::{self, Server},
+};
+
+use crate::{
+    dnsmasq,
+    running::{METRICS_PORT, RECORDS, Running},
+};
+
+/// Time limit, reached only on failure.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Returns status and body of `/readyz`.
+fn readyz(running: &Running) -> Result<(String, String)> {
+    let url = format!("http://127.0.0.1:{METRICS_PORT}/readyz");
+    let text = running.curl(&["-w", "%{http_code}", &url])?;
+    let (body, status) = text.rsplit_once('\n').unwrap_or(("", &text));
+    Ok((status.to_owned(), body.to_owned()))
+}
+
+/// Waits until `/readyz` has this status and a line that begins with `line`.
+fn wait_for_readyz(running: &Running, status: &str, line: &str) -> Result<()> {
+    let mut last = None;
+    let waited = wait_until(line, PATIENCE, || {
+        last = readyz(running).ok();
+        last.as_ref()
+            .is_some_and(|(found, body)| found == status && body.lines().any(|found| found.starts_with(line)))
+    });
+    waited.map_err(|error| error.context(format!("{last:?}\n{}", running.server.log())))
+}
+
+fn metric(running: &Running, name: &str) -> Result<String> {
+    let text = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")])?;
+    Ok(text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))).unwrap_or("absent").to_owned())
+}
+
+#[test]
+fn missing_interface_degrades() -> Result<()> {
+    requires!(namespaces, bpf);
+    let running = Running::start("eth99", &json!({"xdp": {"mode": "generic", "interfaces": ["eth99"]}}))?;
+    wait_for_readyz(&running, "200", "warn fast path: on no interface: xdp.interfaces names eth99")?;
+    wait_until("the warning", PATIENCE, || {
+        running.server.log().contains("WARN  [main] no interface is served")
+    })?;
+    let (code, text, _) = running.cli(&["status"])?;
+    ensure!(
+        code == 0 && text.contains("ready, degraded") && text.contains("  warn  fast path"),
+        "{code}: {text}"
+    );
+    ensure!(metric(&running, "bosh_dns_xdp_fast_path_degraded")? == "1");
+    // The interface appears: the state ends.
+    running.namespace.ip(&["link", "add", "eth99", "type", "veth", "peer", "name", "eth98"])?;
+    running.namespace.ip(&["link", "set", "eth99", "up"])?;
+    wait_for_readyz(&running, "200", "ok   fast path: on")?;
+    ensure!(metric(&running, "bosh_dns_xdp_fast_path_degraded")? == "0");
+    Ok(())
+}
+
+#[test]
+fn wildcards_wait_for_queries() -> Result<()> {
+    requires!(namespaces, bpf);
+    let running = Running::start("wild", &json!({"xdp": {"mode": "generic", "interfaces": ["w-*"]}}))?;
+    wait_for_readyz(&running, "200", "ok   fast path: on no interface yet")?;
+    running.ask("q-s0.q-g1.bosh.", 20)?;
+    thread::sleep(Duration::from_secs(1));
+    wait_for_readyz(&running, "200", "ok   fast path: on no interface yet")?;
+    ensure!(!running.server.log().contains("no interface is served"), "{}", running.server.log());
+    Ok(())
+}
+
+#[test]
+fn recursor_failures_are_logged_once() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("failing")?;
+    let (silent, silent_address) = dnsmasq::start(&namespace, 10)?;
+    let (_refusing, refusing_address) = dnsmasq::start(&namespace, 11)?;
+    let settings = json!({
+        "disable_recursors": false, "recursors": [silent_address, refusing_address],
+        "recursor_selection": "smart", "recursor_timeout": "100ms",
+    });
+    let running = Running::start_in(namespace, &settings)?;
+    silent.signal(Signal::SIGSTOP)?;
+    for number in 0..40 {
+        running.ask(&format!("n{number}.elsewhere.test."), 1)?;
+    }
+    let log = running.server.log();
+    let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    ensure!(lines("reason=timeout") == 1 && lines("reason=refused") == 1, "{log}");
+    ensure!(lines("WARN  [ForwardHandler] a query to a recursor failed: no reply in time") == 1, "{log}");
+    let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
+    for (address, reason) in [(silent_address, "timeout"), (refusing_address, "refused")] {
+        let recursors = status["recursors"].as_array().into_iter().flatten();
+        let recursor = recursors.into_iter().find(|one| one["address"] == address.to_string());
+        let recursor = recursor.unwrap_or(&Value::Null);
+        ensure!(recursor["failures"][reason].as_u64() >= Some(5), "{recursor}");
+        // The preference has moved, and operators still see why.
+        ensure!(recursor["recent_failures"].as_u64() >= Some(5), "{recursor}");
+    }
+    let (_, text, _) = running.cli(&["status"])?;
+    ensure!(text.contains("timeout ") && text.contains("refused "), "{text}");
+    let summary = "queries to a recursor failed within 10 s: timeout";
+    wait_until("the summary", PATIENCE, || running.server.log().contains(summary))?;
+    silent.signal(Signal::SIGCONT)?;
+    Ok(())
+}
+
+#[test]
+fn standstill_is_logged() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("stopped", &json!({}))?;
+    // The clocks are read once before the stop.
+    thread::sleep(Duration::from_secs(2));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(running.server.pid().cast_signed()), Signal::SIGSTOP)?;
+    thread::sleep(Duration::from_secs(5));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(running.server.pid().cast_signed()), Signal::SIGCONT)?;
+    wait_until("the line", PATIENCE, || running.server.log().contains("the process stood still for"))
+}
+
+#[test]
+fn broken_configuration_is_not_ready() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("broken", &json!({}))?;
+    let path = running.folder().join("config.json");
+    let good = fs::read(&path)?;
+    let mut broken: Value = serde_json::from_slice(&good)?;
+    broken["recursor_timeout"] = json!("5");
+    fs::write(&path, broken.to_string())?;
+    let (code, text, problem) = running.cli(&["reload"])?;
+    ensure!(code == 1 && text.contains("failed  config"), "{code}: {text}{problem}");
+    wait_for_readyz(&running, "503", "fail configuration: ")?;
+    let log = running.server.log();
+    ensure!(log.contains("WARN  [main] API: reload finished with 1 failures"), "{log}");
+    ensure!(!log.contains("INFO  [main] API: reload finished"), "{log}");
+    // The command finds the server by the rest of the file.
+    let (code, text, problem) = running.cli(&["status"])?;
+    ensure!(
+        code == 1 && text.contains("NOT READY") && problem.contains("recursor_timeout"),
+        "{text}{problem}"
+    );
+    fs::write(&path, good)?;
+    ensure!(running.cli(&["reload"])?.0 == 0);
+    wait_for_readyz(&running, "200", "ok   configuration")?;
+    // A cured failure is no longer shown.
+    let (_, text, _) = running.cli(&["status"])?;
+    ensure!(!text.contains("FAILED"), "{text}");
+    fs::write(running.folder().join("addresses/wrong.json"), "{")?;
+    wait_for_readyz(&running, "503", "fail addresses: ")?;
+    ensure!(running.cli(&["reload"])?.0 == 1);
+    Ok(())
+}
+
+#[test]
+fn status_needs_no_configuration() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("nojson")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    // A private /run for the default control socket.
+    let private_run = |command: &mut Command| {
+        use std::os::unix::process::CommandExt as _;
+        let enter = || {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+            Ok(mount(Some("tmpfs"), "/run", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
+        };
+        // SAFETY: only plain system calls between fork and exec.
+        unsafe { command.pre_exec(enter) };
+    };
+    let settings = json!({"xdp": {"mode": "off"}, "control": {"socket": "/run/bosh-dns-xdp/control.sock"}});
+    let server = Server::start_prepared(
+        Some(&namespace),
+        folder,
+        ([127, 0, 0, 1], 53).into(),
+        &settings,
+        private_run,
+    )?;
+    let config = server.folder.path().join("config.json");
+    let status = || {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &server.pid().to_string(), "--net", "--mount"]).arg(server::program()?);
+        Ok::<_, anyhow::Error>(command.args(["status", "--config"]).arg(&config).output()?)
+    };
+    wait_until("the control socket", PATIENCE, || status().is_ok_and(|output| output.status.success()))?;
+    fs::write(&config, "{ \"address\": ")?;
+    let output = status()?;
+    let (text, problem) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success() && text.contains("pid"), "{text}{problem}");
+    ensure!(problem.contains("trying the default control socket"), "{problem}");
+    Ok(())
+}
+
+#[test]
+fn empty_alias_file_spares_dns() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("alias")?;
+    let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"db.alias": ["*.db.net.dep.bosh"]}"#))?;
+    fs::write(folder.path().join("aliases/empty.json"), "")?;
+    let running = Running::start_with(namespace, folder, &json!({}))?;
+    let log = running.server.log();
+    ensure!(log.contains("empty.json") && log.contains("the others are served"), "{log}");
+    wait_for_readyz(&running, "503", "fail aliases: ")?;
+    let query = client::query("db.alias.", RecordType::A, None)?;
+    let reply = running.namespace.run(|| client::ask(running.server.address, &query))??;
+    ensure!(client::addresses(&reply) == [std::net::IpAddr::from([10, 0, 0, 4])], "{reply}");
+    let (code, _, problem) = running.cli(&["check"])?;
+    ensure!(code == 1 && problem.contains("empty.json"), "{problem}");
+    fs::write(running.folder().join("aliases/empty.json"), "{}")?;
+    wait_for_readyz(&running, "200", "ok   aliases")
+}
+
+#[test]
+fn fatal_error_is_printed_once() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("twice", &json!({}))?;
+    let program = server::program()?;
+    let output = running.output(&program.display().to_string(), &["run", "--config", "config.json"])?;
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    let all = [output.stdout, output.stderr].concat();
+    let all = String::from_utf8_lossy(&all);
+    let lines = all.lines().filter(|line| line.contains("127.0.0.1:53") && line.contains("in use"));
+    ensure!(lines.count() == 1, "{all}");
+    Ok(())
+}
+
+#[test]
+fn outside_names_are_explained() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("outside")?;
+    let (_recursor, address) = dnsmasq::start(&namespace, 10)?;
+    let settings = json!({
+        "disable_recursors": false, "recursors": [address, "127.0.0.1:9"], "recursor_selection": "serial",
+        "cache": {"enabled": true},
+    });
+    let running = Running::start_in(namespace, &settings)?;
+    let (code, text, _) = running.cli(&["resolve", "www.example.org"])?;
+    ensure!(code == 0, "{text}");
+    for part in ["recursor 127.0.0.10:53: asked first", "recursor 127.0.0.1:9: asked next", "cache: no A"] {
+        ensure!(text.contains(part), "{part}: {text}");
+    }
+    running.ask("www.example.org.", 1)?;
+    let explained: Value = serde_json::from_str(&running.cli(&["resolve", "--json", "www.example.org"])?.1)?;
+    let cached = &explained["forwarding"]["cached"][0];
+    ensure!(cached["type"] == "A" && cached["state"] == "fresh", "{explained}");
+    ensure!((200..=300).contains(&cached["ttl_seconds"].as_u64().unwrap_or_default()), "{explained}");
+    let (_, text, _) = running.cli(&["resolve", "www.example.org"])?;
+    ensure!(text.contains("cache: A answer, TTL ") && text.contains("cache: no AAAA"), "{text}");
+    Ok(())
+}
