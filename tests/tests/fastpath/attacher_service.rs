@@ -242,6 +242,6 @@ fn part_restarts_lose_no_query() -> Result<()> {
     })?;
     println!("{} queries, all answered at once", answered.load(Ordering::Relaxed));
     // Links of lo and srv, and the maps of a single server.
-    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 6, "{:?}", bpffs.pinned());
+    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 10, "{:?}", bpffs.pinned());
     Ok(())
 }

@@ -394,7 +394,7 @@ fn running_server_reattaches_after_detach() -> Result<()> {
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })?;
     wait_until("the links to be pinned again", PATIENCE, || running.bpffs.links().len() == 2)?;
-    wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 6)?;
+    wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 10)?;
     running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "what is attached again outlives the server, too");
     Ok(())
