@@ -201,6 +201,7 @@ pub struct FastPathStatus {
     #[serde(rename = "table")]
     pub names: TableStatus,
     /// Number of forwarded answers, and the memory they take.
+    #[serde(rename = "forwarded")]
     pub answers: AnswersStatus,
     /// State of the lease under which the programs answer.
     pub lease: LeaseStatus,

@@ -74,6 +74,7 @@ pub struct AdmissionStatus {
     /// Queries that wait now.
     pub waiting: usize,
     /// Number of clients with waiting queries.
+    #[serde(rename = "client_count")]
     pub clients: usize,
     /// The client with the most waiting queries, and their number.
     pub heaviest: Option<(Client, usize)>,

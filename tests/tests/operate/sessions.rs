@@ -108,7 +108,8 @@ fn normalised(text: &str, folder: &Path) -> String {
             out.truncate(out.trim_end().len() + 1);
             left_out = true;
         }
-        if left_out {
+        // The line appears only while queries wait or were refused.
+        if left_out || first == "overload" {
             continue;
         }
         let all = volatile || ["replies", "fast"].contains(&first) || line.contains("/s: fast path");

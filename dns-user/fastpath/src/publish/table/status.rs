@@ -12,6 +12,7 @@ pub struct TableStatus {
     /// Names in the map that do not exist or are malformed.
     pub negative: usize,
     /// Listed names that are not in the map, by reason; userspace answers them.
+    #[serde(rename = "unfitting_by_reason")]
     pub unfitting: UnfittingStatus,
     /// Limit of published and learned names.
     pub max_names: usize,
