@@ -1,5 +1,5 @@
-//! Converts a catalog to bosh-dns aliases, for migration from Consul: Consul's names point to
-//! the names of BOSH instances with the same addresses.
+//! Converts a catalog to bosh-dns aliases for migration from Consul: Consul's names become aliases
+//! of the BOSH instances with the same addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,17 +20,17 @@ use crate::{
     },
 };
 
-/// An alias file, and what it leaves out.
+/// An alias file, and notes on the names it cannot express.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Aliases {
-    /// Targets by alias, as an alias file has them.
+    /// Targets by alias, as written to the alias file.
     pub targets: BTreeMap<String, Vec<String>>,
     /// Notes for the operator, one line each.
     pub notes: Vec<String>,
 }
 
-/// Makes aliases of the services and nodes of the local datacenter. Consul's health is ignored; bosh-dns
-/// applies the instances' own health by `health`.
+/// Builds aliases for the services and nodes of the local datacenter. Consul's health is ignored;
+/// bosh-dns applies the health of its own instances as selected by `health`.
 pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
     let mut maker = Maker { zone, fleet: Fleet::new(snapshot), health, made: Aliases::default() };
     let place = Place::Datacenter(zone.config.datacenter.as_str().into());
@@ -49,7 +49,7 @@ pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
     maker.made
 }
 
-/// Where instances of BOSH are: all have names with the same end.
+/// The part of a BOSH name that all instances of a group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Group<'a> {
     deployment: &'a str,
@@ -59,13 +59,13 @@ struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// That of an instance.
+    /// Returns the group of an instance.
     fn of(instance: &BoshInstance<'a>) -> Self {
         let BoshInstance { deployment, instance_group, network, domain, .. } = *instance;
         Self { deployment, instance_group, network, domain }
     }
 
-    /// A name in it.
+    /// Returns the name in this group with the given first label.
     fn name(&self, first: FirstLabel) -> String {
         let group = AddressGroup::Names {
             instance_group: self.instance_group.to_owned(),
@@ -75,7 +75,7 @@ impl<'a> Group<'a> {
         LinkAddress { group, first, domain: self.domain.to_owned() }.to_string()
     }
 
-    /// Whether such names are names, and not something else in the language of queries.
+    /// Returns whether names in this group are plain names, without meaning in the query language.
     fn is_nameable(&self) -> bool {
         let parts = [self.instance_group, self.network, self.deployment];
         !self.instance_group.starts_with("q-g")
@@ -84,30 +84,30 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Whether a text is one label of a name.
+/// Returns whether a text is a single label of a name.
 fn is_label(text: &str) -> bool {
     !text.contains('.') && Name::from_text(text).is_ok_and(|name| name.label_count() == 1)
 }
 
-/// An instance of BOSH.
+/// A BOSH instance.
 #[derive(Clone, Copy, Debug)]
 struct Member<'a> {
     id: &'a str,
-    /// Id of its availability zone.
+    /// Availability zone id.
     zone: &'a str,
     address: IpAddr,
 }
 
-/// The instances of BOSH, by group.
+/// The BOSH instances by group.
 struct Fleet<'a> {
     /// All groups that can be named.
     groups: BTreeMap<Group<'a>, Vec<Member<'a>>>,
-    /// Groups and ids by address, in the order of the groups.
+    /// Groups and ids by address, ordered by group.
     by_address: HashMap<IpAddr, Vec<(Group<'a>, &'a str)>>,
 }
 
 impl<'a> Fleet<'a> {
-    /// Those of the records.
+    /// Indexes the instances in the DNS records.
     fn new(snapshot: &'a Snapshot) -> Self {
         let mut groups: BTreeMap<Group<'a>, Vec<Member<'a>>> = BTreeMap::new();
         for instance in snapshot.instances() {
@@ -127,48 +127,49 @@ impl<'a> Fleet<'a> {
         Self { groups, by_address }
     }
 
-    /// The first instance at an address: its group and its id, if that can be named.
+    /// Returns the first instance at an address: its group, and its id if that can be used in a
+    /// name.
     fn at(&self, address: IpAddr) -> Option<(Group<'a>, &'a str)> {
         self.by_address.get(&address)?.iter().copied().find(|(_, id)| is_id(id))
     }
 
-    /// The groups that have instances at these addresses, and all their instances.
+    /// Returns the groups with instances at these addresses, each with all its instances.
     fn groups_at(&self, addresses: &BTreeSet<IpAddr>) -> BTreeMap<Group<'a>, &[Member<'a>]> {
         let found = addresses.iter().filter_map(|address| self.by_address.get(address)).flatten();
         found.filter_map(|(group, _)| Some((*group, self.groups.get(group)?.as_slice()))).collect()
     }
 }
 
-/// Whether an id can stand as the first label of a name.
+/// Returns whether an id is valid as the first label of a name.
 fn is_id(id: &str) -> bool {
     is_label(id) && !id.starts_with("q-")
 }
 
-/// Names and addresses that reach a set of addresses.
+/// Names and addresses that together cover a set of addresses.
 #[derive(Debug, Default)]
 struct Led {
-    /// Names, and addresses that no instance has.
+    /// Names, and addresses without a BOSH instance.
     targets: BTreeSet<String>,
-    /// Instances that are named one by one, because the rest of their group is not meant.
+    /// Number of instances named individually because their group is only partly covered.
     alone: usize,
-    /// Addresses that no instance has.
+    /// Addresses without a BOSH instance.
     foreign: Vec<IpAddr>,
-    /// Ends of the names whose whole groups are meant.
+    /// Common parts of the names of fully covered groups.
     whole: Vec<String>,
 }
 
 struct Maker<'a> {
     zone: &'a Zone,
-    /// Where they point to.
+    /// The BOSH instances that targets refer to.
     fleet: Fleet<'a>,
-    /// Which instances by their health.
+    /// Health filter of the targets.
     health: Status,
-    /// Aliases made so far.
+    /// Aliases built so far.
     made: Aliases,
 }
 
 impl Maker<'_> {
-    /// Adds the names of a service and of its tags.
+    /// Adds the names of a service and its tags.
     fn add_service(&mut self, service: &str, instances: &[InstanceId]) {
         let addresses = self.addresses_of(service, instances);
         if addresses.is_empty() {
@@ -227,7 +228,7 @@ impl Maker<'_> {
         self.insert(&format!("{}.node", name.to_ascii_lowercase()), targets);
     }
 
-    /// The addresses of instances, each once.
+    /// Returns the distinct addresses of instances.
     fn addresses_of(&mut self, service: &str, instances: &[InstanceId]) -> BTreeSet<IpAddr> {
         let (catalog, config) = (&self.zone.catalog, &self.zone.config);
         let mut addresses = BTreeSet::new();
@@ -258,7 +259,7 @@ impl Maker<'_> {
         let query = |zones| FirstLabel::Query(Criteria { zones, status: self.health, ..Criteria::default() });
         for (group, members) in self.fleet.groups_at(addresses) {
             let meant: Vec<&Member<'_>> = members.iter().filter(is_meant).collect();
-            // Those of a group before it are led to.
+            // Members in groups processed earlier are already covered.
             if !meant.iter().any(|member| left.contains(&member.address)) {
                 continue;
             }
@@ -290,7 +291,7 @@ impl Maker<'_> {
         led
     }
 
-    /// Instances by tag, in lower case.
+    /// Returns the instances by lower-case tag.
     fn by_tag(&self, instances: &[InstanceId]) -> BTreeMap<String, Vec<InstanceId>> {
         let mut by_tag: BTreeMap<String, Vec<InstanceId>> = BTreeMap::new();
         for &id in instances {
@@ -302,14 +303,14 @@ impl Maker<'_> {
         by_tag
     }
 
-    /// Whether each instance has the id of its BOSH instance as a tag.
+    /// Returns whether each instance is tagged with the id of its BOSH instance.
     fn is_tagged_by_id(&self, instances: &[InstanceId]) -> bool {
         let by_tag = self.by_tag(instances);
         let own = by_tag.iter().filter(|(tag, tagged)| self.is_own_id(tag, tagged));
         own.flat_map(|(_, tagged)| tagged).collect::<BTreeSet<_>>().len() == instances.len()
     }
 
-    /// Whether a tag is the id of the one BOSH instance that has it.
+    /// Returns whether a tag is the id of the only BOSH instance tagged with it.
     fn is_own_id(&self, tag: &str, tagged: &[InstanceId]) -> bool {
         let [id] = tagged else { return false };
         let (catalog, config) = (&self.zone.catalog, &self.zone.config);
@@ -321,7 +322,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Adds an alias in each domain, with the datacenter and without.
+    /// Adds an alias in each domain, with and without the datacenter.
     fn insert(&mut self, name: &str, targets: impl IntoIterator<Item = String>) {
         let targets: Vec<String> = targets.into_iter().collect();
         if targets.is_empty() {

@@ -1,4 +1,4 @@
-//! The object `"consul"` of `config.json`: members named as Consul names them.
+//! The object `"consul"` of `config.json`; members have Consul's names.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,73 +10,73 @@ use dns_core::{
     name::Name,
 };
 
-/// How Consul's names are answered, with every default filled in.
+/// Settings for answering Consul's names, with all defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `domain`: the zone's apex.
     pub domain: Name,
-    /// `alt_domain`: a second domain with the same names.
+    /// `alt_domain`: a second domain that contains the same names.
     pub alt_domain: Option<Name>,
-    /// `datacenter`, in lower case: the local one.
+    /// `datacenter`, in lower case: the local datacenter.
     pub datacenter: String,
-    /// Whether `datacenter` was left out: a live source may tell it then.
+    /// Whether `datacenter` is unset, so that a live source may provide it.
     pub datacenter_is_default: bool,
-    /// `node_name`: the node that we run on, for `near`.
+    /// `node_name`: the node that the server runs on, for `near`.
     pub node_name: String,
     /// `advertise_addr`: address of that node, for services without an address.
     pub advertise_addr: Option<String>,
-    /// `translate_wan_addrs`: nodes of other datacenters at their `wan` addresses.
+    /// `translate_wan_addrs`: return `wan` addresses for nodes of other datacenters.
     pub translate_wan_addrs: bool,
     /// `recursors` as `host:port`, for host names; if empty, the server's recursors apply.
     pub recursors: Vec<String>,
     /// `dns_config`: settings that affect answers.
     pub dns: DnsConfig,
-    /// `token_file`: holds the token for Consul's HTTP API.
+    /// `token_file`: file with the token for Consul's HTTP API.
     pub token_file: Option<PathBuf>,
-    /// `sources.files`: patterns of definition files.
+    /// `sources.files`: glob patterns of definition files.
     pub files: Vec<String>,
-    /// `sources.http`: Consul's agents, asked by their HTTP API; `None`: none is asked.
+    /// `sources.http`: access to the HTTP API of Consul's agents; `None` if unset.
     pub http: Option<HttpApi>,
-    /// `acl`, ours: which nodes and services of the files are given, as a token would
-    /// have it; without, all.
+    /// `acl`, ours: nodes and services of the definition files to publish, as a token's permissions
+    /// would allow; all if unset.
     pub visibility: Visibility,
-    /// `empty_non_terminals`, ours: names that only have names below them are
-    /// answered with NOERROR and no data (RFC 8020), not with Consul's NXDOMAIN.
+    /// `empty_non_terminals`, ours: answer empty non-terminals with NOERROR and no data (RFC 8020)
+    /// instead of Consul's NXDOMAIN.
     pub empty_non_terminals: bool,
 }
 
 /// Settings of the `dns_config` block that affect answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// `allow_stale`: whether any of Consul's servers may answer the live source.
+    /// `allow_stale`: whether any Consul server may answer the live source, not only the leader.
     pub allow_stale: bool,
-    /// `max_stale`: how long what a live source told last is good for.
+    /// `max_stale`: how long data of an unreachable live source remains valid.
     pub max_stale: Duration,
-    /// `node_ttl` of node records, in seconds.
+    /// `node_ttl`: TTL of node records in seconds.
     pub node_ttl: u32,
-    /// `service_ttl`: seconds by name, or by prefix where the name ends with `*`.
+    /// `service_ttl`: TTLs in seconds by service name, or by prefix if the name ends with `*`.
     pub service_ttl: Vec<(String, u32)>,
-    /// `only_passing`: instances with warnings are left out, too.
+    /// `only_passing`: skip instances with warnings, too.
     pub only_passing: bool,
-    /// `enable_truncate`: TC where answers were cut.
+    /// `enable_truncate`: set TC if answers were omitted.
     pub enable_truncate: bool,
-    /// `udp_answer_limit`: most answers by UDP without EDNS.
+    /// `udp_answer_limit`: maximum number of answers over UDP without EDNS.
     pub udp_answer_limit: usize,
-    /// `a_record_limit`: most addresses, however asked; 0: no limit.
+    /// `a_record_limit`: maximum number of addresses over any transport; 0 for no limit.
     pub a_record_limit: usize,
-    /// `enable_additional_node_meta_txt`: metadata in the additional section.
+    /// `enable_additional_node_meta_txt`: add node metadata to the additional section.
     pub node_meta_txt: bool,
     /// `disable_compression`: write all names in full.
     pub disable_compression: bool,
     /// `soa`: timers of the SOA record.
     pub soa: Soa,
-    /// `recursor_timeout`: for one try.
+    /// `recursor_timeout`: timeout of one attempt.
     pub recursor_timeout: Duration,
-    /// `recursor_strategy`: whether recursors are asked in random order.
+    /// `recursor_strategy`: whether recursors are queried in random order.
     pub random_recursors: bool,
 }
 
-/// Numbers of the SOA record, in seconds.
+/// Timers of the SOA record, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Soa {
     /// `refresh` of the SOA, in seconds.
@@ -96,7 +96,8 @@ const MAX_STALE: Duration = Duration::from_secs(87_600 * 3600);
 const MAX_TTL: u64 = (1 << 31) - 1;
 
 impl Config {
-    /// The object `"consul"` of a whole `config.json`; `None`: there is none.
+    /// Parses the object `"consul"` of a whole `config.json`, and returns warnings about members
+    /// without effect; `None` if it has no such object.
     pub fn of_document(file: &str, bytes: &[u8]) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),
@@ -126,12 +127,12 @@ impl Config {
         Ok(Some((config, warnings)))
     }
 
-    /// Reads the object itself.
+    /// Parses the object itself.
     pub fn read(object: &Reader<'_>) -> Result<Self, ConfigError> {
         Self::read_all(object).map(|(config, _)| config)
     }
 
-    /// Reads the object itself; also the paths of members that are unknown.
+    /// Parses the object itself and returns the paths of unknown members.
     fn read_all(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
         let recursors = recursors
@@ -165,12 +166,12 @@ impl Config {
         Ok((config, unknown))
     }
 
-    /// Whether nodes of this datacenter are given at their `wan` addresses.
+    /// Returns whether nodes of this datacenter are returned with their `wan` addresses.
     pub fn translates(&self, datacenter: &str) -> bool {
         self.translate_wan_addrs && !self.datacenter.eq_ignore_ascii_case(datacenter)
     }
 
-    /// The domain of ours that a name lies in; the longer one wins.
+    /// Returns our domain that contains a name; of two, the longer one.
     pub fn domain_of(&self, name: &Name) -> Option<&Name> {
         let domains = [Some(&self.domain), self.alt_domain.as_ref()].into_iter().flatten();
         domains.filter(|domain| name.is_within(domain)).max_by_key(|domain| domain.as_wire().len())
@@ -178,7 +179,7 @@ impl Config {
 }
 
 impl DnsConfig {
-    /// Reads `dns_config`; also the paths of members that are unknown.
+    /// Parses `dns_config` and returns the paths of unknown members.
     fn read(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let number = |reader: &Reader<'_>, name| {
             reader.number(name, 0, MAX_TTL).map(|value| value.map(|value| value as u32))
@@ -191,7 +192,7 @@ impl DnsConfig {
             min_ttl: number(&soa_object, "min_ttl")?.unwrap_or(0),
         };
         let limit = |name| object.number(name, 0, 1 << 20).map(|value| value.map(|value| value as usize));
-        // The catalog is known here: nothing is cached that could be asked for again.
+        // Without effect: every query is answered from the catalog in memory.
         object.boolean("use_cache")?;
         object.duration("cache_max_age")?;
         let dns = Self {
@@ -216,9 +217,9 @@ impl DnsConfig {
         Ok((dns, unknown))
     }
 
-    /// Returns the TTL of a service's records: the entry of exactly this name, else the entry with the
-    /// longest matching prefix. Keys are case-sensitive and questions are in lower case, so a key with
-    /// capitals never matches (observed).
+    /// Returns the TTL of a service's records: the entry with exactly this name, else the entry
+    /// with the longest matching prefix. Keys are case-sensitive and queries are in lower case, so
+    /// a key with capitals never matches (observed).
     pub fn ttl_of(&self, service: &str) -> u32 {
         if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
             return *ttl;
@@ -229,12 +230,12 @@ impl DnsConfig {
     }
 }
 
-/// `sources.files`: one pattern or several.
+/// Parses `sources.files`: one pattern or several.
 fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
     let patterns: Vec<String> =
         sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
-    // Read elsewhere; known.
+    // Parsed by `HttpApi::read`; marks the member as known.
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
         return Err(
@@ -263,7 +264,7 @@ fn default_domain() -> Name {
     Name::from_text("consul").unwrap_or_else(|_| Name::root())
 }
 
-/// A domain in any letter case, with or without the final dot; empty: none.
+/// Parses a domain in any letter case, with or without the final dot; `None` if empty.
 fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
     let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let name = Name::from_text(text)
@@ -274,7 +275,7 @@ fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, Con
     Ok(Some(name))
 }
 
-/// `service_ttl`: durations by name.
+/// Parses `service_ttl`: durations by name.
 fn service_ttl(object: &Reader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
     let object = object.object("service_ttl")?;
     let entries = object.entries().map(|(key, value)| {
@@ -288,12 +289,12 @@ fn service_ttl(object: &Reader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
     entries.collect()
 }
 
-/// A TTL as Consul writes it, such as `10s`; `None`: there is none, or it cannot be read.
+/// Parses a TTL in Consul's notation, such as `10s`; `None` if empty or invalid.
 pub fn ttl_from_text(text: &str) -> Option<u32> {
     parse_duration(text).ok().map(seconds)
 }
 
-/// A TTL: whole seconds, within what a TTL may be.
+/// Converts a duration to a TTL: whole seconds, at most the largest TTL.
 pub(crate) fn seconds(duration: Duration) -> u32 {
     duration.as_secs().min(MAX_TTL) as u32
 }

@@ -1,11 +1,11 @@
-//! Definition files, HCL or JSON: what Consul's agents read, and whole catalogs.
+//! Definition files, HCL or JSON: as read by Consul's agents, or whole catalogs.
 //!
-//! A file may hold, at its top level:
+//! A file may contain at its top level:
 //!
-//! * `service`, `services`, `check`, `checks`: as an agent's configuration has them.
-//!   A service may name its `node`; the default is the local node.
-//! * `nodes`, `queries`, `virtual_ips`, `ingress`, `datacenters`, `distance`: the rest
-//!   of a catalog, as `docs/consul.md` describes it.
+//! * `service`, `services`, `check`, `checks`: as in an agent's configuration. A service may name
+//!   its `node`; the default is the local node.
+//! * `nodes`, `queries`, `virtual_ips`, `ingress`, `datacenters`, `distance`: the rest of a
+//!   catalog, as described in `docs/consul.md`.
 //!
 //! Other members concern only Consul and are ignored. Checks are not run: a check without a
 //! `status` counts as passing.
@@ -25,20 +25,20 @@ use crate::{
 /// Combined contents of the definition files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
-    /// All that is registered.
+    /// All registrations.
     pub registrations: Registrations,
     /// Oddities that do not invalidate the files.
     pub warnings: Vec<String>,
-    /// Sidecar proxies so far that were given a port.
+    /// Number of sidecar proxies that were assigned a port.
     sidecars: u16,
 }
 
-/// The port of the first sidecar proxy that names none: Consul's `sidecar_min_port`.
+/// Port of the first sidecar proxy without a port of its own: Consul's `sidecar_min_port`.
 const FIRST_SIDECAR_PORT: u16 = 21_000;
 
 impl Definitions {
-    /// Reads files by name and bytes; those whose name ends in `.hcl` are HCL, all
-    /// others JSON. The first error refuses them all.
+    /// Parses files given by name and content; names ending in `.hcl` are HCL, all others JSON. The
+    /// first error rejects all files.
     pub fn read<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
         config: &Config,
@@ -65,8 +65,7 @@ impl Definitions {
         Ok(definitions)
     }
 
-    /// Reads one file; checks that stand beside services go to `later`, with the id
-    /// of the service that they are of.
+    /// Parses one file. Appends checks beside services to `later`, with the id of their service.
     fn read_file(
         &mut self,
         root: &Reader<'_>,
@@ -79,7 +78,7 @@ impl Definitions {
                 let instance = instance(&reader, config)?;
                 let sidecar = sidecar(&reader, &instance)?.map(|mut sidecar| {
                     if sidecar.port == 0 {
-                        // One more than there can be shares the last port.
+                        // Beyond the last port, sidecars share it.
                         sidecar.port = FIRST_SIDECAR_PORT.saturating_add(self.sidecars);
                         self.sidecars = self.sidecars.saturating_add(1);
                     }
@@ -128,7 +127,7 @@ impl Definitions {
         Ok(())
     }
 
-    /// Puts a check where it belongs.
+    /// Adds a check to its instance or node.
     fn place(&mut self, own: &mut Node, service: Option<String>, check: Check) {
         let Some(service) = service else {
             own.checks.push(check);
@@ -179,7 +178,7 @@ impl Definitions {
     }
 }
 
-/// A file as JSON.
+/// Parses a file to JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
     if !file.ends_with(".hcl") {
@@ -191,7 +190,7 @@ fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is not HCL: {error}")))
 }
 
-/// Makes a list of what stands alone under this name: a block in HCL, an object in JSON.
+/// Wraps a single value of this name in a list: a block in HCL, an object in JSON.
 fn wrap(json: &mut Json, name: &str) {
     let Json::Object(members) = json else { return };
     for (member, value) in members {
@@ -210,8 +209,8 @@ fn wrap(json: &mut Json, name: &str) {
     }
 }
 
-/// Reads an instance's sidecar proxy (`connect.sidecar_service`). It takes over the instance's
-/// checks, and also its tags and metadata unless it defines them.
+/// Parses an instance's sidecar proxy (`connect.sidecar_service`). It inherits the instance's
+/// checks, and its tags and metadata unless it defines its own.
 fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
     let connect = reader.object("connect")?;
     if !connect.has("sidecar_service") {
@@ -236,7 +235,6 @@ fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, C
     }))
 }
 
-/// An instance of a service.
 fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigError> {
     let service = match text(reader, "name")? {
         Some(name) => name,
@@ -336,7 +334,8 @@ fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
     })
 }
 
-/// Reads the failover of a query: `datacenters`, or `targets` with one of `datacenter` and `peer` each.
+/// Parses the failover of a query: `datacenters`, or `targets` that each name a `datacenter` or a
+/// `peer`.
 fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     let datacenters = texts(reader, "datacenters")?;
     let targets = reader.objects("targets")?;
@@ -353,7 +352,7 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     Ok(Failover { nearest: 0, targets: datacenters.chain(targets).collect() })
 }
 
-/// A check and its last result.
+/// Parses a check and its latest status.
 fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
     let id = match text(reader, "id")? {
         Some(id) => Some(id),
@@ -363,27 +362,27 @@ fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
     Ok(Check { id: id.unwrap_or_default(), status: reader.choice("status", &states)?.unwrap_or_default() })
 }
 
-/// A port; 0 where there is none.
+/// Parses a port; 0 if missing.
 fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
     Ok(reader.number(name, 0, u16::MAX.into())?.unwrap_or(0) as u16)
 }
 
-/// Reads a mandatory text.
+/// Parses a mandatory text.
 fn needed(reader: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
     text(reader, name)?.ok_or_else(|| reader.error(name, "is missing"))
 }
 
-/// A text; `None`: it is missing or empty.
+/// Parses a text; `None` if missing or empty.
 fn text(reader: &Reader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
     Ok(reader.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned))
 }
 
-/// A list of texts; empty if it is missing.
+/// Parses a list of texts; empty if missing.
 fn texts(reader: &Reader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
     Ok(reader.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
 }
 
-/// An object of texts.
+/// Parses an object with text values.
 fn strings(reader: &Reader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
     let strings = reader.entries().map(|(key, value)| match value {
         Json::Text(text) => Ok((key.to_owned(), text.clone())),

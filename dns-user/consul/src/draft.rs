@@ -1,4 +1,4 @@
-//! An answer on its way to the client: host names to be filled in, limits, bytes.
+//! An answer before it is sent: fills in host names, applies size limits, encodes.
 
 use dns_core::{
     name::Name,
@@ -18,8 +18,8 @@ use crate::{
     record::{Data, MAX_CHAIN, Record},
 };
 
-/// The records of an answer. [`Draft::hosts`] says which host names a recursor is to
-/// be asked for, type A; [`Draft::finish`] makes the reply.
+/// The records of an answer. [`Draft::hosts`] returns the host names to query a recursor for;
+/// [`Draft::finish`] builds the reply.
 #[derive(Clone, Debug)]
 pub struct Draft {
     /// RCODE of the answer, before host names are followed.
@@ -29,7 +29,7 @@ pub struct Draft {
     /// Additional section without OPT.
     pub(crate) additional: Vec<Record>,
     recursion_available: bool,
-    /// Whether the answer is good for the client's subnet only.
+    /// Whether the answer is valid for the client's subnet only.
     for_client: bool,
 }
 
@@ -37,19 +37,19 @@ pub struct Draft {
 const AUTHORITATIVE_REPLY: u16 = 0x8400;
 const RECURSION_AVAILABLE: u16 = 0x0080;
 const TRUNCATED: u16 = 0x0200;
-/// Most answers by UDP without EDNS, whatever `udp_answer_limit` says.
+/// Maximum number of answers over UDP without EDNS, even if `udp_answer_limit` is higher.
 pub(crate) const MAX_PLAIN_ANSWERS: usize = 8;
-/// Size of a datagram without EDNS, and the least that an OPT means.
+/// Maximum reply size over UDP without EDNS, and the smallest size that EDNS can set, in bytes.
 pub(crate) const PLAIN_SIZE: usize = 512;
-/// Most bytes by UDP, whatever the client takes.
+/// Maximum reply size over UDP, whatever the client accepts.
 const MAX_UDP_SIZE: usize = 65_467;
-/// Most bytes by TCP.
+/// Maximum reply size over TCP.
 const MAX_TCP_SIZE: usize = 65_523;
-/// Bytes that are kept free by UDP.
+/// Bytes kept free in UDP replies.
 pub(crate) const SPARE: usize = 7;
 
 impl Draft {
-    /// An answer of ours, still empty.
+    /// Returns an empty authoritative answer.
     pub(crate) fn authoritative(recursion_available: bool) -> Self {
         Self {
             rcode: ResponseCode::NoError,
@@ -61,7 +61,7 @@ impl Draft {
         }
     }
 
-    /// Puts in what was found.
+    /// Fills in the result of a search.
     pub(crate) fn fill(&mut self, found: Result<Found, Failure>, soa: impl FnOnce() -> Record) {
         match found {
             Ok(Found { answers, additional, soa: with_soa, for_client }) => {
@@ -79,7 +79,7 @@ impl Draft {
         }
     }
 
-    /// Whether the answer is nothing but addresses, and good for every client.
+    /// Returns whether the answer consists of addresses only and is valid for every client.
     pub fn is_only_addresses(&self) -> bool {
         let is_address =
             |record: &Record| record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_));
@@ -90,7 +90,7 @@ impl Draft {
             && self.answers.iter().all(is_address)
     }
 
-    /// Returns the host names to resolve through a recursor, each once.
+    /// Returns the distinct host names to resolve through a recursor.
     pub fn hosts(&self) -> Vec<Name> {
         let mut hosts: Vec<Name> = Vec::new();
         for record in self.answers.iter().chain(&self.additional) {
@@ -103,8 +103,8 @@ impl Draft {
         hosts
     }
 
-    /// The reply: `chains` is what recursors said about [`hosts`](Self::hosts); what
-    /// is missing stays out. Cut to what Consul's limits and the client's size leave.
+    /// Encodes the reply, cut to Consul's limits and the client's size. `chains` holds the
+    /// recursors' answers for [`hosts`](Self::hosts); missing ones are omitted.
     pub fn finish(
         mut self,
         query: &Query<'_>,
@@ -132,23 +132,22 @@ impl Draft {
     }
 }
 
-/// A draft with all that its bytes depend on.
+/// A draft with everything that determines its encoding.
 struct Page<'a> {
     draft: &'a Draft,
     query: &'a Query<'a>,
-    /// Its name in lower case.
+    /// The question's name in lower case.
     name: &'a Name,
-    /// Whether names are compressed.
     compress: bool,
-    /// Options of the OPT.
+    /// Options of the OPT record.
     options: &'a [u8],
 }
 
 impl Page<'_> {
-    /// The reply within all limits.
+    /// Returns the reply within all limits.
     ///
-    /// Without EDNS, or with 512 bytes and less, a few answers only; where those are
-    /// not all, their size counts as if names were not compressed (observed).
+    /// Without EDNS, or with a size of at most 512 bytes, the number of answers is limited; if some
+    /// are omitted, the uncompressed size counts (observed).
     fn cut(&self, transport: Transport, config: &DnsConfig) -> Vec<u8> {
         let all = self.draft.answers.len();
         let size = match transport {
@@ -164,14 +163,14 @@ impl Page<'_> {
             let reply = self.write(count, count < all, self.compress && !measured_plain, 0);
             reply.len()
         };
-        // Nearly all replies fit as a whole: they are written once.
+        // Nearly all replies fit completely; these are encoded once.
         if count == all {
             let reply = self.write(all, false, self.compress, 0);
             if reply.len() <= room {
                 return reply;
             }
         }
-        // At least one answer is tried, and cut below if the client cannot take it.
+        // At least one answer is tried; it is removed below if the reply is too large.
         let count = largest_that(count.min(1), count, |count| measure(count) <= room);
         let truncated = config.enable_truncate && count < all;
         let flags = if truncated { TRUNCATED } else { 0 };
@@ -182,8 +181,8 @@ impl Page<'_> {
         self.without_additional(count, size, flags)
     }
 
-    /// The reply without additional records, which may be left out at will; and if
-    /// even that is too large, without answers and with TC.
+    /// Returns the reply without additional records, which are optional; if that is still too
+    /// large, without answers and with TC.
     fn without_additional(&self, count: usize, size: usize, flags: u16) -> Vec<u8> {
         let bare = Draft { additional: Vec::new(), ..self.draft.clone() };
         let page = Page { draft: &bare, ..*self };
@@ -191,7 +190,8 @@ impl Page<'_> {
         if reply.len() <= size { reply } else { page.write(0, false, true, flags | TRUNCATED) }
     }
 
-    /// The first `count` answers; with `synced` only what they lead to is additional.
+    /// Encodes the first `count` answers; if `synced`, with only the additional records that they
+    /// lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
         let Self { draft, query, name, compress: _, options } = *self;
         let answers = &draft.answers[..count];
@@ -205,11 +205,11 @@ impl Page<'_> {
     }
 }
 
-/// The additional records that the answers lead to, directly or by a CNAME.
+/// Returns the additional records that the answers lead to, directly or through CNAMEs.
 fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record> {
     let mut wanted: HashSet<&Name, foldhash::fast::RandomState> =
         answers.iter().filter_map(Record::leads_to).collect();
-    // A chain is as long as it may be, and no longer.
+    // Bounds the length of a CNAME chain.
     for _ in 0..MAX_CHAIN {
         let owned = additional
             .iter()
@@ -227,7 +227,7 @@ fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record
         .collect()
 }
 
-/// The largest number from `least` to `most` that `fits`; `least` if none does.
+/// Returns the largest number from `least` to `most` that `fits`; `least` if none does.
 fn largest_that(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
     if most <= least || fits(most) {
         return most;
@@ -240,7 +240,7 @@ fn largest_that(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usiz
     fitting
 }
 
-/// The records, with chains in the places of their host names.
+/// Returns the records, with placeholders replaced by the chains of their host names.
 fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<Record> {
     if !records.iter().any(|record| matches!(record.data, Data::Follow(..))) {
         return records;
@@ -258,8 +258,7 @@ fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<R
     filled
 }
 
-/// The answers of a recursor's reply, as far as they can be given to clients; none
-/// if it cannot be read.
+/// Returns the usable answers of a recursor's reply; none if it is malformed.
 pub fn chain_of(reply: &[u8]) -> Vec<Record> {
     let Ok(message) = Message::from_vec(reply) else { return Vec::new() };
     let name = |name: &hickory_proto::rr::Name| Name::from_text(&name.to_ascii()).ok();

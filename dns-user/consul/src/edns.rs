@@ -7,22 +7,23 @@ use dns_core::wire::Query;
 /// Option code of the client subnet.
 const CLIENT_SUBNET: u16 = 8;
 
-/// Where a client says it is.
+/// Client subnet of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ClientSubnet<'a> {
-    /// The address, bits behind the prefix clear.
+    /// Address with the bits after the prefix cleared.
     pub(crate) address: IpAddr,
-    /// How many of its bits count.
+    /// Source prefix length.
     pub(crate) prefix: u8,
-    /// Family, prefixes and address as they came.
+    /// Option data as received: family, prefixes and address.
     option: &'a [u8],
 }
 
 impl ClientSubnet<'_> {
-    /// Appends the reply's option: a copy of the query's, with the scope for which the answer is valid.
+    /// Appends the reply's option: a copy of the query's, with the scope for which the answer is
+    /// valid.
     pub(crate) fn write(&self, scope: u8, out: &mut Vec<u8>) {
         out.extend_from_slice(&CLIENT_SUBNET.to_be_bytes());
-        // It came behind a length of 16 bits.
+        // The received length had 16 bits, too.
         out.extend_from_slice(&(self.option.len() as u16).to_be_bytes());
         let start = out.len();
         out.extend_from_slice(self.option);
@@ -30,13 +31,14 @@ impl ClientSubnet<'_> {
     }
 }
 
-/// The Client Subnet option of a query.
+/// Returns the client subnet of a query; `None` if it is missing or malformed.
 pub(crate) fn client_subnet<'a>(query: &Query<'a>) -> Option<ClientSubnet<'a>> {
-    // Code and length come first.
+    // Skips option code and length.
     read(query.client_subnet()?.get(4..)?)
 }
 
-/// Family, source prefix, scope prefix, as many bytes of the address as the prefix takes.
+/// Parses the option data: family, source prefix, scope prefix, and as many address bytes as the
+/// prefix needs.
 fn read(option: &[u8]) -> Option<ClientSubnet<'_>> {
     let (&[family_high, family_low, prefix, _scope], bytes) = option.split_first_chunk()?;
     let address = match u16::from_be_bytes([family_high, family_low]) {
@@ -47,7 +49,7 @@ fn read(option: &[u8]) -> Option<ClientSubnet<'_>> {
     Some(ClientSubnet { address, prefix, option })
 }
 
-/// The bytes, with zeros behind them; `None`: there are too many.
+/// Returns the bytes padded with zeros; `None` if there are too many.
 fn padded<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     let mut whole = [0; N];
     whole.get_mut(..bytes.len())?.copy_from_slice(bytes);

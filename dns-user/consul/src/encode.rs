@@ -1,4 +1,4 @@
-//! From records to the bytes of a reply.
+//! Encodes records into a reply.
 
 use dns_core::{
     name::Name,
@@ -11,26 +11,26 @@ use crate::{
     record::{Data, Record, TYPE_CNAME, TYPE_NS, TYPE_SOA},
 };
 
-/// Furthest place that a pointer reaches (RFC 1035, section 4.1.4).
+/// Largest offset that a compression pointer can hold (RFC 1035, section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
 /// Priority of all SRV records.
 const PRIORITY: u16 = 1;
 
-/// A reply before it is written.
+/// A reply before encoding.
 pub(crate) struct Reply<'a> {
-    /// The query, whose id, flags and question are repeated.
+    /// The query, whose id, copied flags and question are repeated.
     pub(crate) query: &'a Query<'a>,
     /// The question's name in lower case.
     pub(crate) name: &'a Name,
     /// Flags and RCODE, except flags copied from the query.
     pub(crate) flags: u16,
-    /// Whether names point to one another.
+    /// Whether names are compressed.
     pub(crate) compress: bool,
     pub(crate) answers: &'a [Record],
     pub(crate) authority: &'a [Record],
     /// Additional section without OPT.
     pub(crate) additional: &'a [&'a Record],
-    /// Options of the OPT, which is there if the query has one.
+    /// Options of the OPT record, which is present if the query has one.
     pub(crate) options: &'a [u8],
 }
 
@@ -43,7 +43,7 @@ impl Reply<'_> {
         writer.u16(flags | query.flags & COPIED);
         let opt = usize::from(query.edns.is_some());
         for count in [1, answers.len(), authority.len(), additional.len() + opt] {
-            // A section of more records than that does not fit a message either.
+            // A section with more records exceeds the size of a message anyway.
             writer.u16(count as u16);
         }
         writer.remember(name);
@@ -61,15 +61,15 @@ impl Reply<'_> {
     }
 }
 
-/// RD and CD, which every reply takes over from its query.
+/// RD and CD, which are copied from the query.
 const COPIED: u16 = 0x0110;
 
-/// The message as far as it is written.
+/// A partly encoded message.
 struct Writer<'a> {
     out: Vec<u8>,
-    /// Where names stand, and their ends, in lower-case wire format.
+    /// Offsets of written names and their suffixes, by lower-case wire format.
     names: HashMap<&'a [u8], u16, foldhash::fast::RandomState>,
-    /// Whether pointers are used.
+    /// Whether names are compressed.
     compress: bool,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
             Data::Srv { .. } => TYPE_SRV,
             Data::Txt(_) => TYPE_TXT,
             Data::Soa(..) => TYPE_SOA,
-            // They are replaced before a reply is written.
+            // `Draft::finish` replaces them before encoding.
             Data::Follow(..) => TYPE_CNAME,
         });
         self.u16(CLASS_IN);
@@ -97,12 +97,11 @@ impl<'a> Writer<'a> {
         let length_at = self.out.len();
         self.u16(0);
         self.data(&record.data);
-        // Every kind of data here is shorter than 2^16: names, numbers, texts of a few hundred bytes.
+        // All data here is shorter than 2^16 bytes: names, numbers, texts of a few hundred bytes.
         let length = (self.out.len() - length_at - 2) as u16;
         self.out[length_at..length_at + 2].copy_from_slice(&length.to_be_bytes());
     }
 
-    /// Appends the data of a record.
     fn data(&mut self, data: &'a Data) {
         match data {
             Data::A(address) => self.out.extend_from_slice(&address.octets()),
@@ -112,7 +111,7 @@ impl<'a> Writer<'a> {
                 for number in [PRIORITY, *weight, *port] {
                     self.u16(number);
                 }
-                // RFC 2782 forbids to compress it, not to point to it.
+                // RFC 2782 forbids compressing the target, but other names may point to it.
                 self.remember(target);
                 self.out.extend_from_slice(target.as_wire());
             }
@@ -135,7 +134,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends a name: its longest part that stands somewhere already is pointed to.
+    /// Appends a name, with a pointer for its longest suffix already written.
     fn name(&mut self, name: &'a Name) {
         for suffix in name.suffixes() {
             if suffix.len() == 1 {
@@ -152,7 +151,7 @@ impl<'a> Writer<'a> {
         self.out.push(0);
     }
 
-    /// Notes that `name` is about to be written in full.
+    /// Records the suffixes of `name`, which is about to be written in full.
     fn remember(&mut self, name: &'a Name) {
         let length = name.as_wire().len();
         for suffix in name.suffixes().take_while(|suffix| suffix.len() > 1) {
@@ -160,19 +159,19 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Notes where the end of a name stands.
+    /// Records the offset of a suffix.
     fn remember_one(&mut self, suffix: &'a [u8], at: usize) {
         if self.compress && at <= MAX_POINTER {
             self.names.entry(suffix).or_insert(at as u16);
         }
     }
 
-    /// Appends a number in network order.
+    /// Appends a number in network byte order.
     fn u16(&mut self, number: u16) {
         self.out.extend_from_slice(&number.to_be_bytes());
     }
 
-    /// Appends a number in network order.
+    /// Appends a number in network byte order.
     fn u32(&mut self, number: u32) {
         self.out.extend_from_slice(&number.to_be_bytes());
     }

@@ -2,22 +2,23 @@
 
 use crate::record::Record;
 
-/// Records that answer a question, or a host name that one of them leads to.
+/// Records that answer a question.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) answers: Vec<Record>,
-    /// Records that spare the client a question.
+    /// Records that save the client a further query.
     pub(crate) additional: Vec<Record>,
-    /// Whether the SOA goes along where there are no answers.
+    /// Whether the SOA is included if there are no answers.
     pub(crate) soa: bool,
-    /// Whether the answer was made for the client's place in the network.
+    /// Whether the answer depends on the client's location in the network.
     pub(crate) for_client: bool,
 }
 
-/// Why there is no answer.
+/// Reason for the lack of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     NoSuchName,
-    /// Bare SERVFAIL: the authoritative agent is unreachable or the token lacks permission.
+    /// SERVFAIL without records: the authoritative agent is unreachable or the token lacks
+    /// permission.
     Server,
 }

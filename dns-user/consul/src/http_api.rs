@@ -1,35 +1,35 @@
-//! Where Consul's HTTP API is asked, and how: the object `sources.http`.
+//! Access to Consul's HTTP API: the object `sources.http`.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
 use dns_core::config::{ConfigError, reader::Reader};
 
-/// Consul's agents and the way to ask them, with every default filled in.
+/// Consul's agents and connection settings, with all defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpApi {
-    /// `addresses`: asked one after the other until one answers; never empty.
+    /// `addresses`: tried in order until one responds; never empty.
     pub addresses: Vec<ApiAddress>,
-    /// `ca_file`: authorities to trust instead of the system's.
+    /// `ca_file`: CA certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// `cert_file` and `key_file`: our own certificate, PEM.
+    /// `cert_file` and `key_file`: client certificate and key, PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// `tls_server_name`: the name that the agent's certificate has to hold; without,
-    /// the host of the address.
+    /// `tls_server_name`: expected name in the agent's certificate; if unset, the host of the
+    /// address.
     pub tls_server_name: Option<String>,
-    /// `wait`: how long a blocking query may take.
+    /// `wait`: maximum duration of a blocking query.
     pub wait: Duration,
-    /// `rate`: most requests in a second.
+    /// `rate`: maximum number of requests per second.
     pub rate: u32,
-    /// `stale_after`: time of failures after which a part of the catalog is reported as stale.
+    /// `stale_after`: duration of failures after which a part of the catalog is reported as stale.
     pub stale_after: Duration,
-    /// `max_connections`: most TCP connections to one agent.
+    /// `max_connections`: maximum number of TCP connections to one agent.
     pub max_connections: usize,
 }
 
 /// An agent's address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApiAddress {
-    /// Whether it speaks TLS.
+    /// Whether to connect with TLS.
     pub tls: bool,
     /// IP address or host name.
     pub host: String,
@@ -37,15 +37,15 @@ pub struct ApiAddress {
     pub port: u16,
 }
 
-/// Connections that Consul lets one client have by default.
+/// Consul's default limit of connections per client.
 const CONSULS_LIMIT: u64 = 200;
-/// Fewest connections that work: what is always watched, and a few to fetch with.
+/// Minimum number of connections: for the permanent watches, and a few for fetches.
 const FEWEST: u64 = 8;
-/// Longest blocking query that Consul takes.
+/// Longest blocking query that Consul accepts.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 impl HttpApi {
-    /// Reads the member `http` of `sources`; `None`: there is none.
+    /// Parses the member `http` of `sources`; `None` if it is missing.
     pub(crate) fn read(sources: &Reader<'_>) -> Result<Option<Self>, ConfigError> {
         if !sources.has("http") {
             return Ok(None);
@@ -102,8 +102,8 @@ impl HttpApi {
 const ADDRESS_FORM: &str = "address such as \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"";
 
 impl ApiAddress {
-    /// Reads `http://host:port`, `https://host:port` or `host:port`; the ports are
-    /// 8500 and 8501 by default.
+    /// Parses `http://host:port`, `https://host:port` or `host:port`; the default ports are 8500
+    /// and 8501.
     pub fn from_text(text: &str) -> Option<Self> {
         let (tls, rest) = match text.split_once("://") {
             Some(("http", rest)) => (false, rest),
@@ -126,7 +126,7 @@ impl ApiAddress {
         (!host.is_empty() && host.bytes().all(fits)).then(|| Self { tls, host: host.to_owned(), port })
     }
 
-    /// Host and port as they stand in a request and in a call to connect.
+    /// Returns `host:port`, for the Host header and for connecting.
     pub fn authority(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),

@@ -1,5 +1,5 @@
-//! Every key of the object `"consul"` in one table, the source of its reference. A test compares the table
-//! with the keys that the parser reads.
+//! Table of all keys of the object `"consul"`, from which the reference is generated. A test
+//! compares the table with the keys that the parser reads.
 
 use dns_core::config::keys::{Key, Origin};
 
@@ -13,7 +13,7 @@ macro_rules! keys {
     };
 }
 
-/// All keys. [`Origin::BoshDns`] stands for keys of Consul itself, [`Origin::Ours`] for extensions.
+/// All keys. [`Origin::BoshDns`] marks Consul's own keys, [`Origin::Ours`] extensions.
 pub const KEYS: &[Key] = keys! {
     "domain" BoshDns "domain name" = "\"consul.\"", "\"consul.example.\"": "Domain of the names";
     "alt_domain" BoshDns "domain name; empty: none" = "\"\"", "\"cf.internal.\"": "Second domain with the same names";

@@ -1,24 +1,24 @@
-//! Consul's DNS interface, pure: catalog and question in, answer out.
+//! Consul's DNS interface without I/O: turns a catalog and a query into an answer.
 //!
-//! No socket, no clock, no runtime. From the bottom up:
+//! No socket, no clock, no runtime. Bottom-up:
 //!
 //! * [`config`]: the object `"consul"` of `config.json`.
-//! * [`http_api`]: its part about access to a live Consul.
+//! * [`http_api`]: its section on access to a live Consul.
 //! * [`visibility`]: read permissions of a token.
-//! * [`catalog`]: registrations with indexes; copies share what they have in common.
+//! * [`catalog`]: registrations with indexes; copies share unchanged parts.
 //! * [`definition`]: definition files, HCL or JSON.
 //! * [`question`]: meaning of a name's labels.
 //! * `prepared`: prepared queries, evaluated here.
 //! * `found`: result of a search.
 //! * [`record`]: resource records, and names that Consul generates.
 //! * [`Zone`]: current configuration and catalog; answers questions.
-//! * [`aliases`]: the catalog as aliases of bosh-dns.
+//! * [`aliases`]: conversion of the catalog to bosh-dns aliases.
 //! * [`Draft`]: an answer that may still need a recursor's records for host names.
 //!
-//! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`,
-//! which the tests replay. Where both are silent (limits of a chain of host names, spare bytes
-//! of a UDP answer, order by `near`) the code follows general knowledge of Consul; it has not
-//! been compared with a running Consul.
+//! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`, which
+//! the tests replay. Where both are silent (limits of a chain of host names, spare bytes of a UDP
+//! answer, order by `near`) the code follows general knowledge of Consul; it has not been compared
+//! with a running Consul.
 
 pub mod aliases;
 mod answer;

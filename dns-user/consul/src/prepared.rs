@@ -1,4 +1,4 @@
-//! Prepared queries, evaluated on the catalog.
+//! Evaluates prepared queries on the catalog.
 
 use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 
@@ -16,15 +16,15 @@ use crate::{
 /// Result of a prepared query.
 #[derive(Debug)]
 pub(crate) struct Executed {
-    /// Instances in the order of the answer.
+    /// Instances in answer order.
     pub(crate) instances: Vec<InstanceId>,
     /// TTL of the records.
     pub(crate) ttl: u32,
 }
 
 impl Zone {
-    /// Executes the query that `name` means: by its id, its name, or the template
-    /// with the longest prefix of `name`. `client` is the source address, for `near: "_ip"`.
+    /// Executes the prepared query selected by `name`: by id, by name, or the template with the
+    /// longest prefix of `name`. `client` is the source address, for `near: "_ip"`.
     pub(crate) fn execute(
         &self,
         name: &str,
@@ -49,7 +49,7 @@ impl Zone {
         Ok(Executed { instances: found, ttl })
     }
 
-    /// Returns the first part that the query needs and that no source has reported yet.
+    /// Returns the first part of the data that the query needs and no source has loaded yet.
     pub(crate) fn lacks_for_query(&self, name: &str, datacenter: Option<&str>) -> Option<Lack> {
         let stored = datacenter.unwrap_or(&self.config.datacenter);
         if self.catalog.reach(stored) != Reach::Reachable {
@@ -64,8 +64,8 @@ impl Zone {
             if self.catalog.is_pending(&place, Some(&service)) {
                 return Some(Lack { place, missing: Missing::Service(service) });
             }
-            // Instances of the mesh are registered under other names; of other datacenters only queried services
-            // are read.
+            // Mesh instances are registered under other names; in other datacenters only queried
+            // services are loaded.
             let own = place == Place::Datacenter(self.config.datacenter.as_str().into());
             if query.connect && own && self.catalog.is_incomplete(&place) {
                 return Some(Lack { place, missing: Missing::Lists });
@@ -77,8 +77,8 @@ impl Zone {
         None
     }
 
-    /// Returns the places in which a query looks in turn: the datacenter that stores it, the nearest ones, then
-    /// the named ones. Datacenters that are unknown or out of reach are skipped.
+    /// Returns the places that a query tries in order: the datacenter that stores it, the nearest
+    /// ones, then its targets. Datacenters that are unknown or unreachable are skipped.
     fn places_of(&self, query: &PreparedQuery, stored: &str) -> Vec<Place> {
         let Failover { nearest, targets } = &query.failover;
         let datacenter = |name: &str| Place::Datacenter(name.to_ascii_lowercase().into());
@@ -102,11 +102,11 @@ impl Zone {
         places
     }
 
-    /// The query of this name, templates filled in.
+    /// Returns the prepared query for this name, with templates filled in.
     fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
         let here: Vec<&PreparedQuery> = self.catalog.queries(stored).collect();
         if let Some(query) = here.iter().find(|query| query.id.eq_ignore_ascii_case(name)) {
-            // A template has no name to fill in then.
+            // A template selected by its id has no name to fill in.
             return if query.template.is_some() { Err(Failure::Server) } else { Ok(Cow::Borrowed(query)) };
         }
         let named =
@@ -122,7 +122,7 @@ impl Zone {
         fill_in(query, template, name).map(Cow::Owned).ok_or(Failure::Server)
     }
 
-    /// Instances in one place that the query asks for.
+    /// Returns the instances in one place that match the query.
     fn matching(&self, query: &PreparedQuery, place: &Place) -> Vec<InstanceId> {
         let service = query.service.to_ascii_lowercase();
         let mut instances = match query.connect {
@@ -133,7 +133,7 @@ impl Zone {
         instances
     }
 
-    /// Whether an instance passes all filters of a query.
+    /// Returns whether an instance passes all filters of a query.
     fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
         let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
         let worst = if query.only_passing { Status::Passing } else { Status::Warning };
@@ -151,8 +151,8 @@ impl Zone {
         healthy && tagged && holds(&node.meta, &query.node_meta) && holds(&instance.meta, &query.service_meta)
     }
 
-    /// Sorts by nearness to the node that `near` means, that node itself first;
-    /// instances of which nothing is known keep their order behind the others.
+    /// Sorts by distance from the node that `near` selects, with that node first; instances at an
+    /// unknown distance follow in their previous order.
     fn sort_by_nearness(&self, near: &str, client: Option<IpAddr>, instances: &mut [InstanceId]) {
         let from = match near {
             "" => return,
@@ -177,7 +177,7 @@ impl Zone {
     }
 }
 
-/// The template as a query for `name`; `None`: its expression cannot be read.
+/// Returns the template as a query for `name`; `None` if its regular expression is invalid.
 fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<PreparedQuery> {
     let groups: Vec<String> = if template.regexp.is_empty() {
         Vec::new()
@@ -217,8 +217,8 @@ fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<Pre
     })
 }
 
-/// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`;
-/// anything else in braces gives nothing.
+/// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`; other expressions
+/// in braces are replaced by nothing.
 fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;

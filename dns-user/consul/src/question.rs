@@ -5,80 +5,80 @@ use dns_core::name::Name;
 /// Type SRV (RFC 2782).
 pub const TYPE_SRV: u16 = 33;
 
-/// Meaning of a name below one of our domains. All texts are in lower case.
+/// Meaning of a name in one of our domains. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// `<node>.node`: addresses of a node.
     Node {
-        /// Its name, or the beginning of its id.
+        /// Name of the node, or a prefix of its id.
         name: String,
         /// Labels to the right of `node`.
         locality: Locality,
     },
     /// `[tag.]<service>.service`, `_<service>._<tag>.service`.
     Service {
-        /// Name of the service, in lower case.
+        /// Name of the service.
         service: String,
-        /// A tag that instances need.
+        /// Tag that instances must have.
         tag: Option<String>,
         /// Labels to the right of `service`.
         locality: Locality,
     },
     /// `<service>.connect`: proxies of a service mesh.
     Connect {
-        /// Name of the service, in lower case.
+        /// Name of the service.
         service: String,
         /// Labels to the right of `connect`.
         locality: Locality,
     },
     /// `<service>.ingress`: ingress gateways of a service.
     Ingress {
-        /// Name of the service, in lower case.
+        /// Name of the service.
         service: String,
         /// Labels to the right of `ingress`.
         locality: Locality,
     },
     /// `<service>.virtual`: the virtual address of a service.
     Virtual {
-        /// Name of the service, in lower case.
+        /// Name of the service.
         service: String,
-        /// The peer that it was imported from.
+        /// Peer that the service was imported from.
         peer: Option<String>,
     },
     /// `<id or name>.query`.
     Query {
-        /// Its id, its name, or a name that a template matches.
+        /// Id, name, or a name that a template matches.
         name: String,
-        /// Where it is stored.
+        /// Datacenter that stores the query.
         datacenter: Option<String>,
     },
     /// `<hex>.addr`: an address encoded in the name.
     Address(std::net::IpAddr),
     /// An empty non-terminal: a domain, a bare keyword, or a domain's `ns`.
     Empty,
-    /// No name of ours.
+    /// Not a valid name in our domains.
     Invalid,
 }
 
 /// Labels to the right of the kind: datacenter, peer, port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Locality {
-    /// The datacenter; `None` for the local one.
+    /// Datacenter; `None` for the local one.
     pub datacenter: Option<String>,
-    /// Cluster peer that the service was imported from.
+    /// Peer that the service was imported from.
     pub peer: Option<String>,
     /// Name of a port.
     pub port: Option<String>,
 }
 
-/// The labels that say what kind of thing is sought.
+/// Labels that select the kind of lookup.
 const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
 
 impl Question {
-    /// Reads a name that lies in `domain`.
+    /// Parses a name that lies in `domain`.
     ///
-    /// The rightmost kind decides; for SRV, where no kind stands further right, a
-    /// label that begins with `_` ends the name of a service.
+    /// The rightmost kind decides; for SRV without a kind further right, a label that begins with
+    /// `_` ends the name of a service.
     pub fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
         let count = name.label_count() - domain.label_count();
         let labels: Vec<String> =
@@ -99,7 +99,7 @@ impl Question {
         }
     }
 
-    /// Reads the labels before and after the one that says the kind.
+    /// Parses the labels before and after the kind.
     fn of_kind(kind: &str, before: &[String], after: &[String]) -> Self {
         let Some(last) = before.last() else {
             return if after.is_empty() { Self::Empty } else { Self::Invalid };
@@ -137,9 +137,9 @@ impl Question {
 }
 
 impl Locality {
-    /// Reads what stands to the right of a kind: nothing, a datacenter, or pairs
-    /// of a value and `dc`, `peer` or `port`, of which the last one of a kind wins.
-    /// `None`: anything else, such as the namespaces of the enterprise edition.
+    /// Parses the labels to the right of a kind: none, a datacenter, or pairs of a value and `dc`,
+    /// `peer` or `port`; the last value of each counts. `None` for anything else, such as the
+    /// namespaces of Consul Enterprise.
     fn read(labels: &[String]) -> Option<Self> {
         let mut locality = Self::default();
         if let [datacenter] = labels {
@@ -160,8 +160,8 @@ impl Locality {
     }
 }
 
-/// Service and tag: `_service._tag`, where `tcp` is no filter; else the last label
-/// and all others together.
+/// Returns service and tag: of `_service._tag`, where `tcp` is no filter, or else the last label
+/// and all others joined.
 fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
@@ -172,7 +172,7 @@ fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     (last.to_owned(), Some(tag).filter(|tag| !tag.is_empty()))
 }
 
-/// Name of a prepared query: all labels, or what stands between `_` and `._<protocol>`.
+/// Returns the name of a prepared query: all labels, or the part between `_` and `._<protocol>`.
 fn query_name(labels: &[String]) -> String {
     if let [name @ .., protocol] = labels
         && let Some(first) = name.first()
@@ -184,7 +184,7 @@ fn query_name(labels: &[String]) -> String {
     labels.join(".")
 }
 
-/// An address in 8 or 32 hexadecimal digits.
+/// Parses an address of 8 or 32 hexadecimal digits.
 fn read_hex(text: &str) -> Option<std::net::IpAddr> {
     if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;

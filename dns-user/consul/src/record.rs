@@ -1,4 +1,4 @@
-//! Resource records, and the names that Consul makes up for them.
+//! Resource records, and the names that Consul generates for them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,9 +16,9 @@ pub const TYPE_SOA: u16 = 6;
 /// A record of class IN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Whose it is; `None`: the question's name, in the letter case of the question.
+    /// Owner; `None` for the question's name, in the letter case of the query.
     pub owner: Option<Name>,
-    /// Seconds that it may be kept.
+    /// TTL in seconds.
     pub ttl: u32,
     /// Type and data of the record.
     pub data: Data,
@@ -46,29 +46,29 @@ pub enum Data {
         /// Host name of the instance.
         target: Name,
     },
-    /// TXT; split into strings of 255 bytes when it is written.
+    /// TXT; split into strings of 255 bytes when encoded.
     Txt(Box<[u8]>),
-    /// SOA: of the domain, `ns.` and `hostmaster.` below it, and the numbers
-    /// serial, refresh, retry, expire, minimum.
+    /// SOA of this domain, with `ns.` and `hostmaster.` below it; the numbers are serial, refresh,
+    /// retry, expire and minimum.
     Soa(Name, [u32; 5]),
-    /// A place for what a recursor says about this host name: [`crate::Draft`].
+    /// Placeholder for a recursor's answer to this host name, see [`crate::Draft`].
     Follow(Name, Keep),
 }
 
-/// Which records of a recursor's reply are given to the client.
+/// Records of a recursor's reply that are passed on to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// CNAME, A and AAAA, with this TTL instead of the recursor's: for services.
+    /// CNAME, A and AAAA with this TTL instead of the recursor's, for services.
     WithTtl(u32),
-    /// TXT as well, and their own TTLs: for nodes.
+    /// Also TXT, and with the recursor's TTLs, for nodes.
     AsTheyAre,
 }
 
-/// Most records of a chain behind a host name that are given.
+/// Maximum number of records passed on for one host name.
 pub const MAX_CHAIN: usize = 5;
 
 impl Record {
-    /// A or AAAA of an address.
+    /// Builds an A or AAAA record.
     pub fn address(owner: Option<Name>, ttl: u32, address: IpAddr) -> Self {
         let data = match address {
             IpAddr::V4(address) => Data::A(address),
@@ -77,7 +77,7 @@ impl Record {
         Self { owner, ttl, data }
     }
 
-    /// The name that this record sends its reader to.
+    /// Returns the name that this record refers to.
     pub fn leads_to(&self) -> Option<&Name> {
         match &self.data {
             Data::Srv { target, .. } => Some(target),
@@ -88,7 +88,7 @@ impl Record {
 }
 
 impl Keep {
-    /// The record as it is given; `None`: it is not.
+    /// Returns the record as passed on to the client; `None` if it is dropped.
     pub fn apply(self, mut record: Record) -> Option<Record> {
         match (self, &record.data) {
             (_, Data::A(_) | Data::Aaaa(_) | Data::Cname(_)) | (Self::AsTheyAre, Data::Txt(_)) => {}
@@ -101,8 +101,8 @@ impl Keep {
     }
 }
 
-/// `<node>.node.<datacenter>.<domain>`, or `<node>.node.<peer>.peer.<domain>`;
-/// `None`: that is no domain name.
+/// Returns `<node>.node.<datacenter>.<domain>`, or `<node>.node.<peer>.peer.<domain>`; `None` if
+/// that is not a valid domain name.
 pub fn node_name(node: &Node, domain: &Name) -> Option<Name> {
     let labels = node.name.split('.');
     match &node.peer {
@@ -111,7 +111,8 @@ pub fn node_name(node: &Node, domain: &Name) -> Option<Name> {
     }
 }
 
-/// `<hex>.addr.<datacenter>.<domain>`, without the datacenter for what a peer exports.
+/// Returns `<hex>.addr.<datacenter>.<domain>`, without the datacenter for nodes imported from a
+/// peer.
 pub fn address_name(address: IpAddr, node: &Node, domain: &Name) -> Option<Name> {
     let hex = match address {
         IpAddr::V4(address) => format!("{:08x}", address.to_bits()),
@@ -123,12 +124,12 @@ pub fn address_name(address: IpAddr, node: &Node, domain: &Name) -> Option<Name>
     }
 }
 
-/// `<service>.service.<datacenter>.<domain>`.
+/// Returns `<service>.service.<datacenter>.<domain>`.
 pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Name> {
     below(service.split('.').chain(["service", datacenter]), domain)
 }
 
-/// A name of these labels below `domain`; `None`: one of them is empty or too long.
+/// Returns the name with these labels below `domain`; `None` if a label is empty or too long.
 pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Option<Name> {
     let mut wire = Vec::with_capacity(64);
     for label in labels {
@@ -140,8 +141,8 @@ pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Op
     Name::from_wire(&wire).ok().map(|(name, _)| name)
 }
 
-/// A node's metadata as texts of TXT records: `key=value` (RFC 1464), or the value
-/// alone where the key begins with `rfc1035-`.
+/// Returns a node's metadata as texts of TXT records: `key=value` (RFC 1464), or the value alone if
+/// the key begins with `rfc1035-`.
 pub fn meta_texts(node: &Node) -> impl Iterator<Item = Box<[u8]>> {
     node.meta.iter().map(|(key, value)| {
         let bare = key.get(..8).is_some_and(|start| start.eq_ignore_ascii_case("rfc1035-"));
@@ -150,8 +151,8 @@ pub fn meta_texts(node: &Node) -> impl Iterator<Item = Box<[u8]>> {
     })
 }
 
-/// An attribute in the form of RFC 1464, section 2: `` ` `` quotes itself, `=` in
-/// the name, and spaces at the name's ends.
+/// Encodes an attribute as in RFC 1464, section 2: quotes `` ` ``, `=` in the name, and spaces at
+/// either end of the name with `` ` ``.
 fn rfc1464(key: &str, value: &str) -> String {
     let mut text = String::with_capacity(key.len() + value.len() + 1);
     let inner_start = key.len() - key.trim_start_matches(' ').len();

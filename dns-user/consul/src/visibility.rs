@@ -1,11 +1,11 @@
 //! Read permissions on a catalog.
 
-/// Read permissions of the token in use; unreadable entries count as unregistered.
+/// Read permissions of the token in use; unreadable entries are treated as unregistered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visibility {
-    /// Names of nodes; `*`: all.
+    /// Names of readable nodes; `*` for all.
     pub nodes: Vec<String>,
-    /// Names of services; `*`: all.
+    /// Names of readable services; `*` for all.
     pub services: Vec<String>,
 }
 
@@ -15,18 +15,18 @@ impl Visibility {
         Self { nodes: vec!["*".to_owned()], services: vec!["*".to_owned()] }
     }
 
-    /// Whether a node of this name may be read.
+    /// Returns whether the node with this name is readable.
     pub(crate) fn node(&self, name: &str) -> bool {
         contains(&self.nodes, name)
     }
 
-    /// Whether a service of this name may be read.
+    /// Returns whether the service with this name is readable.
     pub fn service(&self, name: &str) -> bool {
         contains(&self.services, name)
     }
 }
 
-/// Whether `name` is in the list, or all are.
+/// Returns whether the list contains `name` or `*`.
 fn contains(list: &[String], name: &str) -> bool {
     list.iter().any(|listed| listed == "*" || listed.eq_ignore_ascii_case(name))
 }

@@ -1,4 +1,4 @@
-//! Single addresses, and the names behind addresses.
+//! Answers for single addresses and reverse lookups.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,12 +13,12 @@ use crate::{
 };
 
 impl Zone {
-    /// The record of one address: an answer if the question asks for its type, else
-    /// additional.
+    /// Returns the record of one address: as an answer if its type is queried, else as an
+    /// additional record.
     pub(super) fn one_address(&self, search: &Search<'_>, address: IpAddr) -> Found {
         let record = Record::address(search.owner.cloned(), self.config.dns.node_ttl, address);
         let mut found = Found::default();
-        // TXT is no exception here, as it is for services.
+        // Unlike for services, TXT makes no exception here.
         let is_answer = search.qtype != dns_core::wire::TYPE_TXT && answers(search.qtype, address);
         if is_answer {
             found.answers.push(record)
@@ -28,8 +28,8 @@ impl Zone {
         found
     }
 
-    /// The answer to a question below `arpa.`: the name of the node at an address,
-    /// else of the service; whatever the type (observed). `None`: not known here.
+    /// Returns the answer to a query below `arpa.`: the name of the node at an address, else of the
+    /// service, for every type (observed); `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<Draft> {
         let address = read_reverse(&query.question.name())?;
         let domain = &self.config.domain;
@@ -55,7 +55,7 @@ impl Zone {
     }
 }
 
-/// The address that a name below `in-addr.arpa.` or `ip6.arpa.` stands for.
+/// Returns the address encoded in a name below `in-addr.arpa.` or `ip6.arpa.`.
 fn read_reverse(name: &Name) -> Option<IpAddr> {
     let mut labels: Vec<&str> = name.labels().map(std::str::from_utf8).collect::<Result<_, _>>().ok()?;
     labels.reverse();

@@ -1,4 +1,4 @@
-//! Why a name means what it means.
+//! Explains the answer to a name.
 
 use std::fmt::Write as _;
 
@@ -11,22 +11,22 @@ use crate::{
     question::{Locality, Question},
 };
 
-/// Most instances that are listed.
+/// Maximum number of listed instances.
 const MOST: usize = 50;
 
-/// Why a name means what it means, in words.
+/// Explanation of a name's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The domain that it lies in.
+    /// Domain of the name.
     pub domain: String,
     /// Explanation as lines of text.
     pub text: String,
-    /// RCODE of answers: `NOERROR`, `NXDOMAIN` or `SERVFAIL`.
+    /// RCODE of the answer: `NOERROR`, `NXDOMAIN` or `SERVFAIL`.
     pub rcode: &'static str,
 }
 
 impl Zone {
-    /// Why a name means what it means; `None`: it lies outside our domains.
+    /// Explains the answer to a name; `None` if it is outside our domains.
     pub fn explain(&self, name: &Name) -> Option<Explanation> {
         let domain = self.config.domain_of(name)?;
         let mut text = String::new();
@@ -95,7 +95,7 @@ impl Zone {
         }
     }
 
-    /// Where it is looked for.
+    /// Describes the datacenter or peer that is searched.
     fn where_(&self, locality: &Locality) -> String {
         if let Some(peer) = &locality.peer {
             return format!("of the peer {peer:?}");
@@ -109,7 +109,7 @@ impl Zone {
         format!("in the datacenter {datacenter:?}{reach}")
     }
 
-    /// Lists the instances that come into question, and why some are left out.
+    /// Lists the candidate instances, and the reason for each that is excluded.
     fn list_instances(&self, question: &Question, text: &mut String) {
         let place = |locality: &Locality| match &locality.peer {
             Some(peer) => Place::Peer(peer.as_str().into()),

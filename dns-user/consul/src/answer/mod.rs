@@ -1,4 +1,4 @@
-//! From a question to the records of its answer.
+//! Resolves a question to the records of its answer.
 
 mod address;
 mod explain;
@@ -28,36 +28,36 @@ use crate::{
 
 /// Query type AXFR (RFC 5936).
 const TYPE_AXFR: u16 = 252;
-/// How many host names inside our domains are followed, one behind the other.
+/// Maximum number of host names inside our domains followed in a row.
 const MAX_DEPTH: u32 = 3;
-/// Most answers by TCP.
+/// Maximum number of answers over TCP.
 const MAX_TCP_ANSWERS: usize = 4096;
-/// Most SRV records by TCP.
+/// Maximum number of SRV records over TCP.
 const MAX_TCP_SRV: usize = 1024;
 
-/// Configuration and catalog of the moment: what the names in our domains mean.
+/// Current configuration and catalog, from which queries in our domains are answered.
 #[derive(Debug)]
 pub struct Zone {
     /// Settings that affect answers.
     pub config: Config,
-    /// Registrations that answers are made from.
+    /// Registrations that answers are built from.
     pub catalog: Catalog,
 }
 
-/// Inputs of an answer besides the question.
+/// Inputs of an answer besides the query.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
-    /// How the question came.
+    /// Transport of the query.
     pub transport: Transport,
     /// Source address of the client.
     pub client: IpAddr,
-    /// Whether there are recursors, for RA and for host names.
+    /// Whether recursors are configured; sets RA and allows host names to be resolved.
     pub recursion: bool,
     /// Serial of the SOA record: seconds since 1970.
     pub serial: u32,
 }
 
-/// Something that a source has not told yet.
+/// Data that an answer needs and a source has not loaded yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lack {
     /// Place of the missing data.
@@ -66,39 +66,39 @@ pub struct Lack {
     pub missing: Missing,
 }
 
-/// Data that a source has not told yet.
+/// Kind of data that a source has not loaded yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Missing {
     /// The lists of nodes and services.
     Lists,
-    /// The instances of a service; its name is in lower case.
+    /// The instances of a service, by its lower-case name.
     Service(String),
     /// The prepared queries.
     Queries,
 }
 
-/// One question on its way to its records.
+/// A question while it is resolved.
 pub(crate) struct Search<'a> {
     pub(crate) name: &'a Name,
-    /// Owner of its records; `None`: as the client wrote it.
+    /// Owner of the answer's records; `None` for the name as the client wrote it.
     pub(crate) owner: Option<&'a Name>,
     pub(crate) qtype: u16,
-    /// Domain of the names that are made up.
+    /// Domain of generated names.
     pub(crate) domain: &'a Name,
-    /// Where `near: "_ip"` is.
+    /// Client address, for `near: "_ip"`.
     pub(crate) client: Option<IpAddr>,
-    /// Whether there are recursors.
+    /// Whether recursors are configured.
     pub(crate) recursion: bool,
-    /// Most answers that can be used.
+    /// Maximum number of usable answers.
     pub(crate) most: usize,
-    /// Host names inside our domains that may still be followed.
+    /// Number of host names inside our domains that may still be followed.
     pub(crate) depth: u32,
     /// Whether the caller enforces `a_record_limit` itself.
     pub(crate) unlimited: bool,
 }
 
 impl Zone {
-    /// The answer to a question in our domains; `None`: the name lies elsewhere.
+    /// Returns the answer to a query in our domains; `None` if the name is outside them.
     pub fn answer(&self, query: &Query<'_>, asker: &Asker, random: &mut fastrand::Rng) -> Option<Draft> {
         let name = query.question.name();
         let zone = self.config.domain_of(&name)?;
@@ -111,7 +111,7 @@ impl Zone {
             }
             TYPE_NS => (draft.answers, draft.additional) = self.name_servers(zone, random),
             TYPE_AXFR => draft.rcode = ResponseCode::NotImp,
-            // It cannot be said either way.
+            // Missing data may hold the answer.
             _ if self.lacks(query).is_some() => draft.rcode = ResponseCode::ServFail,
             qtype => {
                 let subnet = edns::client_subnet(query);
@@ -132,13 +132,13 @@ impl Zone {
         Some(draft)
     }
 
-    /// Returns the data that this question needs and the source has not loaded yet.
+    /// Returns the data that this query needs and the source has not loaded yet.
     pub fn lacks(&self, query: &Query<'_>) -> Option<Lack> {
         let name = query.question.name();
         self.lacks_for(&name, query.question.qtype)
     }
 
-    /// Place and service that a question is about, in lower case.
+    /// Returns the place and the lower-case service that a query is about.
     pub fn service_of(&self, query: &Query<'_>) -> Option<(Place, String)> {
         let name = query.question.name();
         match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
@@ -151,7 +151,7 @@ impl Zone {
         }
     }
 
-    /// As [`Self::lacks`], for a name and a type.
+    /// Like [`Self::lacks`], for a name and a type.
     pub fn lacks_for(&self, name: &Name, qtype: u16) -> Option<Lack> {
         if matches!(qtype, TYPE_SOA | TYPE_NS | TYPE_AXFR) {
             return None;
@@ -167,7 +167,7 @@ impl Zone {
             is_pending.then(|| Lack { place, missing: service.map_or(Missing::Lists, Missing::Service) })
         };
         match Question::read(name, self.config.domain_of(name)?, qtype) {
-            // Nodes of a peer come with its services' instances.
+            // Nodes of a peer are loaded with the instances of its services.
             Question::Node { locality: Locality { peer: Some(peer), .. }, .. } => {
                 let place = Place::Peer(peer.into());
                 self.catalog.is_incomplete(&place).then_some(Lack { place, missing: Missing::Lists })
@@ -210,7 +210,7 @@ impl Zone {
                 };
                 self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
-            // Consul reports an error of the access control here, and no empty answer.
+            // For an ACL error Consul answers SERVFAIL here, not an empty answer.
             Question::Connect { service, .. } if !self.catalog.is_readable(&service) => Err(Failure::Server),
             Question::Connect { service, locality } => {
                 let found = self.catalog.connect(&self.place(&locality)?, &service);
@@ -237,7 +237,7 @@ impl Zone {
         }
     }
 
-    /// The place that is asked about.
+    /// Returns the place in which a question is resolved.
     fn place(&self, locality: &Locality) -> Result<Place, Failure> {
         if let Some(peer) = &locality.peer {
             return Ok(Place::Peer(peer.as_str().into()));
@@ -250,7 +250,7 @@ impl Zone {
         }
     }
 
-    /// Resolves a host name: to records from our domains, or to a placeholder for a recursor's reply.
+    /// Resolves a host name to records in our domains, or to a placeholder for a recursor's reply.
     fn follow(
         &self,
         search: &Search<'_>,
@@ -278,15 +278,16 @@ impl Zone {
         };
         let found = self.find(&inside, random).unwrap_or_default();
         let kept = found.answers.into_iter().filter_map(|record| match record.data {
-            // It goes with the answer that it ends up in.
+            // The placeholder takes the TTL of the answer that contains it.
             Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
             _ => keep.apply(record),
         });
         kept.take(MAX_CHAIN).collect()
     }
 
-    /// Returns the domain for names and the SOA of an answer: the question's domain. The primary domain
-    /// replaces the alternative one at its apex, and where it is not written in lower case (observed).
+    /// Returns the domain for generated names and the SOA of an answer: the question's domain. The
+    /// primary domain replaces the alternative one at its apex, and where it is not written in
+    /// lower case (observed).
     fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
         if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
             zone
@@ -295,10 +296,10 @@ impl Zone {
         }
     }
 
-    /// How many answers are worth being made: one more than can be sent by UDP,
-    /// to know that some were left out.
+    /// Returns the number of answers worth building: one more than fits UDP, which reveals
+    /// truncation.
     fn most_answers(&self, query: &Query<'_>, transport: Transport) -> usize {
-        /// Bytes of the smallest record: a pointer, its fixed fields, an IPv4 address.
+        /// Size of the smallest record: a pointer, its fixed fields, an IPv4 address.
         const SMALLEST: usize = 2 + 10 + 4;
         match transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,

@@ -14,9 +14,9 @@ use crate::{
 };
 
 impl Zone {
-    /// Address and metadata of a node. Its health does not matter; a type that it
-    /// does not have gives an empty answer without SOA, and one that no node has
-    /// does so whatever the name (observed).
+    /// Returns the address and metadata of a node, regardless of its health. A type that the node
+    /// lacks gives an empty answer without SOA; a type that no node has gives one for every name
+    /// (observed).
     pub(super) fn find_node(
         &self,
         search: &Search<'_>,

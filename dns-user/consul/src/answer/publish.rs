@@ -1,4 +1,4 @@
-//! Selects names that an interface may answer: their answers consist of addresses only.
+//! Selects names that an interface may answer: those whose answers consist of addresses only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,43 +15,44 @@ use crate::{
     record::Data,
 };
 
-/// The addresses of a name, and the limits that its answers by UDP obey. A family without
-/// addresses is not to be answered from this: what is said then is more than nothing.
+/// Addresses of a name, and the limits of its UDP answers. A query for a family without addresses
+/// must not be answered from this: its reply is more than an empty answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publishable {
     /// Answer to type A.
     pub v4: Vec<Ipv4Addr>,
     /// Answer to type AAAA.
     pub v6: Vec<Ipv6Addr>,
-    /// TTL of all records, seconds.
+    /// TTL of all records in seconds.
     pub ttl: u32,
-    /// Most addresses in an answer; 0: as many as the client takes.
+    /// Maximum number of addresses in an answer; 0 if only the client's size limits it.
     pub most: u16,
-    /// Most IPv4 addresses for a client that takes no more than 512 bytes.
+    /// Maximum number of IPv4 addresses for a client with a limit of 512 bytes.
     pub plain_v4: u8,
-    /// The same of IPv6 addresses.
+    /// Maximum number of IPv6 addresses for such a client.
     pub plain_v6: u8,
-    /// Whether TC tells that addresses were left out.
+    /// Whether TC is set if addresses are omitted.
     pub truncates: bool,
 }
 
-/// Fixed bytes of a record behind its owner's name.
+/// Size of the fixed fields after a record's owner name.
 const RECORD: usize = 10;
-/// Bytes of an OPT without options.
+/// Size of an OPT record without options.
 const OPT: usize = 11;
-/// Bytes of a pointer to a name.
+/// Size of a compression pointer.
 const POINTER: usize = 2;
 
 impl Zone {
-    /// Returns the answers that interfaces may give for a name; `None` if there are none.
+    /// Returns the answers that interfaces may give for a name; `None` if only userspace may
+    /// answer.
     pub fn publishable(&self, name: &Name) -> Option<Publishable> {
         let dns = &self.config.dns;
         let zone = self.config.domain_of(name)?;
-        // The interface's names point to the question.
+        // Replies at the interface always compress owner names to a pointer.
         if dns.disable_compression || self.lacks_for(name, TYPE_A).is_some() {
             return None;
         }
-        // Prepared queries depend on the client.
+        // Answers to prepared queries depend on the client.
         if let Question::Query { .. } | Question::Empty | Question::Invalid =
             Question::read(name, zone, TYPE_A)
         {
@@ -109,7 +110,7 @@ impl Zone {
     }
 }
 
-/// The addresses and their TTL, if what was found is nothing else.
+/// Returns the addresses and their TTL if the result consists of nothing else.
 fn only_addresses(found: Found) -> Option<(Vec<IpAddr>, u32)> {
     if !found.additional.is_empty() || found.for_client {
         return None;
@@ -123,13 +124,13 @@ fn only_addresses(found: Found) -> Option<(Vec<IpAddr>, u32)> {
     Some((addresses.collect::<Option<_>>()?, ttl))
 }
 
-/// How many of `count` addresses a client gets that takes no more than 512 bytes, as
-/// `Page::cut` would have it; `None`: none, or that depends on its OPT.
+/// Returns how many of `count` addresses a client with a limit of 512 bytes gets, as computed by
+/// `Page::cut`; `None` if none, or if the number depends on its OPT.
 fn plain_limit(name: &Name, count: usize, most: u16, address: usize, udp_answer_limit: usize) -> Option<u8> {
     let all = if most == 0 { count } else { count.min(most.into()) };
     let limit = all.min(udp_answer_limit.min(MAX_PLAIN_ANSWERS));
     let name_length = name.as_wire().len();
-    // Where not all are given, their size counts as if names were not compressed.
+    // If addresses are omitted, the uncompressed size counts.
     let owner = if all > limit { name_length } else { POINTER };
     let given = |opt: usize| {
         let room = PLAIN_SIZE - SPARE - opt - HEADER_LEN - name_length - 4;

@@ -1,4 +1,4 @@
-//! Records of services: from instances to A, AAAA, ANY, TXT and SRV.
+//! Builds the records of services: A, AAAA, ANY, TXT and SRV from instances.
 
 use std::net::IpAddr;
 
@@ -20,14 +20,14 @@ use crate::{
     record::{Data, Keep, Record, address_name, meta_texts, node_name},
 };
 
-/// A set of what was given already.
+/// Set of values that the answer already contains.
 type Seen<T> = HashSet<T, foldhash::fast::RandomState>;
 
 impl Zone {
-    /// Records of those instances that are healthy and `fit`, in random order.
+    /// Returns the records of the healthy instances that `fit`, in random order.
     ///
-    /// They are drawn one by one, as many as the answer takes: a large service costs no more than a
-    /// small one where a few are given.
+    /// Instances are drawn one by one until the answer is full, so the cost does not depend on the
+    /// size of the service.
     pub(super) fn find_healthy(
         &self,
         search: &Search<'_>,
@@ -54,7 +54,7 @@ impl Zone {
         self.records_of(search, healthy, ttl, locality.port.as_deref(), random)
     }
 
-    /// Records of these instances, in their order.
+    /// Returns the records of these instances, in their order.
     pub(super) fn records_of(
         &self,
         search: &Search<'_>,
@@ -73,8 +73,8 @@ impl Zone {
         }
     }
 
-    /// Addresses, each once; where there are only host names, the chain behind the
-    /// first one, because a name can have one CNAME only.
+    /// Returns the distinct addresses; if there are only host names, the chain of the first one,
+    /// because a name can have only one CNAME.
     fn address_records(
         &self,
         search: &Search<'_>,
@@ -119,15 +119,15 @@ impl Zone {
         found
     }
 
-    /// A CNAME to `host` and what stands behind it.
+    /// Returns a CNAME to `host`, followed by the records of `host`.
     fn chain(&self, search: &Search<'_>, host: &Name, ttl: u32, random: &mut fastrand::Rng) -> Vec<Record> {
         let mut records = vec![Record { owner: search.owner.cloned(), ttl, data: Data::Cname(host.clone()) }];
         records.extend(self.follow(search, host, Keep::WithTtl(ttl), random));
         records
     }
 
-    /// SRV records, one for each node, address and port, with what their targets
-    /// lead to.
+    /// Returns one SRV record for each distinct node, address and port, and the records of the
+    /// targets.
     fn srv_records(
         &self,
         search: &Search<'_>,
@@ -154,7 +154,7 @@ impl Zone {
                 Target::Address(address) => (address_name(address, node, search.domain), Some(address)),
                 Target::Host(host) => (Some(host), None),
             };
-            // A node may have a name that is none in DNS.
+            // A node's name may be invalid in DNS.
             let Some(name) = name else { continue };
             match address {
                 Some(address) => found.additional.push(Record::address(Some(name.clone()), ttl, address)),
@@ -182,7 +182,7 @@ impl Zone {
 }
 
 impl Target {
-    /// Returns the address, by which duplicate instances are recognised.
+    /// Returns the address that identifies duplicate instances.
     fn identity(&self) -> Identity {
         match self {
             Self::Node(address) | Self::Address(address) => Identity::Ip(*address),
@@ -197,7 +197,7 @@ enum Identity {
     Host(Name),
 }
 
-/// The address family of a query type.
+/// Returns the address family of a query type.
 pub(super) fn accept_of(qtype: u16) -> Accept {
     match qtype {
         TYPE_A => Accept::V4,
@@ -206,8 +206,8 @@ pub(super) fn accept_of(qtype: u16) -> Accept {
     }
 }
 
-/// Whether the record of an address answers a question of this type: TXT is
-/// answered with addresses, too (observed).
+/// Returns whether an address record answers a query of this type; TXT queries get addresses, too
+/// (observed).
 pub(super) fn answers(qtype: u16, address: IpAddr) -> bool {
     match qtype {
         TYPE_A => address.is_ipv4(),

@@ -12,21 +12,21 @@ use crate::{
     record::{Data, Record, node_name},
 };
 
-/// Most name servers that are given.
+/// Maximum number of name servers in an answer.
 const MAX_SERVERS: usize = 3;
-/// The service that Consul's servers register themselves as.
+/// Service under which Consul's servers register.
 const SERVERS: &str = "consul";
 
 impl Zone {
-    /// The SOA record of a domain.
+    /// Returns the SOA record of a domain.
     pub(super) fn soa(&self, domain: &Name, serial: u32) -> Record {
         let soa = self.config.dns.soa;
         let numbers = [serial, soa.refresh, soa.retry, soa.expire, soa.min_ttl];
         Record { owner: Some(domain.clone()), ttl: soa.min_ttl, data: Data::Soa(domain.clone(), numbers) }
     }
 
-    /// NS records of a domain and the addresses of their targets: a few of Consul's
-    /// healthy servers, drawn by lot. Nodes whose names are no host names are left out.
+    /// Returns NS records of a domain and the addresses of their targets: a random selection of
+    /// healthy Consul servers. Nodes whose names are not valid host names are skipped.
     pub(super) fn name_servers(
         &self,
         domain: &Name,

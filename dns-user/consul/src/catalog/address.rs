@@ -1,4 +1,4 @@
-//! Which of its addresses a node or an instance is reached at.
+//! Selects the address at which a node or an instance is reached.
 
 use std::net::IpAddr;
 
@@ -7,39 +7,39 @@ use dns_core::name::Name;
 use super::registrations::{Instance, Node};
 use crate::config::Config;
 
-/// The address family that a question asks for.
+/// Address family selected by the query type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Accepts IPv4 targets, for type A.
+    /// IPv4, for type A.
     V4,
-    /// Accepts IPv6 targets, for type AAAA.
+    /// IPv6, for type AAAA.
     V6,
-    /// All other types: one address, whatever its family.
+    /// One address of either family, for all other types.
     Any,
 }
 
-/// Where something is reached.
+/// Address or host name of a node or an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// Reached at an IP address.
+    /// IP address.
     Ip(IpAddr),
-    /// A host name, to be looked up.
+    /// Host name, resolved by a lookup.
     Host(Name),
 }
 
-/// Where an instance is reached, and so what an SRV record points to.
+/// Target of an instance, to which its SRV record points.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// At the address of its node: `<node>.node.<datacenter>.<domain>`.
+    /// Address of its node: `<node>.node.<datacenter>.<domain>`.
     Node(IpAddr),
-    /// At a generated name: `<hex>.addr.<datacenter>.<domain>`.
+    /// Own address, under a generated name: `<hex>.addr.<datacenter>.<domain>`.
     Address(IpAddr),
-    /// At a host name.
+    /// Host name.
     Host(Name),
 }
 
 impl Location {
-    /// Reads an address; `None`: neither an IP address nor a domain name.
+    /// Parses an address; `None` if it is neither an IP address nor a domain name.
     pub fn from_text(text: &str) -> Option<Self> {
         match text.parse() {
             Ok(address) => Some(Self::Ip(address)),
@@ -50,14 +50,14 @@ impl Location {
 }
 
 impl Node {
-    /// Where the node is reached by clients that take addresses of this family.
+    /// Returns the location of the node for clients of this address family.
     pub fn location(&self, config: &Config, accept: Accept) -> Option<Location> {
         Location::from_text(self.chosen(config, accept))
     }
 
-    /// The address in text form: `lan_ipv6`, `lan_ipv4`, or else the address
-    /// itself; in another datacenter, with `translate_wan_addrs`, `wan_ipv6`,
-    /// `wan_ipv4`, `wan`, or the address.
+    /// Returns the address in text form: `lan_ipv6`, `lan_ipv4`, or else the address itself; in
+    /// another datacenter, with `translate_wan_addrs`, `wan_ipv6`, `wan_ipv4`, `wan`, or the
+    /// address.
     fn chosen(&self, config: &Config, accept: Accept) -> &str {
         let tag = |name: &str| self.tagged_addresses.get(name).map(String::as_str);
         choose(config.translates(&self.datacenter), accept, &self.address, tag)
@@ -79,7 +79,7 @@ impl Instance {
         let own = choose(config.translates(&node.datacenter), accept, &self.address, tag);
         if own.is_empty() {
             return Some(match node.location(config, accept)? {
-                // An address that came from a tag is not what the node's name leads to.
+                // The node's name does not resolve to an address taken from a tag.
                 Location::Ip(address) if node.chosen(config, accept) == node.address => Target::Node(address),
                 Location::Ip(address) => Target::Address(address),
                 Location::Host(name) => Target::Host(name),
@@ -95,7 +95,8 @@ impl Instance {
         }
     }
 
-    /// The port that is reached at [`target`](Self::target); `None`: it has no port of this name.
+    /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of
+    /// this name.
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {
         if let Some(name) = name {
             return self.ports.iter().find(|port| port.name.eq_ignore_ascii_case(name)).map(|port| port.port);
@@ -111,7 +112,7 @@ impl Instance {
     }
 }
 
-/// The address for clients that take this family.
+/// Returns the address for clients of this address family.
 fn choose<'a>(
     translate: bool,
     accept: Accept,

@@ -1,4 +1,4 @@
-//! The instances that one place registers under one name.
+//! Instances registered under one name in one place.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -16,16 +16,16 @@ use crate::visibility::Visibility;
 pub(super) struct Group {
     pub(super) key: Key,
     pub(super) sources: Sources,
-    /// The instances that may be read and have a node, sorted by node and id.
+    /// Readable instances with a node, sorted by node and id.
     pub(super) members: Vec<Member>,
 }
 
-/// The registrations behind a group.
+/// Registrations that a group is built from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// Of definition files.
+    /// From definition files.
     pub(super) fixed: Vec<Arc<Instance>>,
-    /// Of a live Consul.
+    /// From a live Consul.
     pub(super) live: Option<Arc<ServiceInstances>>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Sources {
 pub(super) struct Member {
     pub(super) node: Arc<Node>,
     pub(super) instance: Arc<Instance>,
-    /// The worst of all checks, including the node's.
+    /// Worst status of all checks, including the node's.
     pub(super) status: Status,
 }
 
@@ -55,7 +55,7 @@ impl Member {
         Self { node: node.clone(), instance: instance.clone(), status }
     }
 
-    /// The key by which instances are sorted.
+    /// Returns the sort key of the instance.
     pub(super) fn order(&self) -> (Box<str>, Box<str>) {
         (lower(&self.instance.node), lower(&self.instance.id))
     }
@@ -79,12 +79,13 @@ impl Group {
         Self { key, sources, members }
     }
 
-    /// Services that instances of the mesh stand for, in lower case.
+    /// Returns the services that the group's mesh instances represent, in lower case.
     pub(super) fn destinations(&self) -> BTreeSet<Box<str>> {
         self.members.iter().filter_map(|member| member.instance.destination()).map(lower).collect()
     }
 
-    /// Virtual addresses that a live Consul gives with these instances: of the local datacenter and of peers.
+    /// Returns the virtual addresses that a live Consul reports with these instances, for the local
+    /// datacenter and peers.
     pub(super) fn virtual_addresses(&self, own: &Place) -> Vec<(PeerKey, IpAddr)> {
         let peer = match &self.key.0 {
             Place::Peer(peer) => Some(peer.clone()),
@@ -95,7 +96,7 @@ impl Group {
         addresses.map(|(service, address)| ((peer.clone(), lower(service)), *address)).collect()
     }
 
-    /// Addresses of the instances' own, with the positions of these.
+    /// Returns the instances' own addresses, each with the instance's index.
     pub(super) fn addresses(&self) -> Vec<(IpAddr, u32)> {
         let numbered = (0_u32..).zip(&self.members);
         numbered.filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index))).collect()
@@ -103,7 +104,8 @@ impl Group {
 }
 
 impl Instance {
-    /// The service that this instance of the mesh stands for; `None` if it is none of the mesh.
+    /// Returns the service that this mesh instance represents; `None` if it is not part of the
+    /// mesh.
     pub(super) fn destination(&self) -> Option<&str> {
         match &self.proxy_for {
             Some(destination) => Some(destination),

@@ -1,7 +1,7 @@
-//! The registrations of a live Consul, in parts that copies share.
+//! Registrations of a live Consul, in parts shared between copies.
 //!
-//! The source changes its own copy and hands out further ones; [`super::Catalog::update`] compares two of them by
-//! identity and indexes only the parts that differ.
+//! The source modifies its own copy and publishes further ones; [`super::Catalog::update`] compares
+//! two of them by identity and indexes only the parts that differ.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,12 +15,12 @@ use super::{
     shards::Shards,
 };
 
-/// All that a live Consul has told.
+/// All data loaded from a live Consul.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     /// The local datacenter, in lower case.
     pub own: String,
-    /// Datacenters and peers of which something was asked.
+    /// Datacenters and peers queried so far.
     pub places: BTreeMap<Place, LivePlace>,
     /// Names of all datacenters.
     pub datacenters: Vec<Datacenter>,
@@ -28,60 +28,61 @@ pub struct Live {
     pub gateways: Arc<Vec<Gateway>>,
     /// Prepared queries by the datacenter that stores them.
     pub queries: BTreeMap<String, Arc<Vec<PreparedQuery>>>,
-    /// Network coordinates, as far as prepared queries need them.
+    /// Network coordinates required by prepared queries.
     pub coordinates: Arc<Coordinates>,
 }
 
-/// A datacenter or a peer. `None` before the first answer.
+/// A datacenter or a peer. Fields are `None` before the first reply.
 #[derive(Clone, Debug, Default)]
 pub struct LivePlace {
-    /// All nodes; of a peer only the nodes of known instances.
+    /// All nodes; for a peer, only the nodes of known instances.
     pub nodes: Option<Arc<Vec<Arc<Node>>>>,
-    /// Services by their names in lower case.
+    /// Services by lower-case name.
     pub services: Option<Shards<Box<str>, Arc<LiveService>>>,
-    /// Number of services whose instances are not known.
+    /// Number of services whose instances are not loaded.
     pub untold: usize,
 }
 
-/// A service of a place.
+/// A service in a place.
 #[derive(Clone, Debug)]
 pub struct LiveService {
-    /// Its name as it is registered.
+    /// Name as registered.
     pub name: String,
-    /// Tags of all its instances, sorted.
+    /// Tags of all instances, sorted.
     pub tags: Vec<String>,
-    /// Its instances; `None` before the first answer.
+    /// Instances; `None` before the first reply.
     pub told: Option<Arc<ServiceInstances>>,
 }
 
 /// The instances of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceInstances {
-    /// The instances. Checks of their nodes are among their own.
+    /// Instances; their checks include those of their nodes.
     pub instances: Vec<Arc<Instance>>,
     /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
     pub virtual_addresses: Vec<(String, IpAddr)>,
-    /// Nodes of imported instances, which no other endpoint lists; empty in a datacenter.
+    /// Nodes of imported instances, which no other endpoint lists; empty for a datacenter.
     pub nodes: Vec<Arc<Node>>,
 }
 
 /// Network coordinates: positions whose distances estimate round-trip times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Coordinates {
-    /// Of the local datacenter's nodes, by name in lower case.
+    /// Coordinates of the local datacenter's nodes, by lower-case name.
     pub nodes: HashMap<String, Coordinate>,
-    /// Of the servers of each datacenter, by its name in lower case; not comparable with `nodes`.
+    /// Coordinates of each datacenter's servers, by lower-case name of the datacenter; not
+    /// comparable with `nodes`.
     pub servers: BTreeMap<String, Vec<Coordinate>>,
 }
 
-/// A network coordinate; all numbers are seconds.
+/// A network coordinate; all numbers are in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Coordinate {
     /// Position in Euclidean space.
     pub position: Vec<f64>,
     /// Height above that space: the cost of the node's own access link.
     pub height: f64,
-    /// Correction by the node's own measurements.
+    /// Correction from the node's own measurements.
     pub adjustment: f64,
 }
 
@@ -100,7 +101,7 @@ impl Coordinate {
 }
 
 impl Coordinates {
-    /// Returns all other datacenters with coordinates, nearest first: by the median of the round-trip times
+    /// Returns all other datacenters with coordinates, nearest first, by the median round-trip time
     /// between their servers and the servers of `from`.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
         let Some(own) = self.servers.get(from) else { return Vec::new() };
@@ -122,31 +123,32 @@ impl Coordinates {
 }
 
 impl LivePlace {
-    /// Whether nodes and names of services were told.
+    /// Returns whether nodes and service names are loaded.
     pub fn is_told(&self) -> bool {
         self.nodes.is_some() && self.services.is_some()
     }
 
-    /// Returns a service by its name in lower case.
+    /// Returns a service by its lower-case name.
     pub fn service(&self, name: &str) -> Option<&Arc<LiveService>> {
         self.services.as_ref()?.get(name)
     }
 }
 
 impl Live {
-    /// Returns the state in which nothing of a datacenter is known.
+    /// Returns the state before anything of a datacenter is loaded.
     pub fn unknown(own: &str) -> Self {
         Self { own: own.to_owned(), ..Self::default() }
     }
 
-    /// Returns whether everything of the local datacenter has been read.
+    /// Returns whether the local datacenter is loaded completely.
     pub fn is_complete(&self) -> bool {
         let own = Place::Datacenter(self.own.as_str().into());
         self.places.get(&own).is_some_and(|place| place.is_told() && place.untold == 0)
     }
 
-    /// Returns whether a service has not been read yet or, without a service, the place's list of services. The
-    /// name is in lower case. Nothing is pending of places that do not exist or cannot be reached.
+    /// Returns whether a service or, if `None`, the place's list of services has not been loaded
+    /// yet. The name is in lower case. Nothing is pending for places that do not exist or are
+    /// unreachable.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
         let told = self.places.get(place).filter(|known| known.is_told());
         match (told, service) {
@@ -159,18 +161,18 @@ impl Live {
                 Place::Datacenter(name) => {
                     self.datacenters.iter().any(|known| known.name == **name && known.reachable)
                 }
-                // Peers are known as soon as their list is.
+                // Peers are known once their list is loaded.
                 Place::Peer(_) => self.places.contains_key(place),
             },
         }
     }
 
-    /// Returns whether anything of a place is not known yet.
+    /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
         self.is_pending(place, None) || self.places.get(place).is_some_and(|known| known.untold > 0)
     }
 
-    /// Returns whether the prepared queries of a datacenter are not known yet.
+    /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
         let known = datacenter == self.own
             || self.datacenters.iter().any(|known| known.name == datacenter && known.reachable);
@@ -189,7 +191,7 @@ mod tests {
         let close =
             |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);
         assert!(close(a.round_trip(&b), 0.009));
-        // An adjustment that makes the time negative does not count.
+        // An adjustment that makes the time negative is ignored.
         assert!(close(a.round_trip(&at(0.003, 0.004, 0.002, -1.0)), 0.008));
         assert_eq!(a.round_trip(&Coordinate::default()), None);
     }

@@ -1,5 +1,5 @@
-//! The catalog: what is registered, with indexes. A copy shares everything with its original; a change replaces the
-//! parts that it concerns.
+//! Indexed catalog of registrations. A copy shares all data with its original; a change replaces
+//! only the parts it affects.
 
 pub mod address;
 mod group;
@@ -21,84 +21,84 @@ use shards::Shards;
 
 pub use nodes::NodeId;
 
-/// Number of an instance in [`Catalog::instance`].
+/// Handle of an instance, for [`Catalog::instance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId {
     group: u32,
     index: u32,
 }
 
-/// Where something is registered: names are unique within such a place.
+/// Scope in which registered names are unique.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// A datacenter, by its name in lower case.
+    /// A datacenter, by its lower-case name.
     Datacenter(Box<str>),
-    /// A peer, by its name in lower case.
+    /// A peer, by its lower-case name.
     Peer(Box<str>),
 }
 
-/// A place and a name in lower case.
+/// Place and lower-case name.
 type Key = (Place, Box<str>);
 
-/// A peer and a name in lower case; `None`: no peer.
+/// Peer and lower-case name; `None` for services that are not imported.
 type PeerKey = (Option<Box<str>>, Box<str>);
 
-/// Owner of virtual addresses that definition files list.
+/// Pseudo-group that owns the virtual addresses from definition files.
 const FROM_FILES: u32 = u32::MAX;
 
-/// All that can be asked for.
+/// All registrations with their indexes.
 #[derive(Clone, Debug)]
 pub struct Catalog {
     /// The local datacenter.
     own: Place,
     /// Read permissions of the token in use.
     visibility: Visibility,
-    /// Registrations of definition files besides instances.
+    /// Registrations from definition files, except instances.
     fixed: Arc<Fixed>,
-    /// The live Consul's part; `None` without one.
+    /// Data of a live Consul; `None` without one.
     live: Option<Live>,
     nodes: Arc<Nodes>,
-    /// Instances by place and service. The number of a group never changes.
+    /// Instances by place and service. The index of a group never changes.
     groups: Vec<Arc<Group>>,
-    /// Numbers of groups that are free.
+    /// Unused indexes in `groups`.
     free: Vec<u32>,
     services: Shards<Key, u32>,
-    /// Groups with instances of the mesh, by the service that these stand for.
+    /// Groups with mesh instances, by the service that these represent.
     connect: Shards<Key, Vec<u32>>,
-    /// Virtual addresses by peer and service, with the group that they come from.
+    /// Virtual addresses by peer and service, with the group that each comes from.
     virtual_addresses: Shards<PeerKey, Vec<(u32, IpAddr)>>,
     /// Instances of the local datacenter by their own addresses.
     addresses: Shards<IpAddr, Vec<InstanceId>>,
-    /// Services of gateways, by the service bound to them.
+    /// Gateway services, by the service bound to them.
     ingress: Arc<HashMap<Box<str>, Vec<Box<str>>>>,
     instance_count: usize,
 }
 
-/// Registrations of definition files besides instances.
+/// Registrations from definition files, except instances.
 #[derive(Debug, Default)]
 struct Fixed {
     nodes: Vec<Arc<Node>>,
     queries: Vec<PreparedQuery>,
     gateways: Vec<Gateway>,
-    /// Datacenters that are known, and whether they can be reached.
+    /// Known datacenters, and whether each is reachable.
     datacenters: HashMap<Box<str>, bool>,
     distances: HashMap<Box<str>, Vec<String>>,
 }
 
-/// Whether a datacenter can be asked.
+/// Reachability of a datacenter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// At least one agent there answers.
     Reachable,
     /// The datacenter is known, but no agent there answers.
     Unreachable,
-    /// The catalog has no such datacenter.
+    /// The datacenter is not in the catalog.
     Unknown,
 }
 
 impl Catalog {
-    /// Makes the indexes of what `visibility` leaves. Instances without a node are
-    /// left out.
+    /// Builds the catalog from the registrations that `visibility` permits. Instances without a
+    /// node are skipped.
     pub fn build(registrations: Registrations, config: &Config, visibility: Visibility) -> Self {
         let Registrations { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } =
             registrations;
@@ -142,7 +142,7 @@ impl Catalog {
         catalog
     }
 
-    /// Replaces the live Consul's part. Only what differs from the one before is indexed.
+    /// Replaces the live Consul's data; indexes only the differences to the previous data.
     pub fn update(&mut self, live: Option<Live>) {
         let now = live.clone().unwrap_or_default();
         let before = std::mem::replace(&mut self.live, live).unwrap_or_default();
@@ -169,7 +169,7 @@ impl Catalog {
         }
     }
 
-    /// Indexes the nodes if any differ. Returns the names of these, in lower case.
+    /// Indexes the nodes if any changed. Returns the lower-case names of changed nodes.
     fn update_nodes(&mut self, now: &Live, before: &Live) -> HashSet<Box<str>> {
         let lists = |live: &Live| -> Vec<Arc<Vec<Arc<Node>>>> {
             live.places.values().filter_map(|place| place.nodes.clone()).collect()
@@ -199,7 +199,7 @@ impl Catalog {
         moved
     }
 
-    /// Returns the groups with instances on nodes of these names.
+    /// Returns the groups with instances on the given nodes.
     fn groups_on(&self, nodes: &HashSet<Box<str>>) -> Vec<u32> {
         if nodes.is_empty() {
             return Vec::new();
@@ -210,7 +210,7 @@ impl Catalog {
         (0_u32..).zip(&self.groups).filter(|(_, group)| concerns(group)).map(|(number, _)| number).collect()
     }
 
-    /// Replaces a group, or makes one, and brings the indexes up to date.
+    /// Creates or replaces a group and updates the indexes.
     fn replace(&mut self, key: Key, change: impl FnOnce(&mut Sources)) {
         let number = match self.services.get(&key) {
             Some(&number) => number,
@@ -324,45 +324,45 @@ impl Catalog {
         self.ingress = Arc::new(ingress);
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn node_count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// How many instances there are.
+    /// Returns the number of instances.
     pub fn instance_count(&self) -> usize {
         self.instance_count
     }
 
-    /// Returns whether the source has not loaded this service yet or, without a service, the place's
-    /// list of services. The name is in lower case.
+    /// Returns whether a service or, if `None`, the place's list of services has not been loaded
+    /// yet. The name is in lower case.
     pub fn is_pending(&self, place: &Place, service: Option<&str>) -> bool {
         self.live.as_ref().is_some_and(|live| live.is_pending(place, service))
     }
 
-    /// Whether anything of a place is not known yet.
+    /// Returns whether any part of a place has not been loaded yet.
     pub fn is_incomplete(&self, place: &Place) -> bool {
         self.live.as_ref().is_some_and(|live| live.is_incomplete(place))
     }
 
-    /// Whether the prepared queries of a datacenter are not known yet.
+    /// Returns whether the prepared queries of a datacenter have not been loaded yet.
     pub fn lacks_queries(&self, datacenter: &str) -> bool {
         self.live.as_ref().is_some_and(|live| live.lacks_queries(datacenter))
     }
 
-    /// Names of the services of a place, in lower case, in no order.
+    /// Returns the lower-case names of the services in a place, in no particular order.
     pub fn service_names(&self, place: &Place) -> impl Iterator<Item = &str> {
         let groups =
             self.groups.iter().filter(move |group| group.key.0 == *place && !group.members.is_empty());
         groups.map(|group| &*group.key.1)
     }
 
-    /// Names of the nodes of a place, in their order.
+    /// Returns the names of the nodes in a place, sorted.
     pub fn node_names<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = &'a str> {
         self.nodes.iter().filter(move |node| node.place() == *place).map(|node| node.name.as_str())
     }
 
-    /// The node of this number.
+    /// Returns the node with this id.
     pub fn node(&self, id: NodeId) -> &Node {
         self.nodes.get(id)
     }
@@ -371,22 +371,22 @@ impl Catalog {
         &self.groups[id.group as usize].members[id.index as usize]
     }
 
-    /// The instance of this number.
+    /// Returns the instance with this id.
     pub fn instance(&self, id: InstanceId) -> &Instance {
         &self.member(id).instance
     }
 
-    /// The node that an instance is on.
+    /// Returns the node of an instance.
     pub fn node_of(&self, id: InstanceId) -> &Node {
         &self.member(id).node
     }
 
-    /// The worst of all checks of an instance and its node.
+    /// Returns the worst status of all checks of an instance and its node.
     pub fn status(&self, id: InstanceId) -> Status {
         self.member(id).status
     }
 
-    /// Weight of an instance in SRV records.
+    /// Returns the weight of an instance in SRV records.
     pub fn weight(&self, id: InstanceId) -> u16 {
         match self.status(id) {
             Status::Passing => self.instance(id).weights.passing,
@@ -395,7 +395,7 @@ impl Catalog {
         }
     }
 
-    /// Whether a datacenter can be asked; `name` in lower case.
+    /// Returns the reachability of a datacenter; `name` is in lower case.
     pub fn reach(&self, name: &str) -> Reach {
         if matches!(&self.own, Place::Datacenter(own) if **own == *name) {
             return Reach::Reachable;
@@ -409,13 +409,13 @@ impl Catalog {
         }
     }
 
-    /// The node of this name, or else the only one whose id begins with it, which
-    /// takes two characters at least; `name` in lower case.
+    /// Returns the node with this name, or else the only node whose id starts with it (at least two
+    /// characters); `name` is in lower case.
     pub fn find_node(&self, place: &Place, name: &str) -> Option<NodeId> {
         self.nodes.find(place, name)
     }
 
-    /// Instances of a service, by node and id; `service` in lower case.
+    /// Returns the instances of a service, sorted by node and id; `service` is in lower case.
     pub fn service(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         match self.services.get(&(place.clone(), Box::from(service))) {
             Some(&group) => self.ids_of(group).collect(),
@@ -428,12 +428,12 @@ impl Catalog {
         (0..count).map(move |index| InstanceId { group, index })
     }
 
-    /// Whether the token may read a service; `service` in lower case.
+    /// Returns whether the token may read a service; `service` is in lower case.
     pub fn is_readable(&self, service: &str) -> bool {
         self.visibility.service(service)
     }
 
-    /// Instances of the mesh that stand for a service; `service` in lower case.
+    /// Returns the mesh instances that represent a service; `service` is in lower case.
     pub fn connect(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         if !self.visibility.service(service) {
             return Vec::new();
@@ -445,8 +445,8 @@ impl Catalog {
             .collect()
     }
 
-    /// Instances of the ingress gateways that a service is bound to; `service` in lower case. A gateway bound to `*`
-    /// serves every registered service, and no other name.
+    /// Returns the instances of the ingress gateways that a service is bound to; `service` is in
+    /// lower case. A gateway bound to `*` serves every registered service, and no other name.
     pub fn ingress(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         if !self.visibility.service(service) {
             return Vec::new();
@@ -460,7 +460,7 @@ impl Catalog {
         gateways.into_iter().flat_map(|gateway| self.service(place, gateway)).collect()
     }
 
-    /// The virtual address of a service; `Err`: the token may not read the service.
+    /// Returns the virtual address of a service, or an error if the token may not read the service.
     pub fn virtual_address(&self, peer: Option<&str>, service: &str) -> Result<Option<IpAddr>, Unreadable> {
         if !self.visibility.service(service) {
             return Err(Unreadable);
@@ -469,18 +469,19 @@ impl Catalog {
         Ok(known.and_then(|known| known.last()).map(|(_, address)| *address))
     }
 
-    /// Returns the first node, by name, of the local datacenter at an address.
+    /// Returns the first node, by name, with this address in the local datacenter.
     pub fn node_at(&self, address: IpAddr) -> Option<&Node> {
         self.nodes.at(address)
     }
 
-    /// Returns the first instance, by node and id, of the local datacenter that registered this address.
+    /// Returns the first instance, by node and id, registered with this address in the local
+    /// datacenter.
     pub fn instance_at(&self, address: IpAddr) -> Option<InstanceId> {
         let candidates = self.addresses.get(&address)?.iter().copied();
         candidates.min_by_key(|&id| self.member(id).order())
     }
 
-    /// Returns the prepared queries that a datacenter stores; `datacenter` in lower case.
+    /// Returns the prepared queries stored in a datacenter; `datacenter` is in lower case.
     pub fn queries(&self, datacenter: &str) -> impl Iterator<Item = &PreparedQuery> {
         let own = matches!(&self.own, Place::Datacenter(own) if **own == *datacenter);
         let fixed = self.fixed.queries.iter().filter(move |query| match &query.datacenter {
@@ -491,7 +492,7 @@ impl Catalog {
         fixed.chain(live.into_iter().flat_map(|queries| queries.iter()))
     }
 
-    /// Returns the number of all prepared queries.
+    /// Returns the total number of prepared queries.
     pub fn query_count(&self) -> usize {
         let live = self.live.iter().flat_map(|live| live.queries.values());
         self.fixed.queries.len() + live.map(|queries| queries.len()).sum::<usize>()
@@ -502,8 +503,9 @@ impl Catalog {
         self.live.as_ref().map(|live| live.coordinates.nearest_datacenters(from)).unwrap_or_default()
     }
 
-    /// Returns a measure of the distance of each node from the node `from`, as far as it is known: the place in a
-    /// list of definition files, or the estimated round-trip time of a live Consul's coordinates.
+    /// Returns a function that maps a node to its distance from the node `from`, if known: the
+    /// index in a list from definition files, or the round-trip time estimated from a live Consul's
+    /// coordinates.
     pub fn distances<'a>(&'a self, from: &str) -> impl Fn(&Node) -> Option<f64> + 'a {
         let listed = self.fixed.distances.get(&*lower(from));
         let coordinates = self.live.as_ref().map(|live| &*live.coordinates);
@@ -535,7 +537,7 @@ impl Node {
     }
 }
 
-/// The text in lower case.
+/// Returns the text in lower case.
 fn lower(text: &str) -> Box<str> {
     text.to_ascii_lowercase().into()
 }

@@ -1,4 +1,4 @@
-//! Nodes with their indexes.
+//! Indexed nodes.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -10,19 +10,19 @@ use super::{
 };
 use crate::visibility::Visibility;
 
-/// Number of a node in [`super::Catalog::node`].
+/// Handle of a node, for [`super::Catalog::node`].
 pub type NodeId = u32;
 
-/// The nodes that may be read, sorted by name.
+/// The readable nodes, sorted by name.
 #[derive(Debug)]
 pub(super) struct Nodes {
     nodes: Vec<Arc<Node>>,
     by_name: HashMap<Key, NodeId, foldhash::fast::RandomState>,
-    /// By name and peer: instances of definition files do not name the datacenter.
+    /// Nodes by peer and name, because instances in definition files do not name the datacenter.
     by_peer: HashMap<PeerKey, NodeId, foldhash::fast::RandomState>,
-    /// By id in lower case, sorted for prefixes.
+    /// Nodes by lower-case id, sorted for prefix lookups.
     by_id: BTreeMap<Key, NodeId>,
-    /// First node of the local datacenter at an address.
+    /// First node at each address in the local datacenter.
     addresses: HashMap<IpAddr, NodeId, foldhash::fast::RandomState>,
 }
 
@@ -71,7 +71,7 @@ impl Nodes {
         &self.nodes[id as usize]
     }
 
-    /// Returns the node of a name in lower case, or else the only one whose id begins with it.
+    /// Returns the node with this lower-case name, or else the only one whose id starts with it.
     pub(super) fn find(&self, place: &Place, name: &str) -> Option<NodeId> {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
             return Some(node);
@@ -89,13 +89,13 @@ impl Nodes {
         }
     }
 
-    /// Returns the node of an instance of a live Consul, which is registered at `place`.
+    /// Returns the node of an instance that a live Consul registers at `place`.
     pub(super) fn of_live_instance(&self, place: &Place, instance: &Instance) -> Option<&Arc<Node>> {
         let number = self.by_name.get(&(place.clone(), lower(&instance.node)))?;
         Some(&self.nodes[*number as usize])
     }
 
-    /// Returns the node of an instance of a definition file.
+    /// Returns the node of an instance from a definition file.
     pub(super) fn of_file_instance(&self, instance: &Instance) -> Option<&Arc<Node>> {
         let number = self.by_peer.get(&(instance.peer.as_deref().map(lower), lower(&instance.node)))?;
         Some(&self.nodes[*number as usize])

@@ -1,7 +1,7 @@
-//! Registrations as sources deliver them: nodes, instances, queries, gateways.
+//! Registrations as delivered by sources: nodes, instances, queries, gateways.
 //!
-//! Plain data in Consul's own terms. A definition file, the HTTP API and the
-//! test cases all end up here; [`super::Catalog`] makes the indexes.
+//! Plain data in Consul's own terms, produced from definition files, the HTTP API and the test
+//! cases; [`super::Catalog`] indexes it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,14 +9,14 @@ use std::{
     sync::Arc,
 };
 
-/// Everything that is registered, in no order.
+/// All registrations, in no particular order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registrations {
-    /// Nodes of all datacenters and peers that are known.
+    /// Known nodes of all datacenters and peers.
     pub nodes: Vec<Arc<Node>>,
     /// Instances of services, each on one of `nodes`.
     pub instances: Vec<Arc<Instance>>,
-    /// Prepared queries of the datacenter.
+    /// Prepared queries of all datacenters.
     pub queries: Vec<PreparedQuery>,
     /// Virtual addresses of services.
     pub virtual_addresses: Vec<VirtualAddress>,
@@ -24,28 +24,28 @@ pub struct Registrations {
     pub gateways: Vec<Gateway>,
     /// All known datacenters; the local one is always included.
     pub datacenters: Vec<Datacenter>,
-    /// Names of nodes by the name of a node, nearest first, for `near`.
+    /// Nodes nearest first, by the node they are measured from; used by `near`.
     pub distances: HashMap<String, Vec<String>>,
 }
 
-/// A node of the catalog: an agent's machine, or an external one.
+/// A node of the catalog: the machine of an agent, or an external node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, which may hold dots.
+    /// Name of the node; may contain dots.
     pub name: String,
-    /// Its id, a UUID in text form; empty: none.
+    /// Id, a UUID in text form; empty if there is none.
     pub id: String,
     /// Datacenter of the node, in lower case.
     pub datacenter: String,
-    /// The peer that it was imported from.
+    /// Peer that the node was imported from.
     pub peer: Option<String>,
-    /// An IP address or a host name.
+    /// IP address or host name.
     pub address: String,
     /// Further addresses: `lan`, `lan_ipv4`, `lan_ipv6`, `wan`, `wan_ipv4`, `wan_ipv6`.
     pub tagged_addresses: BTreeMap<String, String>,
-    /// Metadata, given as TXT.
+    /// Metadata, published as TXT records.
     pub meta: BTreeMap<String, String>,
-    /// Checks of the whole node.
+    /// Checks that apply to the whole node.
     pub checks: Vec<Check>,
 }
 
@@ -56,53 +56,53 @@ pub struct Instance {
     pub node: String,
     /// Peer that the instance was imported from; equals its node's.
     pub peer: Option<String>,
-    /// Its id on the node.
+    /// Id, unique on the node.
     pub id: String,
     /// Name of the service.
     pub service: String,
-    /// An IP address or a host name; if empty, the node's address applies.
+    /// IP address or host name; if empty, the node's address applies.
     pub address: String,
-    /// Its port; 0 where it has named ones only.
+    /// Port; 0 if the instance has only named ports.
     pub port: u16,
-    /// Additional ports that have names.
+    /// Additional named ports.
     pub ports: Vec<NamedPort>,
     /// Tags as registered, in their case.
     pub tags: Vec<String>,
-    /// Metadata, which prepared queries filter by.
+    /// Metadata that prepared queries filter by.
     pub meta: BTreeMap<String, String>,
     /// Weights for SRV records, by status.
     pub weights: Weights,
-    /// Further addresses, by the tags that nodes have, too.
+    /// Further addresses, tagged like those of nodes.
     pub tagged_addresses: BTreeMap<String, TaggedAddress>,
-    /// The service that this connect proxy stands for.
+    /// Service that this Connect proxy represents.
     pub proxy_for: Option<String>,
-    /// Whether the service itself speaks the mesh's protocol.
+    /// Whether the service itself speaks the mesh protocol.
     pub connect_native: bool,
     /// Checks of this instance.
     pub checks: Vec<Check>,
 }
 
-/// A port with a name.
+/// A named port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
     /// Name of the port, as registered.
     pub name: String,
     /// Port number, TCP or UDP.
     pub port: u16,
-    /// Whether it is meant where no name is given.
+    /// Whether this port applies if a query names none.
     pub default: bool,
 }
 
-/// An address of a service for some kind of client.
+/// A service address for one kind of client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaggedAddress {
-    /// An IP address or a host name.
+    /// IP address or host name.
     pub address: String,
     /// Port; if 0, the service's port applies.
     pub port: u16,
 }
 
-/// Weights for SRV, by the state of an instance.
+/// Weights for SRV records, by the status of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weights {
     /// All checks are passing.
@@ -117,29 +117,30 @@ impl Default for Weights {
     }
 }
 
-/// The last result of a check.
+/// Latest result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Its id, which prepared queries can ignore.
+    /// Id, by which prepared queries can ignore the check.
     pub id: String,
-    /// Last result of the check.
+    /// Latest status.
     pub status: Status,
 }
 
-/// State of a check, and of what it checks. Ordered from good to bad.
+/// Status of a check or an instance, ordered from healthy to critical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Status {
-    /// All is well; also where there are no checks.
+    /// Healthy; also if there are no checks.
     #[default]
     Passing,
     /// Usable, unless `only_passing` is set.
     Warning,
-    /// Not to be used. Maintenance mode is a critical check.
+    /// Unusable. Maintenance mode is a critical check.
     Critical,
 }
 
 impl Status {
-    /// Reads Consul's words; `maintenance` is what it calls a check of that mode.
+    /// Parses Consul's status words; `maintenance` is Consul's word for a check of maintenance
+    /// mode.
     pub fn from_text(text: &str) -> Option<Self> {
         match text {
             "passing" => Some(Self::Passing),
@@ -153,69 +154,69 @@ impl Status {
 /// A prepared query, as `/v1/query` stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreparedQuery {
-    /// Its id, a UUID in text form.
+    /// Id, a UUID in text form.
     pub id: String,
-    /// Its name; of a template: the prefix of names that it matches.
+    /// Name; for a template, the prefix of the names that it matches.
     pub name: String,
     /// Datacenter that stores it; `None` for the local datacenter.
     pub datacenter: Option<String>,
     /// Service that the query looks for.
     pub service: String,
-    /// Tags that an instance needs; with `!` in front: must not have.
+    /// Tags that an instance must have or, with a leading `!`, must not have.
     pub tags: Vec<String>,
-    /// Whether warnings are left out. `dns_config.only_passing` does not count here.
+    /// Whether instances with warnings are skipped. `dns_config.only_passing` has no effect here.
     pub only_passing: bool,
-    /// Ids of checks that do not count.
+    /// Ids of ignored checks.
     pub ignore_check_ids: Vec<String>,
-    /// Metadata that a node needs.
+    /// Metadata that a node must have.
     pub node_meta: BTreeMap<String, String>,
-    /// Metadata that an instance needs.
+    /// Metadata that an instance must have.
     pub service_meta: BTreeMap<String, String>,
-    /// Whether instances of the mesh are sought.
+    /// Whether the query looks for mesh instances.
     pub connect: bool,
-    /// Node to sort by nearness to: a name, `_agent` or `_ip`; empty: none.
+    /// Node whose nearest instances come first: a name, `_agent` or `_ip`; empty if unsorted.
     pub near: String,
     /// TTL of answers in seconds; if `None`, the service's TTL applies.
     pub ttl: Option<u32>,
-    /// Places to look in if the datacenter has no instance.
+    /// Further places, tried in order if the datacenter has no instance.
     pub failover: Failover,
-    /// Whether, and how, it matches many names.
+    /// Template rules if the query matches a range of names.
     pub template: Option<Template>,
 }
 
-/// Places in which a prepared query looks in turn, each once.
+/// Further places tried by a prepared query, in order, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failover {
-    /// Number of nearest datacenters, by network coordinates, before the others.
+    /// Number of nearest datacenters, by network coordinates, tried before `targets`.
     pub nearest: usize,
-    /// Datacenters and peers.
+    /// Datacenters and peers, in order.
     pub targets: Vec<FailoverTarget>,
 }
 
-/// A place in which a prepared query looks.
+/// A place tried by a prepared query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FailoverTarget {
-    /// A datacenter by its name.
+    /// A datacenter, by name.
     Datacenter(String),
-    /// A peer by its name.
+    /// A peer, by name.
     Peer(String),
 }
 
-/// Rules of a template: a prepared query that matches every name with its prefix.
+/// Rules of a template, a prepared query that matches every name with its prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
-    /// Regular expression for `${match(n)}`; empty: none.
+    /// Regular expression for `${match(n)}`; empty if there is none.
     pub regexp: String,
-    /// Whether tags that come out empty are left out.
+    /// Whether tags that are empty after substitution are removed.
     pub remove_empty_tags: bool,
 }
 
-/// The virtual address of a service.
+/// Virtual address of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualAddress {
     /// Service with the virtual address.
     pub service: String,
-    /// The peer that it was imported from.
+    /// Peer that the service was imported from.
     pub peer: Option<String>,
     /// Virtual address of the service.
     pub address: IpAddr,
@@ -226,7 +227,7 @@ pub struct VirtualAddress {
 pub struct Gateway {
     /// Name of the gateway's own service.
     pub gateway: String,
-    /// Services bound to it; `*`: all.
+    /// Services bound to the gateway; `*` for all.
     pub services: Vec<String>,
 }
 

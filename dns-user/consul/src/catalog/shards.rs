@@ -1,4 +1,4 @@
-//! A map whose copies share what they have in common.
+//! A map whose copies share unchanged parts.
 
 use std::{
     borrow::Borrow,
@@ -9,15 +9,17 @@ use std::{
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-/// Number of shards; a power of two. A change copies one shard, a copy of the map one pointer per shard.
+/// Number of shards; a power of two. A change copies one shard, and copying the map copies one
+/// pointer per shard.
 const SHARDS: usize = 256;
 
 type Shard<K, V> = HashMap<K, V, RandomState>;
 
-/// Assigns keys to shards, alike in all maps, so that any two can be compared shard by shard.
+/// Hasher that assigns keys to shards, the same in all maps, so that any two can be compared shard
+/// by shard.
 static ASSIGNMENT: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
-/// A hash map in shards. Copies share all shards in which they do not differ.
+/// A sharded hash map. Copies share all shards in which they do not differ.
 #[derive(Debug)]
 pub struct Shards<K, V> {
     shards: Vec<Arc<Shard<K, V>>>,
@@ -45,7 +47,7 @@ impl<K: Eq + Hash, V> Shards<K, V> {
         self.shards[shard_of(key)].get(key)
     }
 
-    /// Returns all entries, in no order.
+    /// Returns all entries, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.shards.iter().flat_map(|shard| shard.iter())
     }
@@ -55,31 +57,32 @@ impl<K: Eq + Hash, V> Shards<K, V> {
         self.shards.iter().map(|shard| shard.len()).sum()
     }
 
-    /// Whether there are no entries.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.shards.iter().all(|shard| shard.is_empty())
     }
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Shards<K, V> {
-    /// Sets the value of a key; returns the former one.
+    /// Sets the value of a key and returns the previous one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         Arc::make_mut(&mut self.shards[shard_of(&key)]).insert(key, value)
     }
 
-    /// Removes a key; returns its value.
+    /// Removes a key and returns its value.
     pub fn remove<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
     {
         let shard = &mut self.shards[shard_of(key)];
-        // A key that is missing copies nothing.
+        // Removing a missing key must not copy the shard.
         if shard.contains_key(key) { Arc::make_mut(shard).remove(key) } else { None }
     }
 }
 
 impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
-    /// Returns the keys whose values are not the same object in both maps, with the value here.
+    /// Returns the keys whose values are not the same object in both maps, with their value in
+    /// `self`.
     pub fn changes<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (&'a K, Option<&'a Arc<T>>)> {
         let pairs = self.shards.iter().zip(&before.shards).filter(|(now, before)| !Arc::ptr_eq(now, before));
         pairs.flat_map(|(now, before)| {

@@ -59,7 +59,7 @@ fn told(instances: Vec<Instance>) -> Option<ServiceInstances> {
     Some(ServiceInstances { instances, ..ServiceInstances::default() })
 }
 
-/// All that can be asked of a catalog, as text.
+/// Returns the results of all lookups in a catalog, as text.
 fn contents(catalog: &Catalog, live: &Live) -> BTreeSet<String> {
     let mut lines = BTreeSet::from([format!("{} {}", catalog.node_count(), catalog.instance_count())]);
     for place in live.places.keys() {
@@ -129,7 +129,8 @@ fn random_updates_equal_a_rebuild() {
                 set(&mut live, &place, service, all);
             }
         }
-        // Two parts may give one service different addresses; then the latest counts, which a rebuild cannot know.
+        // Two parts may give one service different addresses; then the latest counts, which a
+        // rebuild cannot know.
         let proxies = [("web", own()), ("db", own()), ("proxy", own())];
         let virtual_sources = proxies.iter().filter(|(service, place)| {
             let known = live.places.get(place).and_then(|known| known.service(service)?.told.clone());
