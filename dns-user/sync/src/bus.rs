@@ -21,15 +21,16 @@ const ROTATION_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Longest time for one attempt with a single server. After a restart the whole fleet connects at
-/// once; an agent that gives up early has cost the server a handshake and starts over at the end of the
-/// queue. `nats-config` gives the server the same time.
+/// Timeout of a connection attempt with a single server. After a restart the whole fleet connects
+/// at once; an agent that gives up early has cost the server a handshake and rejoins at the end of
+/// the queue. `nats-config` configures the same timeout on the server.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(60);
 
-/// Longest time for one attempt if another server can be tried next.
+/// Timeout of a connection attempt if another server can be tried next.
 const SHORT_ATTEMPT: Duration = Duration::from_secs(10);
 
-/// Default of `--ping-every`: a server that hangs is left after three times as long.
+/// Default of `--ping-every`, in seconds; a server that hangs is abandoned after three times as
+/// long.
 pub const PING_EVERY: u64 = 10;
 
 /// Servers and certificates.
@@ -49,30 +50,31 @@ pub struct BusOptions {
 /// A connection.
 #[derive(Clone, Debug)]
 pub struct Bus {
-    /// The client.
+    /// NATS client.
     pub client: Client,
     /// Number of connections so far; changes with each new one.
     pub connected: watch::Receiver<u64>,
 }
 
-/// Failures that no reconnect repairs.
+/// Errors that a reconnect cannot repair.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// The options are invalid.
+    /// The servers cannot be used with these options.
     #[error("NATS at {servers}: {problem}")]
     Connect {
         /// The servers.
         servers: String,
-        /// The client's message.
+        /// The NATS client's message.
         problem: String,
     },
 }
 
 impl Bus {
-    /// Starts to connect; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
+    /// Starts connecting; reconnects run in the background. `name` is also the prefix of
+    /// JetStream's inboxes.
     pub async fn connect(options: &BusOptions, name: &str) -> Result<Self, BusError> {
         let BusOptions { nats, tls: files, ping_every } = options;
         let config = tls::client(files, Some(SERVERS_BELOW))?;
@@ -82,7 +84,7 @@ impl Bus {
             match &event {
                 Event::Connected => said.send_modify(|count| *count += 1),
                 Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
-                    // Another client can cause these as fast as it sends.
+                    // Another client can cause these at any rate.
                     if let Some(omitted) = warnings.lock().allow(now_ms()) {
                         tracing::warn!(omitted, "NATS: {event}");
                     }
@@ -118,20 +120,20 @@ pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
         .reconnect_delay_callback(pause)
 }
 
-/// Returns the pause before an attempt: growing, and random so that a fleet spreads out.
+/// Returns the pause before an attempt: increasing, and randomised to spread out the fleet.
 fn pause(attempt: usize) -> Duration {
     let base = Duration::from_millis(100) * 2_u32.pow(attempt.min(6) as u32);
     base.min(LONGEST_PAUSE).mul_f64(0.5 + fastrand::f64())
 }
 
-/// Reconnects after a rotation of the certificates.
+/// Reconnects after a certificate rotation.
 async fn follow_rotation(client: Client, files: TlsFiles) {
     let mut seen = tls::stamp(&files);
     let mut ticks = tokio::time::interval(ROTATION_INTERVAL);
     loop {
         ticks.tick().await;
         let now = tls::stamp(&files);
-        // A set that cannot be used is not worth a new connection.
+        // Reconnecting with unusable files would only drop the connection.
         if now != seen && tls::client(&files, None).is_ok() {
             seen = now;
             tracing::info!("certificates were rotated; reconnecting to NATS");

@@ -1,12 +1,12 @@
-//! The clock of decisions.
+//! The monotonic clock used for decisions.
 
 use std::{
     sync::OnceLock,
     time::{Duration, Instant, SystemTime},
 };
 
-/// Milliseconds since 1970 by the clock at the process's start, steady since: setting the clock delays
-/// nothing.
+/// Returns milliseconds since 1970: the wall clock at the start of the process, monotonic since, so
+/// that setting the clock delays nothing.
 pub(crate) fn now_ms() -> u64 {
     static BEGUN: OnceLock<(Instant, Duration)> = OnceLock::new();
     let (begun, clock) =

@@ -1,8 +1,8 @@
-//! The dataset: what becomes `records.json`, byte for byte as a director writes it.
+//! The dataset: the content of `records.json`, byte for byte as a director writes it.
 //!
-//! Compact JSON without a final newline; members have the order of the structures
-//! here. Rows are in the order of the instances' numbers, which never change: what stays the
-//! same stays where it is, and a patch is small.
+//! Compact JSON without a final newline; members are in the order of the structs here. Rows are
+//! ordered by the instances' numbers, which never change: unchanged rows keep their position, which
+//! keeps patches small.
 
 use std::{
     borrow::Cow,
@@ -17,10 +17,10 @@ use crate::{
     inventory::{Instance, Inventory},
 };
 
-/// Highest version: JSON numbers are exact up to here in every reader.
+/// Highest version: JSON numbers up to this one are exact in every reader.
 pub const LAST_VERSION: u64 = (1 << 53) - 1;
 
-/// A dataset before it has a version.
+/// A dataset without a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dataset {
     /// Pairs for `/etc/hosts`: address, name.
@@ -47,18 +47,18 @@ struct Row(
     u64,
 );
 
-/// One meaning of an alias.
+/// One definition of an alias.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct AliasRow {
     /// Domain of the instances.
     root_domain: String,
-    /// Id of the link group.
+    /// Id of the link's group.
     group_id: String,
-    /// Which instances, by health.
+    /// Health filter for the instances.
     health_filter: Option<String>,
-    /// Whether the first query waits.
+    /// Whether the first query waits for health checks.
     initial_health_check: Option<String>,
-    /// The meaning of `_`.
+    /// Meaning of `_`.
     placeholder_type: Option<String>,
 }
 
@@ -74,9 +74,9 @@ struct Written<'a> {
 }
 
 impl Dataset {
-    /// Makes the dataset of an inventory; ids that are missing are allocated.
+    /// Builds the dataset of an inventory and allocates missing ids.
     ///
-    /// The inventory is checked: all its names have a canonical form.
+    /// All names in `inventory` have a canonical form, because it is validated.
     pub fn build(inventory: &Inventory, ids: &mut Ids) -> Self {
         let numbers: Vec<u64> =
             inventory.instances.iter().map(|instance| ids.instance(&instance.id)).collect();
@@ -117,7 +117,7 @@ impl Dataset {
         ids: &mut Ids,
     ) {
         let Instance { id, index, deployment, group, zone, agent, networks } = instance;
-        // Checked with the inventory.
+        // Validated with the inventory.
         let name = |text: &str| canonical(text).unwrap_or_default();
         let (group, deployment) = (name(group), name(deployment));
         for (network, address) in networks {
@@ -147,22 +147,22 @@ impl Dataset {
         }
     }
 
-    /// The bytes with a version.
+    /// Serialises the dataset with a version.
     pub fn write(&self, version: u64) -> Vec<u8> {
         let Self { records, infos, aliases } = self;
         let written = Written { records, version, record_keys: RECORD_KEYS, record_infos: infos, aliases };
-        // Texts and numbers only, keys are texts: there is nothing that cannot be written.
+        // Serialising cannot fail: all keys are strings, and all values are strings and numbers.
         serde_json::to_vec(&written).unwrap_or_default()
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.infos.len()
     }
 }
 
-/// Returns by deployment and instance group: the group's id, then the ids of its links' groups,
-/// sorted by the link group's name.
+/// Returns, for each deployment and instance group, the group's id followed by the ids of its
+/// links' groups, sorted by the link group's name.
 fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, &'a str), Vec<String>> {
     let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for instance in &inventory.instances {
@@ -195,7 +195,7 @@ pub struct Read<'a> {
     /// Names of the columns; required.
     #[serde(borrow)]
     pub record_keys: Vec<Cow<'a, str>>,
-    /// Rows, looked at by the server only.
+    /// Rows; only the server looks at their content.
     pub record_infos: Vec<serde::de::IgnoredAny>,
 }
 
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::inventory::file;
 
-    /// An inventory with everything in it.
+    /// An inventory that uses every feature.
     const INVENTORY: &str = r#"
 index_records: false
 deployments:
@@ -246,7 +246,7 @@ deployments:
     - {id: 6615c4f0-9a52-4ba0-b15c-6534b9bd99a9, networks: {default: "fd00::1"}}
 "#;
 
-    /// The bytes that a director writes.
+    /// The bytes that a director writes for it.
     const GOLDEN: &str = concat!(
         r#"{"records":[["10.1.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.big-net.app-service.bosh"],"#,
         r#"["10.0.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.default.app-service.bosh"],"#,
@@ -267,7 +267,7 @@ deployments:
         r#""cell.internal":[{"root_domain":"bosh","group_id":"2","health_filter":null,"initial_health_check":null,"placeholder_type":null}]}}"#,
     );
 
-    /// The dataset of a text.
+    /// Returns the dataset of an inventory in YAML.
     fn dataset(text: &str, ids: &mut Ids) -> Dataset {
         Dataset::build(&Inventory::parse(file::read(text.as_bytes()).unwrap()).unwrap(), ids)
     }
@@ -280,8 +280,8 @@ deployments:
         assert_eq!((read.version, read.records.len(), read.record_infos.len()), (7, 3, 3));
     }
 
-    /// Ids follow the order of arrival, link groups are sorted by name: a link added later with
-    /// an earlier name precedes the existing ones.
+    /// Ids are in order of arrival and link groups are sorted by name: a link added later with an
+    /// earlier name precedes the existing ones.
     #[test]
     fn link_groups_sort_by_name() {
         let text = |links: &str| {

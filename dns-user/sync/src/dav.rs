@@ -3,21 +3,21 @@
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::{digest, hmac};
 
-/// `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.
+/// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.
 pub fn path(blob: &str) -> String {
     let hash = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, blob.as_bytes());
     format!("{:02x}/{blob}", hash.as_ref()[0])
 }
 
-/// `signed/<path>?e=<seconds>&st=<signature>&ts=<unix time>`: a GET that is good for
-/// `seconds` from `now` on.
+/// Returns `signed/<path>?e=<seconds>&st=<signature>&ts=<unix time>`: a GET that is valid for
+/// `seconds` from `now`.
 pub fn signed_path(secret: &str, blob: &str, now: u64, seconds: u64) -> String {
     let path = path(blob);
     let signature = signature(secret, &path, now, seconds);
     format!("signed/{path}?e={seconds}&st={signature}&ts={now}")
 }
 
-/// Unpadded base64url of HMAC-SHA256 over method, path, time and duration.
+/// Returns the unpadded base64url of HMAC-SHA256 over method, path, time and duration.
 fn signature(secret: &str, path: &str, now: u64, seconds: u64) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     URL_SAFE_NO_PAD.encode(hmac::sign(&key, format!("GET{path}{now}{seconds}").as_bytes()))

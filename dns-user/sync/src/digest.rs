@@ -1,25 +1,24 @@
-//! Digests of blobs: `sha256:<hex>`, several with `;` between them, none named means SHA-1.
+//! Digests of blobs: `sha256:<hex>`, several separated by `;`; a digest without a name is SHA-1.
 
 use std::fmt::Write;
 
 use ring::digest::{self, Algorithm};
 
-/// The digest in an announcement: the strongest known kind.
+/// The strongest known digest of an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultiDigest {
-    /// How it is computed.
     algorithm: &'static Algorithm,
     /// Lower-case hexadecimal digits.
     hex: String,
 }
 
-/// Why a digest is of no use, or does not fit.
+/// Reasons why a digest cannot be used or does not match.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DigestError {
-    /// No digest of a kind that is known.
+    /// No digest of a known algorithm.
     #[error("{0:?} has no sha1, sha256 or sha512 digest")]
     Unknown(String),
-    /// The bytes are other ones.
+    /// The bytes have a different digest.
     #[error("the digest of the blob is {found}, but {announced} was announced")]
     Mismatch {
         /// Digest of the bytes.
@@ -29,12 +28,12 @@ pub enum DigestError {
     },
 }
 
-/// Name and algorithm, weakest first.
+/// Known algorithms, weakest first.
 const KNOWN: [(&str, &Algorithm); 3] =
     [("sha1", &digest::SHA1_FOR_LEGACY_USE_ONLY), ("sha256", &digest::SHA256), ("sha512", &digest::SHA512)];
 
 impl MultiDigest {
-    /// Reads a digest or a list of them; the strongest is kept.
+    /// Parses a digest or a list of digests; keeps the strongest.
     pub fn parse(text: &str) -> Result<Self, DigestError> {
         let mut best: Option<(usize, &str)> = None;
         for part in text.split(';') {
@@ -52,7 +51,7 @@ impl MultiDigest {
         Ok(Self { algorithm: KNOWN[strength].1, hex: hex.to_ascii_lowercase() })
     }
 
-    /// Whether it is the digest of these bytes.
+    /// Checks that the bytes have this digest.
     pub fn verify(&self, bytes: &[u8]) -> Result<(), DigestError> {
         let found = hex(digest::digest(self.algorithm, bytes).as_ref());
         if found == self.hex {
@@ -62,18 +61,18 @@ impl MultiDigest {
     }
 }
 
-/// `sha256:<hex>` of bytes, as a director announces them.
+/// Returns `sha256:<hex>` of `bytes`, as a director announces it.
 pub fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(digest::digest(&digest::SHA256, bytes).as_ref()))
 }
 
-/// Returns whether a text has the form that [`sha256`] gives.
+/// Returns whether `text` has the form that [`sha256`] returns.
 pub fn is_sha256(text: &str) -> bool {
     let digits = text.strip_prefix("sha256:").unwrap_or_default();
     digits.len() == 64 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Lower-case hexadecimal digits.
+/// Returns lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         // Writing to a String cannot fail.

@@ -32,15 +32,15 @@ pub struct ReplaceError {
     source: io::Error,
 }
 
-/// Replaces a file: at any moment, and after a crash, it is the old one or the new one. If the path is a
-/// symbolic link, its target is replaced and the link stays.
+/// Replaces a file atomically: at any moment, and after a crash, it is the old or the new one. If
+/// the path is a symbolic link, its target is replaced and the link stays.
 pub fn replace(path: &Path, bytes: &[u8], permissions: Permissions) -> Result<(), ReplaceError> {
     target(path)
         .and_then(|target| try_replace(&target, bytes, permissions))
         .map_err(|source| ReplaceError { path: path.to_owned(), source })
 }
 
-/// Follows symbolic links at the end of a path; the last target need not exist.
+/// Resolves symbolic links at the end of a path; the last target need not exist.
 fn target(path: &Path) -> io::Result<PathBuf> {
     const MOST_LINKS: usize = 40;
     let mut path = path.to_owned();
@@ -54,7 +54,8 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::from_raw_os_error(nix::libc::ELOOP))
 }
 
-/// Reads a regular file of at most `longest` bytes. A FIFO or a device is an error and never blocks.
+/// Reads a regular file of at most `longest` bytes. A FIFO or a device is an error; this never
+/// blocks.
 pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
     let facts = file.metadata()?;
@@ -78,7 +79,7 @@ fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Resul
         _ => Path::new("."),
     };
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    // The drop removes it on every error below. After a kill [`sweep`] finds it by its name.
+    // Dropping it removes the file on every error below. After a kill, [`sweep`] finds it by name.
     let mut beside = tempfile::Builder::new().prefix(&temporary(&name)).suffix("").tempfile_in(folder)?;
     beside.write_all(bytes)?;
     let file = beside.as_file();
@@ -106,7 +107,7 @@ pub fn sweep(path: &Path) {
     }
 }
 
-/// Returns the start of a file's temporary names.
+/// Returns the prefix of a file's temporary names.
 fn temporary(name: &str) -> String {
     format!(".{name}.bosh-dns-sync-")
 }

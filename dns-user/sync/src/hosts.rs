@@ -8,7 +8,8 @@ const BEGIN: &str = "# BEGIN bosh-dns-sync";
 /// Last line of our block.
 const END: &str = "# END bosh-dns-sync";
 
-/// The whole file as a BOSH agent writes it (observed): fixed lines, then one for each record.
+/// Returns the whole file as a BOSH agent writes it (observed): fixed lines, then one line per
+/// record.
 pub fn replaced<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = format!(
         "127.0.0.1 localhost {hostname}\n\n\
@@ -24,7 +25,7 @@ pub fn replaced<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a 
     text
 }
 
-/// Our block of the file has no end.
+/// Our block in the file has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the line `# END bosh-dns-sync` is missing; put it after our block")]
 pub struct NoEnd;
@@ -58,7 +59,7 @@ pub fn with_block<'a>(
     Ok(text)
 }
 
-/// Adds a line for each record.
+/// Appends a line for each record.
 fn add<'a>(text: &mut String, records: impl Iterator<Item = (&'a str, &'a str)>) {
     for (address, name) in records {
         // Writing to a String cannot fail.
@@ -66,7 +67,7 @@ fn add<'a>(text: &mut String, records: impl Iterator<Item = (&'a str, &'a str)>)
     }
 }
 
-/// Where a line that is exactly this begins.
+/// Returns the offset of the first line that is exactly `line`.
 fn line_at(text: &str, line: &str) -> Option<usize> {
     let mut at = 0;
     for found in text.split_inclusive('\n') {

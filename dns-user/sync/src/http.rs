@@ -29,16 +29,16 @@ pub struct Call<'a> {
     pub url: &'a str,
     /// User and password for basic authentication.
     pub basic: Option<(&'a str, &'a str)>,
-    /// Further headers, from the announcement.
+    /// Additional headers, from the announcement.
     pub headers: Option<&'a Map<String, Value>>,
     /// Body of the request; may be empty.
     pub body: Bytes,
 }
 
-/// Why a request failed.
+/// Reasons why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The request cannot be made.
+    /// The request could not be sent, or its response not received.
     #[error("{url}: {problem}")]
     Request {
         /// Without its query, which may be a secret.
@@ -46,15 +46,15 @@ pub enum HttpError {
         /// The HTTP client's message with its causes.
         problem: String,
     },
-    /// The store says no.
+    /// The store replied with an error status.
     #[error("{url}: the blobstore replied {status}")]
     Status {
         /// The URL without its query, which may be a secret.
         url: String,
-        /// The status of the answer.
+        /// Status of the response.
         status: StatusCode,
     },
-    /// It took too long.
+    /// The request took too long.
     #[error("{url}: not finished within {limit:?}")]
     Timeout {
         /// The URL without its query, which may be a secret.
@@ -65,16 +65,16 @@ pub enum HttpError {
 }
 
 impl HttpClient {
-    /// A client that checks servers as `tls` says; plain `http` works as well.
+    /// Returns a client that verifies servers according to `tls`; plain `http` works as well.
     pub fn new(tls: ClientConfig) -> Self {
         let connector =
             HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
-        // A connection a version: none is kept for hours.
+        // There is one connection per version; idle ones are not kept for hours.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
         Self { client }
     }
 
-    /// Sends a request; a body of the answer that is longer than `longest` is an error.
+    /// Sends a request and returns the response body; a body longer than `longest` is an error.
     pub async fn send(&self, call: Call<'_>, longest: usize, limit: Duration) -> Result<Bytes, HttpError> {
         let url = call.url.split('?').next().unwrap_or_default().to_owned();
         match tokio::time::timeout(limit, self.exchange(call, &url, longest)).await {
@@ -83,7 +83,7 @@ impl HttpClient {
         }
     }
 
-    /// The exchange without a limit of time.
+    /// Sends a request without a timeout.
     async fn exchange(&self, call: Call<'_>, shown: &str, longest: usize) -> Result<Bytes, HttpError> {
         let failed = |problem: String| HttpError::Request { url: shown.to_owned(), problem };
         let Call { method, url, basic, headers, body } = call;
@@ -111,7 +111,7 @@ impl HttpClient {
     }
 }
 
-/// An error with all its causes, `: ` between them.
+/// Formats an error with all its causes, separated by `: `.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -134,7 +134,8 @@ mod tests {
     use super::*;
     use crate::tls;
 
-    /// A server for one request that answers these bytes; returns its URL and the request.
+    /// Starts a server for one request that answers these bytes; returns its URL and the thread,
+    /// which returns the request.
     fn server(answer: &'static [u8]) -> (String, JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/bucket/blob?secret=1", listener.local_addr().unwrap());
@@ -144,7 +145,7 @@ mod tests {
             let length = stream.read(&mut request).unwrap();
             stream.write_all(answer).unwrap();
             if answer.is_empty() {
-                // It hangs until the client gives up.
+                // Hangs until the client gives up.
                 let _ = stream.read(&mut [0]);
             }
             String::from_utf8_lossy(&request[..length]).into_owned()
@@ -158,7 +159,8 @@ mod tests {
         let client = HttpClient::new(tls::without_authorities());
         let call = Call { method: Method::GET, url: &url, basic: None, headers: None, body: Bytes::new() };
         let result = client.send(call, 10, limit).await.map_err(|error| error.to_string());
-        // Beside the runtime: it has still to close the connection that the server waits for.
+        // Joined off the runtime, which still has to close the connection that the server waits
+        // for.
         tokio::task::spawn_blocking(|| served.join().unwrap()).await.unwrap();
         if let Err(error) = &result {
             assert!(!error.contains("secret=1"), "{error}");

@@ -1,4 +1,4 @@
-//! Ids that are allocated once and never again.
+//! Numeric ids, each allocated once and never reused.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ pub const INSTANCE_GROUP: &str = "instance-group";
 /// Type of a link group's id.
 pub const LINK: &str = "link";
 
-/// All ids that were ever given away. They count from 1, each kind for itself.
+/// All ids ever allocated. Each kind is counted separately from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ids {
@@ -25,42 +25,43 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Id of an availability zone.
+    /// Returns the id of an availability zone; allocates it if missing.
     pub fn zone(&mut self, name: &str) -> u64 {
         allocate(&mut self.zones, name)
     }
 
-    /// Id of a network.
+    /// Returns the id of a network; allocates it if missing.
     pub fn network(&mut self, name: &str) -> u64 {
         allocate(&mut self.networks, name)
     }
 
-    /// Number of an instance.
+    /// Returns the number of an instance; allocates it if missing.
     pub fn instance(&mut self, id: &str) -> u64 {
         allocate(&mut self.instances, id)
     }
 
-    /// Id of an availability zone, if it has one.
+    /// Returns the id of an availability zone, if allocated.
     pub fn find_zone(&self, name: &str) -> Option<u64> {
         self.zones.get(name).copied()
     }
 
-    /// Id of a network, if it has one.
+    /// Returns the id of a network, if allocated.
     pub fn find_network(&self, name: &str) -> Option<u64> {
         self.networks.get(name).copied()
     }
 
-    /// Number of an instance, if it has one.
+    /// Returns the number of an instance, if allocated.
     pub fn find_instance(&self, id: &str) -> Option<u64> {
         self.instances.get(id).copied()
     }
 
-    /// Id of a group, if it has one.
+    /// Returns the id of a group, if allocated.
     pub fn find_group(&self, deployment: &str, kind: &str, name: &str) -> Option<u64> {
         self.groups.get(deployment)?.get(kind)?.get(name).copied()
     }
 
-    /// Id of a group of a type, allocated where it has none.
+    /// Returns the id of a group; allocates it if missing. `kind` is [`INSTANCE_GROUP`] or
+    /// [`LINK`].
     pub fn group(&mut self, deployment: &str, kind: &str, name: &str) -> u64 {
         let of_kind =
             self.groups.entry(deployment.to_owned()).or_default().entry(kind.to_owned()).or_default();
@@ -71,8 +72,8 @@ impl Ids {
     }
 }
 
-/// The number of a name, a new one if it has none. Nothing is ever removed, so that the
-/// count is the highest number.
+/// Returns the number of a name; allocates it if missing. Entries are never removed, so the number
+/// of entries is the highest number.
 fn allocate(numbers: &mut BTreeMap<String, u64>, name: &str) -> u64 {
     if let Some(number) = numbers.get(name) {
         return *number;

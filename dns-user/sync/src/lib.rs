@@ -1,9 +1,9 @@
-//! `bosh-dns-sync`: distributes records to a fleet with a BOSH director's protocol.
+//! `bosh-dns-sync`: distributes records to a fleet over a BOSH director's protocol.
 //!
-//! Pure modules, without I/O (but for reading an inventory's files):
+//! Modules without I/O (except for reading inventory files):
 //!
 //! * [`inventory`]: the operator's input, validated.
-//! * [`ids`]: ids that are allocated once.
+//! [`ids`]: numeric ids, allocated once.
 //! * [`dataset`]: the bytes that become `records.json`.
 //! * [`digest`], [`patch`]: digests, and differences between versions.
 //! * [`message`]: calls, replies, subjects.
@@ -39,13 +39,13 @@ pub mod tls;
 
 pub use cli::main;
 
-/// Waits until the process is told to end (SIGTERM, SIGINT).
+/// Waits for SIGTERM or SIGINT.
 pub async fn ended() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        // Without handlers the signals end the process by themselves.
+        // Without handlers, the default action of the signals ends the process.
         return std::future::pending().await;
     };
     tokio::select! {

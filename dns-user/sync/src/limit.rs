@@ -1,6 +1,6 @@
-//! A limit for log lines that another party can cause.
+//! Rate limit for log lines that another party can trigger.
 
-/// Lines in a row that are logged.
+/// Number of consecutive lines that are logged.
 const BURST: u64 = 10;
 
 /// Time after which one more line is logged, in milliseconds.
@@ -9,13 +9,14 @@ const INTERVAL_MS: u64 = 1000;
 /// Allows a burst of lines, then one per second, and counts the omitted ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LogLimit {
-    /// Time at which all lines of a burst are allowed again.
+    /// Time at which a full burst is allowed again, in milliseconds.
     full_at: u64,
     omitted: u64,
 }
 
 impl LogLimit {
-    /// Returns the number of lines omitted since the last one if a line may be logged now.
+    /// Returns the number of lines omitted since the last one if a line may be logged at `now`,
+    /// else `None`.
     pub(crate) fn allow(&mut self, now: u64) -> Option<u64> {
         let base = self.full_at.max(now);
         if base - now >= BURST * INTERVAL_MS {

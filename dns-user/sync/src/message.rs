@@ -8,27 +8,27 @@ use crate::digest;
 /// Version of the director's protocol.
 const PROTOCOL: u8 = 3;
 
-/// Second token of the subject on which agents report by themselves; no director listens there.
+/// Second token of the subject on which agents send unsolicited reports; no director listens there.
 pub const ASK: &str = "bosh-dns-sync";
 
-/// Start of the second token of our publishers' reply subjects. It tells an agent of ours that
-/// the caller reads a [`Report`] in the reply; a director gets the bytes it knows.
+/// Prefix of the second token of our publishers' reply subjects. It tells our agents that the
+/// caller reads a [`Report`] in the reply; a director gets the reply it expects.
 pub const OURS: &str = "bosh-dns-sync-";
 
-/// Longest text of another party that is kept, shown or logged, in characters.
+/// Maximum length of a text from another party that is kept, shown or logged, in characters.
 const LONGEST_TEXT: usize = 300;
 
-/// Subject on which an agent listens.
+/// Returns the subject on which an agent listens.
 pub fn agent_subject(agent: &str) -> String {
     format!("agent.{agent}")
 }
 
-/// Subject to which an agent replies: `director.<process>.<agent>.<request>`.
+/// Returns the subject to which an agent replies: `director.<process>.<agent>.<request>`.
 pub fn reply_subject(process: &str, agent: &str, request: &str) -> String {
     format!("director.{process}.{agent}.{request}")
 }
 
-/// Returns agent and request of a reply subject.
+/// Parses agent and request from a reply subject.
 pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');
     let (first, _process) = (tokens.next()?, tokens.next()?);
@@ -36,13 +36,13 @@ pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     (first == "director" && tokens.next().is_none()).then_some((agent, request))
 }
 
-/// Returns whether a reply on this subject is read by a publisher of ours.
+/// Returns whether one of our publishers reads the replies on this subject.
 pub fn wants_report(reply_to: &str) -> bool {
     reply_to.strip_prefix("director.").is_some_and(|rest| rest.starts_with(OURS))
 }
 
-/// Returns a text of another party, safe to log and to show on a terminal: control characters are
-/// escaped and the length is bounded.
+/// Returns a text from another party in a form safe for logs and terminals: control characters are
+/// escaped and the length is limited.
 pub fn printable(text: &str) -> String {
     let mut clean = String::new();
     for character in text.chars().take(LONGEST_TEXT) {
@@ -58,23 +58,23 @@ pub fn printable(text: &str) -> String {
     clean
 }
 
-/// An announcement of a version.
+/// Announcement of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
     /// Location of the blob.
     pub source: Source,
-    /// Digest or digests of the blob.
+    /// One or more digests of the blob.
     pub digest: String,
     /// Version of the dataset; 0 asks an agent for a report and changes nothing.
     pub version: u64,
-    /// Sent to agents of ours only.
+    /// Sent to our agents only.
     pub extra: Option<Extra>,
 }
 
 /// Location of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// An id in the blobstore that the agent is configured with: `sync_dns`.
+    /// Id in the blobstore configured in the agent: `sync_dns`.
     Blob(String),
     /// A URL that needs no credentials: `sync_dns_with_signed_url`.
     Signed {
@@ -85,13 +85,13 @@ pub enum Source {
     },
 }
 
-/// The extra argument for agents of ours.
+/// Extra argument for our agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extra {
-    /// Turns an older version into the announced one.
+    /// Patch from an older version to the announced one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch: Option<Patch>,
-    /// Milliseconds over which the fleet's downloads of the whole blob are spread.
+    /// Period over which the fleet's downloads of the whole blob are spread, in milliseconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spread_ms: u64,
     /// Length of the blob in bytes; bounds download and decompression.
@@ -113,10 +113,10 @@ pub struct Patch {
     pub zstd: String,
 }
 
-/// The file of an agent of ours, as it reports it.
+/// State of an agent's file, as our agents report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Version of its file; 0 without a usable file.
+    /// Version of the file; 0 without a usable file.
     pub version: u64,
     /// `sha256:<hex>` of the file; `None` without a usable file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,7 +127,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads the body of an agent's own report. Returns `None` if it is malformed.
+    /// Parses the body of an unsolicited report. Returns `None` if it is malformed.
     pub fn read(body: &[u8]) -> Option<Self> {
         Self::of(&serde_json::from_slice(body).ok()?)
     }
@@ -138,9 +138,9 @@ impl Report {
         (good && report.version <= crate::dataset::LAST_VERSION).then_some(report)
     }
 
-    /// The body of an agent's own report.
+    /// Serialises the report for an unsolicited message.
     pub fn write(&self) -> Vec<u8> {
-        // Text and numbers always serialise.
+        // Strings and numbers always serialise.
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
@@ -173,13 +173,13 @@ struct SignedArgument<'a> {
     signed_url: &'a str,
     multi_digest: &'a str,
     version: u64,
-    /// Headers that the store needs.
+    /// Headers that the store requires.
     #[serde(skip_serializing_if = "Map::is_empty")]
     blobstore_headers: &'a Map<String, Value>,
 }
 
 impl Announcement {
-    /// The body of the call.
+    /// Serialises the call.
     pub fn write(&self, reply_to: &str) -> Vec<u8> {
         let Self { source, digest, version, extra } = self;
         let (method, mut arguments) = match source {
@@ -198,21 +198,21 @@ impl Announcement {
         };
         arguments.extend(extra.as_ref().map(Argument::Extra));
         let call = Call { protocol: PROTOCOL, method, arguments, reply_to };
-        // Text and numbers always serialise.
+        // Strings and numbers always serialise.
         serde_json::to_vec(&call).unwrap_or_default()
     }
 }
 
-/// A call as an agent reads it.
+/// A call as received by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Subject for the reply.
     pub reply_to: String,
-    /// The announcement, or the exception to reply.
+    /// The announcement, or the exception to return.
     pub call: Result<Announcement, CallError>,
 }
 
-/// A call that an agent cannot follow; the text is the reply's exception.
+/// A call that an agent cannot execute; the text is the reply's exception.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// A method that our agents do not implement.
@@ -224,7 +224,7 @@ pub enum CallError {
     /// `sync_dns` with an invalid version.
     #[error("sync_dns: the version must be a number of 0 to 9007199254740991")]
     Version,
-    /// A blob id that could leave the blobstore's folder or path.
+    /// A blob id that could escape the blobstore's folder or path.
     #[error("sync_dns: the blob id must be a plain name: letters, digits, `-`, `_` and `.`, 128 at most")]
     BlobName,
     /// `sync_dns_with_signed_url` without its members.
@@ -234,7 +234,7 @@ pub enum CallError {
     SyncDnsWithSignedUrl,
 }
 
-/// The members of any call.
+/// Members common to all calls.
 #[derive(Deserialize)]
 struct AnyCall {
     /// Name of the method.
@@ -247,7 +247,8 @@ struct AnyCall {
     reply_to: String,
 }
 
-/// Reads a call. Returns `None` for malformed JSON or a missing reply subject; an agent stays silent then.
+/// Parses a call. Returns `None` for malformed JSON or a missing reply subject; the agent does not
+/// reply then.
 pub fn read_call(body: &[u8]) -> Option<Received> {
     let AnyCall { method, arguments, reply_to } = serde_json::from_slice(body).ok()?;
     if reply_to.is_empty() {
@@ -267,7 +268,7 @@ fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
     };
     let version = version.as_u64().filter(|version| *version <= crate::dataset::LAST_VERSION);
     let version = version.ok_or(CallError::Version)?;
-    // Nothing is fetched for version 0.
+    // Version 0 fetches nothing.
     if version > 0 && !is_plain_name(blob) {
         return Err(CallError::BlobName);
     }
@@ -288,7 +289,7 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     Ok(Announcement { source, digest: digest.to_owned(), version, extra: read_extra(rest) })
 }
 
-/// Returns our extra argument if it is there and well-formed; other surplus arguments are ignored.
+/// Returns our extra argument if present and well-formed; other surplus arguments are ignored.
 fn read_extra(rest: &[Value]) -> Option<Extra> {
     serde_json::from_value(rest.first()?.clone()).ok()
 }
@@ -298,16 +299,16 @@ fn is_plain_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(plain) && !text.starts_with('.')
 }
 
-/// The reply to a call.
+/// Reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The agent has the announced version or a higher one. A BOSH agent does not report which.
+    /// The agent has the announced version or a higher one. A BOSH agent does not report which one.
     Synced(Option<Report>),
-    /// The reason of a failure, outermost cause first.
+    /// Reason of a failure, outermost cause first.
     Exception(String),
 }
 
-/// The reply of an agent of ours to a publisher of ours.
+/// Reply of our agent to our publisher.
 #[derive(Serialize)]
 struct Synced<'a> {
     value: &'static str,
@@ -316,11 +317,11 @@ struct Synced<'a> {
 }
 
 impl Reply {
-    /// The body of the reply.
+    /// Serialises the reply.
     pub fn write(&self) -> Vec<u8> {
         match self {
             Self::Synced(None) => br#"{"value":"synced"}"#.to_vec(),
-            // Text and numbers always serialise.
+            // Strings and numbers always serialise.
             Self::Synced(Some(report)) => {
                 serde_json::to_vec(&Synced { value: "synced", report }).unwrap_or_default()
             }
@@ -330,7 +331,7 @@ impl Reply {
         }
     }
 
-    /// Reads a reply; a malformed one counts as an exception.
+    /// Parses a reply; a malformed one counts as an exception.
     pub fn read(body: &[u8]) -> Self {
         let reply: Value = serde_json::from_slice(body).unwrap_or_default();
         if reply.get("value").and_then(Value::as_str) == Some("synced") {
@@ -353,7 +354,7 @@ mod tests {
 
     const REPLY_TO: &str = "director.p.a.r";
 
-    /// An announcement of version 42.
+    /// Returns an announcement of version 42.
     fn announcement(source: Source, extra: Option<Extra>) -> Announcement {
         Announcement { source, digest: "sha256:00ff".to_owned(), version: 42, extra }
     }

@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus.
+//! HTTP server of `/metrics` for Prometheus.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(crate) async fn spawn(address: SocketAddr, registry: Registry) -> anyhow::Re
     tokio::spawn(server::accept(listener, move |stream| {
         let router = router.clone();
         async move {
-            // A scraper that disconnects is no event.
+            // A scraper that disconnects is not worth a log line.
             let _ = server::serve(stream, router).await;
         }
     }));

@@ -1,16 +1,16 @@
-//! The configuration of nats-server: TLS, and the permissions that a director gives.
+//! Configuration of nats-server: TLS, and the permissions that a director grants.
 
 use std::{fmt::Write, path::Path};
 
 use crate::{message::agent_subject, tls::TlsFiles};
 
-/// Organisation in the subject of every certificate, as users are named by nats-server.
+/// Prefix of the subject of every certificate, in the form that nats-server uses for user names.
 const SUBJECT: &str = "C=USA, O=Cloud Foundry, CN=";
 
-/// Common name of the director's certificate, which is the publisher's.
+/// Common name of the director's certificate, which the publisher uses.
 pub const PUBLISHER: &str = "default.director.bosh-internal";
 
-/// Common name of an agent's certificate.
+/// Returns the common name of an agent's certificate.
 pub fn agent_name(agent: &str) -> String {
     format!("{agent}.agent.bosh-internal")
 }
@@ -36,8 +36,8 @@ impl UsersBy {
     }
 }
 
-/// Returns the configuration for a fleet. `jetstream` is the folder of JetStream's store and the bucket of the
-/// blobs; a director's configuration has no JetStream.
+/// Returns the configuration for a fleet. `jetstream` is the folder of JetStream's store and the
+/// bucket of the blobs; a director's configuration has no JetStream.
 pub fn write<'a>(
     listen: &str,
     files: &TlsFiles,
@@ -68,8 +68,8 @@ pub fn write<'a>(
         let (mut publish, mut subscribe) =
             (vec![format!("director.*.{agent}.*")], vec![agent_subject(agent)]);
         if let Some((_, bucket)) = jetstream {
-            // Direct reads only. A consumer would let nats-server deliver to any subject, and an
-            // agent could create them without bound.
+            // Direct reads only. With a consumer, nats-server would deliver to any subject, and
+            // agents could create consumers without limit.
             publish.push(format!("$JS.API.DIRECT.GET.OBJ_{bucket}"));
             publish.push(format!("$JS.API.DIRECT.GET.OBJ_{bucket}.>"));
             subscribe.push(format!("_INBOX.{agent}.>"));

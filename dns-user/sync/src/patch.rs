@@ -1,4 +1,4 @@
-//! Patches: a dataset compressed with zstd, the version before it as the dictionary.
+//! Patches: a dataset compressed with zstd, with the previous version as dictionary.
 
 use std::io::{self, Write};
 
@@ -7,25 +7,25 @@ use zstd::{
     zstd_safe::{DCtx, get_frame_content_size},
 };
 
-/// Level of the compression: beyond it a patch of one instance gains nothing (measured).
+/// Compression level; higher levels do not shrink a patch of one instance (measured).
 const LEVEL: i32 = 3;
 
-/// Smallest and greatest window that zstd accepts by default, as powers of two.
+/// Window sizes that zstd accepts by default, as powers of two.
 const WINDOW: std::ops::RangeInclusive<u32> = 10..=27;
 
-/// Makes the patch from one version to another.
+/// Creates the patch from `old` to `new`.
 pub fn make(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = zstd::stream::write::Encoder::with_ref_prefix(Vec::new(), LEVEL, old)?;
     encoder.set_parameter(CParameter::WindowLog(window(old.len() + new.len())))?;
-    // Matches far back in the old version are what a patch is made of.
+    // A patch consists mostly of matches far back in the old version.
     encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
     encoder.set_pledged_src_size(Some(new.len() as u64))?;
     encoder.write_all(new)?;
     encoder.finish()
 }
 
-/// Applies a patch. The result has at most `limit` bytes, and no more memory than that is used: the
-/// frame states the length of its content, and the result itself serves as the window.
+/// Applies a patch. The result has at most `limit` bytes, which also bounds memory: the frame
+/// states the length of its content, and the result itself serves as the window.
 pub fn apply(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
     let length = match get_frame_content_size(patch) {
         Ok(Some(length)) => length,
@@ -42,7 +42,7 @@ pub fn apply(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
     Ok(new)
 }
 
-/// Returns the window that holds this number of bytes, as a power of two.
+/// Returns the smallest window that holds `bytes` bytes, as a power of two.
 fn window(bytes: usize) -> u32 {
     let needed = usize::BITS - bytes.leading_zeros();
     needed.clamp(*WINDOW.start(), *WINDOW.end())
@@ -80,7 +80,7 @@ mod tests {
         assert!(bomb.len() < 100_000, "{}", bomb.len());
         let error = apply(b"", &bomb, 1 << 20).unwrap_err();
         assert!(error.to_string().contains("longer than 1048576 bytes"), "{error}");
-        // Without a stated length nothing is decompressed.
+        // A frame that does not state its content's length is not decompressed.
         let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), LEVEL).unwrap();
         encoder.write_all(&[0; 1000]).unwrap();
         assert!(apply(b"", &encoder.finish().unwrap(), 1 << 20).is_err());

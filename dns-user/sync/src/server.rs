@@ -1,4 +1,4 @@
-//! A bounded HTTP server: a client that connects and stays idle cannot keep others out.
+//! A bounded HTTP server: idle clients cannot keep others out.
 
 use std::{collections::VecDeque, future::Future, io, time::Duration};
 
@@ -13,19 +13,19 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// Open connections; a further one ends the oldest.
+/// Maximum number of open connections; another one closes the oldest.
 const MOST_CONNECTIONS: usize = 64;
 
-/// Longest life of a connection.
+/// Maximum lifetime of a connection.
 const LIFE: Duration = Duration::from_secs(30);
 
-/// Time for the head of a request.
+/// Timeout for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
 
-/// Pause after a failed accept, which means that descriptors are short.
+/// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections until the process ends and has each served by its own task.
+/// Accepts connections until the process ends and serves each in its own task.
 pub(crate) async fn accept<F, S>(listener: TcpListener, mut serve: F)
 where
     F: FnMut(TcpStream) -> S + Send + 'static,
@@ -46,7 +46,7 @@ where
                 }
                 let served = serve(stream);
                 open.push_back(tasks.spawn(async move {
-                    // The connection closes with its future.
+                    // Dropping the future closes the connection.
                     let _ = tokio::time::timeout(LIFE, served).await;
                 }));
             }

@@ -1,6 +1,6 @@
-//! Mutual TLS whose files are read for every connection: a rotation needs no restart.
-//! A set that cannot be used (half a file, a new certificate beside the old key) leaves the
-//! last good one in use, and is said.
+//! Mutual TLS that reads its files for every connection, so a rotation needs no restart. A set that
+//! cannot be used (half a file, a new certificate with the old key) is logged, and the last good
+//! one stays in use.
 
 use std::{
     fs,
@@ -52,36 +52,36 @@ pub struct TlsOptions {
 }
 
 impl TlsOptions {
-    /// The files, if they are given.
+    /// Returns the files, if they are given.
     pub fn files(self) -> Option<TlsFiles> {
         let Self { ca, certificate, key } = self;
         Some(TlsFiles { ca: ca?, certificate: certificate?, key: key? })
     }
 }
 
-/// Why certificates cannot be used.
+/// Error in a certificate file.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct TlsError {
     /// The file.
     path: PathBuf,
-    /// What is wrong.
+    /// Cause of the error.
     problem: String,
 }
 
 impl TlsError {
-    /// An error about a file.
+    /// Creates an error about a file.
     fn new(path: &Path, problem: impl ToString) -> Self {
         Self { path: path.to_owned(), problem: problem.to_string() }
     }
 }
 
-/// The provider of cryptography.
+/// Returns the cryptography provider.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// The CAs of a PEM file.
+/// Reads the CAs of a PEM file.
 fn read_roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     let mut roots = RootCertStore::empty();
@@ -92,7 +92,7 @@ fn read_roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     Ok(Arc::new(roots))
 }
 
-/// A certificate, its chain, and the key that fits.
+/// Reads a certificate, its chain and the matching key.
 fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     let TlsFiles { certificate, key, .. } = files;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
@@ -106,20 +106,19 @@ fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     Ok(Arc::new(certified))
 }
 
-/// Something read from files that may change: the last good one.
+/// A value read from files that may change; keeps the last good one.
 #[derive(Debug)]
 struct LastGood<T> {
-    /// The last good one.
+    /// The last good value.
     value: Mutex<Arc<T>>,
 }
 
 impl<T> LastGood<T> {
-    /// Starts with a good one.
     fn new(value: Arc<T>) -> Self {
         Self { value: Mutex::new(value) }
     }
 
-    /// Reads again; falls back to the last good value.
+    /// Reads the value again; returns the last good one if that fails.
     fn newest(&self, read: impl FnOnce() -> Result<Arc<T>, TlsError>) -> Arc<T> {
         // Nothing panics while it is locked.
         let mut value = self.value.lock();
@@ -133,12 +132,11 @@ impl<T> LastGood<T> {
     }
 }
 
-/// Our certificate for every handshake.
+/// Presents our certificate, read again at every handshake.
 #[derive(Debug)]
 struct FreshIdentity {
-    /// Where it is.
     files: TlsFiles,
-    /// The last good one.
+    /// The last good certificate and key.
     last: LastGood<CertifiedKey>,
 }
 
@@ -152,17 +150,17 @@ impl ResolvesClientCert for FreshIdentity {
     }
 }
 
-/// Checks the server by CAs read at every handshake, by its host name, and by its common name
-/// where one is asked for.
+/// Verifies the server against CAs read at every handshake, its host name and, if required, its
+/// common name.
 #[derive(Debug)]
 struct FreshRoots {
     /// File of the CAs.
     ca: PathBuf,
-    /// The last good ones.
+    /// The last good CAs.
     last: LastGood<RootCertStore>,
     /// Required suffix of the common name, without the leading dot.
     common_name_below: Option<&'static str>,
-    /// For what does not depend on the CAs.
+    /// Cryptography for everything that does not depend on the CAs.
     provider: Arc<CryptoProvider>,
 }
 
@@ -220,20 +218,20 @@ impl ServerCertVerifier for FreshRoots {
     }
 }
 
-/// Common name of a certificate.
+/// Returns the common name of a certificate.
 pub fn common_name(certificate: &[u8]) -> Option<String> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let name = parsed.subject().iter_common_name().next()?.as_str().ok()?.to_owned();
     Some(name)
 }
 
-/// The verifier of a server for `ca`.
+/// Returns a server certificate verifier for `ca`.
 fn verifier(ca: &Path, common_name_below: Option<&'static str>) -> Result<Arc<FreshRoots>, TlsError> {
     let last = LastGood::new(read_roots(ca)?);
     Ok(Arc::new(FreshRoots { ca: ca.to_owned(), last, common_name_below, provider: provider() }))
 }
 
-/// For connections that show a certificate of ours.
+/// Returns the configuration for connections with a client certificate.
 pub fn client(files: &TlsFiles, common_name_below: Option<&'static str>) -> Result<ClientConfig, TlsError> {
     let identity = FreshIdentity { files: files.clone(), last: LastGood::new(read_identity(files)?) };
     let mut config = ClientConfig::builder_with_provider(provider())
@@ -242,12 +240,12 @@ pub fn client(files: &TlsFiles, common_name_below: Option<&'static str>) -> Resu
         .dangerous()
         .with_custom_certificate_verifier(verifier(&files.ca, common_name_below)?)
         .with_client_cert_resolver(Arc::new(identity));
-    // A resumed session would keep the certificates of the one before.
+    // A resumed session would keep the previous certificates.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
 
-/// For connections to a server whose CA is known, without a certificate of ours.
+/// Returns the configuration for connections without a client certificate, to servers of `ca`.
 pub fn anonymous_client(ca: &Path) -> Result<ClientConfig, TlsError> {
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
@@ -258,7 +256,7 @@ pub fn anonymous_client(ca: &Path) -> Result<ClientConfig, TlsError> {
     Ok(config)
 }
 
-/// For accepting connections with a certificate of the CA.
+/// Returns the configuration for accepting clients that have a certificate of the CA.
 pub fn server(files: &TlsFiles) -> Result<ServerConfig, TlsError> {
     let clients = WebPkiClientVerifier::builder_with_provider(read_roots(&files.ca)?, provider())
         .build()
@@ -275,15 +273,16 @@ pub fn server(files: &TlsFiles) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-/// When the files last changed, to know that they were rotated.
+/// Returns the modification times of the files, to detect a rotation.
 pub fn stamp(files: &TlsFiles) -> [Option<SystemTime>; 3] {
     [&files.ca, &files.certificate, &files.key]
         .map(|path| fs::metadata(path).and_then(|facts| facts.modified()).ok())
 }
 
-/// Trusts no server at all: for plain `http`, and to say so where `https` is asked for.
+/// Returns a configuration that trusts no server: for plain `http`, and to produce a clear error
+/// for `https`.
 pub fn without_authorities() -> ClientConfig {
-    // The provider has the versions that are asked for.
+    // The provider supports the requested versions.
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     builder
         .expect("ring speaks TLS 1.2 and 1.3")

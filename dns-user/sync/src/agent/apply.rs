@@ -23,26 +23,26 @@ const ATTEMPTS: u32 = 3;
 /// Pause after the first attempt; doubled after each.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Longest time over which downloads are spread, whatever a publisher asks for.
+/// Upper limit of the period over which downloads are spread, whatever a publisher asks for.
 const LONGEST_SPREAD: Duration = Duration::from_secs(600);
 
-/// Step above our version that is logged as an error, because no lower version is taken after it.
+/// Version jump that is logged as an error, because the agent accepts no lower version afterwards.
 const FAR: u64 = 1_000_000;
 
-/// Takes versions.
+/// Applies announced versions.
 #[derive(Debug)]
 pub(super) struct Applier {
     mute: bool,
     disk: Disk,
     store: Store,
     metrics: Arc<Metrics>,
-    /// The file as last seen.
+    /// State of the file as last read.
     held: watch::Sender<Report>,
-    /// Highest version announced and not finished; 0 if there is none.
+    /// Highest announced version that is not applied yet; 0 if there is none.
     announced: watch::Sender<u64>,
 }
 
-/// Failures to take a version.
+/// Reasons why a version cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApplyError {
     /// The blob cannot be downloaded.
@@ -60,13 +60,13 @@ pub(super) enum ApplyError {
     /// The patch is malformed.
     #[error("patch: {0}")]
     Patch(String),
-    /// The blob is wrong, or a file cannot be used.
+    /// The blob is invalid, or a file cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
 impl Applier {
-    /// Reads what the file holds; a folder that hangs counts as no file.
+    /// Reads the current file; a folder that hangs counts as no file.
     pub(super) async fn new(mute: bool, disk: Disk, store: Store, metrics: Arc<Metrics>) -> Self {
         let applier = Self {
             mute,
@@ -82,7 +82,7 @@ impl Applier {
         applier
     }
 
-    /// Follows what the file holds.
+    /// Returns a receiver for the state of the file.
     pub(super) fn held(&self) -> watch::Receiver<Report> {
         self.held.subscribe()
     }
@@ -92,7 +92,7 @@ impl Applier {
         self.announced.clone()
     }
 
-    /// Looks at the file, which another program may have changed.
+    /// Checks the file, which another program may have changed.
     pub(super) async fn report(&self) -> Result<Report, DiskError> {
         let report = self.disk.call(|records| Ok(records.report())).await?;
         self.metrics.version.set(report.version.cast_signed());
@@ -104,10 +104,10 @@ impl Applier {
         Ok(report)
     }
 
-    /// Takes a version unless ours is as high. Returns what the file holds afterwards.
+    /// Applies a version if it is higher than ours. Returns the file's state afterwards.
     pub(super) async fn apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
         let done = self.try_apply(announcement).await;
-        // A version that cannot be taken must not hold up a lower one.
+        // A version that cannot be applied must not block a lower one.
         self.announced.send_if_modified(|newest| {
             let this = *newest == announcement.version;
             if this {
@@ -156,9 +156,9 @@ impl Applier {
         }
     }
 
-    /// Gets and writes a version. Returns the way it came.
+    /// Fetches and writes a version. Returns the metric label of the way it was obtained.
     async fn take(&mut self, announcement: &Announcement, ours: u64) -> Result<&'static str, ApplyError> {
-        // An unknown kind of digest is refused before the download.
+        // Refuse unknown digest algorithms before the download.
         let digest = MultiDigest::parse(&announcement.digest)?;
         let Extra { patch, spread_ms, size } = announcement.extra.clone().unwrap_or_default();
         let longest = match usize::try_from(size) {
@@ -194,7 +194,7 @@ impl Applier {
         Ok(BY_BLOB)
     }
 
-    /// Makes the version from ours.
+    /// Builds the version from ours and a patch.
     async fn by_patch(
         &mut self,
         patch: Patch,
@@ -212,7 +212,7 @@ impl Applier {
         Ok(self.disk.call(move |records| records.write(patched.into(), &digest, version)).await?)
     }
 
-    /// Downloads the blob, with a bounded number of attempts.
+    /// Downloads the blob, with a limited number of attempts.
     async fn download(&self, source: &Source, longest: usize) -> Result<Bytes, ApplyError> {
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
@@ -246,15 +246,14 @@ mod tests {
         store::{LONGEST_BLOB, StoreOptions},
     };
 
-    /// A command line of `agent` alone.
+    /// Command line with only the `agent` options.
     #[derive(Parser)]
     struct Line {
-        /// Its options.
         #[command(flatten)]
         agent: AgentOptions,
     }
 
-    /// An agent with a folder of blobs, both in `folder`.
+    /// Returns an applier whose file and blobstore are in `folder`.
     async fn applier(folder: &std::path::Path) -> Applier {
         let words = "agent --id a --nats tls://n --tls-ca c --tls-certificate c --tls-key k --records";
         let records = folder.join("records.json").display().to_string();
@@ -271,7 +270,7 @@ mod tests {
         Applier::new(false, disk, Store::open(&store, None).unwrap(), Arc::new(Metrics::new().unwrap())).await
     }
 
-    /// The bytes of a version.
+    /// Returns the bytes of a dataset with this version.
     fn dataset(version: u64) -> Vec<u8> {
         format!(
             r#"{{"records":[],"version":{version},"record_keys":["id"],"record_infos":[],"aliases":{{}}}}"#
@@ -279,7 +278,7 @@ mod tests {
         .into_bytes()
     }
 
-    /// An announcement of `version` with the digest of these bytes, whose blob is `blob`.
+    /// Returns an announcement of `version` for blob `blob` with the digest of `bytes`.
     fn announcement(version: u64, bytes: &[u8], extra: Option<Extra>) -> Announcement {
         let source = Source::Blob("blob".to_owned());
         Announcement { source, digest: digest::sha256(bytes), version, extra }
@@ -295,7 +294,7 @@ mod tests {
         blob(&dataset(5));
         agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
         assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
-        // Lower and the same: taken already, nothing is fetched.
+        // Lower and equal versions are already applied, so nothing is fetched.
         blob(b"no dataset");
         for version in [4, 5] {
             agent.apply(&announcement(version, b"", None)).await.unwrap();
@@ -314,7 +313,7 @@ mod tests {
         let wrong = agent.apply(&announcement(6, &dataset(7), None)).await;
         assert!(matches!(wrong, Err(ApplyError::Disk(DiskError::Version { found: 7, announced: 6 }))));
         assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
-        // The next start finds what there is.
+        // The next start finds the file.
         assert_eq!(applier(folder).await.held.borrow().version, 5);
     }
 
@@ -333,7 +332,7 @@ mod tests {
         fs::write(place.path().join("blob"), dataset(6)).unwrap();
         agent.apply(&announcement(6, &dataset(6), None)).await.unwrap();
         assert_eq!(agent.held.borrow().version, 6);
-        // A version that cannot be taken does not hold up a lower one.
+        // A version that cannot be applied does not block a lower one.
         announced.send_replace(9);
         assert!(agent.apply(&announcement(9, b"another blob", None)).await.is_err());
         fs::write(place.path().join("blob"), dataset(8)).unwrap();
@@ -381,7 +380,7 @@ mod tests {
             assert_eq!(report.digest, Some(digest::sha256(&dataset(5))));
             assert_eq!(fs::read(&records).unwrap(), dataset(5));
         }
-        // An older file is taken for what it is.
+        // An older file is reported as such.
         fs::write(&records, dataset(4)).unwrap();
         assert_eq!(agent.report().await.unwrap().version, 4);
     }

@@ -1,7 +1,8 @@
-//! All access to `records.json` and the hosts file, on one thread: a folder that hangs fails the calls that
-//! need it, and neither the bus nor the end of the process waits for it.
+//! All access to `records.json` and the hosts file, on one thread: if a folder hangs, only the
+//! calls that need it fail; the bus and process shutdown are not delayed.
 //!
-//! One thread also keeps the order: a write that hangs and completes late cannot replace a newer file.
+//! A single thread also preserves order: a write that hangs and completes late cannot replace a
+//! newer file.
 
 use std::{
     fs, io,
@@ -25,10 +26,10 @@ use crate::{
 /// Longest wait for one call.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Calls that may wait.
+/// Maximum number of queued calls.
 const QUEUE: usize = 4;
 
-/// Failures of reading and writing the files.
+/// Errors when reading or writing the files.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DiskError {
     /// The folder does not answer.
@@ -37,7 +38,7 @@ pub(super) enum DiskError {
     /// The digest does not match.
     #[error("checking the blob: {0}")]
     Digest(#[from] DigestError),
-    /// The bytes are no dataset.
+    /// The bytes are not a dataset.
     #[error("reading the blob: {0}")]
     Content(serde_json::Error),
     /// The dataset has another version.
@@ -56,7 +57,7 @@ type Stamp = (SystemTime, u64, u64);
 
 type Job = Box<dyn FnOnce(&mut Records) + Send>;
 
-/// A handle of the thread.
+/// A handle to the thread.
 #[derive(Clone, Debug)]
 pub(super) struct Disk {
     jobs: SyncSender<Job>,
@@ -88,7 +89,7 @@ impl Disk {
         Ok(Self { jobs, path })
     }
 
-    /// Runs a call on the thread. A call that is given up before it began is skipped.
+    /// Runs a call on the thread. A call abandoned before it starts is skipped.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Records) -> Result<T, DiskError> + Send + 'static,
@@ -114,12 +115,12 @@ impl Disk {
 pub(super) struct Records {
     options: AgentOptions,
     longest: usize,
-    /// Stamp of the content described by `held`; `None` without a file.
+    /// Stamp of the content described by `held`; `None` if there is no file.
     stamp: Option<Stamp>,
-    /// Whether the file was read at all.
+    /// Whether the file has been read at all.
     read: bool,
     held: Report,
-    /// With `--mute`: the bytes checked last, which are not in the file.
+    /// With `--mute`: the bytes checked last, which were not written to the file.
     checked: Option<Bytes>,
 }
 
@@ -129,7 +130,7 @@ impl Records {
         Some((facts.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&facts), facts.len()))
     }
 
-    /// Returns what the file holds now; reads it only if it changed.
+    /// Returns the file's current state; reads the file only if it changed.
     pub(super) fn report(&mut self) -> Report {
         if self.checked.is_some() {
             return self.held.clone();
@@ -166,7 +167,7 @@ impl Records {
                 path.display()
             );
         }
-        // The same version with other bytes is not what the publisher made.
+        // The same version with other bytes did not come from the publisher.
         self.held = if edited { Report { version: 0, digest: None, patches: true } } else { found };
         (self.stamp, self.read) = (stamp, true);
         self.held.clone()
@@ -212,7 +213,7 @@ impl Records {
 
 /// Writes the hosts file as configured.
 fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), DiskError> {
-    /// Longest hosts file that a block is added to.
+    /// Maximum size of a hosts file that a block is added to, in bytes.
     const LONGEST: u64 = 64 << 20;
     let path = &options.hosts_file;
     let wrong = |problem: String| DiskError::Unusable { path: path.clone(), problem };

@@ -1,11 +1,11 @@
-//! The metrics of an agent.
+//! Metrics of the agent.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-/// Label of a version made from the one before.
+/// Label of a version built from the previous one.
 pub(super) const BY_PATCH: &str = "patch";
 
-/// Label of a version fetched as a whole.
+/// Label of a version downloaded as a whole.
 pub(super) const BY_BLOB: &str = "blob";
 
 #[derive(Debug)]
@@ -13,13 +13,13 @@ pub(super) struct Metrics {
     pub(super) registry: Registry,
     /// Version of the file.
     pub(super) version: IntGauge,
-    /// Versions taken, by how: [`BY_PATCH`], [`BY_BLOB`].
+    /// Applied versions by source: [`BY_PATCH`], [`BY_BLOB`].
     pub(super) taken: IntCounterVec,
-    /// Versions that could not be taken.
+    /// Versions that could not be applied.
     pub(super) failed: IntCounter,
-    /// Patches that did not fit.
+    /// Patches that did not apply.
     pub(super) patch_failed: IntCounter,
-    /// Announcements of a lower version than the file's.
+    /// Announcements of a version lower than the file's.
     pub(super) lower: IntCounter,
 }
 
@@ -37,7 +37,7 @@ impl Metrics {
             &["by"],
         )?;
         registry.register(Box::new(taken.clone()))?;
-        // A rate needs a zero to begin with.
+        // Expose zero from the start, so that `rate()` sees the first increment.
         for by in [BY_PATCH, BY_BLOB] {
             taken.with_label_values(&[by]);
         }

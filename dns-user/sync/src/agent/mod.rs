@@ -1,7 +1,8 @@
-//! The agent: hears of versions, fetches and checks them, replaces the files, and reports what it holds.
+//! The agent: receives announcements, downloads and checks versions, replaces the files and reports
+//! their state.
 //!
-//! One task reads the bus; one applies versions, the newest first: an older announcement that waits is
-//! answered with the file's state after the newer one.
+//! One task reads the bus; another applies versions, newest first: an older announcement in the
+//! queue is answered with the file's state after the newer one.
 
 mod apply;
 mod disk;
@@ -26,7 +27,7 @@ use crate::{
 /// Interval of the check for a changed or removed file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Announcements that may wait.
+/// Maximum number of queued announcements.
 const QUEUE: usize = 256;
 
 /// The treatment of `/etc/hosts`.
@@ -87,7 +88,7 @@ pub struct AgentOptions {
 /// An announcement and the subject of its reply.
 type Work = (Announcement, String);
 
-/// Runs until the process is told to end.
+/// Runs until SIGTERM or SIGINT.
 pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let bus = Bus::connect(&options.bus, &options.id).await?;
     let store = Store::open(&options.store, Some(&bus))?;
@@ -115,14 +116,14 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     tokio::select! {
         ended = running => ended,
         () = crate::ended() => {
-            // The file is the old one or the new one at any time. A last reply may be on its way.
+            // The file is always either the old or the new one. A last reply may still be queued.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())
         }
     }
 }
 
-/// Reads the bus.
+/// Receives calls from the bus and queues announcements.
 async fn listen(
     bus: &Bus,
     options: &AgentOptions,
@@ -145,7 +146,8 @@ async fn listen(
                     *newest = announcement.version.max(*newest);
                     newer
                 });
-                // A full queue holds newer work than the caller can wait for; it asks again.
+                // A full queue holds newer work than the caller waits for; the publisher asks
+                // again.
                 let _ = queue.try_send((announcement, reply_to));
             }
             // A mute agent leaves unknown methods to the BOSH agent beside it.
@@ -158,7 +160,7 @@ async fn listen(
     anyhow::bail!("the subscription ended")
 }
 
-/// Applies announcements; of several that wait the newest comes first.
+/// Applies announcements, newest first.
 async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bus, mute: bool) {
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -205,7 +207,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
 
 /// Sends a reply. If it is lost, the publisher asks again.
 async fn reply(bus: &Bus, subject: &str, reply: Reply) {
-    /// A bus that takes nothing must not hold up versions.
+    /// A bus that accepts nothing must not delay versions.
     const LIMIT: Duration = Duration::from_secs(5);
     let sent = bus.client.publish(subject.to_owned(), reply.write().into());
     match tokio::time::timeout(LIMIT, sent).await {
@@ -215,7 +217,8 @@ async fn reply(bus: &Bus, subject: &str, reply: Reply) {
     }
 }
 
-/// Reports what the file holds: after each connection, when another program changed it, and now and then.
+/// Reports the file's state: after each connection, when another program changed the file, and at
+/// intervals.
 async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Report>) {
     let mut connected = bus.connected.clone();
     let every = Duration::from_secs(options.ask_every.max(1));
@@ -225,7 +228,7 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
                 if changed.is_err() {
                     return;
                 }
-                // After a restart of the server the whole fleet reports.
+                // After a restart of the server, the whole fleet reports.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=options.ask_jitter))).await;
             }
             changed = held.changed() => {
@@ -243,12 +246,12 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
     }
 }
 
-/// A text that is not the mode of a file.
+/// A text that is not an octal file mode.
 #[derive(Debug, thiserror::Error)]
 #[error("an octal mode such as 640 is needed")]
 struct NoMode;
 
-/// Reads an octal mode.
+/// Parses an octal file mode.
 fn octal(text: &str) -> Result<u32, NoMode> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -256,7 +259,7 @@ fn octal(text: &str) -> Result<u32, NoMode> {
     }
 }
 
-/// Returns every family, for the metrics reference.
+/// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
     Metrics::new().expect("the names are valid").registry.gather()

@@ -92,13 +92,12 @@ enum First {
 }
 
 impl Address {
-    /// Prints it.
+    /// Prints the address.
     pub(super) fn run(self) -> anyhow::Result<()> {
         println!("{}", self.name()?);
         Ok(())
     }
 
-    /// The name.
     fn name(self) -> anyhow::Result<LinkAddress> {
         let Self { group, az, uuid, status, initial_health_check } = self;
         let ids = group.ids()?;
@@ -133,7 +132,7 @@ impl Address {
 }
 
 impl San {
-    /// Prints it.
+    /// Prints the name.
     pub(super) fn run(self) -> anyhow::Result<()> {
         let Self { group, wildcard } = self;
         let ids = group.ids()?;
@@ -143,7 +142,7 @@ impl San {
 }
 
 impl Group {
-    /// The ids of the folder of state.
+    /// Reads the ids from the state folder.
     fn ids(&self) -> anyhow::Result<Ids> {
         let state: Option<State> = Folder::open(&self.state).read("state.json")?;
         Ok(state
@@ -151,7 +150,7 @@ impl Group {
             .ids)
     }
 
-    /// The name without criteria.
+    /// Returns the address without criteria.
     fn name(&self, ids: &Ids) -> anyhow::Result<LinkAddress> {
         let Self { state: _, deployment, instance_group, link, network, long, domain } = self;
         let label = |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));
@@ -169,7 +168,7 @@ impl Group {
     }
 }
 
-/// Id of a group, as text.
+/// Looks up the id of a group and formats it.
 fn find(ids: &Ids, deployment: &str, kind: &str, name: &str) -> anyhow::Result<String> {
     let id = ids.find_group(deployment, kind, name);
     let id = id.with_context(|| {

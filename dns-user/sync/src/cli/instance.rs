@@ -98,7 +98,7 @@ pub(super) struct Move {
 }
 
 impl Instance {
-    /// Makes the change.
+    /// Applies the change.
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
             Self::Add(Add { id, deployment, instance_group, networks, index, az, agent_id, place }) => {
@@ -128,7 +128,7 @@ impl Instance {
     }
 }
 
-/// Calls the publisher's API: POST with a body, else GET.
+/// Calls the publisher's API: POST if there is a body, else GET.
 pub(super) async fn call(
     api: &str,
     path: &str,
@@ -144,7 +144,7 @@ pub(super) async fn call(
     Ok(client.send(call, 64 << 20, std::time::Duration::from_secs(10)).await?)
 }
 
-/// Reads `NAME=ADDRESS`.
+/// Parses `NAME=ADDRESS`.
 fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {
     let (name, address) = text.split_once('=').context("NAME=ADDRESS is needed")?;
     let address = address.parse().with_context(|| format!("{address:?} is not an IP address"))?;

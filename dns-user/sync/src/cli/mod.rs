@@ -127,7 +127,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => failed(&error),
     };
-    // A call to a folder that hangs must not keep the process.
+    // A call to a folder that hangs must not delay the exit.
     runtime.shutdown_background();
     code
 }
@@ -138,7 +138,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 }
 
 impl Command {
-    /// Runs the command; its progress bar is drawn among `bars`.
+    /// Runs the command; its progress bar is drawn with `bars`.
     async fn run(self, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
         match self {
             Self::Publish(options) => publish(*options, bars).await,
@@ -163,7 +163,7 @@ impl Command {
     }
 }
 
-/// Standard error for log lines; progress bars are hidden while one is written.
+/// Standard error for log lines; hides progress bars while writing one.
 #[derive(Clone)]
 struct Log(MultiProgress);
 
@@ -177,7 +177,7 @@ impl io::Write for Log {
     }
 }
 
-/// Writes the manual pages.
+/// Prints the manual page, or writes all pages to a folder.
 fn man(folder: Option<PathBuf>) -> anyhow::Result<()> {
     let command = CommandLine::command();
     match folder {
@@ -261,7 +261,7 @@ mod tests {
             let line = std::iter::once("bosh-dns-sync").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
         }
-        // The options that the packages' units pass.
+        // Options that the packages' systemd units pass.
         for (command, environment) in [
             ("agent", include_str!("../../../../deploy/debian/sync-agent.env")),
             ("publish --watch --state s", include_str!("../../../../deploy/debian/sync-publisher.env")),

@@ -38,7 +38,7 @@ pub(super) struct Status {
 }
 
 impl Status {
-    /// Prints it.
+    /// Prints the status.
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let Self { state, api, tls, all, json } = self;
         let (book, newest): (Book, u64) = match (api, tls.files()) {
@@ -60,7 +60,7 @@ impl Status {
                     )
                 })?;
                 // A version is committed before it is announced, and announced before the book is
-                // saved: read after the book, it shows whether the book is current.
+                // saved: reading the state after the book shows whether the book is current.
                 let state: State = folder.read("state.json")?.unwrap_or_default();
                 (book, state.versions.last().map_or(0, |made| made.version))
             }

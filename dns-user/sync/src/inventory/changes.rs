@@ -1,8 +1,7 @@
-//! Changes by command: `instance add|remove|move`, laid over the inventory's files.
+//! Changes made by command (`instance add|remove|move`), applied on top of the inventory's files.
 //!
-//! Each change records what the files said about the instance at the time of the command. It holds
-//! until the files say the same as the change, or say something else than at the time of the
-//! command: the later statement wins.
+//! Each change records the instance's state in the files at the time of the command. It applies
+//! until the files contain the change, or until the instance changes there: the later edit wins.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -56,16 +55,16 @@ pub struct Changes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outstanding {
-    /// The instance as commanded; `None` if removed.
+    /// The instance after the command; `None` if removed.
     pub wanted: Option<Placed>,
-    /// The instance in the files at the time of the command; `None` if it was not there.
+    /// The instance in the files at the time of the command; `None` if it was missing.
     pub files: Option<Placed>,
 }
 
-/// Why a change no longer holds.
+/// Reasons why a change no longer applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// The files say the same.
+    /// The files contain the change.
     Adopted,
     /// The files changed after the command.
     Superseded,
@@ -78,12 +77,12 @@ pub struct Placed {
     pub deployment: String,
     /// Name of the instance group.
     pub group: String,
-    /// Description of the new instance.
+    /// Description of the instance.
     pub instance: RawInstance,
 }
 
 impl Changes {
-    /// Adds a change to the files' present content.
+    /// Records a change, given the files' present content.
     pub fn make(&mut self, change: Change, files: &RawInventory) -> Result<(), InventoryError> {
         let (id, wanted) = match change {
             Change::Add { deployment, group, instance } => {
@@ -118,7 +117,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Returns the files' content with the changes that still hold.
+    /// Returns the files' content with all changes that still apply.
     pub fn over(&self, mut files: RawInventory) -> RawInventory {
         let mut open: BTreeMap<&str, Option<Placed>> = BTreeMap::new();
         for (id, change) in &self.outstanding {
@@ -150,7 +149,7 @@ impl Changes {
         files
     }
 
-    /// Drops the changes that no longer hold and returns their ids with the reason.
+    /// Drops the changes that no longer apply and returns their ids with the reason.
     pub fn settle(&mut self, files: &RawInventory) -> Vec<(String, Settled)> {
         let mut settled = Vec::new();
         self.outstanding.retain(|id, change| match change.settled(in_files(id, files).as_ref()) {
@@ -163,7 +162,7 @@ impl Changes {
         settled
     }
 
-    /// Returns an instance with the changes laid over, its index filled in.
+    /// Returns an instance with its change applied and its index filled in.
     fn find(&self, id: &str, files: &RawInventory) -> Option<Placed> {
         let now = in_files(id, files);
         match self.outstanding.get(id) {
@@ -178,7 +177,8 @@ impl Changes {
 }
 
 impl Outstanding {
-    /// Returns why the change no longer holds, given the files' present content.
+    /// Returns why the change no longer applies; `None` if it does. `now` is the instance in the
+    /// files.
     fn settled(&self, now: Option<&Placed>) -> Option<Settled> {
         let same = match (&self.wanted, now) {
             (None, None) => true,
@@ -201,7 +201,7 @@ fn unknown(id: &str) -> InventoryError {
     InventoryError::new(id, "there is no such instance")
 }
 
-/// Returns an instance exactly as the files have it.
+/// Returns an instance exactly as it is in the files.
 fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     files.deployments.iter().find_map(|deployment| {
         deployment.instance_groups.iter().find_map(|group| {
@@ -211,7 +211,7 @@ fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     })
 }
 
-/// Returns an instance's position in its group, its index unless the file gives one.
+/// Returns an instance's position in its group: its index unless the file gives one.
 fn position(id: &str, files: &RawInventory) -> Option<u64> {
     let mut groups = files.deployments.iter().flat_map(|deployment| &deployment.instance_groups);
     let position = groups.find_map(|group| group.instances.iter().position(|instance| instance.id == id));
@@ -251,7 +251,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Returns ids, indexes and first addresses of the only group.
+    /// Returns the id, index and first address of each instance of the only group.
     fn rows(raw: &RawInventory) -> Vec<(String, Option<u64>, String)> {
         let instances = &raw.deployments[0].instance_groups[0].instances;
         let row = |one: &RawInstance| (one.id.clone(), one.index, one.networks["n"].to_string());
@@ -289,12 +289,12 @@ mod tests {
         let mut changes = Changes::default();
         changes.make(change(r#"{"change":"move","id":"b","ip":"10.0.0.9"}"#), &files()).unwrap();
         changes.make(change(r#"{"change":"remove","id":"a"}"#), &files()).unwrap();
-        // Another instance in front moves the positions and changes nothing about b.
+        // Another instance in front moves the positions and does not affect b.
         let unrelated = group(
             "{id: z, networks: {n: 10.0.0.7}}, {id: a, networks: {n: 10.0.0.1}}, {id: b, networks: {n: 10.0.0.2}}",
         );
         assert_eq!(changes.clone().settle(&unrelated), []);
-        // Both edits come after the commands.
+        // Both edits follow the commands.
         let later = group("{id: a, networks: {n: 10.0.0.8}}, {id: b, networks: {n: 10.0.0.3}}");
         let expected = [("a", 0, "10.0.0.8"), ("b", 1, "10.0.0.3")];
         let expected = expected.map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned())).to_vec();

@@ -1,4 +1,4 @@
-//! Inventory files, YAML or JSON (which is YAML), one or a folder of them.
+//! Inventory files in YAML or JSON (a subset of YAML): one file, or a folder of them.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +18,13 @@ const LONGEST_FILE: u64 = 256 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawInventory {
-    /// Domain below which all names are.
+    /// Domain of all names.
     #[serde(default)]
     pub domain: Option<String>,
     /// Whether `/etc/hosts` also gets names with the index.
     #[serde(default)]
     pub index_records: Option<bool>,
-    /// Deployments; equal names in several files are merged.
+    /// Deployments; those with the same name in several files are merged.
     #[serde(default)]
     pub deployments: Vec<RawDeployment>,
 }
@@ -46,7 +46,7 @@ pub struct RawDeployment {
 pub struct RawGroup {
     /// Name of the instance group.
     pub name: String,
-    /// Links that it provides.
+    /// Links that the group provides.
     #[serde(default)]
     pub links: Vec<RawLink>,
     /// Instances; their position is their default index.
@@ -63,7 +63,7 @@ pub struct RawLink {
     /// Type of the link.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Aliases that lead to the link's instances.
+    /// Aliases that resolve to the link's instances.
     #[serde(default)]
     pub aliases: Vec<Alias>,
 }
@@ -74,7 +74,7 @@ pub struct RawLink {
 pub struct RawInstance {
     /// Id of the instance.
     pub id: String,
-    /// Its index; its place in the list unless said.
+    /// Index of the instance; its position in the list by default.
     #[serde(default)]
     pub index: Option<u64>,
     /// Name of its availability zone.
@@ -88,23 +88,23 @@ pub struct RawInstance {
     pub networks: BTreeMap<String, IpAddr>,
 }
 
-/// Why a file or folder cannot be read.
+/// Reasons why a file or folder cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system refuses it.
+    /// A system call failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file, or the folder.
+        /// The file or the folder.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// It is not what it should be.
+    /// The content is invalid.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file, or the folder.
+        /// The file or the folder.
         path: PathBuf,
-        /// Cause and position of the mistake.
+        /// Position and cause of the mistake.
         problem: ContentError,
     },
 }
@@ -112,35 +112,35 @@ pub enum FileError {
 /// Mistakes in a file or a folder.
 #[derive(Debug, thiserror::Error)]
 pub enum ContentError {
-    /// Perhaps half written: it must not remove a whole fleet.
+    /// The file may be half written: it must not remove a whole fleet.
     #[error("the file is empty; an empty fleet is `deployments: []`")]
     Empty,
-    /// No YAML of this shape, with the place.
+    /// The text is not YAML of this shape; the message includes the position.
     #[error("{0}")]
     Malformed(Box<serde_saphyr::Error>),
     /// Two files give different domains.
     #[error("another file has a different `domain`; set it once")]
     TwoDomains,
-    /// A folder without files.
+    /// The folder contains no inventory files.
     #[error("the folder has no *.yml, *.yaml or *.json")]
     NoFiles,
 }
 
-/// Reads the text of one file.
+/// Parses the text of one file.
 pub fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
     if text.iter().all(u8::is_ascii_whitespace) {
         return Err(ContentError::Empty);
     }
-    // JSON is YAML, too, and its own reader takes a fraction of the time; mistakes are told by the
-    // other one, with their place.
+    // JSON is YAML, too, but `serde_json` is several times as fast; mistakes are reported by the
+    // YAML parser, which gives their position.
     match serde_json::from_slice(text) {
         Ok(raw) => Ok(raw),
         Err(_) => serde_saphyr::from_slice(text).map_err(|error| ContentError::Malformed(Box::new(error))),
     }
 }
 
-/// Reads a file, or all `*.yml`, `*.yaml` and `*.json` of a folder by name; deployments of
-/// the same name are put together.
+/// Reads a file, or all `*.yml`, `*.yaml` and `*.json` of a folder in order of their names;
+/// deployments of the same name are merged.
 pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     let mut all = RawInventory::default();
     for file in files(path)? {
@@ -163,7 +163,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     Ok(all)
 }
 
-/// The files of an inventory, sorted by name.
+/// Returns the files of an inventory, sorted by name.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     let failed = |source| FileError::Io { path: path.to_owned(), source };
     if !fs::metadata(path).map_err(failed)?.is_dir() {

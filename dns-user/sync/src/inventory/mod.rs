@@ -1,7 +1,7 @@
-//! The inventory: what an operator says there is, checked.
+//! The inventory: the operator's description of the fleet, validated.
 //!
-//! Raw files ([`file`], [`nodes`]) become [`Inventory`], which cannot be wrong: names have a
-//! canonical form, ids are unique, addresses are addresses, aliases mean something.
+//! Raw files ([`file`], [`nodes`]) are parsed into [`Inventory`], which is always valid: names have
+//! a canonical form, ids are unique, addresses are parsed, aliases are complete.
 
 pub mod changes;
 pub mod file;
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use self::file::RawInventory;
 use dns_core::canonical::canonical;
 
-/// Everything there is, in the order of the files.
+/// A validated inventory, in the order of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inventory {
-    /// Domain below which all names are; `bosh` unless set.
+    /// Domain of all names; `bosh` by default.
     pub domain: String,
     /// Whether `/etc/hosts` also gets names with the index in place of the id.
     pub index_records: bool,
@@ -30,19 +30,19 @@ pub struct Inventory {
 /// One instance with at least one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Its id, a uuid with a director.
+    /// Id of the instance; a director uses UUIDs.
     pub id: String,
-    /// Its index in the group.
+    /// Index in the group.
     pub index: u64,
-    /// Name of its deployment.
+    /// Name of the deployment.
     pub deployment: String,
-    /// Name of its instance group.
+    /// Name of the instance group.
     pub group: String,
-    /// Name of its availability zone.
+    /// Name of the availability zone.
     pub zone: Option<String>,
     /// Id of the agent on the VM, if there is one.
     pub agent: Option<String>,
-    /// Networks by name, with its address there; sorted by name.
+    /// Network names with the instance's address in each; sorted by name.
     pub networks: Vec<(String, IpAddr)>,
 }
 
@@ -57,53 +57,53 @@ pub struct Link {
     pub name: String,
     /// Type of the link.
     pub kind: String,
-    /// Aliases that lead to the link's instances.
+    /// Aliases that resolve to the link's instances.
     pub aliases: Vec<Alias>,
 }
 
 impl Link {
-    /// Name of the group of all that provide it.
+    /// Returns the name of the link's group.
     pub fn group_name(&self) -> String {
         format!("{}-{}", self.name, self.kind)
     }
 }
 
-/// An alias of a link; texts are a director's own.
+/// An alias of a link; its values are passed through as in a director's manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Alias {
-    /// The name that is asked for; `_` is the placeholder.
+    /// Queried name; `_` is the placeholder.
     pub domain: String,
-    /// `smart`, `healthy`, `unhealthy`, `all`.
+    /// Health filter: `smart`, `healthy`, `unhealthy`, `all`.
     #[serde(default)]
     pub health_filter: Option<String>,
     /// `asynchronous` (the default) or `synchronous`.
     #[serde(default)]
     pub initial_health_check: Option<String>,
-    /// The meaning of `_`: `uuid`, `index`, `az` (`availability_zone`), `network`.
+    /// Meaning of `_`: `uuid`, `index`, `az` (`availability_zone`), `network`.
     #[serde(default)]
     pub placeholder_type: Option<String>,
 }
 
-/// Why an inventory cannot be used. The place is `deployment/group/...`.
+/// Error in an inventory.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{place}: {problem}")]
 pub struct InventoryError {
-    /// Where: deployment, instance group, instance or link.
+    /// Path of the mistake: `deployment/group/...`.
     pub place: String,
     /// The mistake and its remedy.
     pub problem: String,
 }
 
 impl InventoryError {
-    /// An error at a place.
+    /// Creates an error at a place.
     pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place: place.into(), problem: problem.into() }
     }
 }
 
 impl Inventory {
-    /// Checks what one or several files say together.
+    /// Validates the merged content of the files.
     pub fn parse(raw: RawInventory) -> Result<Self, InventoryError> {
         let RawInventory { domain, index_records, deployments } = raw;
         let domain = domain.unwrap_or_else(|| "bosh".to_owned());
@@ -125,7 +125,7 @@ impl Inventory {
         Ok(checked)
     }
 
-    /// Adds an instance group.
+    /// Validates and adds an instance group.
     fn add_group(&mut self, deployment: &str, group: file::RawGroup) -> Result<(), InventoryError> {
         let place = format!("{deployment}/{}", group.name);
         let named = |what: &str, text: &str, place: &str| {
@@ -172,7 +172,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Ids, agents and addresses stand for one instance each.
+    /// Checks that each id, agent and address belongs to a single instance.
     fn check_unique(&self) -> Result<(), InventoryError> {
         let mut ids = HashSet::new();
         let mut agents = HashSet::new();
@@ -186,7 +186,8 @@ impl Inventory {
                 return Err(InventoryError::new(place, "another instance has this agent_id"));
             }
             for (network, address) in &instance.networks {
-                // A name that leads to what another deployment has by now: the complaint of the field.
+                // A stale name would resolve to an instance of another deployment: operators have
+                // reported that.
                 if !addresses.insert((network, address)) {
                     let problem = format!("another instance has {address} on network {network}; remove one");
                     return Err(InventoryError::new(place, problem));
@@ -197,7 +198,7 @@ impl Inventory {
     }
 }
 
-/// Checks that a text can be one token of a NATS subject and one label of a name.
+/// Checks that a text is valid as a token of a NATS subject and as a label of a name.
 fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if (1..=63).contains(&text.len()) && text.bytes().all(good) {
@@ -237,13 +238,13 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
 mod tests {
     use super::*;
 
-    /// Returns the error of an inventory.
+    /// Returns the validation error of an inventory.
     fn problem(yaml: &str) -> String {
         let raw = file::read(yaml.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
         Inventory::parse(raw).unwrap_err().to_string()
     }
 
-    /// An inventory of one group, whose body is given.
+    /// Returns an inventory with one instance group of this body.
     fn group(body: &str) -> String {
         format!("deployments: [{{name: d, instance_groups: [{{name: g, {body}}}]}}]")
     }

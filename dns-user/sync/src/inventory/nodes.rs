@@ -1,4 +1,4 @@
-//! `--nodes HOSTSFILE`: an inventory for the impatient, in the form of `/etc/hosts`.
+//! `--nodes HOSTSFILE`: a minimal inventory in the format of `/etc/hosts`.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,9 @@ use super::{
 /// Deployment, instance group and network of all nodes.
 const NAMES: [&str; 3] = ["fleet", "node", "default"];
 
-/// Lines `ADDRESS NAME...`; the first label of the first name is the instance's id and
-/// its agent's. Loopback and multicast lines, as every hosts file has them, are left out.
+/// Parses lines of the form `ADDRESS NAME...`; the first label of the first name is the id of the
+/// instance and of its agent. Loopback and multicast lines, which every hosts file has, are
+/// skipped.
 pub fn read(text: &str) -> Result<RawInventory, InventoryError> {
     let [deployment, group, network] = NAMES.map(str::to_owned);
     let mut instances = Vec::new();

@@ -1,5 +1,5 @@
-//! The publisher's API: HTTPS, for client certificates of its CA whose common name is allowed. Agents
-//! have certificates of the same CA and no access.
+//! The publisher's API: HTTPS for clients whose certificate is signed by its CA and has an allowed
+//! common name. Agents have certificates of the same CA but no access.
 //!
 //! | Call | Effect |
 //! |---|---|
@@ -28,7 +28,7 @@ use crate::{
     tls::{self, TlsFiles},
 };
 
-/// The subject of the calls.
+/// State that the handlers share.
 #[derive(Clone, Debug)]
 pub(super) struct Desk {
     pub(super) source: InventoryOptions,
@@ -49,7 +49,7 @@ pub(super) async fn spawn(
         Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
     let clients: Arc<[String]> = clients.into();
     tokio::spawn(server::accept(listener, move |stream| {
-        // Rotated certificates apply to the next connection.
+        // Rotated certificates apply from the next connection on.
         match tls::server(&files) {
             Ok(new) => config = Arc::new(new),
             Err(error) => {
@@ -82,7 +82,7 @@ pub(super) async fn spawn(
     Ok(())
 }
 
-/// Answers clients that are not allowed.
+/// Rejects clients that are not allowed.
 async fn refused() -> Response {
     let problem = "the certificate's common name is not among --api-clients";
     (StatusCode::FORBIDDEN, Json(json!({ "error": problem }))).into_response()

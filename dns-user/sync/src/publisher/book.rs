@@ -1,4 +1,5 @@
-//! The version that each agent holds, and the agents to ask next. Pure: the clock is a number of milliseconds.
+//! The book: the version that each agent holds, and the agents to ask next. Pure: time is passed
+//! in, in milliseconds.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Reply, Report};
 
-/// Time that an agent gets for its reply, beyond the time over which downloads are spread.
+/// Time an agent has to reply, in addition to the period over which downloads are spread.
 pub const PATIENCE_MS: u64 = 10_000;
 
 /// Longest pause before a silent agent is asked again.
@@ -18,10 +19,11 @@ const EXCEPTION_PAUSE_MS: u64 = 5_000;
 /// Shortest time between two calls to one agent, however often it reports.
 const SHORTEST_GAP_MS: u64 = 1_000;
 
-/// Calls to one agent whose replies are accepted; older ones are forgotten.
+/// Number of open calls per agent whose replies are accepted; older ones are forgotten.
 const OPEN_CALLS: usize = 4;
 
-/// Largest step by which a report raises the version. A single faulty agent must not use up the numbers.
+/// Largest step by which a report raises the version. A single faulty agent must not exhaust the
+/// numbers.
 pub const LARGEST_RAISE: u64 = 1_000_000;
 
 /// The file that an agent holds.
@@ -40,19 +42,20 @@ pub struct Agent {
     pub held: Option<Held>,
     /// Time of its last message, in milliseconds since 1970.
     pub heard: Option<u64>,
-    /// Time of the last call.
+    /// Time of the last call, in milliseconds since 1970.
     pub asked: Option<u64>,
-    /// Calls since it last complied.
+    /// Number of calls since its last success.
     pub failures: u32,
     /// Exception of the agent's last reply.
     pub error: Option<String>,
-    /// Whether it applies patches: an agent of ours.
+    /// Whether the agent applies patches, as ours do.
     #[serde(default)]
     pub patches: bool,
-    /// Time of the next call if it lags.
+    /// Time of the next call if the agent lags.
     #[serde(default)]
     next: u64,
-    /// Whether it has reported to this process: a later surprise means a second publisher.
+    /// Whether the agent has reported to this process: an unexpected report afterwards means a
+    /// second publisher.
     #[serde(skip)]
     met: bool,
     /// Open calls, oldest first.
@@ -63,19 +66,19 @@ pub struct Agent {
 /// An open call to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Announced version; 0 for a question.
+    /// Announced version; 0 for a request to report.
     pub version: u64,
-    /// Random number in the reply's subject. Another party cannot guess it.
+    /// Random number in the reply's subject, which another party cannot guess.
     pub nonce: u64,
 }
 
 impl Call {
-    /// The last token of the reply's subject.
+    /// Returns the last token of the reply's subject.
     pub fn token(self) -> String {
         format!("{}-{:016x}", self.version, self.nonce)
     }
 
-    /// Reads the last token of a reply's subject.
+    /// Parses the last token of the reply's subject.
     pub fn parse(token: &str) -> Option<Self> {
         let (version, nonce) = token.split_once('-')?;
         Some(Self { version: version.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? })
@@ -153,14 +156,14 @@ impl std::fmt::Display for Count {
     }
 }
 
-/// Consequence of a message from an agent.
+/// Consequence of an agent's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// No consequence beyond the book.
+    /// Only the book changed.
     Noted,
-    /// The agent replied with an exception that it had not given before.
+    /// The agent replied with a new exception.
     Complains(String),
-    /// The first report of an agent surprises: the next version must be above this one.
+    /// The agent's first report names a higher version: the next version must be above it.
     Raise(u64),
     /// An agent that reported before now disagrees: another publisher is active.
     Disagrees(Held),
@@ -169,7 +172,7 @@ pub enum Verdict {
 }
 
 impl Book {
-    /// Prepares the book of an earlier process: reports are collected again.
+    /// Prepares the book of a previous process: all agents are asked to report again.
     pub fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
             let Agent { held: _, heard, asked, failures: _, error: _, patches: _, next: _, met: _, calls: _ } =
@@ -178,7 +181,7 @@ impl Book {
         }
     }
 
-    /// Sets the fleet's agents; new ones are due immediately, missing ones are forgotten.
+    /// Sets the fleet's agents; new ones are due immediately, removed ones are forgotten.
     pub fn set_agents<'a>(&mut self, ids: impl Iterator<Item = &'a str>) {
         let mut old = std::mem::take(&mut self.agents);
         self.agents = ids.map(|id| (id.to_owned(), old.remove(id).unwrap_or_default())).collect();
@@ -219,7 +222,7 @@ impl Book {
         matches!(self.state(agent), AgentState::Failing | AgentState::Silent)
     }
 
-    /// Returns the agents to ask now, with the version that each holds if it applies patches.
+    /// Returns the agents to call now, each with the version that it holds if it applies patches.
     pub fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
         let due = self.agents.iter().filter(|(_, agent)| agent.next <= now && self.lags(agent));
         due.map(|(id, agent)| {
@@ -234,7 +237,8 @@ impl Book {
         self.agents.values().all(|agent| agent.met)
     }
 
-    /// Notes a call that is sent at `at` and whose reply may take `spread` longer. `random` is in 0..1.
+    /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
+    /// 0..1.
     pub fn asked(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         if agent.calls.len() == OPEN_CALLS {
@@ -250,7 +254,8 @@ impl Book {
         agent.next = at + spread + jitter(pause, random);
     }
 
-    /// Takes a reply. Only a reply to an open call counts, once; late ones count for what they report.
+    /// Processes a reply. Only the first reply to an open call counts; a late one counts as a
+    /// report.
     pub fn replied(&mut self, id: &str, call: Call, reply: Reply, now: u64, random: f64) -> Verdict {
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
         let Some(open) = agent.calls.iter().position(|open| *open == call) else { return Verdict::Ignored };
@@ -271,13 +276,14 @@ impl Book {
                     agent.held = Some(Held { version: call.version, digest: None });
                 }
                 if call.version < self.version {
-                    // It came late; the current version is due now.
+                    // The reply is late; the current version is due now.
                     agent.next = now;
                 }
                 (agent.failures, agent.error) = (0, None);
                 Verdict::Noted
             }
-            // A BOSH agent without a file fails at a question; an older version no longer matters.
+            // A BOSH agent without a file replies to a request to report with an exception; an
+            // older version no longer matters.
             Reply::Exception(_) if call.version < self.version => {
                 agent.met = true;
                 Verdict::Noted
@@ -293,7 +299,7 @@ impl Book {
         }
     }
 
-    /// Takes an agent's report of its file.
+    /// Processes an agent's report of its file.
     pub fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
         let Report { version, digest, patches } = report;
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
@@ -303,7 +309,7 @@ impl Book {
         agent.patches = patches;
         agent.heard = Some(now);
         if changed || first {
-            // It may hold less than before, on a new disk. It is reachable: its pauses end.
+            // It may hold less than before, on a new disk. It is reachable, so its pauses end.
             agent.failures = 0;
             agent.next = agent.asked.map_or(0, |asked| asked + SHORTEST_GAP_MS).min(now + SHORTEST_GAP_MS);
             if version < self.version && first {
@@ -349,7 +355,7 @@ impl Book {
     }
 }
 
-/// Returns a pause between 75 % and 125 %.
+/// Returns a pause of 75 % to 125 % of `pause`.
 fn jitter(pause: u64, random: f64) -> u64 {
     (pause as f64 * (0.75 + random / 2.0)) as u64
 }
@@ -370,7 +376,7 @@ mod tests {
         Reply::Synced(Some(report(version, digest)))
     }
 
-    /// Three agents at version 5, all asked at 0.
+    /// Returns a book of three agents at version 5, all asked at 0.
     fn book() -> Book {
         let mut book = Book::default();
         book.set_agents(["a", "b", "c"].into_iter());

@@ -1,5 +1,5 @@
-//! All work on the state folder and the inventory's files, on one thread: a disk that hangs holds up
-//! new versions, and neither announcements nor the end of the process.
+//! All access to the state folder and the inventory's files, on one thread: a disk that hangs
+//! delays new versions, but neither announcements nor shutdown.
 
 use std::{
     collections::HashSet,
@@ -25,33 +25,33 @@ use crate::{
     store::unix_now,
 };
 
-/// Time between two looks at the files.
+/// Interval of the check for changed files.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// Pause before an inventory is read again after a failure of the disk, in milliseconds.
+/// Pause before the inventory is read again after a disk error, in milliseconds.
 const DISK_PAUSE_MS: u64 = 2000;
 
-/// File with the number of removals that an operator confirmed.
+/// Name of the file with the number of removals that an operator confirmed.
 pub const CONFIRMED: &str = "confirmed.json";
 
-/// Removals that need no confirmation, however small the fleet.
+/// Number of removals that need no confirmation, however small the fleet.
 const FREE_REMOVALS: usize = 10;
 
-/// Longest patch that is made: it has to fit a message of NATS, and Base64 adds a third.
+/// Maximum size of a patch in bytes: it must fit into a NATS message, and Base64 adds a third.
 const LONGEST_PATCH: usize = 500_000;
 
-/// An inventory that removes more instances than a mistake should be able to.
+/// An inventory that removes too many instances at once, probably by mistake.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the inventory removes {removed} of {known} instances, and more than {allowed} need a confirmation; \
      if this is intended: bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals {removed}"
 )]
 pub struct MassRemoval {
-    /// Instances that are gone.
+    /// Number of removed instances.
     pub removed: usize,
     /// Number of instances before the change.
     pub known: usize,
-    /// Removals that need no confirmation.
+    /// Number of removals that need no confirmation.
     pub allowed: usize,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Job {
     Commit {
         floor: u64,
     },
-    /// Make the patch from a kept version to these bytes.
+    /// Create the patch from a kept version to these bytes.
     Patch {
         from: u64,
         to: u64,
@@ -76,9 +76,9 @@ pub(super) enum Job {
 pub(super) enum Note {
     /// The inventory was read; the ids of its agents.
     Inventory(Vec<String>),
-    /// The newest version, after a commit.
+    /// The newest version after a commit.
     Committed(Committed),
-    /// The inventory was not read, or not committed.
+    /// The inventory could not be read or committed.
     Failed(anyhow::Error),
     /// A patch; `None` if the old version is gone or the patch would be too long.
     Patch { from: u64, to: u64, patch: Option<Patch> },
@@ -91,9 +91,9 @@ pub(super) enum Note {
 pub(super) struct Committed {
     pub(super) made: Made,
     pub(super) bytes: Bytes,
-    /// Whether this commit made it.
+    /// Whether this commit created the version.
     pub(super) new: bool,
-    /// Versions that were forgotten; their blobs can be deleted.
+    /// Deleted versions, whose blobs can be deleted.
     pub(super) gone: Vec<Made>,
 }
 
@@ -104,20 +104,20 @@ pub(super) struct Keeper {
     folder: Folder,
     state: State,
     keep_bytes: u64,
-    /// Removals confirmed on the command line.
+    /// Number of removals confirmed on the command line.
     confirmed: Option<usize>,
     quiet: Quiet,
-    /// Stamps of the files that commands write atomically.
+    /// Stamps of the files that commands replace atomically.
     commands: Stamps,
-    /// Time to read again although no file changed.
+    /// Time of the next read without a file change, in milliseconds.
     read_again: Option<u64>,
     inventory: Option<Inventory>,
-    /// Ids of the newest version's instances.
+    /// Ids of the instances in the newest version.
     known: HashSet<String>,
 }
 
 impl Keeper {
-    /// Opens the folder as its one publisher.
+    /// Opens the folder and locks it.
     pub(super) fn open(options: &super::PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
         let state: State = folder.read("state.json")?.unwrap_or_default();
@@ -171,7 +171,7 @@ impl Keeper {
         }))
     }
 
-    /// Has the inventory read again after a pause.
+    /// Schedules another read of the inventory after a pause.
     pub(super) fn retry(&mut self) {
         self.read_again = Some(now_ms() + DISK_PAUSE_MS);
     }
@@ -184,7 +184,7 @@ impl Keeper {
         Ok(agents)
     }
 
-    /// Refuses an inventory that removes many instances, unless an operator confirmed as many.
+    /// Rejects an inventory that removes many instances, unless an operator confirmed the number.
     fn check_removals(&self, inventory: &Inventory) -> anyhow::Result<()> {
         let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
         let known = self.known.len();
@@ -200,7 +200,7 @@ impl Keeper {
         }
     }
 
-    /// Commits the inventory that was read last as a version above `floor`.
+    /// Commits the last read inventory as a version above `floor`.
     pub(super) fn commit(&mut self, floor: u64) -> anyhow::Result<Committed> {
         let inventory = self.inventory.as_ref().context("no inventory was read")?;
         let now = unix_now().as_secs();
@@ -209,7 +209,7 @@ impl Keeper {
         let dataset = Dataset::build(inventory, &mut ids);
         let new = self.folder.commit(&mut self.state, ids, &dataset, floor, now)?;
         self.known = inventory.instances.iter().map(|instance| instance.id.clone()).collect();
-        // A confirmation is for one version.
+        // A confirmation applies to a single version.
         self.folder.remove(CONFIRMED)?;
         self.commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
         let made = self.state.versions.last().context("no version was made")?.clone();
@@ -228,7 +228,7 @@ impl Keeper {
         (frame.len() <= LONGEST_PATCH.min(bytes.len())).then(|| Patch { from, zstd: STANDARD.encode(frame) })
     }
 
-    /// Serves jobs and watches the files until the other side is gone.
+    /// Processes jobs and watches the files until the other side is gone.
     pub(super) fn run(mut self, jobs: &Receiver<Job>, notes: &UnboundedSender<Note>) {
         loop {
             let note = match jobs.recv_timeout(TICK) {
@@ -241,7 +241,7 @@ impl Keeper {
                 }
                 Ok(Job::WriteBook(book)) => {
                     let written = self.folder.write_bytes("agents.json", &book).inspect_err(|_| {
-                        // An old report that stays could call an agent synced that no longer is.
+                        // A leftover report could list an agent as synced that no longer is.
                         let _ = self.folder.remove("agents.json");
                     });
                     Some(Note::BookWritten(written))
@@ -262,7 +262,7 @@ impl Keeper {
     }
 }
 
-/// Returns whether a failure may pass although the inventory stays the same.
+/// Returns whether a failure may be transient although the inventory stays the same.
 pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
     error.is::<StateError>()
         || error.is::<crate::files::ReplaceError>()

@@ -1,4 +1,4 @@
-//! `publish --local`: one file on this machine, without bus and blobstore.
+//! `publish --local`: writes a single file on this machine, without bus or blobstore.
 
 use std::path::Path;
 

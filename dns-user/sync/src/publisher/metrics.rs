@@ -1,4 +1,4 @@
-//! The metrics of a publisher.
+//! Metrics of the publisher.
 
 use prometheus::{IntCounter, IntGauge, Registry};
 
@@ -14,12 +14,12 @@ pub(super) struct Metrics {
     pub(super) blob_bytes: IntGauge,
     pub(super) inventory_good: IntGauge,
     version: IntGauge,
-    /// The members of [`Count`], in its order.
+    /// One gauge per field of [`Count`], in its order.
     agents: [IntGauge; 6],
 }
 
 impl Metrics {
-    /// Registers all families at zero.
+    /// Registers all families with value zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let gauge = |name: &str, help: &str| {
@@ -50,7 +50,7 @@ impl Metrics {
         })
     }
 
-    /// Updates the families that follow the plan.
+    /// Updates the metrics derived from the plan.
     pub(super) fn set(&self, plan: &Plan, count: Count) {
         self.version.set(plan.book.version.cast_signed());
         self.ignored.inc_by(plan.ignored.saturating_sub(self.ignored.get()));

@@ -1,8 +1,9 @@
-//! The publisher: makes versions, puts their blobs, announces them, and tracks what each agent holds.
+//! The publisher: creates versions, uploads their blobs, announces them, and tracks the version of
+//! each agent.
 //!
-//! [`plan`] decides and does no I/O. [`keeper`] does all work on disk, on a thread. The loop here passes
-//! events to the plan and starts its actions as tasks with deadlines; it waits for none of them, so that
-//! neither a blobstore, a disk nor a bus that hangs delays an announcement or the end of the process.
+//! [`plan`] makes the decisions without I/O. [`keeper`] does all disk I/O on a thread. The loop
+//! here passes events to the plan and starts its actions as tasks with deadlines. It waits for none
+//! of them, so a blobstore, disk or bus that hangs delays neither announcements nor shutdown.
 
 pub mod api;
 pub mod book;
@@ -44,7 +45,7 @@ use crate::{
     store::{Store, unix_now},
 };
 
-/// Longest wait for the last write of `agents.json` when the process is told to end.
+/// Maximum wait for the last write of `agents.json` at shutdown.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The book as last written, for the API.
@@ -61,7 +62,7 @@ struct Publisher {
     shared: Shared,
     metrics: Metrics,
     failures: LogLimit,
-    /// The failure that was logged last; it is repeated only with the limit above.
+    /// The last logged failure; repeats are rate-limited.
     last_failure: String,
 }
 
@@ -80,7 +81,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     anyhow::ensure!(options.store.blobstore.is_some(), "--blobstore URL is required");
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
-    // An unreadable book costs one question to each agent.
+    // If the book is unreadable, each agent is asked to report once.
     let book: Book = keeper.read("agents.json").unwrap_or_default().unwrap_or_default();
     let shared = Shared::default();
     if let (Some(address), true) = (options.api, options.watch) {
@@ -184,7 +185,7 @@ impl Publisher {
         }
     }
 
-    /// Has the plan decide, and starts what it decided.
+    /// Runs a step of the plan and starts its actions.
     fn act(&mut self) -> anyhow::Result<()> {
         let connected = self.bus.client.connection_state() == Connection::Connected;
         let store = &self.store;
@@ -209,7 +210,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Takes a result of the keeper.
+    /// Processes a result of the keeper.
     fn noted(&mut self, note: Note) -> anyhow::Result<()> {
         match note {
             Note::Inventory(agents) => {
@@ -233,10 +234,10 @@ impl Publisher {
                 ));
             }
             Note::Patch { from, to, patch } => self.plan.patch(from, to, patch),
-            // The API shows what is on disk.
+            // The API shows the state on disk.
             Note::BookWritten(Ok(())) => *self.shared.lock() = self.plan.book.clone(),
             Note::BookWritten(Err(error)) => {
-                // Lost, it costs a question to each agent.
+                // If it is lost, each agent is asked to report once.
                 self.log_failure(format!("cannot write down which agent has which version: {error}"));
                 self.plan.book_failed(now_ms());
             }
@@ -244,7 +245,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Takes the result of a task.
+    /// Processes the result of a task.
     fn done(&mut self, done: Done) {
         match done {
             Done::Put { version, result } => {
@@ -272,7 +273,7 @@ impl Publisher {
         }
     }
 
-    /// Logs a failure; a repeated one only as often as the limit allows.
+    /// Logs a failure; repeats of the last one are rate-limited.
     fn log_failure(&mut self, text: String) {
         if text == self.last_failure && self.failures.allow(now_ms()).is_none() {
             return;
@@ -288,7 +289,8 @@ impl Publisher {
             return;
         }
         let written = async {
-            // Earlier writes are reported first: the last one is the one after which nothing is queued.
+            // Results of earlier writes come first: the last write is the one after which nothing
+            // is queued.
             let mut open = self.notes.recv().await;
             while let Some(note) = open {
                 if matches!(note, Note::BookWritten(_)) && self.notes.is_empty() {
@@ -303,18 +305,19 @@ impl Publisher {
     }
 }
 
-/// Returns a random number that other parties cannot guess.
+/// Returns a random number that other parties cannot predict.
 fn random() -> u64 {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut bytes = [0; 8];
-    // Linux's source does not fail once it is seeded; a guessable number is still checked against the agent.
+    // Linux's random source does not fail once seeded. A predictable number is tolerable: replies
+    // are still matched to the agent.
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => u64::from_ne_bytes(bytes),
         Err(_) => fastrand::u64(..),
     }
 }
 
-/// Returns every family, for the metrics reference.
+/// Returns all metric families, for the metrics reference.
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
     Metrics::new().expect("the names are valid").registry.gather()

@@ -1,9 +1,9 @@
-//! The publisher's decisions. Pure: events and the time go in, [`Action`]s come out; files, blobstore and
-//! bus are the caller's.
+//! The publisher's decisions. Pure: takes events and the time, returns [`Action`]s; the caller does
+//! the I/O on files, blobstore and bus.
 //!
-//! A publisher first asks every agent what it holds, so that its next version is above all of them
-//! even if its state folder was lost or restored. Then each version takes three steps, and a crash between
-//! them is harmless because a restart repeats them: commit, put the blob, announce.
+//! A publisher first asks every agent for its version, so that the next version is above all of
+//! them even if the state folder was lost or restored. Each version then takes three steps: commit,
+//! upload the blob, announce. A crash between them is harmless, because a restart repeats them.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,37 +19,37 @@ use crate::{
     message::{self, Announcement, Extra, Patch, Reply, Report, Source},
 };
 
-/// Longest wait for agents to report before the first version, in milliseconds.
+/// Maximum wait for agents' reports before the first version, in milliseconds.
 const INQUIRY_MS: u64 = 2000;
 
-/// Pause before a blob is put again, and before a failed commit is repeated, in milliseconds.
+/// Pause before a failed upload or commit is retried, in milliseconds.
 const PAUSE_MS: u64 = 2000;
 
-/// Shortest time between two writes of `agents.json`, in milliseconds.
+/// Minimum time between two writes of `agents.json`, in milliseconds.
 const BOOK_INTERVAL_MS: u64 = 1000;
 
-/// Longest wait for a patch before the whole blob is announced instead, in milliseconds.
+/// Maximum wait for a patch before the whole blob is announced instead, in milliseconds.
 const PATCH_PATIENCE_MS: u64 = 2000;
 
-/// Versions in a row that need no pause.
+/// Number of consecutive versions that need no pause.
 const BURST: f64 = 4.0;
 
-/// Shortest average time between two versions, in milliseconds.
+/// Minimum average interval of versions, in milliseconds.
 const SHORTEST_INTERVAL_MS: f64 = 250.0;
 
-/// Bytes of datasets per second that versions may write, beyond a burst. Faster changes share versions.
+/// Write rate of datasets in bytes per second, beyond a burst. Faster changes share versions.
 const WRITTEN_PER_SECOND: f64 = 500_000.0;
 
-/// Room in a message besides the patch.
+/// Bytes reserved in a message for everything except the patch.
 const ENVELOPE: usize = 4096;
 
-/// Longest reply that is read; our agents' are below 1 KiB.
+/// Maximum length of a reply in bytes; our agents' are below 1 KiB.
 const LONGEST_REPLY: usize = 16 << 10;
 
-/// Settings of the decisions.
+/// Settings of the plan.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    /// Bytes per second for all blobs and messages together.
+    /// Limit for all blobs and messages together, in bytes per second.
     pub(super) bandwidth: u64,
     /// Whether patches are sent.
     pub(super) patches: bool,
@@ -57,15 +57,15 @@ pub(super) struct Settings {
     pub(super) links_good_for: Duration,
 }
 
-/// The surroundings of one step.
+/// Inputs of one step.
 pub(super) struct Now<'a> {
-    /// Milliseconds since 1970, steady.
+    /// Milliseconds since 1970, monotonic.
     pub(super) ms: u64,
-    /// The clock, for signatures.
+    /// Wall clock, for signatures.
     pub(super) unix: Duration,
-    /// Longest message of the bus; `None` without a connection.
+    /// Maximum payload of the bus; `None` without a connection.
     pub(super) max_payload: Option<usize>,
-    /// Random numbers that another party cannot guess.
+    /// Source of random numbers that another party cannot predict.
     pub(super) random: &'a mut dyn FnMut() -> u64,
     /// Signs a link to a blob, if the store can.
     pub(super) sign: &'a dyn Fn(&str, Duration, Duration) -> Option<String>,
@@ -80,7 +80,7 @@ pub(super) enum Action {
     Commit {
         floor: u64,
     },
-    /// Put the blob of a version.
+    /// Upload the blob of a version.
     Put(Made, Bytes),
     /// Delete the blobs of forgotten versions.
     Delete(Vec<Made>),
@@ -89,7 +89,7 @@ pub(super) enum Action {
         to: u64,
         bytes: Bytes,
     },
-    /// Send announcements, at the bandwidth. A previous batch is abandoned.
+    /// Send announcements at the configured bandwidth. A previous batch is abandoned.
     Send(Vec<Outgoing>),
     WriteBook(Vec<u8>),
 }
@@ -102,18 +102,19 @@ pub(super) struct Outgoing {
     pub(super) announcement: Arc<Announcement>,
 }
 
-/// Progress of the start.
+/// Startup phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// No inventory has been read.
     Starting,
-    /// Agents are asked what they hold, until this time once they were asked.
+    /// Agents are asked for their version; the phase ends at `until`, which is set when they were
+    /// asked.
     Asking { until: Option<u64> },
-    /// Versions are made and announced.
+    /// Versions are created and announced.
     Open,
 }
 
-/// Progress of the next commit.
+/// State of the next commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Commit {
     Idle,
@@ -122,7 +123,7 @@ enum Commit {
     Running,
 }
 
-/// Progress of the blob.
+/// State of the current version's blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blob {
     /// Due from this time on.
@@ -135,7 +136,7 @@ enum Blob {
 #[derive(Clone, Debug)]
 enum PatchState {
     Requested(u64),
-    /// `None` if there is none.
+    /// The patch, or `None` if there is none.
     Made(Option<Arc<Patch>>),
 }
 
@@ -146,7 +147,7 @@ struct Current {
     blob: Blob,
     /// Location for agents, and the time of its signature.
     source: Option<(Source, Duration)>,
-    /// Patches by the version that they start from.
+    /// Patches by the version that they apply to.
     patches: HashMap<u64, PatchState>,
 }
 
@@ -154,30 +155,31 @@ struct Current {
 #[derive(Debug)]
 pub(super) struct Plan {
     settings: Settings,
-    /// The version that each agent reported.
+    /// Reported version of each agent.
     pub(super) book: Book,
     phase: Phase,
     commit: Commit,
     /// The next version is above this one.
     floor: u64,
     current: Option<Current>,
-    /// Whether a batch is being sent, and of which version.
+    /// Version of the batch being sent, if any.
     sending: Option<u64>,
-    /// Versions that may be made without a pause, and the time of this number.
+    /// Number of versions that may be created without a pause, and the time of that number.
     allowance: (f64, u64),
-    /// Times for `agents.json`: whether it is out of date, and the next write.
+    /// Whether `agents.json` is out of date; the next field is the time of the next write.
     unwritten: bool,
     write_at: u64,
-    /// A disagreement that has not been taken yet.
+    /// A disagreement not yet returned by `take_disagreement`.
     disagreement: Option<(String, Held)>,
     complaints: LogLimit,
-    /// Messages that answered no open call.
+    /// Number of messages that answered no open call.
     pub(super) ignored: u64,
     pub(super) exceptions: u64,
 }
 
 impl Plan {
-    /// Starts with the newest version of the state folder and the book of the process before.
+    /// Creates a plan from the newest version of the state folder and the book of the previous
+    /// process.
     pub(super) fn new(settings: Settings, mut book: Book, newest: Option<&Made>, above: u64) -> Self {
         book.forget_reports();
         match newest {
@@ -205,7 +207,7 @@ impl Plan {
         }
     }
 
-    /// Takes the agents of a newly read inventory.
+    /// Sets the agents of a newly read inventory.
     pub(super) fn inventory(&mut self, agents: &[String], now: u64) {
         self.book.set_agents(agents.iter().map(String::as_str));
         self.unwritten = true;
@@ -217,10 +219,10 @@ impl Plan {
         }
     }
 
-    /// Takes the newest version after a commit. Returns the deletion of old blobs.
+    /// Records a commit. Returns the deletion of old blobs.
     pub(super) fn committed(&mut self, committed: Committed, now: u64) -> Option<Action> {
         let Committed { made, bytes, new, gone } = committed;
-        // A report may have raised the floor meanwhile.
+        // A report may have raised the floor in the meantime.
         self.commit = if made.version > self.floor { Commit::Idle } else { Commit::Due(now) };
         if new {
             self.allowance.0 -= 1.0;
@@ -233,7 +235,7 @@ impl Plan {
         (!gone.is_empty()).then_some(Action::Delete(gone))
     }
 
-    /// Notes a failed commit; it is repeated later.
+    /// Records a failed commit; it is retried later.
     pub(super) fn commit_failed(&mut self, now: u64) {
         if self.commit == Commit::Running {
             self.commit = Commit::Due(now + PAUSE_MS);
@@ -245,7 +247,7 @@ impl Plan {
         self.current.is_some() || self.book.version > 0
     }
 
-    /// Takes the result of putting a version's blob.
+    /// Records the result of a blob upload.
     pub(super) fn put(&mut self, version: u64, stored: bool, now: u64) {
         let Some(current) = self.current.as_mut().filter(|current| current.made.version == version) else {
             return;
@@ -257,14 +259,14 @@ impl Plan {
         }
     }
 
-    /// Takes a patch to a version.
+    /// Records a patch to a version.
     pub(super) fn patch(&mut self, from: u64, to: u64, patch: Option<Patch>) {
         if let Some(current) = self.current.as_mut().filter(|current| current.made.version == to) {
             current.patches.insert(from, PatchState::Made(patch.map(Arc::new)));
         }
     }
 
-    /// Notes that a batch has left, or was given up.
+    /// Records that a batch was sent or abandoned.
     pub(super) fn sent(&mut self, version: u64, bytes: u64) {
         if self.sending == Some(version) {
             self.sending = None;
@@ -273,7 +275,7 @@ impl Plan {
         self.unwritten = true;
     }
 
-    /// Notes that `agents.json` was not written.
+    /// Records that `agents.json` could not be written.
     pub(super) fn book_failed(&mut self, now: u64) {
         self.unwritten = true;
         self.write_at = now + PAUSE_MS;
@@ -292,11 +294,11 @@ impl Plan {
         self.disagreement.take()
     }
 
-    /// Takes a message from the bus.
+    /// Processes a message from the bus.
     pub(super) fn heard(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
         let Some((agent, request)) = message::read_reply_subject(subject) else { return };
         if self.phase == Phase::Starting {
-            // All agents are asked once the inventory names them.
+            // All agents are asked once the inventory is read.
             return;
         }
         if body.len() > LONGEST_REPLY {
@@ -365,7 +367,7 @@ impl Plan {
         }
     }
 
-    /// Decides the next work.
+    /// Returns the actions that are due.
     pub(super) fn step(&mut self, now: &mut Now<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         self.ask(now, &mut actions);
@@ -374,10 +376,10 @@ impl Plan {
             self.put_blob(now, &mut actions);
             self.announce(now, &mut actions);
         }
-        // A book without agents reads as a fleet of which every agent has the version.
+        // A book without agents would read as a fleet in which every agent has the version.
         let names_agents = self.phase != Phase::Starting || !self.book.agents.is_empty();
         if self.unwritten && names_agents && now.ms >= self.write_at {
-            // Text and numbers always serialise.
+            // Strings and numbers always serialise.
             actions.push(Action::WriteBook(serde_json::to_vec(&self.book).unwrap_or_default()));
             (self.unwritten, self.write_at) = (false, now.ms + BOOK_INTERVAL_MS);
         }
@@ -455,7 +457,7 @@ impl Plan {
             let patch = match from {
                 None | Some(0) => None,
                 Some(from) => match current.find_patch(from, now.ms, actions) {
-                    // The patch is being made; the agent stays due.
+                    // The patch is still being created; the agent stays due.
                     None => continue,
                     Some(patch) => patch.filter(|patch| patch.zstd.len() + ENVELOPE <= max_payload),
                 },
@@ -471,7 +473,7 @@ impl Plan {
         let time =
             |bytes: u64| (u128::from(bytes) * 1000 / u128::from(bandwidth)).try_into().unwrap_or(u64::MAX);
         let spread: u64 = time(blobs.saturating_mul(length));
-        // An agent whose patch does not fit joins the downloads of the whole blob.
+        // Agents whose patch does not fit the message download the whole blob like the others.
         let patched_spread: u64 = time((ready.len() as u64).saturating_mul(length));
         let mut batch = Vec::with_capacity(ready.len());
         let mut shared: HashMap<(u64, bool), Arc<Announcement>> = HashMap::new();
@@ -500,7 +502,7 @@ impl Plan {
 }
 
 impl Current {
-    /// Returns the blob's location; a link is signed again at half of its validity.
+    /// Returns the blob's location; a link is signed again after half of its validity.
     fn signed_source(&mut self, now: &Now<'_>, good_for: Duration) -> Source {
         match &self.source {
             Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
@@ -515,7 +517,7 @@ impl Current {
         }
     }
 
-    /// Returns the patch from a version; `None` while it is being made.
+    /// Returns the patch from a version; `None` while it is being created.
     #[expect(clippy::option_option, reason = "not known yet, known to be missing, known")]
     fn find_patch(&mut self, from: u64, now: u64, actions: &mut Vec<Action>) -> Option<Option<Arc<Patch>>> {
         match self.patches.get(&from) {
@@ -531,7 +533,7 @@ impl Current {
     }
 }
 
-/// Returns whether a duration has passed since `signed`; a clock that was set back counts as that.
+/// Returns whether `after` has passed since `signed`; a clock that was set back counts as passed.
 fn is_over(signed: Duration, after: Duration, now: Duration) -> bool {
     now.checked_sub(signed).is_none_or(|age| age >= after)
 }

@@ -1,4 +1,4 @@
-//! The publisher's input: the inventory's files with the changes by command laid over.
+//! The publisher's input: the inventory's files with the changes made by command on top.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use crate::{
     },
 };
 
-/// File of the changes by command.
+/// Name of the file with the changes made by command.
 pub const CHANGES: &str = "changes.json";
 
-/// Longest hosts file that is read.
+/// Maximum size of a hosts file, in bytes.
 const LONGEST_FILE: u64 = 256 << 20;
 
 /// Location of the inventory.
@@ -50,7 +50,7 @@ pub enum SourceError {
         /// First mistake found in the inventory.
         source: InventoryError,
     },
-    /// A change by command is not valid.
+    /// A change made by command is invalid.
     #[error(transparent)]
     Change(#[from] InventoryError),
     /// The changes cannot be read or written.
@@ -58,7 +58,7 @@ pub enum SourceError {
     State(#[from] StateError),
 }
 
-/// Identity of the files' content: path, time of change, inode and length.
+/// Identity of the files' content: path and, if it exists, change time, inode and length.
 pub type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
 
 impl InventoryOptions {
@@ -67,7 +67,7 @@ impl InventoryOptions {
         self.inventory.as_deref().or(self.nodes.as_deref()).unwrap_or(Path::new(""))
     }
 
-    /// Reads the files, without the changes.
+    /// Reads the files, without the changes made by command.
     pub fn files(&self) -> Result<RawInventory, SourceError> {
         let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
         let failed = |source| FileError::Io { path: path.clone(), source };
@@ -76,7 +76,7 @@ impl InventoryOptions {
         nodes::read(&text).map_err(|source| SourceError::Inventory { path: path.clone(), source })
     }
 
-    /// Reads the inventory. Changes that no longer hold are dropped from the folder and logged.
+    /// Reads the inventory. Changes that no longer apply are removed from the folder and logged.
     pub fn load(&self, folder: &Folder) -> Result<Inventory, SourceError> {
         let files = self.files()?;
         let changes: Changes = folder.read(CHANGES)?.unwrap_or_default();
@@ -95,7 +95,7 @@ impl InventoryOptions {
                 }
                 Ok::<(), StateError>(())
             });
-            // They are ignored below in any case.
+            // Such changes are ignored below in any case.
             if let Err(error) = dropped {
                 tracing::warn!("cannot drop settled changes; trying again at the next change: {error}");
             }
@@ -104,7 +104,7 @@ impl InventoryOptions {
             .map_err(|source| SourceError::Inventory { path: self.path().to_owned(), source })
     }
 
-    /// Adds a change by command. A change that makes the inventory invalid is refused.
+    /// Adds a change made by command. A change that makes the inventory invalid is rejected.
     pub fn change(&self, folder: &Folder, change: Change) -> Result<(), SourceError> {
         let files = self.files()?;
         folder.edit(CHANGES, |changes: &mut Changes| {
@@ -131,12 +131,12 @@ pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
     paths.into_iter().map(|path| (path.clone(), stamp(&path))).collect()
 }
 
-/// Decides when changed files are complete: once they have been unchanged for a while. Pure.
+/// Decides when changed files are complete: after they have been unchanged for a while. Pure.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
-    /// The stamps that were last read.
+    /// The last read stamps.
     read: Option<Stamps>,
-    /// The stamps of the last look, and the time of the first look that saw them.
+    /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,
 }
 
@@ -144,8 +144,8 @@ pub(super) struct Quiet {
 const QUIET_MS: u64 = 200;
 
 impl Quiet {
-    /// Takes a look at time `now`. Returns whether the files should be read. `settled` skips the wait: the
-    /// files have not changed for long.
+    /// Records the stamps at `now`. Returns whether the files should be read. `settled` skips the
+    /// wait: the files have not changed for a long time.
     pub(super) fn poll(&mut self, stamps: Stamps, now: u64, settled: bool) -> bool {
         if self.read.as_ref() == Some(&stamps) {
             self.seen = None;
@@ -163,7 +163,7 @@ impl Quiet {
         false
     }
 
-    /// Returns whether every changed file is a new inode, which `replaced` confirms to be complete.
+    /// Returns whether every changed file is a new inode that `replaced` confirms to be complete.
     pub(super) fn is_replaced(&self, stamps: &Stamps, replaced: impl Fn(&Path) -> bool) -> bool {
         let Some(read) = &self.read else { return false };
         stamps.iter().all(|(path, stamp)| {
@@ -173,19 +173,20 @@ impl Quiet {
         })
     }
 
-    /// Has the files read again although they did not change.
+    /// Causes the files to be read again although they did not change.
     pub(super) fn forget(&mut self) {
         self.read = None;
     }
 }
 
-/// Returns whether a file was renamed after its last write: its inode changed later than its content.
+/// Returns whether a file was renamed after its last write: its inode changed later than its
+/// content.
 pub(super) fn is_renamed(path: &Path) -> bool {
     fs::metadata(path)
         .is_ok_and(|facts| (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec()))
 }
 
-/// Returns whether the newest file was last changed more than two seconds ago by the machine's clock.
+/// Returns whether the newest file last changed more than two seconds ago by the machine's clock.
 pub(super) fn is_old(stamps: &Stamps) -> bool {
     let old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age.as_secs() >= 2);
     stamps.iter().all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))

@@ -1,7 +1,7 @@
-//! The publisher's persistent state: a folder of files, each replaced as a whole and synced.
+//! The publisher's persistent state: a folder of files, each replaced atomically and synced.
 //!
-//! Plain files instead of an embedded database: the state is read once, at the start, and written
-//! once per version; an operator can read it, copy it and keep it under version control.
+//! Plain files instead of an embedded database: the state is read once at startup and written once
+//! per version; operators can read it, copy it and put it under version control.
 //!
 //! | File | Content |
 //! |---|---|
@@ -28,22 +28,22 @@ use crate::{
     ids::Ids,
 };
 
-/// Versions that are kept regardless of their age.
+/// Number of versions kept regardless of age.
 pub(crate) const KEPT: usize = 10;
 
-/// Age in seconds up to which more versions are kept, as far as the bytes allow.
+/// Age in seconds up to which further versions are kept, within the byte limit.
 const KEPT_SECONDS: u64 = 3600;
 
-/// Versions that are kept regardless of their bytes: the newest and the one before it.
+/// Number of versions kept regardless of size: the newest and the previous one.
 const KEPT_AT_LEAST: usize = 2;
 
 /// Content of `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Numeric ids given to instances and groups so far.
+    /// Numeric ids allocated to instances and groups.
     pub ids: Ids,
-    /// Kept versions, oldest first; the last one is the fleet's.
+    /// Kept versions, oldest first; the last one is the fleet's current version.
     pub versions: Vec<Made>,
 }
 
@@ -61,11 +61,11 @@ pub struct Made {
     pub at: u64,
 }
 
-/// An open state folder; the publisher holds its lock.
+/// An open state folder; locked if the publisher opened it.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Held while the publisher lives.
+    /// Held while the publisher runs.
     _lock: Option<Flock<File>>,
 }
 
@@ -88,26 +88,27 @@ pub enum StateError {
     Content {
         /// The file that failed.
         path: PathBuf,
-        /// The reader's message.
+        /// The parser's message.
         problem: String,
     },
     /// A file could not be written.
     #[error(transparent)]
     Replace(#[from] files::ReplaceError),
-    /// A higher version would not be exact as a JSON number.
+    /// A higher version could not be represented exactly as a JSON number.
     #[error("version {0} is the highest possible; start again with an empty state folder and empty agents")]
     NoMoreVersions(u64),
 }
 
 impl Folder {
-    /// Opens a folder for the one publisher; creates it if it is missing.
+    /// Opens and locks a folder for the publisher; creates it if it is missing.
     pub fn lock(path: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Io { path: path.to_owned(), source };
         fs::create_dir_all(path.join("datasets")).map_err(failed)?;
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
-        // We are the only writer of these: temporary files of a killed predecessor can go.
+        // Only this process writes these files: temporary files are leftovers of a killed
+        // predecessor.
         for name in ["state.json", "agents.json"] {
             files::sweep(&path.join(name));
         }
@@ -125,7 +126,7 @@ impl Folder {
         Self { path: path.to_owned(), _lock: None }
     }
 
-    /// Reads one of its files. Returns `None` if it does not exist.
+    /// Reads a file of the folder. Returns `None` if it does not exist.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.path.join(name);
         match fs::read(&path) {
@@ -143,7 +144,7 @@ impl Folder {
         &self.path
     }
 
-    /// Writes one of its files.
+    /// Serialises a value to a file of the folder.
     pub fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
         let path = self.path.join(name);
         let bytes = serde_json::to_vec(value)
@@ -151,12 +152,12 @@ impl Folder {
         self.write_bytes(name, &bytes)
     }
 
-    /// Writes one of its files from its bytes.
+    /// Writes bytes to a file of the folder.
     pub fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         Ok(files::replace(&self.path.join(name), bytes, Permissions::PRIVATE)?)
     }
 
-    /// Edits a file under its own lock.
+    /// Edits a file while holding its lock.
     pub fn edit<T: DeserializeOwned + Serialize + Default, E: From<StateError>>(
         &self,
         name: &str,
@@ -171,7 +172,7 @@ impl Folder {
         Ok(self.write(name, &value)?)
     }
 
-    /// Reads the dataset of a version if it is kept.
+    /// Reads the dataset of a version; `None` if it is not kept.
     pub fn dataset(&self, version: u64) -> Option<Vec<u8>> {
         fs::read(self.dataset_path(version)).ok()
     }
@@ -193,9 +194,10 @@ impl Folder {
 
     /// Commits a dataset as a version above `floor`, unless the newest version has the same content.
     ///
-    /// Dataset first, then state: a crash between them leaves a file that the next commit replaces.
-    /// A committed number is never given to other content. On a full disk the datasets that only
-    /// serve patches are given up, so that room for a new version does not depend on an operator.
+    /// The dataset is written first, then the state: a crash between them leaves a file that the
+    /// next commit replaces. A committed number is never reused for other content. On a full disk,
+    /// the datasets that only serve patches are deleted, so that a new version fits without an
+    /// operator's help.
     pub fn commit(
         &self,
         state: &mut State,
@@ -233,20 +235,20 @@ impl Folder {
         Ok(!same)
     }
 
-    /// Removes all datasets below the newest committed version.
+    /// Deletes all datasets below the newest committed version.
     fn give_up_datasets(&self, newest: u64) {
         let Ok(entries) = fs::read_dir(self.path.join("datasets")) else { return };
         for entry in entries.flatten() {
             let version = entry.path().file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
             if version.is_some_and(|version| version < newest) {
-                // Agents then fetch the whole blob instead of a patch.
+                // Agents then download the whole blob instead of a patch.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Forgets old versions before a new one is written: ten are kept, and more of the last hour, all
-    /// within `bytes`. Returns the forgotten versions, whose blobs can be deleted.
+    /// Deletes old versions before a new one is written: ten are kept, and more from the last hour,
+    /// all within `bytes`. Returns the deleted versions, whose blobs can be deleted.
     pub fn forget_old(&self, state: &mut State, now: u64, bytes: u64) -> Result<Vec<Made>, StateError> {
         let length =
             |made: &Made| fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len());
@@ -267,7 +269,8 @@ impl Folder {
         }
         let gone: Vec<Made> = state.versions.drain(..count).collect();
         for made in &gone {
-            // A leftover costs only room. The files go first: on a full disk they make room for the state.
+            // A leftover only takes up space. The files go first: on a full disk they make room for
+            // the state.
             let _ = fs::remove_file(self.dataset_path(made.version));
         }
         self.write("state.json", state)?;
@@ -275,7 +278,7 @@ impl Folder {
     }
 }
 
-/// Returns a random uuid (RFC 9562, version 4), the form of a director's blob ids.
+/// Returns a random UUID (RFC 9562, version 4), the form of a director's blob ids.
 pub(crate) fn blob_id() -> String {
     let random = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{random:032x}");
@@ -333,7 +336,7 @@ mod tests {
         assert_eq!(folder.forget_old(&mut state, 100, u64::MAX).unwrap(), []);
         let gone = folder.forget_old(&mut state, 5000, u64::MAX).unwrap();
         assert_eq!((gone.len(), state.versions.len(), folder.dataset(5)), (5, 10, None));
-        // A clock that jumps back keeps more, within the bytes.
+        // If the clock jumps back, more versions are kept, within the byte limit.
         let length = folder.dataset(15).unwrap().len() as u64;
         assert_eq!(folder.forget_old(&mut state, 0, 4 * length + 8).unwrap().len(), 6);
         assert_eq!(folder.forget_old(&mut state, 0, 0).unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! The publisher's I/O on bus and blobstore: tasks with deadlines.
+//! The publisher's I/O on bus and blobstore, as tasks with deadlines.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::{
     store::Store,
 };
 
-/// Time for a batch of messages beyond what the bandwidth asks for.
+/// Time limit for a batch of messages, in addition to the time that the bandwidth requires.
 const SEND_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Attempts to delete a blob.
@@ -22,7 +22,7 @@ const DELETIONS: u32 = 3;
 /// Pause between two attempts.
 const DELETE_PAUSE: Duration = Duration::from_secs(2);
 
-/// Advance over the bandwidth that is not worth a pause.
+/// Lead over the bandwidth limit below which the sender does not pause.
 const SLACK: Duration = Duration::from_millis(5);
 
 /// The result of a task.
@@ -57,7 +57,7 @@ impl Tasks {
         &self.process
     }
 
-    /// Waits for the next result; for ever without tasks.
+    /// Waits for the next result; never returns without tasks.
     pub(super) async fn next(&mut self) -> Done {
         loop {
             match self.running.join_next().await {
@@ -69,7 +69,7 @@ impl Tasks {
         }
     }
 
-    /// Puts a blob; abandons an older one.
+    /// Uploads a blob; aborts an older upload.
     pub(super) fn put(&mut self, made: Made, bytes: Bytes) {
         if let Some(older) = self.putting.take() {
             older.abort();
@@ -81,7 +81,7 @@ impl Tasks {
         }));
     }
 
-    /// Deletes blobs one after the other.
+    /// Deletes blobs sequentially.
     pub(super) fn delete(&mut self, gone: Vec<Made>) {
         let store = self.store.clone();
         self.running.spawn(async move {
@@ -113,7 +113,7 @@ impl Tasks {
             let asked = async {
                 for (agent, call) in questions {
                     let body = question.write(&message::reply_subject(&process, &agent, &call.token()));
-                    // The agent reports by itself at its next connection.
+                    // The agent reports on its next connection anyway.
                     let _ = client.publish(message::agent_subject(&agent), body.into()).await;
                 }
             };
@@ -122,7 +122,7 @@ impl Tasks {
         });
     }
 
-    /// Sends a batch at the bandwidth; abandons an older one.
+    /// Sends a batch at the configured bandwidth; aborts an older batch.
     pub(super) fn send(&mut self, batch: Vec<Outgoing>) {
         if let Some(older) = self.sending.take() {
             older.abort();

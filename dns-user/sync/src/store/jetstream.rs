@@ -1,5 +1,5 @@
-//! JetStream's object store. It needs more permissions than a director grants: `nats-config --jetstream`
-//! grants agents direct reads of the bucket, and no consumers.
+//! JetStream's object store. It needs more permissions than a director grants: `nats-config
+//! --jetstream` grants agents direct reads of the bucket, but no consumers.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn failed(error: impl std::fmt::Display) -> StoreError {
     StoreError::JetStream(error.to_string())
 }
 
-/// Bounds a call in time.
+/// Applies a timeout to a call.
 async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
@@ -35,12 +35,12 @@ async fn within<T>(
 }
 
 impl Objects {
-    /// Refers to a bucket; each call opens it, for it may be created later.
+    /// Refers to a bucket; each call opens it, because it may be created later.
     pub(super) fn new(bus: &Bus, bucket: &str) -> Self {
         Self { context: jetstream::new(bus.client.clone()), bucket: bucket.to_owned() }
     }
 
-    /// Puts a blob; creates the bucket if it is missing.
+    /// Uploads a blob; creates the bucket if it is missing.
     pub(super) async fn put(&self, id: &str, bytes: &Bytes, limit: Duration) -> Result<(), StoreError> {
         within(limit, async {
             let store = match self.context.get_object_store(&self.bucket).await {
@@ -56,7 +56,7 @@ impl Objects {
         .await
     }
 
-    /// Gets a blob by direct reads of its chunks, which need no consumer.
+    /// Downloads a blob by direct reads of its chunks, which need no consumer.
     pub(super) async fn get(&self, id: &str, longest: usize, limit: Duration) -> Result<Bytes, StoreError> {
         let Self { context, bucket } = self;
         within(limit, async {

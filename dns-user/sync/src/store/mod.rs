@@ -25,13 +25,13 @@ use crate::{
     tls,
 };
 
-/// Default of `--longest-blob`; a dataset of 10,000 instances has 2.6 MB.
+/// Default of `--longest-blob`, in bytes; a dataset of 10,000 instances has 2.6 MB.
 pub const LONGEST_BLOB: usize = 64 << 20;
 
-/// Longest body of an answer to PUT and DELETE.
+/// Maximum size of a response to PUT and DELETE, in bytes.
 const LONGEST_ANSWER: usize = 1 << 20;
 
-/// Reads and writes of a shared folder that may hang at a time.
+/// Maximum number of concurrent calls to a shared folder, which may hang.
 const FOLDER_CALLS: usize = 4;
 
 /// Location of the blobs.
@@ -54,19 +54,19 @@ pub struct StoreOptions {
     pub longest_blob: usize,
 }
 
-/// The file of credentials.
+/// Content of the credentials file.
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Secrets {
-    /// User of WebDAV.
+    /// User for WebDAV.
     user: Option<String>,
-    /// Password of WebDAV.
+    /// Password for WebDAV.
     password: Option<String>,
-    /// Secret of signed WebDAV links; they are used where there is one.
+    /// Secret for signed WebDAV links; if set, links are signed.
     signing_secret: Option<String>,
-    /// Access key of S3.
+    /// Access key for S3.
     access_key: Option<String>,
-    /// Secret key of S3.
+    /// Secret key for S3.
     secret_key: Option<String>,
 }
 
@@ -79,18 +79,16 @@ impl std::fmt::Debug for Secrets {
 /// A blobstore.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// What kind it is.
     kind: Kind,
-    /// For HTTP stores, and for signed URLs with any store.
+    /// Used for HTTP stores, and for signed URLs with any store.
     http: HttpClient,
-    /// Longest time for one attempt.
+    /// Timeout of one attempt.
     limit: Duration,
     longest: usize,
-    /// Permits for calls to a folder; a call that hangs keeps its own.
+    /// Permits for calls to a folder; a call that hangs keeps its permit.
     folder_calls: Arc<Semaphore>,
 }
 
-/// Kinds of blobstores.
 #[derive(Clone, Debug)]
 enum Kind {
     /// No store is configured: only signed URLs work.
@@ -99,23 +97,22 @@ enum Kind {
     Folder(PathBuf),
     /// WebDAV.
     Dav {
-        /// Without a slash at the end.
+        /// URL without trailing slash.
         endpoint: String,
-        /// For basic authentication and signatures.
+        /// Credentials for basic authentication and signatures.
         secrets: Secrets,
     },
-    /// S3.
+    /// S3 or a compatible store.
     S3 {
-        /// The bucket.
         bucket: Box<Bucket>,
-        /// Keys for signatures.
+        /// Keys for signatures; `None` for anonymous access.
         credentials: Option<Credentials>,
     },
     /// JetStream's object store.
     JetStream(jetstream::Objects),
 }
 
-/// Failures of a blobstore.
+/// Errors of a blobstore.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The options are invalid.
@@ -124,10 +121,10 @@ pub enum StoreError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// HTTP failed.
+    /// An HTTP request failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// A file of the folder, or of the credentials.
+    /// A file of the folder, or the credentials file, cannot be used.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
@@ -141,26 +138,26 @@ pub enum StoreError {
     /// JetStream failed.
     #[error("JetStream: {0}")]
     JetStream(String),
-    /// The blob is too long.
+    /// The blob exceeds the limit.
     #[error("the blob {blob} is longer than {longest} bytes (--longest-blob)")]
     TooLong {
-        /// Its id.
+        /// Id of the blob.
         blob: String,
-        /// The limit.
+        /// Limit in bytes.
         longest: usize,
     },
-    /// A shared folder does not answer.
+    /// A shared folder does not respond.
     #[error("{}: not finished within {limit:?}; the folder hangs", path.display())]
     Hangs {
         /// The file.
         path: PathBuf,
-        /// The limit.
+        /// Time limit of the call.
         limit: Duration,
     },
 }
 
 impl StoreError {
-    /// Returns whether another attempt can succeed.
+    /// Returns whether a retry can succeed.
     pub fn is_worth_retrying(&self) -> bool {
         !matches!(self, Self::Options(_) | Self::Tls(_) | Self::TooLong { .. })
     }
@@ -212,12 +209,12 @@ impl Store {
         tokio::time::timeout(self.limit, running).await.unwrap_or_else(|_| Err(hangs()))
     }
 
-    /// Returns the longest blob that is accepted, in bytes.
+    /// Returns the maximum size of a blob in bytes.
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Puts a blob; an existing one is replaced.
+    /// Uploads a blob; replaces an existing one.
     pub async fn put(&self, id: &str, bytes: &Bytes) -> Result<(), StoreError> {
         match &self.kind {
             Kind::None => Err(no_store()),
@@ -239,7 +236,7 @@ impl Store {
         }
     }
 
-    /// Gets a blob by its id. `longest` bounds it further than the options do.
+    /// Downloads a blob by its id. The size limit is the lower of `longest` and the options'.
     pub async fn get(&self, id: &str, longest: usize) -> Result<Bytes, StoreError> {
         let longest = longest.min(self.longest);
         match &self.kind {
@@ -263,7 +260,7 @@ impl Store {
         }
     }
 
-    /// Gets a blob by a signed URL. `longest` bounds it further than the options do.
+    /// Downloads a blob by a signed URL. The size limit is the lower of `longest` and the options'.
     pub async fn get_signed(
         &self,
         url: &str,
@@ -274,7 +271,7 @@ impl Store {
         Ok(self.http.send(call, longest.min(self.longest), self.limit).await?)
     }
 
-    /// Removes a blob; a missing one is no error.
+    /// Deletes a blob; a missing one is not an error.
     pub async fn delete(&self, id: &str) -> Result<(), StoreError> {
         let gone = match &self.kind {
             Kind::None => Err(no_store()),
@@ -305,7 +302,8 @@ impl Store {
         }
     }
 
-    /// Returns a URL that gives access to a blob for a time, if the store can sign. `now` is the time since 1970.
+    /// Returns a URL that gives access to a blob for a time, if the store can sign. `now` is the
+    /// time since 1970.
     pub fn signed_url(&self, id: &str, now: Duration, good_for: Duration) -> Option<String> {
         match &self.kind {
             Kind::Dav { endpoint, secrets } => {
@@ -315,7 +313,7 @@ impl Store {
             }
             Kind::S3 { bucket, credentials } => {
                 let credentials = credentials.as_ref()?;
-                // A clock beyond the year 9999 signs for 1970, which every store refuses.
+                // A clock beyond the year 9999 signs for 1970, which every store rejects.
                 let now = Timestamp::from_second(now.as_secs().cast_signed()).unwrap_or_default();
                 Some(bucket.get_object(Some(credentials), id).sign_with_time(good_for, &now).to_string())
             }
@@ -323,7 +321,7 @@ impl Store {
         }
     }
 
-    /// A request to a store by HTTP.
+    /// Sends an HTTP request to the store.
     async fn http(
         &self,
         method: Method,
@@ -342,7 +340,7 @@ impl Store {
 }
 
 impl Kind {
-    /// Reads the URL of a blobstore.
+    /// Parses the URL of a blobstore.
     fn parse(text: &str, secrets: Secrets, bus: Option<&Bus>) -> Result<Self, StoreError> {
         let wrong = |problem: &str| StoreError::Options(format!("blobstore {text:?}: {problem}"));
         if let Some(bucket) = text.strip_prefix("nats:") {
@@ -386,21 +384,21 @@ impl Kind {
     }
 }
 
-/// The error without a blobstore.
+/// Returns the error for a missing `--blobstore`.
 fn no_store() -> StoreError {
     StoreError::Options("no blobstore is known here; say --blobstore URL".to_owned())
 }
 
-/// Reads the file of credentials.
+/// Reads the credentials file.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
     let text =
         files::read(path, 1 << 20).map_err(|source| StoreError::File { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
 
-/// The time since 1970, as signatures have it.
+/// Returns the time since 1970, for signatures.
 pub fn unix_now() -> Duration {
-    // A clock before 1970 signs for 1970, which every store refuses.
+    // A clock before 1970 signs for 1970, which every store rejects.
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -408,12 +406,12 @@ pub fn unix_now() -> Duration {
 mod tests {
     use super::*;
 
-    /// A store by its URL.
+    /// Opens a store by its URL.
     fn open(url: &str) -> Result<Store, StoreError> {
         open_as(url, None)
     }
 
-    /// A store by its URL, with a file of credentials.
+    /// Opens a store by its URL, with a credentials file.
     fn open_as(url: &str, credentials: Option<PathBuf>) -> Result<Store, StoreError> {
         let options = StoreOptions {
             blobstore: Some(url.to_owned()),
@@ -437,9 +435,9 @@ mod tests {
         assert_eq!(store.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
     }
 
-    /// Links as any other signer of SigV4 makes them. The first is the example of Amazon's
-    /// documentation ("Authenticating Requests: Using Query Parameters"); the others were
-    /// computed by hand from the same description, with Python's hmac.
+    /// Links as computed by independent SigV4 implementations. The first is the example in Amazon's
+    /// documentation ("Authenticating Requests: Using Query Parameters"); the others were computed
+    /// from the same description with Python's hmac.
     #[test]
     fn s3_links_are_golden() {
         let folder = tempfile::tempdir().unwrap();

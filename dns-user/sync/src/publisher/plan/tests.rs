@@ -1,4 +1,4 @@
-//! Scenarios with their own time, without files, blobstore and bus.
+//! Scenarios with simulated time, without files, blobstore and bus.
 
 use super::*;
 
@@ -52,7 +52,7 @@ impl World {
         self.plan.step(&mut now)
     }
 
-    /// Answers the questions of a start with these versions.
+    /// Answers the initial reports with these versions.
     fn start(&mut self, held: &[(&str, u64)]) {
         let Some(Action::Ask(questions)) = self.step().pop() else { panic!("no question") };
         for (agent, call) in questions {
@@ -67,7 +67,7 @@ impl World {
         self.plan.heard(&subject, &reply.write(), self.now, 0.5);
     }
 
-    /// Carries out a commit and the put of its blob. Returns the batch of announcements.
+    /// Completes a commit and its upload. Returns the batch of announcements.
     fn publish(&mut self, version: u64, bytes: &Bytes) -> Vec<Outgoing> {
         let committed = Committed { made: made(version), bytes: bytes.clone(), new: true, gone: Vec::new() };
         self.plan.committed(committed, self.now);
@@ -76,7 +76,7 @@ impl World {
         self.batch()
     }
 
-    /// Steps until a batch comes; there are no patches.
+    /// Steps until a batch is sent, without patches.
     fn batch(&mut self) -> Vec<Outgoing> {
         for _ in 0..3 {
             for action in self.step() {
@@ -254,7 +254,7 @@ fn stuck_blobstore_delays_no_announcement() {
     let batch = world.publish(1, &Bytes::from_static(b"x"));
     assert_eq!(batch.len(), 2);
     world.plan.sent(1, 0);
-    // The put of version 2 never returns; agents of version 1 are still served.
+    // The upload of version 2 never finishes; agents with version 1 are still served.
     let committed =
         Committed { made: made(2), bytes: Bytes::from_static(b"y"), new: true, gone: vec![made(1)] };
     assert!(matches!(world.plan.committed(committed, 0), Some(Action::Delete(_))));
@@ -282,7 +282,7 @@ fn raised_floor_commits_again() {
 #[test]
 fn book_without_agents_is_not_written() {
     let mut world = World::new(&["a"], Some(5));
-    // A lost agents.json, and an inventory that has not been read yet.
+    // A lost agents.json, before the inventory is read.
     world.plan = Plan::new(world.plan.settings.clone(), Book::default(), Some(&made(5)), 0);
     let writes = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::WriteBook(_)));
     assert!(!writes(world.step()));
