@@ -1,4 +1,4 @@
-//! One question to whichever agent answers.
+//! Sends requests to the first agent that responds.
 
 use std::{
     sync::{
@@ -21,37 +21,37 @@ use crate::{
 use dns_consul::http_api::{ApiAddress, HttpApi};
 use dns_upstream::HostNames;
 
-/// How long an answer that need not wait may take to begin.
+/// Maximum time until a non-blocking response begins.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Why there is no answer.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// Nobody could be reached, or the connection broke.
+    /// No connection, or the connection broke.
     #[error("{address}: {problem}")]
     Connection { address: ApiAddress, problem: ConnectionError },
     #[error("{address}: too many requests (429)")]
     TooMany { address: ApiAddress },
-    /// The token may not ask this.
+    /// The token lacks permission for this request.
     #[error("{address}: permission denied (403): the token may not read this")]
     Forbidden { address: ApiAddress },
-    /// There is no such thing.
+    /// The requested object does not exist.
     #[error("{address}: not found (404)")]
     NotFound { address: ApiAddress },
-    /// Any other status but 200.
+    /// Any other status than 200.
     #[error("{address}: status {status}: {text}")]
     Status {
         address: ApiAddress,
         status: StatusCode,
-        /// How the body begins.
+        /// Beginning of the body.
         text: String,
     },
 }
 
-/// An answer of Consul's.
+/// A successful response.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// The index to wait behind.
+    /// Index for the next blocking query.
     pub(crate) index: Option<u64>,
     pub(crate) body: Bytes,
 }
@@ -59,27 +59,27 @@ pub(crate) struct Reply {
 #[derive(Debug)]
 pub(crate) struct Agent {
     addresses: Vec<ApiAddress>,
-    /// Which one is asked.
+    /// Index of the agent in use, modulo the number of addresses.
     current: AtomicUsize,
     connections: Connections,
     token: Token,
-    /// How often is asked.
+    /// Limits the rate of requests.
     rate: Rate,
-    /// Holds back requests while no agent answers.
+    /// Holds back requests while no agent responds.
     gate: Gate,
-    /// Time of the last answer of a server with a leader.
+    /// Time of the last response from a server with a leader.
     contact: Mutex<Option<Instant>>,
-    /// Why the last question failed; gone once one succeeds.
+    /// Error of the last request; `None` if it succeeded.
     problem: Mutex<Option<String>>,
     requests: AtomicU64,
-    /// Those without an answer.
+    /// Number of failed requests.
     failures: AtomicU64,
-    /// Answers whose index was smaller than the one before.
+    /// Number of responses with a smaller index than the previous one.
     index_resets: AtomicU64,
 }
 
 impl Agent {
-    /// The agents of these settings, asked with this token.
+    /// Creates a client for the configured agents; connects on the first request.
     pub(crate) fn new(api: &HttpApi, token: Token, names: &Arc<HostNames>) -> Self {
         Self {
             addresses: api.addresses.clone(),
@@ -96,12 +96,13 @@ impl Agent {
         }
     }
 
-    /// Sends a request; `wait` is the longest time that the agent may hold it. Waits for a turn
-    /// first, and while no agent answers, for the gate to open.
+    /// Sends a request once the rate limit and the gate permit it; `wait` is the longest time that
+    /// the agent may hold it.
     pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
         let pass = loop {
             let pass = self.gate.pass().await;
-            // In this order: after an outage the waiting requests still go at the rate.
+            // The rate applies after the gate, so that requests waiting during an outage do not
+            // burst.
             self.rate.turn().await;
             if pass.is_trial() || !self.gate.is_closed() {
                 break pass;
@@ -123,7 +124,7 @@ impl Agent {
             Err(AgentError::TooMany { .. }) => pass.told_to_wait(Duration::from_secs(2)),
             Err(AgentError::Connection { problem, .. }) => {
                 let last = (at + 1).is_multiple_of(self.addresses.len());
-                // Whoever failed first moves on for all.
+                // The first request to fail switches the agent for all.
                 let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
                 pass.failed(last && problem.is_unreachable());
             }
@@ -162,12 +163,12 @@ impl Agent {
         }
     }
 
-    /// Who is asked now.
+    /// Returns the address of the agent in use.
     pub(crate) fn address(&self) -> &ApiAddress {
         &self.addresses[self.current.load(Ordering::Relaxed) % self.addresses.len()]
     }
 
-    /// How often another agent was turned to.
+    /// Returns how often the agent was switched.
     pub(crate) fn turns(&self) -> usize {
         self.current.load(Ordering::Relaxed)
     }
@@ -176,22 +177,22 @@ impl Agent {
         &self.connections
     }
 
-    /// Time of the last answer of a server with a leader.
+    /// Returns the time of the last response from a server with a leader.
     pub(crate) fn contact(&self) -> Option<Instant> {
         *self.contact.lock()
     }
 
-    /// Why the last question failed.
+    /// Returns the error of the last request, if it failed.
     pub(crate) fn problem(&self) -> Option<String> {
         self.problem.lock().clone()
     }
 
-    /// Returns whether no agent answers.
+    /// Returns whether no agent responds.
     pub(crate) fn is_away(&self) -> bool {
         self.gate.is_closed()
     }
 
-    /// Counts an answer that cannot be read as a failure.
+    /// Counts an invalid response as a failure.
     pub(crate) fn count_unreadable(&self, problem: &str) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         *self.problem.lock() = Some(problem.to_owned());
@@ -201,13 +202,13 @@ impl Agent {
         self.index_resets.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Questions so far, how many of them failed, and how often an index fell.
+    /// Returns the numbers of requests, failures and index resets.
     pub(crate) fn counts(&self) -> [u64; 3] {
         [&self.requests, &self.failures, &self.index_resets].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
-/// A number in a header; `None`: it is missing or none.
+/// Parses a numeric header; `None` if it is missing or not a number.
 fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }

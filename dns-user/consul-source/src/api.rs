@@ -1,5 +1,6 @@
-//! Consul's JSON as registrations. Missing and null members are empty, unknown ones are ignored. Lists are read
-//! entry by entry: an invalid entry is dropped and counted, the others count.
+//! Parses Consul's JSON to registrations. Missing and null members are empty, unknown members are
+//! ignored. Lists are parsed entry by entry: an invalid entry is dropped and counted, the others
+//! are used.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,14 +19,14 @@ use dns_consul::catalog::{
     },
 };
 
-/// The name of the tagged address that is a service's virtual one.
+/// Tag of a service's virtual address.
 const VIRTUAL: &str = "consul-virtual";
 
-/// Entries of an answer that are invalid and were dropped.
+/// Invalid entries that were dropped from a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invalid {
     pub(crate) count: usize,
-    /// The first one's error.
+    /// Error of the first one.
     pub(crate) reason: String,
 }
 
@@ -38,7 +39,7 @@ impl Invalid {
     }
 }
 
-/// Reads a list. Only a list with an invalid entry is read a second time, entry by entry.
+/// Parses a list. Only a list with an invalid entry is parsed again, entry by entry.
 fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<T>> {
     if let Ok(entries) = serde_json::from_slice(body) {
         return Ok(entries);
@@ -48,10 +49,10 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
     Ok(entries.into_iter().filter_map(read).collect())
 }
 
-/// The agent's own data.
+/// Data of the agent itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Myself {
-    /// Its datacenter, in lower case.
+    /// Datacenter in lower case.
     pub(crate) datacenter: String,
     pub(crate) node_name: String,
 }
@@ -77,7 +78,7 @@ pub(crate) fn datacenters(body: &[u8]) -> serde_json::Result<Vec<String>> {
     serde_json::from_slice(body)
 }
 
-/// `/v1/catalog/services`: names and tags.
+/// Parses `/v1/catalog/services`: names and tags.
 pub(crate) fn services(
     body: &[u8],
     invalid: &mut Invalid,
@@ -86,7 +87,7 @@ pub(crate) fn services(
         return Ok(services.into_iter().map(|(name, tags)| (name, tags.unwrap_or_default())).collect());
     }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
-    // A service with unreadable tags exists; only changes of its tags go unnoticed.
+    // A service with malformed tags exists; only changes of its tags go unnoticed.
     let mut tags = |tags: Value| {
         serde_json::from_value::<Option<Vec<String>>>(tags)
             .inspect_err(|error| invalid.note(error))
@@ -95,7 +96,7 @@ pub(crate) fn services(
     Ok(services.into_iter().map(|(name, value)| (name, tags(value).unwrap_or_default())).collect())
 }
 
-/// `/v1/catalog/nodes` of a datacenter; its name in lower case.
+/// Parses `/v1/catalog/nodes` of a datacenter, whose name is in lower case.
 pub(crate) fn nodes(
     body: &[u8],
     datacenter: &str,
@@ -112,7 +113,7 @@ pub(crate) fn nodes(
     Ok(nodes.into_iter().map(node).collect())
 }
 
-/// `/v1/health/service/:service`; with `peer`: of instances that were imported from there.
+/// Parses `/v1/health/service/:service`; with `peer`, the instances imported from this peer.
 pub(crate) fn health(
     body: &[u8],
     peer: Option<&str>,
@@ -143,7 +144,8 @@ pub(crate) fn health(
     Ok(ServiceInstances { instances, virtual_addresses, nodes })
 }
 
-/// `/v1/peerings`: peers, with the services that each exports to us. A peering that is being deleted is none.
+/// Parses `/v1/peerings`: peers and the services that each exports to us. Peerings being deleted
+/// are skipped.
 pub(crate) fn peerings(
     body: &[u8],
     invalid: &mut Invalid,
@@ -192,7 +194,7 @@ impl From<ApiPosition> for Coordinate {
     }
 }
 
-/// `/v1/coordinate/nodes`: by name of the node in lower case.
+/// Parses `/v1/coordinate/nodes`: coordinates by lower-case node name.
 pub(crate) fn node_coordinates(
     body: &[u8],
     invalid: &mut Invalid,
@@ -201,7 +203,7 @@ pub(crate) fn node_coordinates(
     Ok(entries.into_iter().map(|entry| (entry.node.to_ascii_lowercase(), entry.coord.into())).collect())
 }
 
-/// `/v1/coordinate/datacenters`: of the servers in the WAN's gossip pool.
+/// Parses `/v1/coordinate/datacenters`: coordinates of the servers in the WAN gossip pool.
 pub(crate) fn server_coordinates(
     body: &[u8],
     invalid: &mut Invalid,
@@ -216,7 +218,7 @@ pub(crate) fn server_coordinates(
         coordinates: Vec<ApiCoordinate>,
     }
     let entries: Vec<Entry> = list(body, invalid)?;
-    // Those of other areas are not comparable.
+    // Coordinates of other areas are not comparable.
     let of_wan = entries.into_iter().filter(|entry| matches!(&*entry.area, "" | "wan" | "WAN"));
     Ok(of_wan
         .map(|entry| {
@@ -226,7 +228,7 @@ pub(crate) fn server_coordinates(
         .collect())
 }
 
-/// `/v1/config/ingress-gateway`.
+/// Parses `/v1/config/ingress-gateway`.
 pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Gateway>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -262,7 +264,7 @@ pub(crate) fn queries(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
     Ok(queries.into_iter().map(Into::into).collect())
 }
 
-/// A value that may be null, which Go writes for what is empty.
+/// Parses a value that may be null, as Go encodes nil slices and maps.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
@@ -337,7 +339,7 @@ struct ApiAddress {
     port: u16,
 }
 
-/// A port with a name.
+/// A named port.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiPort {
@@ -347,7 +349,7 @@ struct ApiPort {
     default: bool,
 }
 
-/// Weights; 0 is what Consul has for "not said".
+/// Weights; Consul uses 0 for unset.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiWeights {
@@ -357,7 +359,7 @@ struct ApiWeights {
     warning: i64,
 }
 
-/// The destination of a connect proxy.
+/// Destination of a Connect proxy.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiProxy {
@@ -365,7 +367,7 @@ struct ApiProxy {
     destination_service_name: String,
 }
 
-/// Whether a service speaks the mesh's protocol.
+/// Whether a service speaks the mesh protocol.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiConnect {
@@ -391,7 +393,7 @@ impl From<ApiEntry> for Instance {
             ApiWeights { passing, warning } => Weights { passing: weight(passing), warning: weight(warning) },
         };
         let check = |ApiCheck { id, status }| {
-            // Clients are not sent to an instance in an unknown state.
+            // An unknown status counts as critical, so clients are not sent to the instance.
             Check { id, status: Status::from_text(&status).unwrap_or(Status::Critical) }
         };
         let proxy_for = Some(service.proxy.destination_service_name)
@@ -456,7 +458,7 @@ struct ApiQueryService {
     connect: bool,
 }
 
-/// Places to look in if the datacenter has no instance.
+/// Further places, tried if the datacenter has no instance.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiFailover {
@@ -468,19 +470,19 @@ struct ApiFailover {
     targets: Vec<ApiTarget>,
 }
 
-/// One target of a failover: a datacenter or a peer.
+/// A failover target: a datacenter or a peer.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiTarget {
     #[serde(default, deserialize_with = "or_default")]
     datacenter: String,
-    /// `PeerName` in the documentation.
+    /// The documentation calls it `PeerName`.
     #[serde(alias = "PeerName", default, deserialize_with = "or_default")]
     peer: String,
 }
 
 impl From<ApiFailover> for Failover {
-    /// Keeps the order in which Consul asks; targets exclude the other members.
+    /// Preserves the order in which Consul tries the places; targets exclude the other members.
     fn from(ApiFailover { nearest, datacenters, targets }: ApiFailover) -> Self {
         if targets.is_empty() {
             let targets = datacenters.into_iter().map(FailoverTarget::Datacenter).collect();
@@ -495,7 +497,7 @@ impl From<ApiFailover> for Failover {
     }
 }
 
-/// Whether it is a template; without a type it is none.
+/// Template settings; without a type the query is no template.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiTemplate {
@@ -507,7 +509,7 @@ struct ApiTemplate {
     remove_empty_tags: bool,
 }
 
-/// Its TTL, such as `10s`.
+/// TTL, such as `10s`.
 #[derive(Default, Deserialize)]
 struct ApiQueryDns {
     #[serde(rename = "TTL", default, deserialize_with = "or_default")]

@@ -1,4 +1,4 @@
-//! Asks questions: once, or repeatedly by blocking queries, and reads the answers.
+//! Sends requests, once or repeatedly as blocking queries, and parses the responses.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,12 +24,12 @@ use dns_consul::catalog::{
     registrations::{Gateway, Node, PreparedQuery},
 };
 
-/// Interval of questions that cannot be watched.
+/// Poll interval of topics that cannot be watched.
 const POLL: Duration = Duration::from_secs(30);
-/// Shortest pause of a watch after a change, and first one after an answer without.
+/// Minimum pause of a watch after a change, and first pause after an unchanged response.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The content of an answer.
+/// The content of a response.
 #[derive(Debug)]
 pub(crate) enum Content {
     Agent(api::Myself),
@@ -43,12 +43,12 @@ pub(crate) enum Content {
     Peerings(BTreeMap<String, Vec<String>>),
     NodeCoordinates(HashMap<String, Coordinate>),
     ServerCoordinates(BTreeMap<String, Vec<Coordinate>>),
-    /// The same content as before.
+    /// The same content as in the previous response.
     Unchanged,
 }
 
 impl Content {
-    /// Reads the answer to a question.
+    /// Parses the response for a topic.
     fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
         Ok(match topic {
             Topic::Agent => Self::Agent(api::agent(body)?),
@@ -70,46 +70,47 @@ impl Content {
     }
 }
 
-/// The outcome of a question.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(crate) struct Update {
     pub(crate) topic: Topic,
-    /// Its position in the history.
+    /// Position for the next request.
     pub(crate) cursor: Cursor,
     /// Whether it was a single fetch.
     pub(crate) once: bool,
-    /// The answer, or the failure.
+    /// The content or the error.
     pub(crate) told: Result<Content, NotTold>,
-    /// Entries of the answer that are left out.
+    /// Entries dropped from the response.
     pub(crate) invalid: Invalid,
 }
 
-/// Failures of a question.
+/// Reason why a request gave no content.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotTold {
-    /// No agent answered it.
+    /// No agent gave a successful response.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The answer cannot be read.
+    /// The response is malformed.
     #[error("{0} cannot be read: {1}")]
     Json(&'static str, serde_json::Error),
 }
 
-/// Parameters of all questions.
+/// Parameters common to all requests.
 #[derive(Clone, Debug)]
 pub(crate) struct QueryOptions {
-    /// The agent's datacenter, which questions need not name.
+    /// The agent's datacenter, which requests need not name.
     pub(crate) own: Option<String>,
     /// Longest wait of a blocking query.
     pub(crate) wait: Duration,
-    /// Whether any of Consul's servers may answer.
+    /// Whether any Consul server may answer, not only the leader.
     pub(crate) stale: bool,
 }
 
 impl QueryOptions {
-    /// Asks once, from the position of `cursor` on.
+    /// Sends one request, starting at the position of `cursor`.
     async fn ask(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
-        // Randomised, in addition to the agent's own jitter: watches that began together spread out.
+        // Randomised, in addition to the agent's own jitter, to spread watches that started
+        // together.
         let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
         let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
         let path = topic.path(self.own.as_deref(), wait, self.stale);
@@ -117,7 +118,7 @@ impl QueryOptions {
     }
 }
 
-/// Reads a reply. After one that cannot be read the question starts again.
+/// Parses a response. After a malformed one, the next request starts over.
 fn read(
     agent: &Agent,
     topic: &Topic,
@@ -139,7 +140,7 @@ fn read(
     })
 }
 
-/// Asks repeatedly, until the receiver is gone.
+/// Requests a topic repeatedly until the receiver is dropped.
 pub(crate) async fn keep_asking(
     agent: Arc<Agent>,
     topic: Topic,
@@ -152,7 +153,7 @@ pub(crate) async fn keep_asking(
     let mut turns = agent.turns();
     loop {
         if turns != agent.turns() {
-            // Another agent can have another history.
+            // Another agent may have a different history.
             turns = agent.turns();
             cursor.reset();
         }
@@ -168,7 +169,7 @@ pub(crate) async fn keep_asking(
         let pause = match &told {
             Err(_) => backoff.next(),
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
-            // It returned without a change: the earlier, the longer the pause.
+            // Returned without a change: the earlier, the longer the pause.
             Ok(Content::Unchanged) => {
                 quick = if begun.elapsed() < options.wait / 2 { (quick + 1).min(7) } else { 0 };
                 (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
@@ -186,7 +187,7 @@ pub(crate) async fn keep_asking(
     }
 }
 
-/// Asks once, without a wait.
+/// Requests a topic once, without blocking.
 pub(crate) async fn fetch(
     agent: Arc<Agent>,
     topic: Topic,
@@ -195,10 +196,11 @@ pub(crate) async fn fetch(
 ) {
     let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
     let told = match options.ask(&agent, &topic, &cursor).await {
-        // The first answer is never unchanged.
+        // The first response is never unchanged.
         Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
         Err(error) => {
-            // The gate delays all questions if no agent answers; this is for a failure of this one only.
+            // The gate delays all requests if no agent responds; this pause covers the failure of
+            // this one only.
             sleep(Backoff::default().next()).await;
             Err(error.into())
         }

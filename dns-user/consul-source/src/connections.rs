@@ -1,5 +1,5 @@
-//! Connections to one agent at a time: a bounded number of them, HTTP/1.1 with one
-//! request each, or HTTP/2 with many.
+//! Connections to one agent at a time: a limited number, either HTTP/1.1 with one request each or
+//! HTTP/2 with many.
 
 use std::{
     collections::HashMap,
@@ -31,24 +31,24 @@ use crate::tls::{Tls, TlsError};
 use dns_consul::http_api::{ApiAddress, HttpApi};
 use dns_upstream::{HostName, HostNames};
 
-/// How long connecting may take, TLS included.
+/// Timeout of connecting, including TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long connecting waits for the first address of a host name.
+/// Timeout of the first address lookup for a host name, in which connecting waits.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(4);
-/// Longest silence inside a body that has begun.
+/// Timeout of a pause within a body.
 const BODY_SILENCE: Duration = Duration::from_secs(10);
-/// Longest time for a whole body.
+/// Timeout of a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Largest body that is read, bytes.
+/// Maximum size of a body in bytes.
 const MAX_BODY: usize = 256 << 20;
-/// Questions at a time on one connection of HTTP/2; servers take 250 and more.
+/// Maximum number of concurrent requests on an HTTP/2 connection; servers accept at least 250.
 const MAX_STREAMS: usize = 100;
-/// How long a connection may take to be ready for its next question.
+/// Timeout until a connection is ready for its next request.
 const READY_TIMEOUT: Duration = Duration::from_millis(200);
-/// A connection of HTTP/2 that is silent is asked for a sign of life so often.
+/// Ping interval of a silent HTTP/2 connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// Why there is no answer.
+/// Reason why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
     #[error("cannot connect: {0}")]
@@ -57,19 +57,18 @@ pub(crate) enum ConnectionError {
     UnknownHost(String),
     #[error("no TLS: {0}")]
     Tls(#[from] TlsError),
-    /// It took too long.
     #[error("no connection within {} s", CONNECT_TIMEOUT.as_secs())]
     ConnectTimeout,
-    /// The connection is cut, or what came is no HTTP.
+    /// The connection broke, or the response is not HTTP.
     #[error("{0}")]
     Http(#[from] hyper::Error),
-    /// The question makes no request.
+    /// The request is invalid.
     #[error("no request: {0}")]
     Request(#[from] hyper::http::Error),
-    /// The head of the answer does not come.
+    /// The head of the response is late.
     #[error("no answer within {0:?}")]
     Silent(Duration),
-    /// The body stopped in the middle.
+    /// The body stalled.
     #[error("the answer stopped in the middle")]
     BodyStopped,
     #[error("the answer is longer than {} MiB", MAX_BODY >> 20)]
@@ -77,7 +76,7 @@ pub(crate) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// Whether the agent could not even be reached.
+    /// Returns whether the agent could not be reached at all.
     pub(crate) fn is_unreachable(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::UnknownHost(_) | Self::Tls(_) | Self::ConnectTimeout)
     }
@@ -90,25 +89,24 @@ pub(crate) struct Answer {
     pub(crate) body: Bytes,
 }
 
-/// All connections. At most as many are open as there are permits.
+/// All connections to the agents, at most as many as there are permits.
 #[derive(Debug)]
 pub(crate) struct Connections {
     tls: Tls,
-    /// The hosts of the agents, each resolved in the background.
+    /// Host names of the agents, each resolved in the background.
     hosts: HashMap<String, Arc<HostName>>,
-    /// One for each connection of HTTP/1.1 that has a question under way.
+    /// One permit for each HTTP/1.1 connection with a pending request.
     permits: Arc<Semaphore>,
-    /// Connections of HTTP/1.1 without a question.
+    /// Idle HTTP/1.1 connections.
     idle: Mutex<Vec<(ApiAddress, http1::SendRequest<Empty<Bytes>>)>>,
-    /// Connections of HTTP/2. The lock is held while one is made, so that many questions
-    /// at once make one connection.
+    /// HTTP/2 connections. The lock is held while connecting, so that concurrent requests share one
+    /// new connection.
     shared: tokio::sync::Mutex<Vec<Shared>>,
-    /// Whether many questions share a connection.
+    /// Whether the agent accepted HTTP/2.
     multiplexes: AtomicBool,
     open: Arc<AtomicUsize>,
 }
 
-/// A connection of HTTP/2.
 #[derive(Debug)]
 struct Shared {
     address: ApiAddress,
@@ -116,15 +114,15 @@ struct Shared {
     streams: Arc<AtomicUsize>,
 }
 
-/// A way to ask one question.
+/// A connection, or a share of one, for a single request.
 enum Lease {
-    /// An HTTP/1.1 connection for one request at a time.
+    /// An HTTP/1.1 connection.
     Own(http1::SendRequest<Empty<Bytes>>, OwnedSemaphorePermit),
-    /// A part of one.
+    /// A stream of an HTTP/2 connection.
     Part(http2::SendRequest<Empty<Bytes>>, Counted),
 }
 
-/// Counts one more while it lives.
+/// Increments a counter for its lifetime.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -141,8 +139,8 @@ impl Drop for Counted {
 }
 
 impl Connections {
-    /// Opens none yet, and never more than the settings allow. Begins to resolve the agents' host
-    /// names, which requires a tokio runtime.
+    /// Creates the pool without opening a connection. Starts resolving the agents' host names,
+    /// which requires a tokio runtime.
     pub(crate) fn new(api: &HttpApi, names: &Arc<HostNames>) -> Self {
         let hosts = api.addresses.iter().map(|address| (address.host.clone(), names.follow(&address.host)));
         Self {
@@ -156,17 +154,18 @@ impl Connections {
         }
     }
 
-    /// Connections that are open now.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Whether many questions share a connection, as far as was seen.
+    /// Returns whether requests share connections, as far as known.
     pub(crate) fn multiplexes(&self) -> bool {
         self.multiplexes.load(Ordering::Relaxed)
     }
 
-    /// Asks `path` of an agent. The head of the answer has to come within `patience`.
+    /// Sends a GET request for `path` to an agent. The head of the response must arrive within
+    /// `patience`.
     pub(crate) async fn get(
         &self,
         address: &ApiAddress,
@@ -175,7 +174,7 @@ impl Connections {
         patience: Duration,
     ) -> Result<Answer, ConnectionError> {
         let lease = self.lease(address).await?;
-        // HTTP/2 takes scheme and host from the address, HTTP/1.1 the host from a header.
+        // HTTP/2 takes scheme and host from the URL, HTTP/1.1 the host from a header.
         let target = match &lease {
             Lease::Own(..) => path.to_owned(),
             Lease::Part(..) => format!("{address}{path}"),
@@ -206,7 +205,7 @@ impl Connections {
         }
     }
 
-    /// A way to ask one question.
+    /// Returns a connection for one request, opening one if necessary.
     async fn lease(&self, address: &ApiAddress) -> Result<Lease, ConnectionError> {
         if address.tls {
             let mut shared = self.shared.lock().await;
@@ -232,7 +231,7 @@ impl Connections {
         let permit = self.permit().await;
         let found = {
             let mut idle = self.idle();
-            // Those to another agent only take up places.
+            // Connections to other agents would only occupy the pool.
             idle.retain(|(to, sender)| to == address && !sender.is_closed());
             idle.pop()
         };
@@ -240,13 +239,13 @@ impl Connections {
             Some((_, sender)) => Ok(Lease::Own(sender, permit)),
             None => match self.connect(address).await? {
                 Sender::Own(sender) => Ok(Lease::Own(sender, permit)),
-                // The agent has learned HTTP/2 meanwhile: this one is used for one question.
+                // The agent supports HTTP/2 by now; this connection serves one request.
                 Sender::Shared(sender) => Ok(Lease::Part(sender, Counted::new(&Arc::default()))),
             },
         }
     }
 
-    /// A place for one question by HTTP/1.1.
+    /// Waits for a permit for one HTTP/1.1 request.
     async fn permit(&self) -> OwnedSemaphorePermit {
         match self.permits.clone().acquire_owned().await {
             Ok(permit) => permit,
@@ -267,7 +266,7 @@ impl Connections {
             let tcp = TcpStream::connect((ip, address.port)).await;
             // The name may have another address by now.
             let tcp = tcp.inspect_err(|_| host.failed()).map_err(ConnectionError::Connect)?;
-            // One that cannot be set costs time, not answers.
+            // Without it replies are only delayed.
             let _ = tcp.set_nodelay(true);
             let open = Counted::new(&self.open);
             if !address.tls {
@@ -283,7 +282,7 @@ impl Connections {
             builder.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE).keep_alive_while_idle(true);
             let (sender, connection) = builder.handshake(TokioIo::new(tls)).await?;
             tokio::spawn(async move {
-                // Its questions learn of its end.
+                // Pending requests report the error themselves.
                 let _ = connection.await;
                 drop(open);
             });
@@ -295,20 +294,20 @@ impl Connections {
 
 /// Protocol of a new connection.
 enum Sender {
-    /// One question after the other.
+    /// HTTP/1.1: one request at a time.
     Own(http1::SendRequest<Empty<Bytes>>),
-    /// Many at a time.
+    /// HTTP/2: concurrent requests.
     Shared(http2::SendRequest<Empty<Bytes>>),
 }
 
-/// HTTP/1.1 on a connection that stands.
+/// Starts HTTP/1.1 on an established stream.
 async fn one_by_one<S>(stream: S, open: Counted) -> Result<Sender, ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(async move {
-        // Its question learns of its end.
+        // The pending request reports the error itself.
         let _ = connection.await;
         drop(open);
     });

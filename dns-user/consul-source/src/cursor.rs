@@ -1,37 +1,37 @@
-//! The index of a blocking query, and whether an answer is news.
+//! The index of a blocking query, and detection of changes.
 
 use std::hash::{BuildHasher as _, Hasher as _};
 
 use foldhash::quality::FixedState;
 
-/// Where one topic stands.
+/// Position in the history of a topic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// The index to wait behind; 0: the next question does not wait.
+    /// Index for the next blocking query; 0 if the next request does not block.
     index: u64,
-    /// Hash of what was told last.
+    /// Hash of the last response.
     told: Option<u64>,
 }
 
-/// The effect of an answer.
+/// Effect of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
-    /// It says something else than the one before.
+    /// The content differs from the previous response.
     News,
-    /// It says the same: the wait was over, or something else has changed.
+    /// The content is the same: the wait ended, or something unrelated changed.
     Known,
 }
 
 impl Cursor {
-    /// The index to wait behind; `None`: ask without waiting.
+    /// Returns the index for the next blocking query; `None` if the next request does not block.
     pub(crate) fn index(&self) -> Option<u64> {
         (self.index > 0).then_some(self.index)
     }
 
-    /// Records an answer and its index; `None` if the index is absent or malformed.
+    /// Records a response and its index; `None` if the index is absent or malformed.
     ///
-    /// A smaller index than before belongs to another history (servers restored from a
-    /// snapshot), so the next request carries none. Index 0 does not block.
+    /// A smaller index than before belongs to another history (servers restored from a snapshot),
+    /// so the next request carries none. Index 0 does not block.
     pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> Worth {
         self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
         let mut hasher = FixedState::default().build_hasher();
@@ -44,12 +44,12 @@ impl Cursor {
         Worth::News
     }
 
-    /// Whether the index of an answer is smaller than the one before.
+    /// Returns whether the index of a response is smaller than the previous one.
     pub(crate) fn falls_to(&self, index: Option<u64>) -> bool {
         index.unwrap_or(0) < self.index
     }
 
-    /// Starts again: the next question does not wait.
+    /// Starts over: the next request does not block.
     pub(crate) fn reset(&mut self) {
         self.index = 0;
     }
@@ -65,10 +65,10 @@ mod tests {
         assert_eq!(cursor.index(), None);
         assert_eq!(cursor.advance(Some(7), b"a"), Worth::News);
         assert_eq!(cursor.index(), Some(7));
-        // It returned, but nothing changed.
+        // Returned without a change.
         assert_eq!(cursor.advance(Some(9), b"a"), Worth::Known);
         assert_eq!(cursor.index(), Some(9));
-        // It fell: from the start again, and what came counts.
+        // A smaller index starts over; its content counts as new.
         assert_eq!(cursor.advance(Some(3), b"b"), Worth::News);
         assert_eq!(cursor.index(), None);
         assert_eq!(cursor.advance(Some(3), b"b"), Worth::Known);

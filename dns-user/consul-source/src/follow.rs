@@ -1,9 +1,9 @@
-//! Schedules the questions to Consul.
+//! Schedules the requests to Consul.
 //!
-//! Nodes and names of services are always watched. The instances of each service are fetched once;
-//! then the watches start, services in use first, one per connection (HTTP/2 watches all services).
-//! The others are fetched in turn, at a tenth of the rate, and immediately when their tags
-//! change. [`Phase`] is the state of one service.
+//! Nodes and service names are always watched. The instances of each service are fetched once; then
+//! the watches start, services in use first, one per connection (HTTP/2 watches all services). The
+//! others are fetched in turn, at a tenth of the rate, and immediately when their tags change.
+//! [`Phase`] is the state of one service.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -38,11 +38,11 @@ use dns_upstream::HostNames;
 const FETCHES: usize = 16;
 /// Connections for nodes, services, gateways and polls.
 const FIXED: usize = 6;
-/// Shortest time between two fetches of a service without a watch.
+/// Minimum time between two fetches of a service without a watch.
 const LEAST_AGE: Duration = Duration::from_secs(5);
-/// Time since its last use within which a service keeps its watch.
+/// Time since its last use during which a service keeps its watch.
 const IN_USE: Duration = Duration::from_secs(60);
-/// Time over which changes are gathered into one picture.
+/// Time during which changes are combined into one snapshot.
 const GATHER: Duration = Duration::from_millis(20);
 /// Interval of [`Follower::tick`].
 const TICK: Duration = Duration::from_millis(500);
@@ -62,16 +62,16 @@ pub(crate) struct Follower {
     agent: Arc<Agent>,
     settings: Settings,
     known: Known,
-    /// The agent's datacenter, which questions need not name.
+    /// The agent's datacenter, which requests need not name.
     agents: Option<String>,
     updates: mpsc::Sender<Update>,
     /// Running watches, except watches of services.
     watched: HashMap<Topic, Running>,
-    /// Success and failure of each question.
+    /// Success and failure of each topic.
     freshness: HashMap<Topic, Freshness>,
-    /// Entries that are left out, by question.
+    /// Entries dropped from responses, by topic.
     invalid: HashMap<Topic, Invalid>,
-    /// Whether a question was stale at the last look.
+    /// Whether a topic was stale at the last tick.
     was_stale: bool,
     tracked: HashMap<Key, Tracked>,
     /// Services in [`Phase::Queued`].
@@ -80,14 +80,14 @@ pub(crate) struct Follower {
     fetching: usize,
     /// Services without a watch, least recently fetched first.
     round: VecDeque<Key>,
-    /// Queried services of other datacenters.
+    /// Queried services whose place is not loaded as a whole.
     demanded: HashSet<Key>,
-    /// Time of the first change that no picture shows.
+    /// Time of the first change since the last snapshot.
     dirty: Option<Instant>,
-    /// Earliest time of the next picture.
+    /// Earliest time of the next snapshot.
     earliest: Instant,
     expired: bool,
-    /// Whether no agent answered at the last tick.
+    /// Whether no agent responded at the last tick.
     was_away: bool,
     shown: watch::Sender<Arc<Picture>>,
     status: Arc<Mutex<Status>>,
@@ -97,28 +97,28 @@ pub(crate) struct Follower {
 
 #[derive(Debug, Default)]
 struct Tracked {
-    /// Its position in the history.
+    /// Position for the next request.
     cursor: Cursor,
     phase: Phase,
-    /// Time of the last answer about its instances.
+    /// Time of the last response about its instances.
     told: Option<Instant>,
-    /// Time of its last use by a query.
+    /// Time of the last query for it.
     asked: Option<Instant>,
 }
 
-/// The state of one service.
+/// State of one service.
 #[derive(Debug, Default)]
 enum Phase {
-    /// Waits in the round for its next fetch, or for a watch.
+    /// Waits in `round` for the next fetch, or for a watch.
     #[default]
     Idle,
-    /// Waits in the queue for a fetch.
+    /// Waits in `queue` for a fetch.
     Queued,
     Fetching {
-        /// Whether a change was noticed meanwhile: it is fetched once more.
+        /// Whether the service changed during the fetch and must be fetched again.
         again: bool,
     },
-    /// Is watched by a task.
+    /// Watched by a task.
     Watched(#[expect(dead_code, reason = "dropping it ends the task")] Running),
 }
 
@@ -188,7 +188,7 @@ impl Follower {
         }
     }
 
-    /// Takes the outcome of a question.
+    /// Processes the outcome of a request.
     fn take(&mut self, update: Update) {
         let Update { topic, cursor, once, told, invalid } = update;
         self.note_outcome(&topic, &told, invalid);
@@ -226,13 +226,13 @@ impl Follower {
             }
             (_, Content::NodeCoordinates(nodes)) => self.known.set_node_coordinates(nodes),
             (_, Content::ServerCoordinates(servers)) => self.known.set_server_coordinates(servers),
-            // Unchanged; other answers are read by their question.
+            // Unchanged; all other content is paired with its topic above.
             _ => false,
         };
         self.note(is_news);
     }
 
-    /// Takes the agent's own data.
+    /// Processes the agent's own data. Returns whether the catalog changed.
     fn take_agent(&mut self, datacenter: String, node_name: String) -> bool {
         let is_news = replace(&mut self.known.node_name, node_name);
         if self.agents.as_ref() == Some(&datacenter) {
@@ -258,7 +258,7 @@ impl Follower {
         }
     }
 
-    /// Notes whether a question succeeded, and warns once per reason about entries that are left out.
+    /// Records whether a request succeeded, and warns once per reason about dropped entries.
     fn note_outcome(&mut self, topic: &Topic, told: &Result<Content, NotTold>, invalid: Invalid) {
         let freshness = self.freshness.entry(topic.clone()).or_default();
         match told {
@@ -281,7 +281,7 @@ impl Follower {
         }
     }
 
-    /// Takes the list of peers; whether that is news.
+    /// Processes the list of peers. Returns whether it changed.
     fn take_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> bool {
         let difference = self.known.set_peers(peers);
         let is_news = difference != Difference::default();
@@ -289,7 +289,7 @@ impl Follower {
         is_news
     }
 
-    /// Takes the changes of a list of services: forgets the services that are gone, asks for the new ones.
+    /// Processes changes of a service list: forgets removed services, and fetches new ones.
     fn take_difference(&mut self, difference: Difference) {
         for key in difference.gone {
             self.tracked.remove(&key);
@@ -308,19 +308,19 @@ impl Follower {
         }
     }
 
-    /// Takes the outcome of a question for the instances of a service.
+    /// Processes the outcome of a request for the instances of a service.
     fn take_instances(&mut self, key: &Key, cursor: Cursor, once: bool, told: Result<Content, NotTold>) {
         if once {
             self.fetching -= 1;
         }
-        // A service that was deregistered meanwhile is not tracked.
+        // A service that has been deregistered is no longer tracked.
         let Some(tracked) = self.tracked.get_mut(key) else { return };
         let fetched = match tracked.phase {
             Phase::Fetching { again } if once => {
                 tracked.phase = Phase::Idle;
                 Some(again)
             }
-            // An answer of a watch, perhaps of one that was ended just now.
+            // A response of a watch, which may have just ended.
             _ => None,
         };
         match told {
@@ -374,14 +374,14 @@ impl Follower {
         }
         let (Topic::Nodes(datacenter) | Topic::Services(datacenter)) = topic else { return };
         let is_own = self.known.own.as_ref() == Some(datacenter);
-        // The agent answers, but has no path to that datacenter.
+        // The agent responds but has no path to that datacenter.
         if !is_own && matches!(problem, NotTold::Agent(AgentError::Status { .. })) {
             let is_news = self.known.unreachable.insert(datacenter.clone());
             self.note(is_news);
         }
     }
 
-    /// Takes a wish of the resolver.
+    /// Processes a demand of the resolver.
     fn take_demand(&mut self, demand: Demand) {
         match demand {
             Demand::Asked(key) => self.note_use(&key),
@@ -410,7 +410,7 @@ impl Follower {
         }
     }
 
-    /// Notes that a service is in use; it gets a watch if there is room for one.
+    /// Records the use of a service, and watches it if possible.
     fn note_use(&mut self, key: &Key) {
         let Some(tracked) = self.tracked.get_mut(key) else { return };
         tracked.asked = Some(Instant::now());
@@ -430,14 +430,14 @@ impl Follower {
                 .filter(|tracked| matches!(tracked.phase, Phase::Idle))
                 .map(|tracked| tracked.told);
             match told {
-                // Those behind it are younger.
+                // All later ones were fetched more recently.
                 Some(Some(at)) if at.elapsed() < LEAST_AGE => break,
                 Some(_) => {
                     let key = key.clone();
                     self.round.pop_front();
                     self.ask(key, false);
                 }
-                // It was deregistered, or is watched or queued.
+                // Deregistered, watched or queued.
                 None => {
                     self.round.pop_front();
                 }
@@ -476,14 +476,15 @@ impl Follower {
         self.tell_status();
     }
 
-    /// Sums up failing questions. Questions of other datacenters count: their names are served, too.
+    /// Summarises failing topics. Topics of other datacenters count, because their names are
+    /// served, too.
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
         let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
         Summary::of(&self.freshness, self.settings.stale_after, Instant::now(), catalog)
     }
 
-    /// Notes a change for the next picture.
+    /// Schedules a snapshot if there is a change.
     fn note(&mut self, is_news: bool) {
         if is_news && self.dirty.is_none() {
             self.dirty = Some(Instant::now());
@@ -537,13 +538,12 @@ impl Follower {
         *self.status.lock() = status;
     }
 
-    /// Returns the parameters of questions.
     fn options(&self) -> QueryOptions {
         let Settings { api, allow_stale, .. } = &self.settings;
         QueryOptions { own: self.agents.clone(), wait: api.wait, stale: *allow_stale }
     }
 
-    /// Starts a watch unless it runs.
+    /// Starts a watch unless it is running.
     fn watch(&mut self, topic: Topic) {
         if self.watched.contains_key(&topic) {
             return;
@@ -575,7 +575,7 @@ impl Follower {
         }
     }
 
-    /// Watches nodes and services of a datacenter.
+    /// Watches the nodes and services of a datacenter.
     fn watch_datacenter(&mut self, datacenter: &str) {
         self.watch(Topic::Nodes(datacenter.to_owned()));
         self.watch(Topic::Services(datacenter.to_owned()));
@@ -586,7 +586,7 @@ impl Follower {
         self.tracked.values().filter(|tracked| tracked.is_watched()).count()
     }
 
-    /// Returns the number of services that may be watched.
+    /// Returns the maximum number of watched services.
     fn most_watches(&self) -> usize {
         match self.agent.connections().multiplexes() {
             true => usize::MAX,
@@ -594,12 +594,12 @@ impl Follower {
         }
     }
 
-    /// Returns the number of concurrent fetches.
+    /// Returns the maximum number of concurrent fetches.
     fn fetches(&self) -> usize {
         FETCHES.min(self.settings.api.max_connections / 8).max(1)
     }
 
-    /// Returns whether one more watch is possible; ends the idlest one if necessary.
+    /// Returns whether another watch is possible; ends the least recently used one if necessary.
     fn make_room(&mut self) -> bool {
         if self.watch_count() < self.most_watches() {
             return true;
@@ -621,7 +621,7 @@ impl Follower {
         true
     }
 
-    /// Watches the instances of a service from its last position on.
+    /// Watches the instances of a service, starting at its last position.
     fn watch_instances(&mut self, key: &Key) {
         let Some(topic) = self.topic_of(key) else { return };
         let options = self.options();
@@ -630,7 +630,7 @@ impl Follower {
         tracked.phase = Phase::Watched(Running(tokio::spawn(asking).abort_handle()));
     }
 
-    /// Queues a fetch of a service's instances; urgent ones, which a query waits for, come first.
+    /// Queues a fetch of a service's instances. Urgent fetches, for which a query waits, go first.
     fn ask(&mut self, key: Key, urgent: bool) {
         let tracked = self.tracked.entry(key.clone()).or_default();
         match &mut tracked.phase {
@@ -640,7 +640,7 @@ impl Follower {
                 return;
             }
             Phase::Queued if !urgent => return,
-            // It moves to the front.
+            // Moves to the front.
             Phase::Queued => self.queue.retain(|waiting| *waiting != key),
             Phase::Idle => tracked.phase = Phase::Queued,
         }
@@ -655,7 +655,7 @@ impl Follower {
         while self.fetching < self.fetches() {
             let Some(key) = self.queue.pop_front() else { return };
             let Some(topic) = self.topic_of(&key) else {
-                // It is not registered, or not yet: the list of services decides.
+                // Not registered (yet): the service list decides.
                 self.tracked.remove(&key);
                 continue;
             };
@@ -663,7 +663,7 @@ impl Follower {
                 Some(tracked) if matches!(tracked.phase, Phase::Queued) => {
                     tracked.phase = Phase::Fetching { again: false };
                 }
-                // It was deregistered and registered again meanwhile.
+                // Removed and registered again in the meantime.
                 _ => continue,
             }
             self.fetching += 1;
@@ -671,14 +671,14 @@ impl Follower {
         }
     }
 
-    /// Returns the question for a service's instances.
+    /// Returns the topic of a service's instances.
     fn topic_of(&self, key: &Key) -> Option<Topic> {
         let service = self.known.name_of(key)?.to_owned();
         Some(Topic::Health { place: key.0.clone(), service })
     }
 }
 
-/// Replaces a value. Returns whether it differs.
+/// Replaces a value. Returns whether it changed.
 fn replace<T: PartialEq>(place: &mut T, value: T) -> bool {
     let differs = *place != value;
     *place = value;

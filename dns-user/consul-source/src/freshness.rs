@@ -1,24 +1,25 @@
-//! Success and failure of each question: the age of an answer that is served because no newer one comes. Pure.
+//! Success and failure of each topic: the age of a response that is still used because no newer one
+//! arrives. No I/O.
 
 use std::{collections::HashMap, fmt::Display, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
-/// The outcomes of one question.
+/// Outcomes of the requests for one topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Freshness {
     answered: Option<Instant>,
-    /// The first failure after the last answer, and the reason of the newest one.
+    /// Time of the first failure since the last response, and the latest error.
     failing: Option<(Instant, String)>,
 }
 
 impl Freshness {
-    /// Notes an answer, changed or not.
+    /// Records a response, changed or not.
     pub(crate) fn succeeded(&mut self, now: Instant) {
         *self = Self { answered: Some(now), failing: None };
     }
 
-    /// Whether it was ever answered.
+    /// Returns whether there ever was a response.
     pub(crate) fn was_answered(&self) -> bool {
         self.answered.is_some()
     }
@@ -29,19 +30,19 @@ impl Freshness {
     }
 }
 
-/// The failing questions in short.
+/// Summary of the failing topics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Questions that have failed for longer than the limit.
+    /// Number of topics that have failed for longer than the limit.
     pub(crate) stale: usize,
-    /// Age of the oldest of their answers, with the question and the reason.
+    /// Age of the oldest of their responses, with topic and error.
     pub(crate) oldest: Option<(Duration, String)>,
-    /// Age of the oldest answer that the whole catalog depends on, if its question fails.
+    /// Age of the oldest response that the whole catalog depends on, if its topic is failing.
     pub(crate) catalog_age: Option<Duration>,
 }
 
 impl Summary {
-    /// Sums up. `is_catalog` selects the questions that the whole catalog depends on.
+    /// Summarises the topics. `is_catalog` selects those that the whole catalog depends on.
     pub(crate) fn of<Q: Display + Eq + Hash>(
         questions: &HashMap<Q, Freshness>,
         limit: Duration,
@@ -55,7 +56,7 @@ impl Summary {
             if is_catalog(question) && answered.is_some() {
                 summary.catalog_age = summary.catalog_age.max(Some(age));
             }
-            // A question that was never answered serves nothing: the token may not ask it.
+            // Without an earlier response nothing stale is served; the token may lack permission.
             if answered.is_none() || now.saturating_duration_since(*since) < limit {
                 continue;
             }
@@ -84,7 +85,7 @@ mod tests {
         };
         questions.entry("nodes").or_default().succeeded(at(0));
         questions.entry("queries").or_default().failed(at(0), "403".to_owned());
-        // A long wait is no failure.
+        // A long wait is not a failure.
         assert_eq!(summary(&questions, 300), Summary::default());
         questions.entry("nodes").or_default().failed(at(300), "403".to_owned());
         let young = summary(&questions, 359);

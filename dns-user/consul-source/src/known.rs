@@ -1,4 +1,4 @@
-//! All that was told so far.
+//! All data loaded so far.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -11,43 +11,44 @@ use dns_consul::catalog::{
     registrations::{Datacenter, Gateway, Instance, Node, PreparedQuery},
 };
 
-/// Consul's name for a datacenter without one.
+/// Consul's default name of a datacenter.
 pub(crate) const DEFAULT_DATACENTER: &str = "dc1";
 
-/// A service of a place, in lower case.
+/// Place and lower-case name of a service.
 pub(crate) type Key = (Place, String);
 
-/// All that was told so far. Copies of it share everything that does not change.
+/// All data loaded so far. Copies share unchanged parts.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// The own datacenter; `None` before the agent named it.
+    /// Local datacenter; `None` before the agent's first response.
     pub(crate) own: Option<String>,
     /// The agent's node.
     pub(crate) node_name: String,
     /// Names of all datacenters.
     pub(crate) datacenters: Vec<String>,
-    /// Those that cannot be asked.
+    /// Datacenters that are unreachable.
     pub(crate) unreachable: HashSet<String>,
     live: Live,
 }
 
-/// The effect of a new list of services.
+/// Effect of a new list of services.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Difference {
     /// New services, and services with changed tags, whose instances must be fetched.
     pub(crate) to_ask: Vec<Key>,
-    /// Services that are gone.
+    /// Services that were removed.
     pub(crate) gone: Vec<Key>,
 }
 
 impl Known {
-    /// Takes in the nodes of a datacenter; whether that is news. Unchanged nodes stay the same objects.
+    /// Sets the nodes of a datacenter. Returns whether they changed. Unchanged nodes remain the
+    /// same objects.
     pub(crate) fn set_nodes(&mut self, datacenter: &str, nodes: Vec<Arc<Node>>) -> bool {
         let place = self.place(&Place::Datacenter(datacenter.into()));
         set_nodes(place, nodes)
     }
 
-    /// Takes in the services of a place.
+    /// Sets the services of a place.
     pub(crate) fn set_services(
         &mut self,
         place: &Place,
@@ -85,7 +86,7 @@ impl Known {
         difference
     }
 
-    /// Takes in the peers with the names of the services that each exports to us.
+    /// Sets the peers, each with the names of the services that it exports to us.
     pub(crate) fn set_peers(&mut self, peers: BTreeMap<String, Vec<String>>) -> Difference {
         let named: HashSet<Place> = peers.keys().map(|peer| peer_of(peer)).collect();
         let known = self.live.places.keys();
@@ -109,10 +110,11 @@ impl Known {
         all
     }
 
-    /// Takes in the instances of a service; whether that is news. Unchanged instances stay the same objects.
+    /// Sets the instances of a service. Returns whether they changed. Unchanged instances remain
+    /// the same objects.
     pub(crate) fn set_instances(&mut self, (place, name): &Key, mut told: ServiceInstances) -> bool {
         let known = self.place(place);
-        // One that is gone meanwhile has none.
+        // A removed service has no instances.
         let Some(services) = known.services.as_mut() else { return false };
         let Some(service) = services.get(&**name) else { return false };
         match &service.told {
@@ -137,7 +139,7 @@ impl Known {
         true
     }
 
-    /// Takes in the gateways and what is bound to them; whether that is news.
+    /// Sets the gateways and the services bound to them. Returns whether they changed.
     pub(crate) fn set_gateways(&mut self, gateways: Vec<Gateway>) -> bool {
         let is_news = *self.live.gateways != gateways;
         if is_news {
@@ -146,7 +148,7 @@ impl Known {
         is_news
     }
 
-    /// Takes in the prepared queries of a datacenter; whether that is news.
+    /// Sets the prepared queries of a datacenter. Returns whether they changed.
     pub(crate) fn set_queries(&mut self, datacenter: &str, queries: Vec<PreparedQuery>) -> bool {
         let is_news = self.live.queries.get(datacenter).is_none_or(|before| **before != queries);
         if is_news {
@@ -155,7 +157,7 @@ impl Known {
         is_news
     }
 
-    /// Takes in the coordinates of the local datacenter's nodes; whether that is news.
+    /// Sets the coordinates of the local datacenter's nodes. Returns whether they changed.
     pub(crate) fn set_node_coordinates(&mut self, nodes: HashMap<String, Coordinate>) -> bool {
         let is_news = self.live.coordinates.nodes != nodes;
         if is_news {
@@ -164,7 +166,7 @@ impl Known {
         is_news
     }
 
-    /// Takes in the coordinates of the servers of each datacenter; whether that is news.
+    /// Sets the coordinates of each datacenter's servers. Returns whether they changed.
     pub(crate) fn set_server_coordinates(&mut self, servers: BTreeMap<String, Vec<Coordinate>>) -> bool {
         let is_news = self.live.coordinates.servers != servers;
         if is_news {
@@ -178,24 +180,25 @@ impl Known {
         self.live.queries.values().flat_map(|queries| queries.iter())
     }
 
-    /// The name of a service as it is registered.
+    /// Returns the name of a service as registered.
     pub(crate) fn name_of(&self, (place, service): &Key) -> Option<&str> {
         Some(self.live.places.get(place)?.service(service)?.name.as_str())
     }
 
-    /// Whether the instances of a service were told.
+    /// Returns whether the instances of a service are loaded.
     pub(crate) fn has_instances(&self, (place, service): &Key) -> bool {
         let service = || self.live.places.get(place)?.service(service);
         service().is_some_and(|service| service.told.is_some())
     }
 
-    /// Whether this is a datacenter that can be asked about.
+    /// Returns whether the datacenter is known.
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
         self.own.as_deref() == Some(name)
             || self.datacenters.iter().any(|known| known.eq_ignore_ascii_case(name))
     }
 
-    /// Whether the instances of all services of a place are read: in the local datacenter and for peers.
+    /// Returns whether the instances of all services of a place are loaded, not only of queried
+    /// ones: for the local datacenter and for peers.
     pub(crate) fn is_read_whole(&self, place: &Place) -> bool {
         match place {
             Place::Datacenter(name) => self.own.as_deref() == Some(&**name),
@@ -203,7 +206,7 @@ impl Known {
         }
     }
 
-    /// Services, and how many of them have told their instances; nodes; instances.
+    /// Returns the numbers of services, services with loaded instances, nodes, and instances.
     pub(crate) fn counts(&self) -> (usize, usize, usize, usize) {
         let (mut services, mut told, mut nodes, mut instances) = (0, 0, 0, 0);
         for place in self.live.places.values() {
@@ -219,7 +222,7 @@ impl Known {
         (services, told, nodes, instances)
     }
 
-    /// Returns a copy of all of it.
+    /// Returns the registrations for a snapshot.
     pub(crate) fn live(&self) -> Live {
         let own = self.own.as_deref().unwrap_or(DEFAULT_DATACENTER);
         let datacenter = |name: &String| {
@@ -231,7 +234,7 @@ impl Known {
         Live { own: own.to_owned(), datacenters, ..self.live.clone() }
     }
 
-    /// Returns the state in which nothing is known any more.
+    /// Returns empty registrations, for data that has expired.
     pub(crate) fn nothing(&self) -> Live {
         Live::unknown(self.own.as_deref().unwrap_or(DEFAULT_DATACENTER))
     }
@@ -246,7 +249,8 @@ pub(crate) fn peer_of(name: &str) -> Place {
     Place::Peer(name.to_ascii_lowercase().into())
 }
 
-/// Sets the nodes of a place; whether that is news. Unchanged nodes stay the same objects.
+/// Sets the nodes of a place. Returns whether they changed. Unchanged nodes remain the same
+/// objects.
 fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
     if place.nodes.as_ref().is_some_and(|before| **before == nodes) {
         return false;
@@ -265,7 +269,7 @@ fn set_nodes(place: &mut LivePlace, mut nodes: Vec<Arc<Node>>) -> bool {
     true
 }
 
-/// Gathers the nodes of a peer from its instances: no endpoint lists them.
+/// Collects the nodes of a peer from its instances, because no endpoint lists them.
 fn gather_nodes(place: &Place, known: &mut LivePlace) {
     if !matches!(place, Place::Peer(_)) {
         return;

@@ -1,20 +1,20 @@
-//! The live source of Consul's names: asks Consul's HTTP API and keeps a catalog in the form of `dns-consul`
-//! up to date.
+//! Live source of Consul's names: queries Consul's HTTP API and keeps a catalog of `dns-consul` up
+//! to date.
 //!
-//! From the bottom up:
+//! Bottom-up:
 //!
-//! * `token`, `tls`: files that change.
-//! * `connections`: TCP and TLS to one agent, HTTP/1.1 and HTTP/2, a bounded number.
+//! * `token`, `tls`: files that may change at run time.
+//! * `connections`: TCP and TLS to one agent, HTTP/1.1 and HTTP/2, limited in number.
 //! * `pace`: the rate of requests, and the pauses after failures.
-//! * `agent`: one question to the first agent that answers.
-//! * `cursor`: the index of blocking queries, and whether an answer has changed.
-//! * `topic`: the questions.
-//! * `api`: Consul's JSON as registrations.
-//! * `ask`: questions asked once or repeatedly.
-//! * `freshness`: success and failure of each question, and the age of old answers.
-//! * `known`: all answers so far.
-//! * `state`: configuration, pictures, and the state for operators.
-//! * `follow`: the schedule of questions.
+//! * `agent`: sends a request to the first agent that responds.
+//! * `cursor`: the index of blocking queries, and detection of changes.
+//! * `topic`: the topics that can be requested.
+//! * `api`: parses Consul's JSON to registrations.
+//! * `ask`: one-time and repeated requests.
+//! * `freshness`: success and failure of each topic, and the age of old responses.
+//! * `known`: all data loaded so far.
+//! * `state`: configuration, catalog snapshots ([`Picture`]), and the state for operators.
+//! * `follow`: the schedule of requests.
 //! * `source`: [`Source`], the handle.
 
 mod agent;

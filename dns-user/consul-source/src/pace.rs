@@ -1,4 +1,4 @@
-//! How often may be asked, and how long to wait after what went wrong.
+//! Rate limit of requests, and pauses after failures.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use tokio::{
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Longest pause after errors.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Rounds after which the pauses of the gate grow no more: 8 s at most, as a single
-/// question is no burden.
+/// Number of rounds after which the gate's pause stops growing. At most 8 s, as a single request is
+/// no load.
 const MOST_ROUNDS: u32 = 4;
-/// Consecutive errors after which a single request at a time tries the agent.
+/// Consecutive errors after which only a single request at a time is sent.
 const MOST_FAILURES: u32 = 8;
 
-/// Lets requests go at a steady rate, a tenth of a second's worth at once.
+/// Limits requests to a steady rate with bursts of 0.1 s.
 #[derive(Debug)]
 pub(crate) struct Rate {
-    /// Time from one request to the next.
+    /// Interval between requests.
     interval: Duration,
-    /// When the next one is due, if none waits.
+    /// Time at which the next request is due if none waits.
     next: Mutex<Option<Instant>>,
 }
 
 impl Rate {
-    /// Creates a limit in requests per second, at least one.
+    /// Creates a limit of at least one request per second.
     pub(crate) fn new(per_second: u32) -> Self {
         Self { interval: Duration::from_secs(1) / per_second.max(1), next: Mutex::new(None) }
     }
 
-    /// Returns when the caller's turn has come.
+    /// Waits until the caller may send a request.
     pub(crate) async fn turn(&self) {
         let at = {
             let mut next = self.next.lock();
@@ -47,62 +47,62 @@ impl Rate {
     }
 }
 
-/// Pauses of one question after errors in a row: longer each time, and drawn by lot, so
-/// that many questions which failed together do not come back together.
+/// Pauses of one topic after consecutive errors: growing, and randomised so that requests that
+/// failed together do not return together.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    /// Errors in a row.
+    /// Consecutive errors.
     failures: u32,
 }
 
 impl Backoff {
-    /// All is well again.
+    /// Resets the pause after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// The pause after one more error.
+    /// Returns the pause after one more error.
     pub(crate) fn next(&mut self) -> Duration {
         self.failures = self.failures.saturating_add(1);
         drawn(self.failures)
     }
 }
 
-/// A pause after so many errors: half to all of a time that doubles each time.
+/// Returns the pause after this many errors: half to all of a time that doubles with each error.
 fn drawn(failures: u32) -> Duration {
     let longest = (SHORTEST * 2u32.pow(failures.clamp(1, 7) - 1)).min(LONGEST);
     longest.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// Whether agents answer at all. While they do not, one question at a time goes to them,
-/// with pauses, and all others wait: a returning agent is not flooded.
+/// Closes while no agent responds. Then only one request at a time is sent, with pauses, and all
+/// others wait, so that a returning agent is not flooded.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: Mutex<GateState>,
-    /// Rung when that has changed.
+    /// Signals a change of the state.
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct GateState {
-    /// Errors in a row, of all questions.
+    /// Consecutive errors of all requests.
     failures: u32,
-    /// Nobody passes before this.
+    /// Time before which no request passes.
     until: Option<Instant>,
-    /// Whether one question is on its way to try.
+    /// Whether a trial request is in progress.
     trying: bool,
 }
 
-/// Permission to ask; says how it went.
+/// Permission to send a request; takes its outcome.
 #[derive(Debug)]
 pub(crate) struct Pass<'a> {
     gate: &'a Gate,
-    /// Whether all others wait for this one.
+    /// Whether all other requests wait for this one.
     trial: bool,
 }
 
 impl Gate {
-    /// Waits until it makes sense to ask.
+    /// Waits until a request may be sent.
     pub(crate) async fn pass(&self) -> Pass<'_> {
         loop {
             let changed = self.changed.notified();
@@ -121,12 +121,12 @@ impl Gate {
                     Some(_) => LONGEST,
                 }
             };
-            // The time can pass without a notification.
+            // The pause can end without a notification.
             let _ = timeout(wait, changed).await;
         }
     }
 
-    /// Whether it is closed.
+    /// Returns whether the gate is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().until.is_some()
     }
@@ -139,22 +139,22 @@ impl Gate {
 }
 
 impl Pass<'_> {
-    /// Whether all others wait for this one.
+    /// Returns whether all other requests wait for this one.
     pub(crate) fn is_trial(&self) -> bool {
         self.trial
     }
 
-    /// There was an answer.
+    /// Reports a response.
     pub(crate) fn succeeded(self) {
         self.gate.change(|state| *state = GateState { trying: state.trying, ..GateState::default() });
     }
 
-    /// There was none. `hopeless`: no agent could be reached at all.
+    /// Reports a failure; `hopeless` if no agent could be reached at all.
     pub(crate) fn failed(self, hopeless: bool) {
         self.gate.change(|state| {
             state.failures = state.failures.saturating_add(1);
             if hopeless || self.trial || state.failures >= MOST_FAILURES {
-                // Questions that were on their way together count once.
+                // Concurrent failures count once.
                 if self.trial || state.until.is_none() {
                     let rounds = if self.trial { state.failures.min(MOST_ROUNDS) } else { 1 };
                     state.until = Some(Instant::now() + drawn(rounds));
@@ -163,7 +163,7 @@ impl Pass<'_> {
         });
     }
 
-    /// We are asked to come back later.
+    /// Reports that the agent asked for a pause.
     pub(crate) fn told_to_wait(self, pause: Duration) {
         self.gate.change(|state| {
             let until = Instant::now() + pause.clamp(SHORTEST, LONGEST).mul_f64(1.0 + fastrand::f64() / 4.0);
@@ -191,7 +191,7 @@ mod tests {
         for _ in 0..401 {
             rate.turn().await;
         }
-        // A tenth of a second's worth went at once.
+        // The first 0.1 s of requests pass at once.
         let took = begun.elapsed();
         assert!(took >= Duration::from_millis(300), "{took:?}");
     }

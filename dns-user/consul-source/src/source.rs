@@ -22,10 +22,10 @@ use dns_upstream::HostNames;
 /// A live source; dropping it ends its tasks.
 #[derive(Debug)]
 pub struct Source {
-    /// Wishes of the resolver.
+    /// Demands of the resolver.
     demands: mpsc::Sender<Demand>,
     pictures: watch::Receiver<Arc<Picture>>,
-    /// The state for operators.
+    /// State for operators.
     status: Arc<Mutex<Status>>,
     /// Whether every service has a watch.
     watches_all: Arc<AtomicBool>,
@@ -47,23 +47,23 @@ impl Source {
         Self { demands, pictures, status, watches_all, task }
     }
 
-    /// Returns the channel of pictures.
+    /// Returns a receiver of catalog snapshots.
     pub fn pictures(&self) -> watch::Receiver<Arc<Picture>> {
         self.pictures.clone()
     }
 
-    /// Asks for a part that the last picture lacks. Never blocks.
+    /// Requests a part that the last snapshot lacks. Never blocks.
     pub fn demand(&self, lack: Lack) {
         // If the queue is full, the next query repeats it.
         let _ = self.demands.try_send(Demand::Lack(lack));
     }
 
-    /// Returns whether every service has a watch, so that reports of use are unnecessary.
+    /// Returns whether every service is watched, so that reports of use are unnecessary.
     pub fn watches_all(&self) -> bool {
         self.watches_all.load(Ordering::Relaxed)
     }
 
-    /// Reports a query for a service; names in lower case. Never blocks.
+    /// Reports a query for a service; names are in lower case. Never blocks.
     pub fn asked(&self, place: Place, service: String) {
         // If the queue is full, the next query repeats it.
         let _ = self.demands.try_send(Demand::Asked((place, service)));
@@ -71,7 +71,7 @@ impl Source {
 
     /// Reports services that interfaces answer for, so that they keep or get a watch. Never blocks.
     pub fn used(&self, services: Vec<(Place, String)>) {
-        // The next report comes soon.
+        // If the queue is full, the next report follows soon.
         let _ = self.demands.try_send(Demand::Used(services));
     }
 

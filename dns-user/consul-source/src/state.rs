@@ -1,4 +1,4 @@
-//! The configuration of a source, the pictures of the catalog, and the state for operators.
+//! Configuration of a source, catalog snapshots, and the state for operators.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,33 +10,33 @@ use dns_consul::{Lack, catalog::live::Live, http_api::HttpApi};
 /// Configuration of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The agents and the limits of questions.
+    /// Agents and request limits.
     pub api: HttpApi,
-    /// File that holds the ACL token.
+    /// File with the ACL token.
     pub token_file: Option<PathBuf>,
-    /// The datacenter of names without one; `None` for the agent's.
+    /// Datacenter of names without one; `None` for the agent's.
     pub datacenter: Option<String>,
-    /// Whether any of Consul's servers may answer.
+    /// Whether any Consul server may answer, not only the leader.
     pub allow_stale: bool,
-    /// Age up to which the last answer is served while Consul fails to give another.
+    /// Age up to which the last response is used while Consul fails to give a newer one.
     pub max_stale: Duration,
-    /// Time of failures after which a part of the catalog is reported as stale.
+    /// Duration of failures after which a part of the catalog is reported as stale.
     pub stale_after: Duration,
 }
 
-/// The catalog as far as it has been read.
+/// A snapshot of the catalog, as far as it is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
-    /// The registrations. Pictures share what they have in common.
+    /// Registrations. Snapshots share unchanged parts.
     pub live: Live,
-    /// The agent's datacenter in lower case; `None` before its first answer.
+    /// The agent's datacenter in lower case; `None` before its first response.
     pub datacenter: Option<String>,
-    /// The agent's node; empty before its first answer.
+    /// The agent's node; empty before its first response.
     pub node_name: String,
 }
 
 impl Picture {
-    /// Returns whether everything of the local datacenter has been read.
+    /// Returns whether the local datacenter is loaded completely.
     pub fn is_complete(&self) -> bool {
         self.datacenter.is_some() && self.live.is_complete()
     }
@@ -45,21 +45,21 @@ impl Picture {
 /// State of a source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Status {
-    /// The agent in use.
+    /// Address of the agent in use.
     pub address: String,
-    /// Whether no agent answers.
+    /// Whether no agent responds.
     pub away: bool,
-    /// Seconds since the last answer of a server with a leader; `None` before the first one.
+    /// Seconds since the last response from a server with a leader; `None` before the first one.
     pub last_contact_seconds: Option<f64>,
-    /// Whether the answers are older than `max_stale`: the catalog is empty.
+    /// Whether the data is older than `max_stale` and the catalog therefore empty.
     pub expired: bool,
     /// Datacenter of the agent.
     pub datacenter: Option<String>,
     /// Number of distinct service names.
     pub services: usize,
-    /// Services whose instances have been read.
+    /// Number of services whose instances are loaded.
     pub services_told: usize,
-    /// Services whose instances are watched; the others are fetched in turn.
+    /// Number of services whose instances are watched; the others are fetched in turn.
     pub services_watched: usize,
     /// Number of nodes in the catalog.
     pub nodes: usize,
@@ -71,36 +71,37 @@ pub struct Status {
     pub requests: u64,
     /// Requests that failed since the start.
     pub failures: u64,
-    /// Answers whose index was smaller than the one before.
+    /// Responses with a smaller index than the previous one.
     pub index_resets: u64,
-    /// Catalog pictures published since the start.
+    /// Catalog snapshots published since the start.
     pub pictures: u64,
     /// Error of the last request, if it failed.
     pub problem: Option<String>,
-    /// Questions that have failed for longer than `stale_after`: their old answers are served.
+    /// Number of topics that have failed for longer than `stale_after`; their old responses are
+    /// used.
     pub stale: usize,
-    /// Age in seconds of the oldest of these answers.
+    /// Age in seconds of the oldest of these responses.
     pub oldest_stale_seconds: Option<f64>,
-    /// The oldest of these questions and the reason of its failure.
+    /// Topic of the oldest of these responses, and its error.
     pub stale_problem: Option<String>,
-    /// Entries of answers that are invalid and are left out.
+    /// Number of invalid entries dropped from responses.
     pub invalid_entries: usize,
-    /// The first of them.
+    /// Error of the first one.
     pub invalid_problem: Option<String>,
 }
 
-/// A wish of the resolver.
+/// A demand of the resolver.
 #[derive(Debug)]
 pub(crate) enum Demand {
-    /// A query waits for a missing part.
+    /// A query waits for this missing part.
     Lack(Lack),
-    /// A query asked for this service.
+    /// A query was for this service.
     Asked(Key),
-    /// Interfaces answer for these.
+    /// Interfaces answer for these services.
     Used(Vec<Key>),
 }
 
-/// Returns a picture; an empty one if the answers have expired.
+/// Returns a snapshot; an empty one if the data has expired.
 pub(crate) fn picture(known: &Known, expired: bool) -> Picture {
     let live = if expired { known.nothing() } else { known.live() };
     Picture { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }

@@ -1,4 +1,4 @@
-//! TLS to an agent, made from files that may change.
+//! TLS to an agent, configured from files that may change.
 
 use std::{
     fs,
@@ -14,42 +14,42 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 
 use dns_consul::http_api::{ApiAddress, HttpApi};
 
-/// Why TLS cannot be spoken.
+/// Reason why TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
-    /// A file cannot be used.
+    /// A file is unusable.
     #[error("{}: {problem}", path.display())]
     File {
         path: PathBuf,
-        /// Defect found in the file.
+        /// Defect of the file.
         problem: String,
     },
-    /// The files do not go together, or none of the system's authorities can be read.
+    /// Certificate and key do not match, or no system CA certificate is readable.
     #[error("{0}")]
     Unusable(String),
-    /// The host is not a name that a certificate could hold.
+    /// The host cannot appear in a certificate.
     #[error("{0:?} is not a name that a certificate could hold")]
     Name(String),
 }
 
-/// Builds TLS settings and keeps them until the files change.
+/// Builds the TLS configuration and keeps it until the files change.
 #[derive(Debug)]
 pub(crate) struct Tls {
     api: HttpApi,
-    /// Settings built last, with the stamps of their files.
+    /// Last configuration, with the modification times of its files.
     made: Mutex<Option<(Stamps, Arc<ClientConfig>)>>,
 }
 
-/// When files were written last; `None`: they cannot be looked at.
+/// Modification times of the files; `None` if unreadable.
 type Stamps = Vec<Option<SystemTime>>;
 
 impl Tls {
-    /// From the files of these settings, which are read with the first connection.
+    /// Stores the file names; the files are read with the first connection.
     pub(crate) fn new(api: &HttpApi) -> Self {
         Self { api: api.clone(), made: Mutex::new(None) }
     }
 
-    /// Returns the current settings. Reads small files.
+    /// Returns the current configuration. Reads small files.
     pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let stamps = self.stamps();
         let mut made = self.made.lock();
@@ -63,13 +63,13 @@ impl Tls {
         }
     }
 
-    /// The name that the certificate of this agent has to hold.
+    /// Returns the expected name in this agent's certificate.
     pub(crate) fn server_name(&self, address: &ApiAddress) -> Result<ServerName<'static>, TlsError> {
         let name = self.api.tls_server_name.as_ref().unwrap_or(&address.host);
         ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name.clone()))
     }
 
-    /// The files as they are now.
+    /// Returns the current modification times of the files.
     fn stamps(&self) -> Stamps {
         let HttpApi { ca_file, identity, .. } = &self.api;
         let (certificate, key) = identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
@@ -99,13 +99,13 @@ impl Tls {
             }
             None => builder.with_no_client_auth(),
         };
-        // Many blocking queries share one connection by HTTP/2.
+        // Many blocking queries share one HTTP/2 connection.
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
 }
 
-/// The certificates in a file, one at least.
+/// Reads the certificates in a file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
@@ -115,7 +115,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     }
 }
 
-/// A file that cannot be used.
+/// Builds the error for an unusable file.
 fn file(path: &Path, problem: impl ToString) -> TlsError {
     TlsError::File { path: path.to_owned(), problem: problem.to_string() }
 }

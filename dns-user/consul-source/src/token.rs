@@ -1,4 +1,4 @@
-//! The token: a file whose content may be exchanged at any time.
+//! The ACL token, read from a file that may change at any time.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,13 +7,12 @@ use std::{
 
 use tokio::{sync::Mutex, time::Instant};
 
-/// How long a token that was read is used before the file is looked at again.
+/// Time for which a token is used before the file is checked again.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The token for requests, as its file holds it.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// The file; `None`: requests go without a token.
+    /// The file; `None` to send requests without a token.
     path: Option<PathBuf>,
     /// Result of the last read.
     last: Mutex<Last>,
@@ -21,21 +20,21 @@ pub(crate) struct Token {
 
 #[derive(Debug, Default)]
 struct Last {
-    /// The token; one that was good stays while the file cannot be read.
+    /// The token; kept while the file is unreadable.
     token: Option<String>,
-    /// When the file was looked at.
+    /// Time of the last check of the file.
     at: Option<Instant>,
-    /// Whether the last look failed, which is told once.
+    /// Whether the last read failed; a failure is logged once.
     failed: bool,
 }
 
 impl Token {
-    /// The token in this file.
+    /// Creates a reader of this file.
     pub(crate) fn new(path: Option<PathBuf>) -> Self {
         Self { path, last: Mutex::default() }
     }
 
-    /// Returns the current token; `None` if there is none.
+    /// Returns the current token, if any.
     pub(crate) async fn now(&self) -> Option<String> {
         let path = self.path.as_deref()?;
         let mut last = self.last.lock().await;
@@ -50,7 +49,7 @@ impl Token {
 impl Last {
     async fn read(&mut self, path: &Path) {
         let problem = match tokio::fs::read_to_string(path).await {
-            // Anything else cannot stand in a header.
+            // Other characters are invalid in a header.
             Ok(text)
                 if text.trim().bytes().all(|byte| byte.is_ascii_graphic()) && !text.trim().is_empty() =>
             {

@@ -1,13 +1,13 @@
-//! The questions to Consul.
+//! Topics that are requested from Consul.
 
 use std::{fmt, time::Duration};
 
 use dns_consul::catalog::Place;
 
-/// One thing that can be asked for, and watched if Consul lets it be waited for.
+/// A topic that can be requested, and watched if Consul supports blocking queries for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Topic {
-    /// The agent itself: its datacenter and its node.
+    /// Datacenter and node of the agent itself.
     Agent,
     /// Names of all datacenters.
     Datacenters,
@@ -18,14 +18,14 @@ pub(crate) enum Topic {
     /// Instances of a service and their checks.
     Health {
         place: Place,
-        /// The service, as it is registered.
+        /// Name of the service as registered.
         service: String,
     },
-    /// Which services are bound to ingress gateways.
+    /// Ingress gateways and the services bound to them.
     Ingress,
-    /// Prepared queries that a datacenter stores.
+    /// Prepared queries stored in a datacenter.
     Queries(String),
-    /// Peers, with the services that each exports to us.
+    /// Peers and the services that each exports to us.
     Peerings,
     /// Network coordinates of the nodes of a datacenter.
     NodeCoordinates(String),
@@ -34,8 +34,8 @@ pub(crate) enum Topic {
 }
 
 impl Topic {
-    /// Whether an answer can be waited for. All others are asked again now and then; so are coordinates, which change
-    /// all the time.
+    /// Returns whether a blocking query is used. All other topics are polled, including
+    /// coordinates, which change constantly.
     pub(crate) fn can_be_watched(&self) -> bool {
         match self {
             Self::Nodes(_) | Self::Services(_) | Self::Health { .. } | Self::Ingress => true,
@@ -48,8 +48,8 @@ impl Topic {
         }
     }
 
-    /// The request's path. `own`: our datacenter; `index`: to wait behind, for so long;
-    /// `stale`: any server may answer.
+    /// Returns the path of the request. `own` is the local datacenter; `index` holds the index and
+    /// the maximum wait of a blocking query; if `stale`, any server may answer.
     pub(crate) fn path(&self, own: Option<&str>, index: Option<(u64, Duration)>, stale: bool) -> String {
         let (mut path, datacenter) = match self {
             Self::Agent => ("/v1/agent/self".to_owned(), None),
@@ -115,7 +115,7 @@ impl fmt::Display for Topic {
     }
 }
 
-/// The text as it can stand in a path or a query (RFC 3986, section 2.3).
+/// Percent-encodes a text for use in a path or query (RFC 3986, section 2.3).
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
