@@ -1,6 +1,6 @@
-//! The CA: verified when it is loaded, then issues.
+//! The certificate authority: verified when loaded, then issues certificates.
 //!
-//! The reference checks none of this and hands out certificates that peers refuse.
+//! The reference performs none of these checks and issues certificates that peers reject.
 
 use std::{
     fmt,
@@ -24,32 +24,32 @@ use crate::{
 #[derive(Debug)]
 pub struct Authority {
     key: PrivateKey,
-    /// The CA's certificate and those above it, DER.
+    /// The CA's certificate followed by its issuers, DER.
     chain: Vec<CertificateDer<'static>>,
-    /// Subject of the first, DER.
+    /// Subject of the CA's certificate, DER.
     subject: Vec<u8>,
     key_id: Vec<u8>,
     validity: Validity,
     fingerprint: Fingerprint,
 }
 
-/// SHA-256 of a CA's certificate, as hexadecimal digits.
+/// SHA-256 of a CA's certificate, in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fingerprint(String);
 
-/// A certificate just issued.
+/// A newly issued certificate.
 #[derive(Debug)]
 pub struct Issued {
-    /// The leaf, then the CA and the certificates above it.
+    /// The leaf, followed by the CA's certificate and its issuers.
     pub pem: String,
-    /// Its validity, limited by the CA's.
+    /// Validity of the leaf, limited by the CA's.
     pub validity: Validity,
 }
 
-/// A defect of a CA, with the remedy.
+/// Defect of a CA, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// No certificate in the file.
+    /// The file contains no certificate.
     #[error("no certificate in PEM form; put the CA's certificate first, then its issuers")]
     NoCertificate,
     /// A block of PEM or DER is damaged.
@@ -70,22 +70,22 @@ pub enum Fault {
          some verifiers refuse them; create the CA with subjectKeyIdentifier=hash"
     )]
     NoKeyIdentifier(usize),
-    /// KeyUsage does not allow to sign certificates.
+    /// KeyUsage does not permit signing certificates.
     #[error("certificate {0} lacks keyCertSign in KeyUsage; create the CA with keyUsage=keyCertSign,cRLSign")]
     NoCertSign(usize),
-    /// ExtendedKeyUsage limits the leaves.
+    /// ExtendedKeyUsage restricts the usages of leaves.
     #[error(
         "certificate {0} limits ExtendedKeyUsage, so peers refuse client or server certificates; omit the \
          extension or use anyExtendedKeyUsage"
     )]
     ExtendedKeyUsage(usize),
-    /// The validity has ended at the given time.
+    /// The validity ended at the given time.
     #[error("certificate {0} expired at {1}; replace the CA")]
     Expired(usize, String),
-    /// The validity begins only at the given time.
+    /// The validity starts at the given time.
     #[error("certificate {0} is valid only from {1}; check this machine's clock")]
     NotYetValid(usize, String),
-    /// More CAs below it than it allows.
+    /// There are more CAs below it than it permits.
     #[error(
         "certificate {0} allows {1} CA certificates below it, but {2} follow; issue it with a larger pathlen"
     )]
@@ -93,15 +93,15 @@ pub enum Fault {
     /// The order of the chain is wrong.
     #[error("certificate {0} was not issued by certificate {1}; order the file from the CA to the root")]
     Order(usize, usize),
-    /// A verifier refused a certificate issued for trial.
+    /// A verifier rejected a test certificate.
     #[error("a certificate issued for trial is refused: {0}")]
     Refused(String),
 }
 
-/// Something that works but deserves attention.
+/// A condition that works but deserves attention.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Caution {
-    /// Leaves are cut to the CA's end.
+    /// Leaves end with the CA.
     #[error("the CA ends at {0}, before the leaf would; leaves end with the CA: replace it soon")]
     EndsFirst(String),
 }
@@ -113,23 +113,23 @@ impl fmt::Display for Fingerprint {
 }
 
 impl Fingerprint {
-    /// Fingerprint of a certificate in DER.
+    /// Returns the fingerprint of a certificate in DER.
     pub fn of(der: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, der);
         Self(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Returns the digits in lower-case hexadecimal.
+    /// Returns the fingerprint in lower-case hexadecimal.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Authority {
-    /// Reads and checks a CA; returns every fault that it has.
+    /// Parses and checks a CA; returns every fault found.
     ///
-    /// `chain` holds the CA's certificate and those above it, `key` its private key (PKCS#1,
-    /// SEC1 or PKCS#8), both in PEM form.
+    /// `chain` contains the CA's certificate and its issuers, `key` its private key (PKCS#1, SEC1
+    /// or PKCS#8), both in PEM.
     pub fn parse(chain: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Vec<Fault>> {
         let ders = certificates(chain).map_err(|fault| vec![fault])?;
         let parsed = parse_all(&ders).map_err(|fault| vec![fault])?;
@@ -160,7 +160,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Issues a leaf and verifies it as a peer would. Finds what `inspect` does not know.
+    /// Issues a leaf and verifies it as a peer would, to find faults that `inspect` does not cover.
     fn try_out(&self, now: SystemTime) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let key = PrivateKey::generate(KeyType::P256).map_err(|error| text(&error))?;
@@ -171,7 +171,8 @@ impl Authority {
         let mut chain = certificates(issued.pem.as_bytes()).map_err(|error| text(&error))?;
         let leaf = chain.remove(0);
         let mut roots = RootCertStore::empty();
-        // Trust begins at the top, so that path lengths and usages of the chain count.
+        // The top certificate is the trust anchor, so that path lengths and usages along the chain
+        // are checked.
         let top = chain.pop().ok_or("no certificate")?;
         roots.add(top).map_err(|error| text(&error))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -182,7 +183,7 @@ impl Authority {
         verifier.verify_client_cert(&leaf, &chain, now).map(|_| ()).map_err(|error| text(&error))
     }
 
-    /// Issues a certificate from `now` for `length`, cut to the CA's own end.
+    /// Issues a certificate valid from `now` for `length`, at most until the CA's own end.
     pub fn issue(
         &self,
         profile: &Profile,
@@ -199,27 +200,27 @@ impl Authority {
         Ok(Issued { pem: text, validity })
     }
 
-    /// The CA's certificates, PEM.
+    /// Returns the CA's certificates, PEM.
     pub fn chain_pem(&self) -> String {
         self.chain.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect()
     }
 
-    /// The CA's certificates, DER; its own first.
+    /// Returns the CA's certificates, DER; its own first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.chain
     }
 
-    /// Identifies the CA's certificate.
+    /// Returns the fingerprint of the CA's certificate.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
     }
 
-    /// Validity of the CA's certificate.
+    /// Returns the validity of the CA's certificate.
     pub fn validity(&self) -> Validity {
         self.validity
     }
 
-    /// Whether the CA can still issue at `now`.
+    /// Returns whether the CA can still issue at `now`.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         self.validity.not_before <= now && now < self.validity.not_after
     }
@@ -231,7 +232,7 @@ impl Authority {
     }
 }
 
-/// Reads the certificates of a PEM text; at least one.
+/// Parses the certificates of a PEM text; there must be at least one.
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let mut ders = Vec::new();
     for (number, read) in CertificateDer::pem_slice_iter(text).enumerate() {
@@ -249,7 +250,7 @@ pub fn parse_all<'a>(ders: &'a [CertificateDer<'static>]) -> Result<Vec<X509Cert
     ders.iter().enumerate().map(parse).collect()
 }
 
-/// Checks the certificates of a CA, its own first. Faults count them from 1.
+/// Checks the certificates of a CA, its own first. Faults number them from 1.
 pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (below, certificate) in chain.iter().enumerate() {
@@ -288,14 +289,14 @@ pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
     faults
 }
 
-/// Validity that a certificate states.
+/// Returns the validity stated in a certificate.
 pub fn validity(certificate: &X509Certificate<'_>) -> Validity {
     let at = |seconds: i64| moment(u64::try_from(seconds).unwrap_or(0));
     let stated = certificate.validity();
     Validity { not_before: at(stated.not_before.timestamp()), not_after: at(stated.not_after.timestamp()) }
 }
 
-/// A moment as `2026-11-24 23:10:00 UTC`.
+/// Formats a time as `2026-11-24 23:10:00 UTC`.
 pub fn date(at: SystemTime) -> String {
     let at = time::OffsetDateTime::from(moment(seconds(at)));
     let (hour, minute, second) = at.to_hms();

@@ -1,4 +1,4 @@
-//! Files of a CA: loaded, and loaded again when they change.
+//! Files of a CA, reloaded when they change.
 
 use std::{
     fmt, fs, io,
@@ -63,7 +63,7 @@ impl CaFiles {
             .map_err(|faults| CaError(faults.into_iter().map(with_path).collect()))
     }
 
-    /// Device, inode and change time of both files.
+    /// Returns device, inode and change time of both files.
     pub fn stamp(&self) -> Stamp {
         Stamp([&self.certificate, &self.key].map(|path| {
             let facts = fs::metadata(path).ok()?;

@@ -21,40 +21,40 @@ use crate::{
     profile::Profile,
 };
 
-/// Period in which a certificate is valid, in whole seconds as X.509 states it.
+/// Period in which a certificate is valid, in whole seconds as in X.509.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// First moment at which it is valid.
+    /// Start of the validity.
     pub not_before: SystemTime,
-    /// Last moment at which it is valid.
+    /// End of the validity, inclusive.
     pub not_after: SystemTime,
 }
 
 impl Validity {
-    /// Starts at `now`, cut to its second, and lasts `length`.
+    /// Returns a validity that starts at `now`, truncated to seconds, and lasts `length`.
     pub fn starting(now: SystemTime, length: Duration) -> Self {
         let not_before = moment(seconds(now));
         Self { not_before, not_after: not_before + length }
     }
 
-    /// Length; zero if the end precedes the start.
+    /// Returns the length; zero if the end precedes the start.
     pub fn length(&self) -> Duration {
         self.not_after.duration_since(self.not_before).unwrap_or_default()
     }
 }
 
-/// Seconds since 1970; earlier moments count as 1970.
+/// Returns the seconds since 1970; earlier times count as 1970.
 pub(crate) fn seconds(moment: SystemTime) -> u64 {
     moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The moment at a number of seconds since 1970, bounded to the year 9999.
+/// Returns the time at a number of seconds since 1970, capped at the year 9999.
 pub(crate) fn moment(seconds: u64) -> SystemTime {
     const LAST: u64 = 253_402_300_799;
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))
 }
 
-/// The issuer's side of a leaf certificate.
+/// Issuer fields of a leaf certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Issuer<'a> {
     pub(crate) key: &'a PrivateKey,
@@ -91,14 +91,15 @@ pub(crate) fn issue(
     sign(to_sign, issuer.key)
 }
 
-/// A verified request to certify a key.
+/// A signing request whose signature is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SigningRequest {
-    /// `SubjectPublicKeyInfo` of the requester, DER.
+    /// The requester's `SubjectPublicKeyInfo`, DER.
     pub public_key_info: Vec<u8>,
 }
 
-/// Writes a request (RFC 2986) that proves possession of `key`; the names travel outside of it.
+/// Builds a request (RFC 2986) that proves possession of `key`; the names are transmitted
+/// separately.
 pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, KeyError> {
     let info = construct_der(|writer| {
         writer.write_sequence(|writer| {
@@ -114,7 +115,8 @@ pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, K
 }
 
 impl SigningRequest {
-    /// Reads a request and verifies its signature; `None` if it is damaged or not signed by its key.
+    /// Parses a request and verifies its signature; `None` if it is malformed or not signed by its
+    /// own key.
     pub fn verify(der: &[u8]) -> Option<Self> {
         let (rest, request) = X509CertificationRequest::from_der(der).ok()?;
         let info = &request.certification_request_info;
@@ -133,7 +135,7 @@ const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
 
 const ORGANIZATIONAL_UNIT: &[u64] = &[2, 5, 4, 11];
 
-/// 16 random bytes as a UUID of version 4 (RFC 9562, section 5.4).
+/// Returns 16 random bytes as a version 4 UUID (RFC 9562, section 5.4).
 fn random_uuid() -> Result<[u8; 16], KeyError> {
     let mut bytes = [0; 16];
     SystemRandom::new().fill(&mut bytes)?;
@@ -142,7 +144,7 @@ fn random_uuid() -> Result<[u8; 16], KeyError> {
     Ok(bytes)
 }
 
-/// Appends algorithm and signature, as certificates and requests have them.
+/// Appends algorithm and signature in the form of certificates and requests.
 fn sign(to_sign: Vec<u8>, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
     let signature = key.sign(&to_sign)?;
     Ok(construct_der(|writer| {
@@ -164,7 +166,7 @@ fn write_algorithm(writer: DERWriter<'_>, key: &PrivateKey) {
     });
 }
 
-/// UTCTime up to 2049, GeneralizedTime afterwards (RFC 5280, section 4.1.2.5).
+/// Writes UTCTime up to 2049, GeneralizedTime afterwards (RFC 5280, section 4.1.2.5).
 fn write_time(writer: DERWriter<'_>, at: SystemTime) {
     let at = OffsetDateTime::from(moment(seconds(at)));
     let (year, month, day) = at.to_calendar_date();
@@ -191,7 +193,7 @@ fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
     });
 }
 
-/// Type and value; PrintableString where the alphabet suffices, as Go chooses.
+/// Writes type and value; a PrintableString if its alphabet suffices, as Go does.
 fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: &str) {
     let is_printable = |byte: u8| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte);
     writer.write_sequence(|writer| {
@@ -264,13 +266,13 @@ mod tests {
         let request = signing_request(&key, "i1").unwrap();
         let read = SigningRequest::verify(&request).unwrap();
         assert_eq!(read.public_key_info, key.public_key_info());
-        // Two headers of two or three bytes each stand before and after the signed length.
+        // The outer header precedes the signed part; algorithm and signature follow it.
         let signed = 3..request.len() - 16 - 72;
         for at in 0..request.len() {
             let mut changed = request.clone();
             changed[at] ^= 1;
             let accepted = SigningRequest::verify(&changed);
-            // Some encodings outside of the signed part are equivalent, but never for another key.
+            // Some encodings outside the signed part are equivalent, but never with another key.
             assert!(accepted.is_none() || !signed.contains(&at), "byte {at}");
             assert!(accepted.is_none_or(|accepted| accepted == read), "byte {at}");
         }

@@ -1,4 +1,4 @@
-//! `check`: finds defects of a CA, an identity folder, or the names of a certificate.
+//! `check`: finds defects of a CA, of an identity folder, or in the names of a certificate.
 
 use std::{
     fs,
@@ -21,9 +21,9 @@ use crate::{
 /// Findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Defects: file, cause and remedy.
+    /// Defects, each with file, cause and remedy.
     pub errors: Vec<String>,
-    /// Facts that deserve attention.
+    /// Conditions that deserve attention.
     pub warnings: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl Findings {
     }
 }
 
-/// Checks a CA as `run` does when it loads it.
+/// Checks a CA as `run` does when loading it.
 pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     match files.load(now) {
@@ -160,7 +160,7 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     }
 }
 
-/// Reports the names of a certificate that do not resolve in the fleet of a `records.json`.
+/// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
 pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<Vec<String>, String> {
     let named = |path: &Path| {
         let path = path.display().to_string();
@@ -188,7 +188,8 @@ pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, String>
     Ok(Snapshot::build(parsed, &aliases).0)
 }
 
-/// DNS names and addresses among the SANs, and the common name if it looks like a host.
+/// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host
+/// name.
 fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<std::net::IpAddr>) {
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
     if let Some(name) = certificate.subject().iter_common_name().find_map(|name| name.as_str().ok())

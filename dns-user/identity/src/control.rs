@@ -22,14 +22,14 @@ use crate::{
 /// Maximum length of a command in bytes.
 const LONGEST_COMMAND: u64 = 1 << 20;
 
-/// Maximum time that a client may stay silent.
+/// Maximum time that a client may stay idle.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A command for a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Command {
-    /// Create an identity; the reply comes when its first pair is written.
+    /// Create an identity; the reply is sent once its first pair is written.
     Create {
         /// Description of the new identity.
         container: Container,
@@ -56,11 +56,11 @@ pub enum Reply {
     Done,
     /// The state of all identities.
     Status(Box<Status>),
-    /// The command had no effect: cause and remedy.
+    /// The command failed: cause and remedy.
     Error(String),
 }
 
-/// A socket that cannot be used.
+/// Error of the control socket.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct ControlError {
@@ -68,7 +68,7 @@ pub struct ControlError {
     problem: String,
 }
 
-/// Serves commands until the process ends; `execute` runs them.
+/// Serves commands until the process ends; `execute` runs each.
 pub fn serve(
     path: &Path,
     execute: impl Fn(Command) -> Reply + Clone + Send + 'static,

@@ -12,27 +12,27 @@ use crate::{
     rotator::Rotator,
 };
 
-/// Delay before a description that failed is tried again unchanged.
+/// Delay before an unchanged description that failed is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Keeps the identities of a rotator equal to the files of a folder.
+/// Keeps a rotator's identities in sync with the files of a folder.
 #[derive(Debug)]
 pub struct Descriptions {
     folder: PathBuf,
-    /// Description in effect, by guid.
+    /// Applied descriptions by guid.
     applied: BTreeMap<Guid, Container>,
-    /// Failure by file, so that each is reported once.
+    /// Failures by file, so that each is reported once.
     problems: BTreeMap<PathBuf, (String, SystemTime)>,
 }
 
 impl Descriptions {
-    /// Descriptions in `folder`; nothing is read yet.
+    /// Creates a watcher of `folder`, without reading it.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder, applied: BTreeMap::new(), problems: BTreeMap::new() }
     }
 
-    /// Creates, updates and destroys identities until they equal the files. A file that cannot be
-    /// read leaves its identity as it is; so does a folder that cannot be listed.
+    /// Creates, updates and destroys identities to match the files. If a file cannot be read, its
+    /// identity stays unchanged; if the folder cannot be listed, all stay unchanged.
     pub fn reconcile(&mut self, rotator: &mut Rotator, now: SystemTime) {
         tracing::trace!(folder = %self.folder.display(), "reading descriptions");
         let files = match list(&self.folder) {
@@ -83,7 +83,7 @@ impl Descriptions {
     }
 }
 
-/// Files ending in `.json`, without hidden ones (an editor's or a writer's temporary files).
+/// Lists the files ending in `.json`, except hidden ones (temporary files of editors and writers).
 fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -102,7 +102,7 @@ fn guid_of(path: &Path) -> Option<Guid> {
     Guid::try_from(path.file_stem()?.to_str()?.to_owned()).ok()
 }
 
-/// Reads one description; the error says where it is wrong.
+/// Reads one description; the error names the place of the mistake.
 pub fn read(path: &Path, guid: &Guid) -> Result<Container, String> {
     let text = fs::read(path).map_err(|error| error.to_string())?;
     let container: Container =

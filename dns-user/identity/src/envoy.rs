@@ -1,5 +1,5 @@
-//! Envoy's secret discovery service by file. Each file is one resource with its material inline, so
-//! Envoy cannot combine a certificate with another generation's key.
+//! Files for Envoy's secret discovery service. Each file is one resource with its material inline,
+//! so that Envoy cannot combine a certificate with a key of another generation.
 
 use serde_json::json;
 use zeroize::Zeroizing;
@@ -9,10 +9,10 @@ use crate::folder::Pair;
 /// Type of the resources, Envoy API v3.
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// A discovery response with a `tls_certificate`.
+/// Returns a discovery response with a `tls_certificate`.
 pub(crate) fn certificate(name: &str, pair: &Pair) -> Zeroizing<String> {
-    // Written by hand around the key: a JSON value would keep a copy that is not wiped. PEM needs
-    // no escape but for its line ends.
+    // Formatted by hand around the key, because a JSON value would keep a copy that is not wiped.
+    // In PEM only the line ends need escaping.
     let before = json!({
         "resources": [{
             "@type": SECRET,
@@ -34,7 +34,7 @@ pub(crate) fn certificate(name: &str, pair: &Pair) -> Zeroizing<String> {
     text
 }
 
-/// A discovery response with a `validation_context`.
+/// Returns a discovery response with a `validation_context`.
 pub(crate) fn validation(name: &str, bundle: &str) -> Zeroizing<String> {
     let resource = json!({
         "@type": SECRET,

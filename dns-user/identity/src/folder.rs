@@ -1,8 +1,8 @@
-//! A folder whose certificate, key and trust bundle change in one step.
+//! A folder whose certificate, key and trust bundle change atomically.
 //!
-//! The files of one generation lie in one data folder; `..data` is a symlink to the
-//! current one and is replaced by one rename, as Kubernetes does for mounted secrets. The names at
-//! the top are symlinks through `..data`:
+//! The files of each generation are in one data folder; `..data` is a symlink to the current one
+//! and is replaced by a rename, as Kubernetes does for mounted secrets. The names at the top level
+//! are symlinks through `..data`:
 //!
 //! ```text
 //! ..pair-Xa81k2/instance.crt, instance.key, instance.pem, ca.crt, ...
@@ -10,9 +10,9 @@
 //! instance.crt -> ..data/instance.crt
 //! ```
 //!
-//! A reader that opens two of the names at the top can still see two generations; one that
-//! resolves `..data` once ([`read_pair`]), or reads `instance.pem`, cannot. The generation before
-//! the current one stays until the next change, so a resolved path does not vanish under a reader.
+//! A reader that opens two of the top-level names can still see two generations; one that resolves
+//! `..data` once ([`read_pair`]), or reads `instance.pem`, cannot. The previous generation stays
+//! until the next change, so that a resolved path does not disappear under a reader.
 
 use std::{
     ffi::OsStr,
@@ -29,10 +29,10 @@ use crate::profile::Owner;
 /// The symlink to the current generation.
 const DATA: &str = "..data";
 
-/// Start of the names of data folders.
+/// Prefix of the names of data folders.
 const GENERATION: &str = "..pair-";
 
-/// Start of the name of a folder that is being destroyed.
+/// Prefix of the name of a folder that is being destroyed.
 const REMOVED: &str = ".removed-";
 
 /// The folder of one identity.
@@ -48,11 +48,11 @@ pub struct Entry<'a> {
     pub name: &'a str,
     /// Complete content of the file.
     pub contents: &'a [u8],
-    /// Whether it holds a key: mode 0600 and the given owner; otherwise 0644.
+    /// Whether it contains a key: mode 0600 and the given owner; otherwise 0644.
     pub secret: bool,
 }
 
-/// A change that failed; the generation in use stays.
+/// A failed change; the current generation stays in use.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}; the pair in use stays; {}", path.display(), remedy(source))]
 pub struct FolderError {
@@ -62,7 +62,7 @@ pub struct FolderError {
     pub source: io::Error,
 }
 
-/// Remedy for an error of the file system.
+/// Returns the remedy for a file system error.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space or enlarge the file system",
@@ -83,7 +83,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Certificate chain and key in one text, for `instance.pem`.
+    /// Returns certificate chain and key in one text, for `instance.pem`.
     pub fn joined(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(self.certificate.len() + self.key.len()));
         text.push_str(&self.certificate);
@@ -93,7 +93,7 @@ impl Pair {
 }
 
 impl IdentityFolder {
-    /// The folder at a path; created by the first [`Self::replace`].
+    /// Refers to the folder at `path`, which the first [`Self::replace`] creates.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
     }
@@ -103,14 +103,14 @@ impl IdentityFolder {
         &self.path
     }
 
-    /// Path of the current generation; `None` if there is none.
+    /// Returns the path of the current generation; `None` if there is none.
     pub fn current(&self) -> Option<PathBuf> {
         let target = fs::read_link(self.path.join(DATA)).ok()?;
         let path = self.path.join(target);
         path.is_dir().then_some(path)
     }
 
-    /// Replaces all files in one step. After an error, or a kill at any moment, the old generation
+    /// Replaces all files atomically. After an error, or a kill at any moment, the old generation
     /// is complete and in use.
     pub fn replace(&self, entries: &[Entry<'_>], owner: Option<Owner>) -> Result<(), FolderError> {
         let failed = |path: &Path| {
@@ -119,7 +119,7 @@ impl IdentityFolder {
         };
         fs::create_dir_all(&self.path).map_err(failed(&self.path))?;
         let before = self.current();
-        // First, because the space may be needed.
+        // Done first, because the space may be needed.
         self.sweep(before.as_deref())?;
         let generation = tempfile::Builder::new()
             .prefix(GENERATION)
@@ -127,14 +127,15 @@ impl IdentityFolder {
             .tempdir_in(&self.path)
             .map_err(failed(&self.path))?;
         for entry in entries {
-            // Named as readers know it: the generation's own name is new at every attempt.
+            // Errors name the path that readers know: the generation's own name differs at every
+            // attempt.
             let (path, known) = (generation.path().join(entry.name), self.path.join(entry.name));
             write(&path, entry, owner).map_err(failed(&known))?;
         }
         sync(generation.path()).map_err(failed(&self.path))?;
         let name = generation.path().file_name().unwrap_or_default().to_owned();
         self.point(DATA, Path::new(&name))?;
-        // In use from here on: no longer removed when dropped.
+        // The generation is in use from here on and must not be removed on drop.
         let _ = generation.keep();
         sync(&self.path).map_err(failed(&self.path))?;
         for Entry { name, .. } in entries {
@@ -159,7 +160,7 @@ impl IdentityFolder {
         self.replace(&entries, owner)
     }
 
-    /// Makes `name` a symlink to `target`, by rename.
+    /// Makes `name` a symlink to `target`, by a rename.
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
         let (next, path) = (self.path.join(format!("..{name}.next")), self.path.join(name));
         let failed = |source| FolderError { path: path.clone(), source };
@@ -171,7 +172,7 @@ impl IdentityFolder {
         fs::rename(&next, &path).map_err(failed)
     }
 
-    /// Removes what earlier changes left: all but the current generation.
+    /// Removes leftovers of earlier changes: everything except the current generation.
     fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
         let failed = |source| FolderError { path: self.path.clone(), source };
         for entry in fs::read_dir(&self.path).map_err(failed)? {
@@ -184,20 +185,20 @@ impl IdentityFolder {
         Ok(())
     }
 
-    /// Removes links at the top to files that the generation no longer has.
+    /// Removes top-level links to files that the generation no longer has.
     fn remove_stale_links(&self, entries: &[Entry<'_>]) {
         let Ok(listed) = fs::read_dir(&self.path) else { return };
         for path in listed.flatten().map(|entry| entry.path()) {
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
             let ours = fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(name));
             if ours && !entries.iter().any(|entry| entry.name == name) {
-                // A link that stays dangles; the next change tries again.
+                // A leftover link dangles; the next change removes it.
                 let _ = fs::remove_file(&path);
             }
         }
     }
 
-    /// Removes the folder. A kill in between leaves a hidden rest for [`sweep_removed`].
+    /// Removes the folder. A kill in between leaves a hidden folder for [`sweep_removed`].
     pub fn destroy(self) -> Result<(), FolderError> {
         let failed = |source| FolderError { path: self.path.clone(), source };
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
@@ -210,7 +211,7 @@ impl IdentityFolder {
     }
 }
 
-/// Removes the rests of identities whose destruction was interrupted.
+/// Removes the leftovers of identities whose destruction was interrupted.
 pub fn sweep_removed(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -233,7 +234,7 @@ pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
             })
         };
         match read() {
-            // Two changes since the link was read: the generation is gone.
+            // There were two changes since the link was read, so the generation is gone.
             Err(error) if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() => {
                 tried += 1;
             }
@@ -257,7 +258,7 @@ fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Replaces a single file in one step, with mode 0600.
+/// Replaces a single file atomically, with mode 0600.
 pub fn replace_file(path: &Path, contents: &[u8]) -> Result<(), FolderError> {
     let failed = |source| FolderError { path: path.to_owned(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -1,5 +1,5 @@
-//! Private keys: generated, read, written as PEM, and used to sign. Secrets are wiped from
-//! memory when they are dropped.
+//! Private keys: generated, parsed, written as PEM, and used to sign. Secrets are wiped from memory
+//! on drop.
 
 use std::{fmt, str::FromStr};
 
@@ -17,17 +17,17 @@ use serde::{Deserialize, Serialize};
 use yasna::models::ObjectIdentifier;
 use zeroize::Zeroizing;
 
-/// Kind and size of a leaf's key.
+/// Type and size of a leaf's key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyType {
-    /// RSA with 2048 bits: the reference before November 2025.
+    /// RSA with 2048 bits: the reference's default before November 2025.
     #[serde(rename = "rsa-2048")]
     Rsa2048,
-    /// RSA with 3072 bits: the reference's.
+    /// RSA with 3072 bits: the reference's default.
     #[default]
     #[serde(rename = "rsa-3072")]
     Rsa3072,
-    /// ECDSA on P-256: thousands of times faster to generate.
+    /// ECDSA on P-256: thousands of times faster to generate than RSA.
     #[serde(rename = "p-256")]
     P256,
 }
@@ -45,7 +45,7 @@ impl FromStr for KeyType {
     }
 }
 
-/// A private key, of a leaf or a CA.
+/// Private key of a leaf or a CA.
 pub struct PrivateKey {
     pair: Pair,
     public_key_info: Vec<u8>,
@@ -57,22 +57,22 @@ enum Pair {
     P384(EcdsaKeyPair),
 }
 
-/// A key that cannot be generated, read or used.
+/// Error when generating, parsing or using a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// The cryptographic library gives no reason.
+    /// The cryptography library failed without a reason.
     #[error("the cryptographic library failed")]
     Library,
     /// The text has no PEM block of a private key.
     #[error("no private key in PEM form; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
     NoPem,
-    /// A key protected by a passphrase.
+    /// The key is protected by a passphrase.
     #[error("the private key is encrypted; decrypt it with `openssl pkey`")]
     Encrypted,
-    /// Base64 or DER is damaged.
+    /// The base64 or DER is malformed.
     #[error("the private key is damaged: its PEM block cannot be decoded")]
     Damaged,
-    /// An algorithm without support.
+    /// The algorithm is not supported.
     #[error("the private key is neither RSA (2048 to 8192 bits) nor ECDSA on P-256 or P-384")]
     Unsupported,
 }
@@ -95,7 +95,7 @@ impl fmt::Debug for PrivateKey {
 }
 
 impl PrivateKey {
-    /// Generates a key. RSA takes tens to hundreds of milliseconds of CPU.
+    /// Generates a key. RSA takes tens to hundreds of milliseconds of CPU time.
     pub fn generate(kind: KeyType) -> Result<Self, KeyError> {
         let pair = match kind {
             KeyType::Rsa2048 => Pair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa2048)?),
@@ -105,7 +105,7 @@ impl PrivateKey {
         Self::new(pair)
     }
 
-    /// Reads the first private key of a PEM text: PKCS#1, SEC1 or PKCS#8.
+    /// Parses the first private key of a PEM text: PKCS#1, SEC1 or PKCS#8.
     pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
         let text = str::from_utf8(text).map_err(|_| KeyError::Damaged)?;
         let (label, der) = first_key_block(text)?;
@@ -139,7 +139,7 @@ impl PrivateKey {
         Ok(Self { pair, public_key_info })
     }
 
-    /// `SubjectPublicKeyInfo` of RFC 5280, DER.
+    /// Returns the `SubjectPublicKeyInfo` (RFC 5280), DER.
     pub fn public_key_info(&self) -> &[u8] {
         &self.public_key_info
     }
@@ -157,8 +157,8 @@ impl PrivateKey {
         }
     }
 
-    /// OID of [`Self::sign`]'s algorithm, and whether its parameters are NULL (RFC 4055) or
-    /// absent (RFC 5758).
+    /// Returns the OID of [`Self::sign`]'s algorithm, and whether its parameters are NULL (RFC
+    /// 4055) or absent (RFC 5758).
     pub(crate) fn signature_algorithm(&self) -> (ObjectIdentifier, bool) {
         match self.pair {
             Pair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
@@ -167,7 +167,7 @@ impl PrivateKey {
         }
     }
 
-    /// Writes the key as PEM: PKCS#1 for RSA, PKCS#8 for ECDSA.
+    /// Formats the key as PEM: PKCS#1 for RSA, PKCS#8 for ECDSA.
     pub fn to_pem(&self) -> Result<Zeroizing<String>, KeyError> {
         match &self.pair {
             Pair::Rsa(pair) => {
@@ -185,8 +185,8 @@ const SHA256_WITH_RSA: &[u64] = &[1, 2, 840, 113549, 1, 1, 11];
 /// ecdsa-with-SHA256, RFC 5758.
 const ECDSA_WITH_SHA256: &[u64] = &[1, 2, 840, 10045, 4, 3, 2];
 
-/// Verifies the signature of a request by the key in it. `key` is the content of the bit string in
-/// a `SubjectPublicKeyInfo`, `algorithm` the OID as text.
+/// Verifies the signature of a request against the key in it. `key` is the content of the bit
+/// string in a `SubjectPublicKeyInfo`, `algorithm` the OID as text.
 pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u8]) -> bool {
     let algorithm: &'static dyn signature::VerificationAlgorithm = match algorithm {
         "1.2.840.113549.1.1.11" => &signature::RSA_PKCS1_2048_8192_SHA256,
@@ -197,7 +197,7 @@ pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u
     signature::UnparsedPublicKey::new(algorithm, key).verify(message, signature).is_ok()
 }
 
-/// Label and DER of the first block of a private key.
+/// Returns label and DER of the first private key block.
 fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
     let mut rest = text;
     loop {
@@ -220,7 +220,7 @@ fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
     }
 }
 
-/// Takes the RSAPrivateKey out of a PrivateKeyInfo (RFC 5208).
+/// Extracts the RSAPrivateKey from a PrivateKeyInfo (RFC 5208).
 fn pkcs1_of(pkcs8: &[u8]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let key = yasna::parse_der(pkcs8, |reader| {
         reader.read_sequence(|reader| {
@@ -232,7 +232,7 @@ fn pkcs1_of(pkcs8: &[u8]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     key.map(Zeroizing::new).map_err(|_| KeyError::Library)
 }
 
-/// Encodes DER as PEM. The text is allocated once, so no copy of a secret stays behind.
+/// Encodes DER as PEM. The text is allocated once, so that no copy of a secret stays behind.
 pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
     let base64 = Zeroizing::new(STANDARD.encode(der));
     let mut text = Zeroizing::new(String::with_capacity(base64.len() * 65 / 64 + 2 * label.len() + 40));

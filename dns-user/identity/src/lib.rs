@@ -40,13 +40,13 @@ pub mod window;
 
 pub use cli::main;
 
-/// Waits until SIGTERM or SIGINT.
+/// Waits for SIGTERM or SIGINT.
 pub(crate) async fn ended() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        // Without handlers the signals end the process by themselves.
+        // Without handlers, the default action of the signals ends the process.
         return std::future::pending().await;
     };
     tokio::select! {

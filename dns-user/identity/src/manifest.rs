@@ -1,10 +1,10 @@
-//! Links between certificates and providers, as a BOSH manifest states them.
+//! Links between certificates and providers, as stated in a BOSH manifest.
 
 use serde_json::Value;
 
 use crate::san::{Consumed, Ids, Link, Names, Options, Purpose, SanError};
 
-/// Finds the ids of the provider of a link, for the short form; the error says how to state them.
+/// Looks up the ids of a link's provider for the short form; the error says how to supply them.
 pub type FindIds<'a> = &'a dyn Fn(&str, &Provider) -> Result<Ids, String>;
 
 /// The provider of a link, as a manifest describes it.
@@ -12,11 +12,11 @@ pub type FindIds<'a> = &'a dyn Fn(&str, &Provider) -> Result<Ids, String>;
 pub struct Provider {
     /// Instance group of the job that provides the link.
     pub instance_group: String,
-    /// Network of the group whose addresses links use.
+    /// Network of the group whose addresses the link uses.
     pub network: String,
-    /// Deployment of the manifest.
+    /// Name of the deployment.
     pub deployment: String,
-    /// Whether the short form has the id of the link's own group (`use_link_dns_names`).
+    /// Whether the short form uses the id of the link's own group (`use_link_dns_names`).
     pub uses_link_group: bool,
 }
 
@@ -29,13 +29,13 @@ pub struct Variable {
     pub names: Names,
 }
 
-/// A manifest that does not give the names.
+/// Reasons why a manifest yields no names.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// The manifest is not valid YAML.
     #[error("{0}")]
     Yaml(String),
-    /// A variable's link leads nowhere or gives no name.
+    /// A variable's link has no provider or yields no name.
     #[error("variable {variable}: {problem}")]
     Variable {
         /// Name of the manifest's variable.
@@ -45,7 +45,7 @@ pub enum ManifestError {
     },
 }
 
-/// Returns the variables of type `certificate`, in the order of the manifest. `find_ids` is asked if the
+/// Returns the variables of type `certificate`, in manifest order. `find_ids` is called if the
 /// manifest's features select short names.
 pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> Result<Vec<Variable>, ManifestError> {
     let manifest: Value =
@@ -78,7 +78,7 @@ pub fn variables(text: &str, domain: &str, find_ids: FindIds<'_>) -> Result<Vec<
     Ok(all)
 }
 
-/// Returns the link that a consumer names by `from`, or its manual address.
+/// Returns the link that a consumer refers to by `from`, or its manual address.
 fn consumed_link(
     manifest: &Value,
     consumer: &Value,
@@ -119,7 +119,8 @@ fn provider(manifest: &Value, link: &str) -> Result<Provider, String> {
     })
 }
 
-/// Whether a job provides a link by this name: the alias in `as`, or its own without one.
+/// Returns whether a job provides a link of this name: the alias in `as`, or the link's own name
+/// without one.
 fn provides(job: &Value, name: &str) -> bool {
     let stated = job["provides"].as_object();
     let renamed = stated.into_iter().flatten().any(|(own, provide)| match provide["as"].as_str() {
@@ -172,7 +173,7 @@ variables:
     common_name: { address: db.example.org }
 "#;
 
-    /// Fails: the manifest asks for no short names.
+    /// Fails the test: the manifest does not select short names.
     fn no_ids(link: &str, _: &Provider) -> Result<Ids, String> {
         Err(format!("ids of {link} are asked for"))
     }

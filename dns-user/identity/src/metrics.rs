@@ -1,4 +1,5 @@
-//! `bosh_dns_identity_*` for Prometheus. Every scrape builds the families from the current state.
+//! `bosh_dns_identity_*` metrics for Prometheus. Every scrape builds the families from the current
+//! state.
 
 use std::{io, net::SocketAddr, time::SystemTime};
 
@@ -8,10 +9,10 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::{certificate::seconds, rotator::Status};
 
-/// A declared family: the source of the exposition and of the metrics reference.
+/// A declared family: source of both the exposition and the metrics reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
-    /// Full name, unit included.
+    /// Full name, including the unit.
     pub name: &'static str,
     /// `gauge` or `counter`.
     pub kind: &'static str,
@@ -29,7 +30,7 @@ macro_rules! families {
             pub const $family: Family = Family { name: $name, kind: $kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// Every family.
+        /// All families.
         pub const FAMILIES: &[Family] = &[$($family),*];
     };
 }
@@ -91,7 +92,7 @@ impl Exposition {
     }
 }
 
-/// Families of a rotator.
+/// Returns the families of a rotator.
 pub fn of_rotator(status: &Status) -> prometheus::Result<Exposition> {
     let Status { authority, pool_ready, pool_size, renewals, failures, identities } = status;
     let shown = Exposition::default();
@@ -116,7 +117,7 @@ pub fn of_rotator(status: &Status) -> prometheus::Result<Exposition> {
     Ok(shown)
 }
 
-/// A moment as a metric's value.
+/// Converts a time to a metric value.
 pub fn timestamp(at: SystemTime) -> i64 {
     i64::try_from(seconds(at)).unwrap_or(i64::MAX)
 }

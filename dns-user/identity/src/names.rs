@@ -1,4 +1,4 @@
-//! Names of a certificate compared with a fleet: the ones that no instance answers to.
+//! Compares the names of a certificate with a fleet, to find those that no instance answers.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
@@ -8,10 +8,10 @@ use dns_core::{
     resolve::{AllRunning, Existence, resolve},
 };
 
-/// A name or an address of a certificate that has no counterpart in the fleet.
+/// A name or address of a certificate that has no counterpart in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unresolved {
-    /// The name is in a domain of the fleet, but no instance answers to it.
+    /// The name is in a domain of the fleet, but no instance answers it.
     Name(String),
     /// The name does not follow the query language.
     Malformed(String),
@@ -33,8 +33,8 @@ impl fmt::Display for Unresolved {
     }
 }
 
-/// Returns the names and addresses that the fleet does not have. Names outside of the fleet's
-/// domains are not its business and pass. A wildcard resolves if `q-s0` in its place does.
+/// Returns the names and addresses that are not in the fleet. Names outside the fleet's domains are
+/// ignored. A wildcard resolves if `q-s0` in its place does.
 pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<Unresolved> {
     let mut missing: Vec<Unresolved> = names.iter().filter_map(|name| check(snapshot, name)).collect();
     if !addresses.is_empty() {

@@ -1,4 +1,4 @@
-//! Keys generated ahead, by a thread of the lowest priority.
+//! Keys generated in advance by a thread of the lowest priority.
 
 use std::{
     sync::Arc,
@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::keys::{KeyError, KeyType, PrivateKey};
 
-/// Pause after contention, as a multiple of the CPU time used before it: the thread then takes at most
-/// about 2 % of a core that others want.
+/// Pause after contention, as a multiple of the CPU time used before it: the thread then uses at
+/// most about 2 % of a core that other threads need.
 const PAUSE_FACTOR: u32 = 50;
 
 /// Longest such pause.
@@ -39,11 +39,11 @@ struct State {
 }
 
 impl KeyPool {
-    /// Starts to fill a pool, at idle priority.
+    /// Starts filling a pool, at idle priority.
     ///
-    /// `SCHED_IDLE` ranks the thread behind all threads of its scheduling group only: the kernel shares a core
-    /// equally between sessions (autogroup) and between control groups. The thread therefore also pauses whenever
-    /// it had to wait for its core.
+    /// `SCHED_IDLE` ranks the thread below other threads of its scheduling group only: the kernel
+    /// divides a core equally between sessions (autogroup) and between control groups. The thread
+    /// therefore also pauses whenever it had to wait for its core.
     pub fn start(kind: KeyType, size: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { size, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
@@ -51,12 +51,12 @@ impl KeyPool {
         Ok(Self { kind, shared })
     }
 
-    /// Type of the keys.
+    /// Returns the type of the keys.
     pub fn kind(&self) -> KeyType {
         self.kind
     }
 
-    /// Takes a key that is ready.
+    /// Takes a key if one is ready.
     pub fn try_take(&self) -> Option<PrivateKey> {
         let key = self.shared.state.lock().ready.pop();
         self.shared.changed.notify_all();
@@ -71,12 +71,12 @@ impl KeyPool {
         }
     }
 
-    /// Number of keys that are ready.
+    /// Returns the number of keys that are ready.
     pub fn ready(&self) -> usize {
         self.shared.state.lock().ready.len()
     }
 
-    /// Number of keys that the pool is filled up to.
+    /// Returns the number of keys that the pool keeps ready.
     pub fn size(&self) -> usize {
         self.shared.size
     }
@@ -133,7 +133,7 @@ impl Shared {
     }
 }
 
-/// Time spent generating without sleeping. Any excess over the CPU time went to other threads.
+/// Time spent generating without sleeping. Wall time in excess of CPU time went to other threads.
 struct Window {
     begun: Instant,
     used: Duration,
@@ -144,7 +144,7 @@ impl Window {
         Self { begun: Instant::now(), used: thread_time() }
     }
 
-    /// Returns the pause that is due if other threads wanted the core; resets itself after a long window.
+    /// Returns the pause that is due if other threads needed the core; a long window is reset.
     fn pause(&mut self) -> Option<Duration> {
         let (passed, used) = (self.begun.elapsed(), thread_time().saturating_sub(self.used));
         if passed > used + used / 4 {
@@ -157,13 +157,13 @@ impl Window {
     }
 }
 
-/// Returns the CPU time that the calling thread has used; zero if the kernel does not tell.
+/// Returns the CPU time used by the calling thread; zero if the kernel does not provide it.
 pub fn thread_time() -> Duration {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     clock.now().map(Duration::from).unwrap_or_default()
 }
 
-/// Gives the calling thread the scheduling policy `SCHED_IDLE` (Linux 2.6.23).
+/// Sets the calling thread's scheduling policy to `SCHED_IDLE` (Linux 2.6.23).
 fn be_idle() -> std::io::Result<()> {
     // SAFETY: the structure is plain data, for which zero is valid; musl has more members than glibc.
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };

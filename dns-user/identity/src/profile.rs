@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a common name, `ub-common-name` of RFC 5280, appendix A.1.
 const MAX_COMMON_NAME: usize = 64;
 
-/// Id of an instance: a label that is safe as a file name and in a certificate.
+/// Id of an instance: a label that is safe in file names and certificates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Guid(String);
 
-/// A container or a machine, as its description file or a control command states it.
+/// A container or machine, as described in a file or a control command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Container {
@@ -45,7 +45,7 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// The part of a leaf certificate that states an identity.
+/// Identity fields of a leaf certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     common_name: String,
@@ -54,25 +54,25 @@ pub struct Profile {
     addresses: Vec<IpAddr>,
 }
 
-/// A description that cannot become a certificate.
+/// Reason why a description cannot be made into a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// The id cannot be a folder and a DNS name.
+    /// The id is not valid as a folder name and a DNS name.
     #[error("guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, not starting with `.`")]
     Guid(String),
-    /// X.520 limits the common name.
+    /// The common name exceeds the limit of X.520.
     #[error("common name {0:?} is longer than 64 characters (X.520); use an alternative name")]
     CommonName(String),
-    /// A SAN of type dNSName takes host names.
+    /// The name is not valid as a SAN of type dNSName.
     #[error("{0:?} is not a DNS name; use letters, digits, `-`, `_` and `.`, at most 253 characters")]
     DnsName(String),
-    /// An organizational unit without text.
+    /// An organizational unit is empty.
     #[error("an organizational unit is empty; remove it from `ous`")]
     EmptyUnit,
 }
 
 impl Guid {
-    /// The id as text.
+    /// Returns the id as a string.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -103,14 +103,15 @@ impl fmt::Display for Guid {
 }
 
 impl Container {
-    /// Profile of the identity pair: the id, and the internal or else the external address.
+    /// Returns the profile of the identity pair: the id, and the internal or else the external
+    /// address.
     pub fn identity(&self) -> Result<Profile, ProfileError> {
         let address = self.internal_ip.or(self.external_ip);
         Profile::new(self.guid.as_str(), &self.ous, [], address)
     }
 
-    /// Profile of the second pair, for container-to-container traffic: no address, and the
-    /// internal routes after the id. `None` if the description has no `internal_routes`.
+    /// Returns the profile of the second pair, for container-to-container traffic: no address, and
+    /// the internal routes after the id. `None` if the description has no `internal_routes`.
     pub fn container_to_container(&self) -> Option<Result<Profile, ProfileError>> {
         let routes = self.internal_routes.as_ref()?;
         Some(Profile::new(self.guid.as_str(), &self.ous, routes.iter().map(String::as_str), []))
@@ -118,7 +119,7 @@ impl Container {
 }
 
 impl Profile {
-    /// Checks the parts of an identity. The common name is also the first DNS name.
+    /// Validates the identity fields. The common name is also the first DNS name.
     pub fn new<'a>(
         common_name: &'a str,
         organizational_units: &[String],
@@ -148,28 +149,28 @@ impl Profile {
         })
     }
 
-    /// The only common name.
+    /// Returns the common name.
     pub fn common_name(&self) -> &str {
         &self.common_name
     }
 
-    /// Organizational units in the order of the description; the encoding sorts them.
+    /// Returns the organizational units in the order of the description; the encoding sorts them.
     pub fn organizational_units(&self) -> &[String] {
         &self.organizational_units
     }
 
-    /// SANs of type dNSName, without duplicates.
+    /// Returns the SANs of type dNSName, without duplicates.
     pub fn dns_names(&self) -> &[String] {
         &self.dns_names
     }
 
-    /// SANs of type iPAddress.
+    /// Returns the SANs of type iPAddress.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 }
 
-/// Whether `name` can be a SAN of type dNSName, a wildcard included.
+/// Returns whether `name` is valid as a SAN of type dNSName; wildcards are.
 pub fn is_dns_name(name: &str) -> bool {
     let name = name.strip_prefix("*.").unwrap_or(name);
     let is_label = |label: &str| {

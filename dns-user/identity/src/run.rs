@@ -22,7 +22,7 @@ use crate::{
     rotator::{Rotator, Settings, Status},
 };
 
-/// Period at which the folder of descriptions is read even if no change was notified.
+/// Interval at which the folder of descriptions is read even without a change notification.
 const RESCAN: Duration = Duration::from_secs(10);
 
 /// Minimum validity (seed document 004).
@@ -66,7 +66,7 @@ pub struct LeafOptions {
     pub key_type: KeyType,
 }
 
-/// Reads a validity such as `24h`.
+/// Parses a validity such as `24h`.
 pub(crate) fn parse_validity(text: &str) -> Result<Duration, String> {
     let unit = match text.chars().last() {
         Some('h') => 3600,
@@ -96,12 +96,12 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let shown = Arc::new(Mutex::new(rotator.status(now)));
     let (events, inbox) = mpsc::channel();
 
-    // Lives as long as the rotator.
+    // Kept alive as long as the rotator.
     let mut _watcher = None;
     if let Some(containers) = &containers {
         let events = events.clone();
         let notified = move |event: notify::Result<notify::Event>| {
-            // Reading the descriptions is an event as well, and must not cause the next reading.
+            // Reading the descriptions is an event, too, and must not trigger the next read.
             if event.is_ok_and(|event| event.kind.is_access()) {
                 return;
             }
@@ -141,7 +141,8 @@ fn execute(events: &Mutex<mpsc::Sender<Event>>, command: Command) -> Reply {
     if sent.is_err() { stopped() } else { answer.recv().unwrap_or_else(|_| stopped()) }
 }
 
-/// The rotator's thread. Sleeps are short, so a clock that jumps is noticed within a second.
+/// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a
+/// second.
 fn work(
     mut rotator: Rotator,
     mut descriptions: Option<Descriptions>,
@@ -163,7 +164,7 @@ fn work(
         let pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
         match inbox.recv_timeout(pause.max(Duration::from_millis(1))) {
             Ok(Event::Command(command, reply)) => {
-                // A client that has gone needs no reply.
+                // A client that has disconnected needs no reply.
                 let _ = reply.send(obey(&mut rotator, command, descriptions.is_some()));
             }
             Ok(Event::Rescan) => rescan_at = Instant::now(),

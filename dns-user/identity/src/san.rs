@@ -1,5 +1,5 @@
-//! Names of link providers in certificates (seed document 000): the address without criteria, as a
-//! variable of type `certificate` consumes it.
+//! Names of link providers in certificates (seed document 000): the address without criteria, as
+//! consumed by a variable of type `certificate`.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ const MAX_COMMON_NAME: usize = 64;
 pub enum Link {
     /// Instances of the fleet.
     Group {
-        /// Instance group, network and deployment, as the manifest states them.
+        /// Instance group, as in the manifest.
         instance_group: String,
         /// Network of the group.
         network: String,
@@ -54,12 +54,12 @@ pub struct Consumed {
     pub wildcard: bool,
 }
 
-/// The only two consumers of a certificate.
+/// Purposes for which a certificate can consume a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Appended to the SANs.
     AlternativeName,
-    /// The common name, unless the options set one.
+    /// Used as the common name, unless the options set one.
     CommonName,
 }
 
@@ -85,7 +85,7 @@ pub struct Names {
     pub addresses: Vec<IpAddr>,
 }
 
-/// A link that cannot become a name.
+/// Reason why a link cannot be made into a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SanError {
     /// A part of the name has no canonical form.
@@ -93,27 +93,27 @@ pub enum SanError {
     NotCanonical {
         /// Instance group, network or deployment.
         what: &'static str,
-        /// As the manifest has it.
+        /// The name as in the manifest.
         name: String,
-        /// The rule it breaks.
+        /// The violated rule.
         cause: NotCanonical,
     },
-    /// A consumer of another name.
+    /// The consumer's name is unknown.
     #[error("{0:?} is not a valid consumer; alternative_name and common_name are")]
     Consumer(String),
-    /// Only certificates consume links.
+    /// Only variables of type `certificate` consume links.
     #[error("variable of type {0:?} cannot consume links; only type certificate can")]
     VariableType(String),
-    /// X.520 allows 64 characters.
+    /// The common name exceeds the 64 characters of X.520.
     #[error("common name {0:?} is longer than 64 characters (X.520); use alternative_name")]
     LongCommonName(String),
-    /// A manual address or an alternative name is no name.
+    /// A manual address or an alternative name is not a valid name.
     #[error("{0:?} is neither a DNS name nor an IP address")]
     NotName(String),
 }
 
 impl Purpose {
-    /// Reads the name of a consumer.
+    /// Parses the name of a consumer.
     pub fn parse(name: &str) -> Result<Self, SanError> {
         match name {
             "alternative_name" => Ok(Self::AlternativeName),
@@ -124,7 +124,7 @@ impl Purpose {
 }
 
 impl Link {
-    /// Returns the name for a certificate. A manual address is never made a wildcard.
+    /// Returns the name for a certificate. A manual address never becomes a wildcard.
     pub fn name(&self, wildcard: bool) -> Result<String, SanError> {
         match self {
             Self::Manual(address) if is_dns_name(address) || address.parse::<IpAddr>().is_ok() => {
@@ -157,7 +157,7 @@ impl Link {
 }
 
 impl Names {
-    /// Returns the names of a variable of type `certificate` with the links that it consumes.
+    /// Returns the names of a variable of type `certificate`, including the links that it consumes.
     pub fn of(options: &Options, consumed: &[Consumed]) -> Result<Self, SanError> {
         let mut names = Self { common_name: options.common_name.clone(), ..Self::default() };
         for name in &options.alternative_names {

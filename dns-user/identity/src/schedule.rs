@@ -1,4 +1,4 @@
-//! When a pair is renewed: its window, early requests, and backoff after failures. Pure.
+//! Renewal time of a pair: its window, early requests, and backoff after failures. Pure.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,10 +7,11 @@ use crate::{
     window::{RenewalWindow, Share},
 };
 
-/// A certificate may start this much after the local clock, as NTP corrects clocks in small steps.
+/// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in
+/// small steps.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
-/// Delay after the first failure; doubles with every further one.
+/// Delay after the first failure; doubles with every further failure.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 
 /// Maximum delay between attempts.
@@ -28,34 +29,34 @@ pub struct Schedule {
 /// Attempts that failed since the last success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Number of failed attempts in a row.
+    /// Number of consecutive failed attempts.
     pub attempts: u32,
-    /// Cause of the last one, with the remedy.
+    /// Cause of the last failure, with the remedy.
     pub message: String,
     /// Earliest time of the next attempt.
     pub retry_at: SystemTime,
 }
 
 impl Schedule {
-    /// A pair of this validity; `None` if there is no pair yet.
+    /// Creates the schedule of a pair with this validity; `None` if there is no pair yet.
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
         Self { share, validity, requested: None, failure: None }
     }
 
-    /// Validity of the pair in use.
+    /// Returns the validity of the pair in use.
     pub fn validity(&self) -> Option<Validity> {
         self.validity
     }
 
-    /// The failure that the last attempt ended with.
+    /// Returns the current failure; `None` if the last attempt succeeded.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// Returns the moment of the next attempt; it may be in the past.
+    /// Returns the time of the next attempt; it may be in the past.
     pub fn due(&self, now: SystemTime) -> SystemTime {
         let Some(validity) = self.validity else { return self.not_before_retry(now, now) };
-        // The clock was set back: peers with a correct clock refuse the pair.
+        // The clock was set back: peers with a correct clock reject the pair.
         if validity.not_before > now + CLOCK_TOLERANCE {
             return self.not_before_retry(now, now);
         }
@@ -64,7 +65,7 @@ impl Schedule {
         self.not_before_retry(due, now)
     }
 
-    /// Returns whether the pair is valid, and its renewal window lasts for at least `time` longer.
+    /// Returns whether the pair is valid and its renewal window lasts at least `time` longer.
     pub fn can_wait(&self, now: SystemTime, time: Duration) -> bool {
         self.validity.is_some_and(|validity| {
             let end = validity.not_before + RenewalWindow::of(validity.length()).end;
@@ -74,13 +75,13 @@ impl Schedule {
 
     fn not_before_retry(&self, due: SystemTime, now: SystemTime) -> SystemTime {
         match &self.failure {
-            // A retry further away than any delay dates from before the clock was set back.
+            // A retry later than any delay dates from before the clock was set back.
             Some(failure) if failure.retry_at <= now + LONGEST_DELAY => due.max(failure.retry_at),
             _ => due,
         }
     }
 
-    /// Requests a renewal before its window: at its share of `spread`.
+    /// Requests a renewal ahead of its window, at the identity's share of `spread`.
     pub fn request(&mut self, now: SystemTime, spread: Duration) {
         let at = now + self.share.of_length(spread);
         self.requested = Some(self.requested.map_or(at, |earlier| earlier.min(at)));
@@ -91,7 +92,7 @@ impl Schedule {
         *self = Self::new(self.share, Some(validity));
     }
 
-    /// Records a failed attempt; returns whether it is a new failure and must be reported.
+    /// Records a failed attempt; returns whether the failure is new and must be reported.
     pub fn failed(&mut self, now: SystemTime, message: String) -> bool {
         let before = self.failure.take();
         let attempts = before.as_ref().map_or(0, |failure| failure.attempts) + 1;

@@ -1,24 +1,24 @@
-//! The part of a certificate's life in which it is renewed, and the moment inside it.
+//! The part of a certificate's validity in which it is renewed, and an identity's time within it.
 
 use std::time::Duration;
 
 use aws_lc_rs::digest;
 
-/// Validity up to which the window is a fraction of it (seed document 004).
+/// Longest validity for which the window is a fraction of it (seed document 004).
 const SHORT: Duration = Duration::from_secs(4 * 3600);
 
 /// Renewal window, as offsets from the start of the validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RenewalWindow {
-    /// First moment at which a renewal is allowed.
+    /// First time at which a renewal is allowed.
     pub start: Duration,
-    /// Last moment at which a healthy rotator renews.
+    /// Last time at which a healthy rotator renews.
     pub end: Duration,
 }
 
 impl RenewalWindow {
-    /// Returns the documented window: validity above 4 h, from 1 h to 20 min before the end;
-    /// otherwise from 1/4 to 1/12 of the validity before the end.
+    /// Returns the documented window. For a validity above 4 h: from 1 h to 20 min before the end.
+    /// Otherwise: from 1/4 to 1/12 of the validity before the end.
     pub fn of(validity: Duration) -> Self {
         let (early, late) = if validity > SHORT {
             (Duration::from_secs(3600), Duration::from_secs(20 * 60))
@@ -28,14 +28,14 @@ impl RenewalWindow {
         Self { start: validity - early, end: validity - late }
     }
 
-    /// Returns the offset at which an identity is renewed: the window's start plus a share of its
-    /// length, so that renewals are spread and a restart changes nothing.
+    /// Returns the offset at which an identity is renewed: the start of the window plus the
+    /// identity's share of its length. This spreads renewals, and a restart changes nothing.
     pub fn moment(&self, share: Share) -> Duration {
         self.start + share.of_length(self.end - self.start)
     }
 }
 
-/// Fraction below one that a guid always has.
+/// Fraction below one, derived from a guid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share(f64);
 
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn moment_survives_restart() {
-        // A literal, because a changed hash would move every renewal at an upgrade.
+        // A literal, because a change of the hash would move every renewal at an upgrade.
         assert_eq!(Share::of("").of_length(Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
     }
 }

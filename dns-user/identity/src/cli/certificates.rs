@@ -60,7 +60,7 @@ pub(super) struct Check {
     strict: bool,
 }
 
-/// Reads a description of a container.
+/// Reads the description of a container.
 pub(super) fn read_description(path: &Path) -> anyhow::Result<Container> {
     let text = fs::read(path).with_context(|| path.display().to_string())?;
     serde_json::from_slice(&text).with_context(|| path.display().to_string())

@@ -104,7 +104,7 @@ impl San {
     }
 }
 
-/// Reads `LINK=NETWORK-ID/GROUP-ID`.
+/// Parses `LINK=NETWORK-ID/GROUP-ID`.
 fn parse_ids(text: &str) -> Result<(String, Ids), String> {
     let parse = || {
         let (link, ids) = text.split_once('=')?;
@@ -114,8 +114,8 @@ fn parse_ids(text: &str) -> Result<(String, Ids), String> {
     parse().ok_or_else(|| "write the link, = and two ids, such as my-link=3/7".to_owned())
 }
 
-/// Finds ids in the fleet's records. These do not tell the group of a link from the group of its instances,
-/// so an instance in several groups gives no answer.
+/// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
+/// of its instances, so an instance in several groups yields no result.
 fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
     let remedy = format!("state the ids: --ids {link}=NETWORK-ID/GROUP-ID");
     let fleet = fleet.ok_or_else(|| {
@@ -161,7 +161,7 @@ fn print_variable(variable: &manifest::Variable) {
     }
 }
 
-/// Prints the names that do not resolve; returns whether there is one.
+/// Prints the names that do not resolve; returns whether there are any.
 fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
     let Some(fleet) = fleet else { return false };
     let mut dns = names.dns.clone();

@@ -1,4 +1,4 @@
-//! Manual page and completions, from the definition of the command line.
+//! Manual page and completions, generated from the command line's definition.
 
 use std::{
     io::{self, Write},

@@ -1,4 +1,4 @@
-//! `agent`: keeps the pairs of one machine fresh, by requests to the issuer.
+//! `agent`: renews the pairs of one machine by requests to the issuer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -90,28 +90,28 @@ struct Agent {
     owner: Option<Owner>,
     key_type: KeyType,
     spread: Duration,
-    /// By role; `None` is the instance's own pair.
+    /// Pairs by role; `None` is the instance's own pair.
     pairs: BTreeMap<Option<String>, Kept>,
-    /// Generation of the trust bundle in all folders.
+    /// Generation of the trust bundle that all folders have.
     generation: u64,
     contact: Contact,
     shown: Arc<Mutex<Shown>>,
 }
 
-/// A pair that is kept fresh.
+/// A pair that the agent renews.
 struct Kept {
     folder: IdentityFolder,
     schedule: Schedule,
     issuer: Option<Fingerprint>,
 }
 
-/// The last contact to the issuer.
+/// Result of the last contact with the issuer.
 #[derive(Default)]
 struct Contact {
     problem: Option<String>,
 }
 
-/// Numbers for metrics.
+/// Values for metrics.
 #[derive(Default)]
 struct Shown {
     expiry: BTreeMap<String, i64>,
@@ -145,7 +145,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let mut pairs = BTreeMap::new();
     for role in std::iter::once(None).chain(roles.into_iter().map(Some)) {
         let name = role.as_deref().unwrap_or(OWN);
-        // The name becomes a folder.
+        // The name is used as a folder name.
         let name = Guid::try_from(name.to_owned())?;
         let share = Share::of(&format!("{instance}/{name}"));
         pairs.insert(role.clone(), Kept::take_over(IdentityFolder::new(folder.join(name.as_str())), share));
@@ -193,7 +193,7 @@ impl Kept {
     }
 }
 
-/// Validity of a pair, and its CA.
+/// Returns the validity of a pair and the fingerprint of its CA.
 fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
     let ders = certificates(pair.certificate.as_bytes()).ok()?;
     let parsed = parse_all(&ders).ok()?;
@@ -201,7 +201,7 @@ fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
 }
 
 impl Agent {
-    /// Reports, takes the fleet's trust, and renews the pairs that are due.
+    /// Reports to the issuer, applies the fleet's trust, and renews pairs that are due.
     async fn round(&mut self) {
         let now = SystemTime::now();
         let own_is_valid = self.pairs[&None]
@@ -209,7 +209,7 @@ impl Agent {
             .validity()
             .is_some_and(|validity| now < validity.not_after && validity.not_before <= now);
         if own_is_valid {
-            // The second report says that the orders of the first were carried out.
+            // The second report confirms that the orders of the first were carried out.
             for _ in 0..2 {
                 match self.report().await {
                     Ok(orders) => {
@@ -234,13 +234,13 @@ impl Agent {
                 renewed |= self.renew(&role, now).await;
             }
         }
-        // Convergence does not wait for the next round.
+        // Report at once, so that the rotation does not wait for the next round.
         if renewed && let Err(error) = self.report().await {
             tracing::debug!("report after a renewal failed: {error:#}");
         }
     }
 
-    /// Reports each change of the contact once.
+    /// Logs each change of the connection's state once.
     fn connected(&mut self, problem: Option<String>) {
         if problem != self.contact.problem {
             match &problem {
@@ -266,7 +266,7 @@ impl Agent {
         self.issuer.call("/v1/report", &report, &self.roots()?, Some(&pair), None).await
     }
 
-    /// The trust bundle in use; before the first, the file of the options.
+    /// Returns the trust bundle in use; before the first, the file of the options.
     fn roots(&self) -> anyhow::Result<String> {
         let own = self.pairs[&None].folder.path().join("ca.crt");
         fs::read_to_string(own)
@@ -274,7 +274,7 @@ impl Agent {
             .with_context(|| format!("{}: name the CA of the issuer", self.trust.display()))
     }
 
-    /// Writes a changed trust bundle, and requests renewals if another CA issues.
+    /// Writes a changed trust bundle, and requests renewals if another CA issues now.
     fn obey(&mut self, orders: &Orders, now: SystemTime) {
         let mut complete = true;
         for (role, kept) in &mut self.pairs {
@@ -362,7 +362,7 @@ impl Agent {
         if token.is_some()
             && let Some(path) = &self.token
         {
-            // The issuer refuses it from now on.
+            // The issuer rejects it from now on.
             let _ = fs::remove_file(path);
         }
         Ok((validity, issuer))

@@ -1,4 +1,4 @@
-//! Calls of an agent to the issuer.
+//! Calls from an agent to the issuer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum size of a reply in bytes.
 const LARGEST_REPLY: usize = 1 << 20;
 
-/// Where the issuer is, and the name in its certificate.
+/// Address of the issuer, and the name in its certificate.
 #[derive(Clone, Debug)]
 pub(super) struct Issuer {
     pub(super) address: String,

@@ -42,16 +42,16 @@ use crate::{
     profile::Profile,
 };
 
-/// Maximum number of connections at a time.
+/// Maximum number of concurrent connections.
 const MOST_CONNECTIONS: usize = 1024;
 
-/// Maximum life of a connection.
+/// Maximum lifetime of a connection.
 const LIFE: Duration = Duration::from_secs(30);
 
 /// Maximum size of a call in bytes.
 const LARGEST_CALL: usize = 64 << 10;
 
-/// Validity of the issuer's own certificate; renewed at half of it.
+/// Validity of the issuer's own certificate, which is renewed at half of it.
 const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Options of `issuer`.
@@ -104,14 +104,14 @@ struct Shared {
     fleet: Arc<Snapshot>,
     fleet_stamp: Option<SystemTime>,
     members: Members,
-    /// Whether members differ from the file.
+    /// Whether the members differ from the file.
     unsaved: bool,
     tls: Arc<ServerConfig>,
-    /// When the issuer's own certificate is renewed.
+    /// Renewal time of the issuer's own certificate.
     tls_until: SystemTime,
     issued: u64,
     refused: BTreeMap<&'static str, u64>,
-    /// The last problem with a file, reported once.
+    /// The last file error, so that each is reported once.
     problem: Option<String>,
 }
 
@@ -119,7 +119,7 @@ struct Shared {
 #[derive(Clone, Debug)]
 struct Peer(Option<String>);
 
-/// A call that is refused.
+/// The reply to a rejected call.
 struct Refusal {
     status: StatusCode,
     reason: &'static str,
@@ -211,13 +211,13 @@ async fn accept(listener: TcpListener, desk: Arc<Desk>) {
     }
 }
 
-/// Follows the files and keeps the issuer's own certificate fresh.
+/// Reloads changed files and renews the issuer's own certificate.
 async fn refresh(desk: Arc<Desk>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     loop {
         ticks.tick().await;
         let desk = desk.clone();
-        // A panic in there is reported by its own message; the next tick goes on.
+        // A panic in the task logs its own message; the next tick continues.
         let _ = tokio::task::spawn_blocking(move || desk.follow(SystemTime::now())).await;
     }
 }
@@ -226,7 +226,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|facts| facts.modified()).ok()
 }
 
-/// Certificates of all trusted CAs, PEM, each once.
+/// Returns the certificates of all trusted CAs, PEM, without duplicates.
 fn bundle(state: &StateFolder, trust: &Trust) -> anyhow::Result<String> {
     let mut held: Vec<CertificateDer<'static>> = Vec::new();
     for fingerprint in &trust.trusted {
@@ -240,7 +240,8 @@ fn bundle(state: &StateFolder, trust: &Trust) -> anyhow::Result<String> {
     Ok(held.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect())
 }
 
-/// TLS with a certificate that the issuer signs for itself; a client's certificate is verified if it shows one.
+/// Creates the TLS configuration with a certificate that the issuer signs for itself. Client
+/// certificates are optional, but verified if present.
 fn server_config(
     authority: &Authority,
     bundle: &str,
@@ -272,7 +273,7 @@ fn common_name(certificate: &CertificateDer<'static>) -> Option<String> {
 }
 
 impl Desk {
-    /// Reads changed files; a file that cannot be used leaves the last good state.
+    /// Reads changed files; if a file cannot be used, the last good state stays.
     fn follow(&self, now: SystemTime) {
         if let Err(error) = self.try_follow(now) {
             let problem = format!("{error:#}");
@@ -322,7 +323,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Writes changed members for `rotate-ca`.
+    /// Writes changed members to the file for `rotate-ca`.
     fn save(&self) {
         let members = {
             let mut shared = self.shared.lock();
@@ -409,8 +410,8 @@ impl Desk {
         let issued = authority
             .issue(&profile, &proved.public_key_info, now, self.validity)
             .map_err(|error| unable(error.to_string()))?;
-        // The token goes last, so that a refused request does not use it up; a certificate that
-        // loses the race for it never leaves the issuer.
+        // The token is used last, so that a rejected request does not consume it; a certificate
+        // that loses the race for it never leaves the issuer.
         if let (Some(token), false) = (token, peer.0.as_ref() == Some(&request.instance)) {
             self.state
                 .use_token(token, &request.instance, now)
@@ -437,7 +438,7 @@ impl Desk {
         shared.unsaved = true;
         drop(shared);
         if is_new {
-            // A rotation must know a member before the member holds a certificate.
+            // A rotation must know a member before the member gets a certificate.
             self.save();
         }
         Ok(PairReply { certificate: issued.pem, orders: self.orders() })

@@ -1,7 +1,7 @@
-//! The fleet's own certificates: an issuer that knows the fleet, an agent on every machine, and the
+//! The fleet's own certificates: an issuer that knows the fleet, an agent on every machine, and
 //! rotation of the CA across all of them.
 //!
-//! Pure: [`policy`] (which names belong to an instance) and [`trust`] (steps of a rotation).
+//! Pure: [`policy`] (the names that belong to an instance) and [`trust`] (the steps of a rotation).
 //! With I/O: [`state`] (files of the issuer), [`issuer`], [`agent`], [`rotate`].
 
 pub mod agent;

@@ -1,4 +1,5 @@
-//! Names that an instance may have in a certificate, by the fleet's `records.json`. Pure.
+//! The names that an instance may have in a certificate, according to the fleet's `records.json`.
+//! Pure.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -7,29 +8,29 @@ use dns_core::catalog::Snapshot;
 use super::message::PairRequest;
 use crate::profile::{Profile, ProfileError};
 
-/// A request that is refused.
+/// Reason for which a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The records have no such instance.
+    /// The instance is not in the records.
     #[error("no instance {0:?} in records.json; wait for the records, or correct the id")]
     UnknownInstance(String),
-    /// A name of another instance, or none of the fleet's.
+    /// The name belongs to another instance, or to none.
     #[error("{name:?} does not belong to instance {instance:?} in records.json; request its own names")]
     ForeignName {
         /// Id of the instance that sent the request.
         instance: String,
-        /// The name or address.
+        /// The rejected name or address.
         name: String,
     },
-    /// A shared name that the issuer does not hand out.
+    /// The name is not one of the issuer's roles.
     #[error("{0:?} is not a role; start the issuer with --role {0}")]
     UnknownRole(String),
-    /// The names do not make a certificate.
+    /// No valid certificate can have these names.
     #[error("{0}")]
     Profile(#[from] ProfileError),
 }
 
-/// Returns the profile of a pair if every name and address belongs to the instance.
+/// Returns the profile of a pair if every requested name and address belongs to the instance.
 pub fn profile(snapshot: &Snapshot, roles: &[String], request: &PairRequest) -> Result<Profile, Refusal> {
     let PairRequest { instance, role, names, addresses, request: _ } = request;
     let own = Own::of(snapshot, instance).filter(|_| !roles.contains(instance));
@@ -50,7 +51,7 @@ pub fn profile(snapshot: &Snapshot, roles: &[String], request: &PairRequest) -> 
         Some(role) if roles.contains(role) => role,
         Some(role) => return Err(Refusal::UnknownRole(role.clone())),
     };
-    // A role's certificate also names its instance, so that a peer's log can tell them apart.
+    // A role's certificate also names its instance, to tell them apart in a peer's log.
     let more = std::iter::once(instance).chain(names).map(String::as_str);
     Ok(Profile::new(common_name, &[], more, addresses)?)
 }

@@ -1,4 +1,5 @@
-//! `rotate-ca`: the three steps of a CA's rotation, each after the fleet has taken the former one.
+//! `rotate-ca`: the three steps of a CA rotation; each starts after the fleet has completed the
+//! previous one.
 
 use std::{
     path::PathBuf,
@@ -40,7 +41,7 @@ pub struct RotateOptions {
     patience: Option<u64>,
 }
 
-/// Rotates until only the target is trusted; stops at SIGINT or SIGTERM, in a consistent state.
+/// Rotates until only the target is trusted; SIGINT and SIGTERM stop it in a consistent state.
 pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
@@ -84,7 +85,7 @@ impl Steps {
                 tokio::time::sleep(self.settle).await;
                 self.converge(&trust).await?;
             }
-            // The target is verified again: days may have passed since it was imported.
+            // The target is verified again, because days may have passed since its import.
             self.state.authority(&self.target, SystemTime::now())?;
             let Some((step, next)) = trust.next(&self.target) else {
                 self.state.set_trust(&trust.completed())?;
@@ -97,7 +98,7 @@ impl Steps {
         }
     }
 
-    /// Waits until every member has taken the state.
+    /// Waits until every member has adopted the state.
     async fn converge(&self, trust: &Trust) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut shown = None;

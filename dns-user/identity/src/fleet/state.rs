@@ -28,13 +28,13 @@ use crate::{
     folder::replace_file,
 };
 
-/// The issuer's folder.
+/// The issuer's state folder.
 #[derive(Clone, Debug)]
 pub struct StateFolder {
     path: PathBuf,
 }
 
-/// A file of the folder that cannot be used.
+/// Error of a file in the state folder.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A CA has a defect.
@@ -48,7 +48,7 @@ pub enum StateError {
         /// The system's error.
         source: io::Error,
     },
-    /// No JSON of the expected form.
+    /// The file is not JSON of the expected form.
     #[error("{}: {source}; restore the file from a backup", path.display())]
     Json {
         /// Path of the malformed file.
@@ -61,13 +61,13 @@ pub enum StateError {
     Replace(#[from] crate::folder::FolderError),
 }
 
-/// A bootstrap token that is refused.
+/// Reason for which a bootstrap token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// Never created, or used before.
+    /// The token was never created, or was used before.
     #[error("the bootstrap token is unknown or was used already; create a new one")]
     Unknown,
-    /// Created for another instance.
+    /// The token was created for another instance.
     #[error("the bootstrap token belongs to another instance; create one for this instance")]
     OtherInstance,
     /// The token's lifetime has ended.
@@ -75,7 +75,7 @@ pub enum TokenError {
     Expired,
 }
 
-/// The stored part of a token; only its hash is in the file name.
+/// Stored data of a token; the file name is the token's hash.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredToken {
     instance: String,
@@ -83,7 +83,7 @@ struct StoredToken {
 }
 
 impl StateFolder {
-    /// Opens the folder; creates it for its owner alone.
+    /// Opens the folder; creates it with access for its owner only.
     pub fn open(path: PathBuf) -> Result<Self, StateError> {
         let this = Self { path };
         for folder in [this.path.clone(), this.path.join("authorities"), this.path.join("tokens")] {
@@ -109,7 +109,7 @@ impl StateFolder {
             move |source| StateError::File { path, source }
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed(&folder))?;
-        // The certificate last: a CA counts from then on.
+        // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
             let contents = Zeroizing::new(fs::read(from).map_err(failed(from))?);
             replace_file(&folder.join(name), &contents)?;
@@ -122,28 +122,28 @@ impl StateFolder {
         CaFiles { certificate: folder.join("ca.crt"), key: folder.join("ca.key") }
     }
 
-    /// Loads a CA that was imported.
+    /// Loads an imported CA.
     pub fn authority(&self, fingerprint: &Fingerprint, now: SystemTime) -> Result<Authority, StateError> {
         Ok(self.files(fingerprint).load(now)?)
     }
 
-    /// Certificates of an imported CA, PEM; works also after it expired.
+    /// Returns the certificates of an imported CA, PEM; works even after it expired.
     pub fn chain(&self, fingerprint: &Fingerprint) -> Result<String, StateError> {
         let path = self.files(fingerprint).certificate;
         fs::read_to_string(&path).map_err(|source| StateError::File { path, source })
     }
 
-    /// The fleet's trust; `None` before the first CA.
+    /// Returns the fleet's trust; `None` before the first CA.
     pub fn trust(&self) -> Result<Option<Trust>, StateError> {
         self.read("trust.json")
     }
 
-    /// Replaces the fleet's trust; a running issuer follows within a second.
+    /// Replaces the fleet's trust; a running issuer picks it up within a second.
     pub fn set_trust(&self, trust: &Trust) -> Result<(), StateError> {
         self.write("trust.json", trust)
     }
 
-    /// Members, as the issuer wrote them last.
+    /// Returns the members as last written by the issuer.
     pub fn members(&self) -> Result<Members, StateError> {
         Ok(self.read("members.json")?.unwrap_or_default())
     }
@@ -173,7 +173,7 @@ impl StateFolder {
         Ok(replace_file(&path, &text)?)
     }
 
-    /// Locks rotations; `None` if another command rotates.
+    /// Locks rotations; `None` if another command holds the lock.
     pub fn lock(&self) -> Result<Option<Flock<File>>, StateError> {
         let path = self.path.join("rotation.lock");
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -181,7 +181,7 @@ impl StateFolder {
         Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
     }
 
-    /// Creates a token that lets one instance request its first pair.
+    /// Creates a token with which one instance can request its first pair.
     pub fn create_token(
         &self,
         instance: &str,
@@ -211,7 +211,8 @@ impl StateFolder {
         self.path.join("tokens").join(format!("{hash}.json"))
     }
 
-    /// Uses a token up. Of several attempts with the same token, also at once, one succeeds.
+    /// Consumes a token. Of several attempts with the same token, even concurrent ones, one
+    /// succeeds.
     pub fn use_token(&self, token: &str, instance: &str, now: SystemTime) -> Result<(), TokenError> {
         let path = self.token(token);
         let text = fs::read(&path).map_err(|_| TokenError::Unknown)?;
@@ -219,7 +220,7 @@ impl StateFolder {
         if stored.instance != instance {
             return Err(TokenError::OtherInstance);
         }
-        // Only one removal of a file succeeds.
+        // A file can be removed only once.
         fs::remove_file(&path).map_err(|_| TokenError::Unknown)?;
         if stored.expires <= seconds(now) { Err(TokenError::Expired) } else { Ok(()) }
     }

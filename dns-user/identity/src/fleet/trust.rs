@@ -1,57 +1,57 @@
-//! Which CAs a fleet trusts and which one issues: the steps of a rotation, and their convergence.
-//! Pure.
+//! The CAs that a fleet trusts and the one that issues: the steps of a rotation, and their
+//! convergence. Pure.
 //!
-//! Step 1 trusts the new CA beside the old one, step 2 issues by the new one, step 3 stops to trust
-//! the old one. Between two steps the whole fleet must have taken the former one. Going back takes
-//! the same steps towards the old CA.
+//! Step 1 trusts the new CA in addition to the old one, step 2 issues from the new one, step 3
+//! stops trusting the old one. Before each step, the whole fleet must have completed the previous
+//! one. Going back takes the same steps towards the old CA.
 
 use serde::{Deserialize, Serialize};
 
 use super::message::Members;
 use crate::authority::Fingerprint;
 
-/// CAs of a fleet.
+/// The CAs of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trust {
-    /// Counts changes, from 1.
+    /// Number of the state, from 1; incremented by every change.
     pub generation: u64,
     /// CAs that every instance trusts.
     pub trusted: Vec<Fingerprint>,
-    /// The CA that issues.
+    /// The issuing CA.
     pub issuing: Fingerprint,
-    /// The CA that issued before the rotation under way, or before the last one.
+    /// The CA that issued before the current rotation, or before the last one.
     pub origin: Option<Fingerprint>,
-    /// The rotation under way; `None` once it is complete.
+    /// The current rotation; `None` once it is complete.
     #[serde(default)]
     pub rotation: Option<Rotation>,
 }
 
-/// A rotation under way, recorded so that it can be resumed in its own direction.
+/// A rotation in progress, recorded so that it can be resumed in the same direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rotation {
-    /// The CA that issues in the end, and is then the only trusted one.
+    /// The CA that issues at the end, and is then the only trusted one.
     pub target: Fingerprint,
     /// Whether the rotation returns to the CA that issued before.
     pub returns: bool,
 }
 
-/// Where a rotation leads.
+/// Direction of a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To this CA.
     To(Fingerprint),
     /// To the CA that issued before the last rotation.
     Back,
-    /// To the target of the rotation that was stopped.
+    /// To the target of the interrupted rotation.
     Resume,
 }
 
-/// A direction that leads nowhere.
+/// Reason for which a rotation in this direction is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirectionError {
-    /// The fleet has had one CA only.
+    /// There was no rotation to go back from.
     #[error("there was no rotation to go back from; begin one with --ca and --ca-key")]
     NoOrigin,
     /// The last rotation is complete.
@@ -62,16 +62,16 @@ pub enum DirectionError {
 /// A step of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Trust the target beside the current CA.
+    /// Trust the target in addition to the current CA.
     Trust,
-    /// Issue by the target.
+    /// Issue from the target.
     Issue,
-    /// Trust the target alone.
+    /// Trust the target only.
     Retire,
 }
 
 impl Trust {
-    /// A fleet with a single CA.
+    /// Returns a fleet with a single CA.
     pub fn new(authority: Fingerprint) -> Self {
         Self {
             generation: 1,
@@ -82,7 +82,7 @@ impl Trust {
         }
     }
 
-    /// Returns the rotation that leads in `direction`. Going back again continues a return under way.
+    /// Returns the rotation for `direction`. [`Direction::Back`] during a return continues it.
     pub fn rotation_to(&self, direction: Direction) -> Result<Rotation, DirectionError> {
         match (direction, &self.rotation) {
             (Direction::To(target), _) => Ok(Rotation { target, returns: false }),
@@ -95,14 +95,14 @@ impl Trust {
         }
     }
 
-    /// Returns the state after a complete rotation: nothing to resume, and nothing to go back to if
-    /// the CA that issues is the one that issued before.
+    /// Returns the state after a complete rotation: there is nothing to resume, and nothing to go
+    /// back to if the issuing CA is the one that issued before.
     pub fn completed(&self) -> Self {
         let origin = self.origin.clone().filter(|origin| *origin != self.issuing);
         Self { origin, rotation: None, ..self.clone() }
     }
 
-    /// Returns whether members must follow from one state to the other.
+    /// Returns whether the change from one state to the other affects members.
     pub fn differs_for_members(&self, other: &Self) -> bool {
         let Self { generation, trusted, issuing, origin: _, rotation: _ } = self;
         (generation, trusted, issuing) != (&other.generation, &other.trusted, &other.issuing)
@@ -128,8 +128,8 @@ impl Trust {
         None
     }
 
-    /// Returns the members that have not taken this state yet: another trust bundle, or a pair of
-    /// another CA. Members whose pairs have all expired do not count.
+    /// Returns the members that have not adopted this state: their trust bundle is another one, or
+    /// one of their pairs is from another CA. Members whose pairs have all expired are ignored.
     pub fn lagging<'a>(&'a self, members: &'a Members, now: u64) -> impl Iterator<Item = &'a str> {
         members.iter().filter_map(move |(id, member)| {
             let taken = member.generation == self.generation
@@ -223,7 +223,7 @@ mod tests {
                     assert_eq!((ended.issuing.clone(), &ended.rotation), (ca("old"), &None));
                     assert_eq!(ended.rotation_to(Direction::Resume), Err(DirectionError::NothingStopped));
                 }
-                // The return itself can be revoked.
+                // The return itself can be reversed.
                 assert_eq!(rotate(&stopped, Direction::To(ca("new")), ALL).trusted, [ca("new")]);
             }
         }

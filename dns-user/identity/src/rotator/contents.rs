@@ -6,16 +6,16 @@ use crate::{
     profile::Container,
 };
 
-/// The description that the pair was made from; a restarted rotator continues from it.
+/// The description that the pair was issued for; a restarted rotator continues from it.
 pub(super) const CONTAINER: &str = "container.json";
 
-/// CAs that a peer may have, PEM.
+/// CAs that a peer's certificate may be issued by, PEM.
 pub(super) const BUNDLE: &str = "ca.crt";
 
 /// Contents of an identity's folder.
 pub(super) struct Contents<'a> {
     pub(super) pair: &'a Pair,
-    /// For container-to-container traffic.
+    /// Pair for container-to-container traffic.
     pub(super) second: Option<&'a Pair>,
     pub(super) bundle: &'a str,
     pub(super) container: &'a Container,
@@ -24,7 +24,7 @@ pub(super) struct Contents<'a> {
 }
 
 impl Contents<'_> {
-    /// Replaces the folder's files in one step.
+    /// Replaces the folder's files atomically.
     pub(super) fn write(&self, folder: &IdentityFolder) -> Result<(), FolderError> {
         let Self { pair, second, bundle, container, envoy } = self;
         let description = serde_json::to_vec(container).expect("a description has text keys");

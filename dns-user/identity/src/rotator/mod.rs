@@ -1,5 +1,5 @@
-//! Maintains the pairs of a set of identities. Time is an argument of every step, so tests run a
-//! day in seconds.
+//! Maintains the pairs of a set of identities. Time is an argument of every step, so that tests can
+//! simulate a day in seconds.
 
 mod contents;
 mod status;
@@ -25,13 +25,13 @@ use crate::{
     window::Share,
 };
 
-/// Maximum number of pairs that one step issues, so that commands do not wait long.
+/// Maximum number of pairs issued per step, so that commands do not wait long.
 const PAIRS_A_STEP: usize = 16;
 
 /// Period over which identities are reissued after a change of the CA.
 const REISSUE_SPREAD: Duration = Duration::from_secs(300);
 
-/// Maximum time between two looks at the clock and at the CA's files.
+/// Maximum interval between checks of the clock and of the CA's files.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// Settings of a rotator.
@@ -51,7 +51,7 @@ pub struct Rotator {
     ca: CaFiles,
     stamp: Stamp,
     authority: Authority,
-    /// Why the CA's files as they are now cannot be used.
+    /// Reason why the CA's current files cannot be used.
     ca_problem: Option<String>,
     pool: KeyPool,
     identities: BTreeMap<Guid, Identity>,
@@ -70,16 +70,16 @@ struct Identity {
     bundle: String,
 }
 
-/// An identity that could not be created, changed or renewed.
+/// Error when creating, changing or renewing an identity.
 #[derive(Debug, thiserror::Error)]
 pub enum RotatorError {
-    /// The description has no certificate.
+    /// The description is invalid.
     #[error("{0}")]
     Profile(#[from] ProfileError),
-    /// No key or no signature.
+    /// Generating a key or signing failed.
     #[error("cannot issue: {0}")]
     Key(#[from] KeyError),
-    /// The CA is past its end.
+    /// The CA has expired.
     #[error("{path}: the CA expired; replace the CA")]
     Authority {
         /// The CA's file.
@@ -88,13 +88,13 @@ pub enum RotatorError {
     /// The files could not be written or read.
     #[error("{0}")]
     Folder(#[from] FolderError),
-    /// A guid without an identity.
+    /// No identity has this guid.
     #[error("no identity {0}; `status` lists them")]
     Unknown(Guid),
 }
 
 impl RotatorError {
-    /// Label of the failure metric.
+    /// Returns the label for the failure metric.
     fn reason(&self) -> &'static str {
         match self {
             Self::Profile(_) => "profile",
@@ -106,7 +106,7 @@ impl RotatorError {
     }
 }
 
-/// A rotator that cannot start.
+/// Reason why a rotator cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The CA cannot be used.
@@ -123,7 +123,7 @@ pub enum StartError {
 }
 
 impl Rotator {
-    /// Loads the CA and takes over the identities that the folder holds.
+    /// Loads the CA and takes over the identities found in the folder.
     pub fn open(settings: Settings, ca: CaFiles, pool: KeyPool, now: SystemTime) -> Result<Self, StartError> {
         let stamp = ca.stamp();
         let authority = ca.load(now)?;
@@ -147,8 +147,8 @@ impl Rotator {
         Ok(rotator)
     }
 
-    /// Creates an identity, or changes the existing one to this description. If the first pair
-    /// cannot be issued, nothing is left.
+    /// Creates an identity, or changes an existing one to this description. If the first pair
+    /// cannot be issued, nothing is left behind.
     pub fn create(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
         if self.identities.contains_key(&container.guid) {
             return self.update(container, now);
@@ -173,7 +173,7 @@ impl Rotator {
     }
 
     /// Changes the description of an identity. New internal routes renew only the second pair and
-    /// leave the time of the next renewal as it is.
+    /// do not affect the time of the next renewal.
     pub fn update(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
         let Some(mut identity) = self.identities.remove(&container.guid) else {
             return Err(RotatorError::Unknown(container.guid));
@@ -210,13 +210,13 @@ impl Rotator {
         Ok(())
     }
 
-    /// Ids of all identities.
+    /// Returns the ids of all identities.
     pub fn guids(&self) -> BTreeSet<Guid> {
         self.identities.keys().cloned().collect()
     }
 
-    /// Reads changed CA files, updates trust bundles, and renews pairs that are due. Returns the
-    /// moment of the next step, at most a second away.
+    /// Reloads changed CA files, updates trust bundles, and renews pairs that are due. Returns the
+    /// time of the next step, at most a second away.
     pub fn step(&mut self, now: SystemTime) -> SystemTime {
         self.reload_authority(now);
         self.publish_bundle(now);
@@ -238,15 +238,15 @@ impl Rotator {
         }
     }
 
-    /// Returns the earliest moment at which an identity is due; `None` without identities.
+    /// Returns the earliest time at which an identity is due; `None` without identities.
     pub fn next_renewal(&self, now: SystemTime) -> Option<SystemTime> {
         self.identities.values().map(|identity| identity.due(now)).min()
     }
 
     fn renew(&mut self, guid: &Guid, now: SystemTime) {
         let Some(mut identity) = self.identities.remove(guid) else { return };
-        // Early in the window a renewal waits for the pool, so that no key is generated at
-        // normal priority.
+        // Early in the window, a renewal waits for the pool, so that no key is generated at normal
+        // priority.
         let can_wait = identity.schedule.can_wait(now, REISSUE_SPREAD);
         let keys = if identity.container.internal_routes.is_some() { 2 } else { 1 };
         if can_wait && self.pool.ready() < keys.min(self.pool.size()) {
@@ -321,7 +321,7 @@ impl Rotator {
         Ok((Pair { certificate: issued.pem, key: key.to_pem()? }, issued.validity))
     }
 
-    /// Reads the CA again if a file changed. A CA that cannot be used leaves the last good one.
+    /// Reloads the CA if a file changed. If it cannot be used, the last good one stays.
     fn reload_authority(&mut self, now: SystemTime) {
         let stamp = self.ca.stamp();
         if stamp == self.stamp && self.ca_problem.is_none() {
@@ -354,7 +354,7 @@ impl Rotator {
         self.stamp = stamp;
     }
 
-    /// Requests a renewal of every identity that another CA issued.
+    /// Requests a renewal of every identity whose certificate is from another CA.
     fn request_reissue(&mut self, now: SystemTime) {
         for identity in self.identities.values_mut() {
             if identity.issuer.as_ref() != Some(self.authority.fingerprint()) {
@@ -363,7 +363,7 @@ impl Rotator {
         }
     }
 
-    /// Writes the trust bundle to the identities whose bundle is another one.
+    /// Writes the trust bundle to all identities that have a different one.
     fn publish_bundle(&mut self, now: SystemTime) {
         let bundle = self.bundle();
         let (envoy, failures) = (self.settings.envoy, &mut self.failures);
@@ -383,12 +383,12 @@ impl Rotator {
         }
     }
 
-    /// The current CA, then every CA that issued a pair still in use.
+    /// Returns the current CA, then every CA that issued a pair still in use.
     fn bundle(&self) -> String {
         self.bundle_of(self.identities.values())
     }
 
-    /// As [`Self::bundle`], while one identity is taken out of the set.
+    /// Returns the same as [`Self::bundle`] while one identity is taken out of the set.
     fn bundle_with(&self, identity: &Identity) -> String {
         self.bundle_of(self.identities.values().chain([identity]))
     }
@@ -402,7 +402,7 @@ impl Rotator {
         let mut held: Vec<Vec<u8>> = Vec::new();
         let mut bundle = String::new();
         for chain in std::iter::once(own.as_str()).chain(others) {
-            // The chains were parsed when they were taken in.
+            // The chains were validated when they were taken over.
             for der in certificates(chain.as_bytes()).unwrap_or_default() {
                 if !held.iter().any(|other| other == der.as_ref()) {
                     bundle.push_str(&pem("CERTIFICATE", &der));
@@ -417,7 +417,7 @@ impl Rotator {
         *self.failures.entry(error.reason()).or_default() += 1;
     }
 
-    /// State of the CA, the pool and every identity.
+    /// Returns the state of the CA, the pool and every identity.
     pub fn status(&self, now: SystemTime) -> Status {
         Status {
             authority: AuthorityStatus {
@@ -435,7 +435,7 @@ impl Rotator {
     }
 }
 
-/// Pairs that a change makes again.
+/// The pairs that a change reissues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renew {
     All,
@@ -449,7 +449,7 @@ impl Identity {
         Self { container, folder, schedule, issuer_chain, issuer: None, bundle }
     }
 
-    /// Reads an identity that an earlier process wrote; `None` if the folder holds none.
+    /// Reads an identity written by an earlier process; `None` if the folder contains none.
     fn take_over(folder: IdentityFolder) -> Option<Self> {
         let data = folder.current()?;
         let container = fs::read(data.join(CONTAINER)).ok()?;
@@ -461,7 +461,7 @@ impl Identity {
             }
         };
         let mut identity = Self::new(container, folder);
-        // Without a readable pair the identity is due at once.
+        // Without a readable pair, the identity is due immediately.
         if let Ok(pair) = identity.folder_pair()
             && let Ok(ders) = certificates(pair.certificate.as_bytes())
             && let Ok(parsed) = parse_all(&ders)

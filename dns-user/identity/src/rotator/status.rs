@@ -11,13 +11,13 @@ use crate::{authority::Fingerprint, profile::Guid};
 pub struct Status {
     /// The CA in use.
     pub authority: AuthorityStatus,
-    /// Keys that are ready.
+    /// Number of keys that are ready.
     pub pool_ready: usize,
-    /// Keys that the pool is filled up to.
+    /// Number of keys that the pool keeps ready.
     pub pool_size: usize,
-    /// Renewals since the start.
+    /// Number of renewals since the start.
     pub renewals: u64,
-    /// Failures since the start, by reason.
+    /// Number of failures since the start, by reason.
     pub failures: BTreeMap<String, u64>,
     /// All identities, by guid.
     pub identities: Vec<IdentityStatus>,
@@ -28,12 +28,12 @@ pub struct Status {
 pub struct AuthorityStatus {
     /// Path of the CA's file.
     pub file: PathBuf,
-    /// Its certificate in use.
+    /// Fingerprint of the certificate in use.
     pub fingerprint: Fingerprint,
     /// End of its validity.
     #[serde(with = "unix")]
     pub not_after: SystemTime,
-    /// Why the files as they are now cannot be used.
+    /// Reason why the current files cannot be used; `None` if they can.
     pub problem: Option<String>,
 }
 
@@ -44,25 +44,25 @@ pub struct IdentityStatus {
     pub guid: Guid,
     /// Folder that holds its files.
     pub folder: PathBuf,
-    /// Start of the pair in use.
+    /// Start of validity of the pair in use.
     #[serde(with = "unix_option")]
     pub not_before: Option<SystemTime>,
-    /// End of the pair in use.
+    /// End of validity of the pair in use.
     #[serde(with = "unix_option")]
     pub not_after: Option<SystemTime>,
-    /// Next renewal or retry.
+    /// Time of the next renewal or retry.
     #[serde(with = "unix")]
     pub renews_at: SystemTime,
     /// CA of the pair in use.
     pub issuer: Option<Fingerprint>,
-    /// The failure that has not been overcome yet.
+    /// The current failure; `None` after a success.
     pub failure: Option<FailureStatus>,
 }
 
 /// The most recent failed renewal of an identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FailureStatus {
-    /// Failed attempts in a row.
+    /// Number of consecutive failed attempts.
     pub attempts: u32,
     /// Cause of the failure, and a remedy.
     pub message: String,
@@ -71,7 +71,7 @@ pub struct FailureStatus {
     pub retry_at: SystemTime,
 }
 
-/// Moments as seconds since 1970.
+/// Serialises times as seconds since 1970.
 pub(crate) mod unix {
     use std::time::SystemTime;
 
@@ -88,7 +88,7 @@ pub(crate) mod unix {
     }
 }
 
-/// As [`unix`], or null.
+/// Serialises optional times as [`unix`] does, or null.
 mod unix_option {
     use std::time::SystemTime;
 
