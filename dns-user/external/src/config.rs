@@ -14,15 +14,15 @@ use crate::{
     text::{self, Problem, Problems, Reader},
 };
 
-/// Where the configuration lies unless `--config` says otherwise.
+/// Path of the configuration unless `--config` is given.
 pub const USUAL: &str = "/etc/bosh-dns-xdp/publish.yml";
 
-/// The configuration with every default filled in.
+/// The configuration with all defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Files and folders of documents.
     pub documents: Vec<PathBuf>,
-    /// `config.json` of the DNS server, which says where records, aliases and control socket are.
+    /// `config.json` of the DNS server, with the paths of records, aliases and control socket.
     pub server: Option<PathBuf>,
     /// File of the store.
     pub store: PathBuf,
@@ -38,7 +38,7 @@ pub struct Config {
     pub managed: BTreeSet<RecordType>,
     /// File with the AES-256 key of ownership records: 32 octets, or their base64.
     pub txt_encryption_key: Option<PathBuf>,
-    /// Settings of providers, by `PROJECT/RECORD`, that are no parameters of document 003.
+    /// Settings of providers, by `PROJECT/RECORD`, that are not parameters of document 003.
     pub provider_settings: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -100,7 +100,7 @@ impl Config {
         }
     }
 
-    /// Parses a configuration. Relative paths count from the working folder.
+    /// Parses a configuration. Relative paths are resolved against the working directory.
     pub fn parse(text: &str, problems: Problems) -> Result<Self, Vec<Problem>> {
         let mut config = Self::default();
         match text::documents(text)[..] {

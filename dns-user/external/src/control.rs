@@ -1,4 +1,4 @@
-//! Questions to a running publisher, through its control socket.
+//! Client of a running publisher's control socket.
 
 use std::{path::Path, time::Duration};
 
@@ -9,7 +9,7 @@ use hyper::{Method, Request, StatusCode, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
-/// Longest wait for an answer.
+/// Timeout of a response.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the body of a successful GET.
@@ -21,7 +21,7 @@ pub async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
     Ok(body)
 }
 
-/// Returns status and body of a request.
+/// Sends a request and returns status and body.
 pub async fn call(
     socket: &Path,
     method: Method,
@@ -31,7 +31,7 @@ pub async fn call(
     let asked = async {
         let stream = UnixStream::connect(socket).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // It ends with the answer.
+        // The task ends with the response.
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)

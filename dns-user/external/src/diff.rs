@@ -1,10 +1,10 @@
-//! Plans for people and for programs. Pure.
+//! Formats plans as text and JSON. Pure.
 
 use serde_json::{Value, json};
 
 use crate::{engine::Planned, plan::Action, record::Record};
 
-/// Returns an action in one line, beginning with `+`, `~`, `-` or `=`.
+/// Formats an action as one line that starts with `+`, `~`, `-` or `=`.
 pub fn line(action: &Action) -> String {
     match action {
         Action::Create(record) => format!("+ {record}"),
@@ -20,7 +20,7 @@ pub fn line(action: &Action) -> String {
     }
 }
 
-/// The members of a set that change.
+/// Returns the changed members of a set.
 fn change(before: &Record, after: &Record) -> Option<String> {
     let mut parts = Vec::new();
     if let (Some(new), old) = (after.ttl, before.ttl)
@@ -40,7 +40,7 @@ fn change(before: &Record, after: &Record) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Writes the plan of one provider as lines, coloured for terminals. `confirmed` is the number of
+/// Formats the plan of one provider as lines, coloured for terminals. `confirmed` is the number of
 /// deletions that the operator allows.
 pub fn text(
     name: &str,
@@ -83,7 +83,7 @@ pub fn text(
     shown
 }
 
-/// Returns the plan of one provider as JSON.
+/// Formats the plan of one provider as JSON.
 pub fn json(planned: &Planned, failures: &[String]) -> Value {
     let actions = || planned.zones.iter().flat_map(|zone| zone.plan.actions());
     let lines = |wanted: fn(&Action) -> Option<Value>| actions().filter_map(wanted).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Brings the zones of one provider to what the sources want: list, plan, guard, apply.
+//! Reconciles the zones of one provider with the sources: list, plan, guard, apply.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,10 +10,10 @@ use crate::{
     record::{Key, Name, Record},
 };
 
-/// Rounds of list, plan and apply in one run while other writers change the zones.
+/// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
 const MAX_ROUNDS: u32 = 8;
 
-/// Longest random pause before the second round; it doubles with every further one.
+/// Maximum random pause before the second round; it doubles with each further round.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Publishes to one provider.
@@ -22,11 +22,11 @@ pub struct Engine {
     pub provider: Box<dyn Provider>,
     /// Format of owner records.
     pub registry: Registry,
-    /// Rules that plans are made by.
+    /// Rules for planning.
     pub rules: Rules,
 }
 
-/// A zone with its ownership, or the reason why it is unknown.
+/// A zone with its ownership, or the reason why it is unavailable.
 pub struct Surveyed {
     /// Identity within the provider.
     pub id: String,
@@ -36,15 +36,15 @@ pub struct Surveyed {
     pub visibility: Visibility,
     /// Records and their ownership, or the failure to list them.
     pub view: Result<View, ProviderError>,
-    /// Foreign data that could not be read, and is left alone.
+    /// Problems of unreadable foreign data, which is left unchanged.
     pub warnings: Vec<String>,
 }
 
 /// Plan of a run.
 pub struct Planned {
-    /// Plans of the zones that could be listed, in the survey's order.
+    /// Plans of the available zones, in the order of the survey.
     pub zones: Vec<ZonePlan>,
-    /// Wanted records that no listed zone takes.
+    /// Notes on wanted records without an available zone.
     pub notes: Vec<Note>,
     /// Number of wanted records.
     pub wanted: usize,
@@ -54,9 +54,9 @@ pub struct Planned {
 pub struct ZonePlan {
     /// Identity within the provider.
     pub id: String,
-    /// Changes, and notes about wishes.
+    /// Changes, and notes on wanted records without effect.
     pub plan: Plan,
-    /// Number of names in the zone that are ours.
+    /// Number of names in the zone that this publisher owns.
     pub owned: usize,
 }
 
@@ -66,12 +66,12 @@ impl Planned {
         self.zones.iter().all(|zone| zone.plan.is_empty())
     }
 
-    /// Counts names that would be deleted.
+    /// Returns the number of names to delete.
     pub fn deletions(&self) -> usize {
         self.zones.iter().map(|zone| zone.plan.deletions()).sum()
     }
 
-    /// Returns why a zone's plan needs confirmation. `confirmed` is the number of deletions
+    /// Returns an error if a zone's plan needs confirmation. `confirmed` is the number of deletions
     /// in all zones that the operator allows.
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
         if confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
@@ -84,11 +84,11 @@ impl Planned {
 /// Result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Result of every zone.
+    /// Results by zone.
     pub zones: Vec<ZoneReport>,
-    /// Wanted records that no zone takes.
+    /// Notes on wanted records without an available zone.
     pub notes: Vec<Note>,
-    /// Rounds that were needed; more than one if other writers were active.
+    /// Number of rounds; more than one if there were conflicts with other writers.
     pub rounds: u32,
 }
 
@@ -97,27 +97,27 @@ pub struct Report {
 pub struct ZoneReport {
     /// Identity within the provider.
     pub id: String,
-    /// Record sets in the zone.
+    /// Number of record sets in the zone.
     pub records: usize,
-    /// Names that are ours.
+    /// Number of names that this publisher owns.
     pub owned: usize,
-    /// Transactions that were applied.
+    /// Number of applied transactions.
     pub applied: usize,
-    /// Transactions that met another writer in the last round.
+    /// Number of transactions in conflict with another writer in the last round.
     pub conflicts: usize,
-    /// Names whose transaction failed.
+    /// Names whose transaction failed, with the errors.
     pub failures: Vec<(Name, NameError)>,
     /// Reason why the plan was not applied.
     pub refusal: Option<Refusal>,
-    /// Reason why the zone is unknown.
+    /// Reason why the zone is unavailable.
     pub failure: Option<ProviderError>,
-    /// Wishes that had no effect, with reasons.
+    /// Notes on wanted records without effect.
     pub notes: Vec<Note>,
-    /// Foreign data that could not be read, and is left alone.
+    /// Problems of unreadable foreign data, which is left unchanged.
     pub warnings: Vec<String>,
 }
 
-/// Failure of one name.
+/// Reason why the change of one name failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The provider refused the transaction.
@@ -129,7 +129,7 @@ pub enum NameError {
 }
 
 impl Report {
-    /// Returns whether every wish was granted, except for notes.
+    /// Returns whether all planned changes were applied.
     pub fn is_complete(&self) -> bool {
         self.zones.iter().all(|zone| {
             zone.failures.is_empty()
@@ -146,7 +146,7 @@ impl Report {
 }
 
 impl Engine {
-    /// Lists all zones and reads ownership.
+    /// Lists all zones and reads their ownership.
     pub async fn survey(&mut self) -> Result<Vec<Surveyed>, ProviderError> {
         let zones = self.provider.list().await?;
         Ok(zones.into_iter().map(|zone| self.read(zone)).collect())
@@ -158,7 +158,7 @@ impl Engine {
         Surveyed { id, apex, visibility, view, warnings }
     }
 
-    /// Plans on a survey.
+    /// Plans the changes for a survey.
     pub fn plan(&self, survey: &[Surveyed], desired: &Desired) -> Planned {
         let mut records = desired.records.clone();
         self.provider.adjust(&mut records);
@@ -195,7 +195,7 @@ impl Engine {
         Planned { zones, notes: stray.notes, wanted }
     }
 
-    /// Counts the names that are ours.
+    /// Returns the number of names that this publisher owns.
     fn owned(&self, records: &[Record]) -> usize {
         let ours = records
             .iter()
@@ -203,8 +203,8 @@ impl Engine {
         ours.map(|record| &record.name).collect::<BTreeSet<_>>().len()
     }
 
-    /// Applies a plan to the zones that it was made on. A zone whose plan needs confirmation,
-    /// and a name whose change is refused, stay as they are; the others go on.
+    /// Applies a plan to the surveyed zones. A zone whose plan needs confirmation, and a name whose
+    /// change is refused, stay unchanged without affecting the others.
     pub async fn apply(
         &mut self,
         survey: &[Surveyed],
@@ -272,7 +272,8 @@ impl Engine {
         result.owned = (result.owned + after).saturating_sub(before);
     }
 
-    /// Counts the owned names of a zone before and after the changes of the names `applied`.
+    /// Returns the number of owned names in a zone before and after the changes of the names in
+    /// `applied`.
     fn owned_around(&self, view: &View, plan: &Plan, applied: &BTreeSet<Name>) -> [usize; 2] {
         let is_ours = |record: &Record| record.labels.owner() == self.rules.owner;
         let count = |keys: &BTreeSet<Key>| keys.iter().map(|key| &key.name).collect::<BTreeSet<_>>().len();
@@ -301,8 +302,8 @@ impl Engine {
         [before, count(&owned)]
     }
 
-    /// Lists, plans and applies until the zones are as wanted. When another writer changes a
-    /// zone in between, it lists and plans again after a short random pause.
+    /// Lists, plans and applies until the zones are as wanted. After a conflict with another
+    /// writer, it lists and plans again after a short random pause.
     pub async fn reconcile(
         &mut self,
         desired: &Desired,

@@ -2,14 +2,14 @@
 
 use crate::plan::Plan;
 
-/// Deletions that need no confirmation, whatever the zone's size.
+/// Number of deletions that need no confirmation, whatever the zone's size.
 const FREE_DELETIONS: usize = 10;
 
-/// Share of our names, in percent, that may be deleted without confirmation.
+/// Share of the owned names, in percent, that may be deleted without confirmation.
 const FREE_PERCENT: usize = 10;
 
-/// Checks a plan. `owned` counts the names that are ours, `wanted` the records that the
-/// sources want, and `confirmed` is the number of deletions that the operator allows.
+/// Checks a plan. `owned` is the number of owned names, `wanted` the number of wanted records, and
+/// `confirmed` the number of deletions that the operator allows.
 pub fn check(plan: &Plan, owned: usize, wanted: usize, confirmed: Option<usize>) -> Result<(), Refusal> {
     let deletions = plan.deletions();
     if deletions == 0 || confirmed.is_some_and(|confirmed| deletions <= confirmed) {
@@ -22,29 +22,29 @@ pub fn check(plan: &Plan, owned: usize, wanted: usize, confirmed: Option<usize>)
     if deletions > limit { Err(Refusal::TooMany { deletions, owned, limit }) } else { Ok(()) }
 }
 
-/// A plan that needs confirmation.
+/// Reason why a plan needs confirmation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The sources want nothing.
+    /// No record is wanted.
     #[error(
         "the sources want no record at all, which would delete {deletions} names; check the documents, \
          or allow it with --confirm-deletions {deletions}"
     )]
     EmptySource {
-        /// Names that would be deleted.
+        /// Number of names to delete.
         deletions: usize,
     },
-    /// More names would go than usual.
+    /// The plan deletes more names than the limit.
     #[error(
         "{deletions} of {owned} names would be deleted, above the limit of {limit}; check filters and documents, \
          or allow it with --confirm-deletions {deletions}"
     )]
     TooMany {
-        /// Names that would be deleted.
+        /// Number of names to delete.
         deletions: usize,
-        /// Names that are ours.
+        /// Number of owned names.
         owned: usize,
-        /// Deletions that need no confirmation.
+        /// Number of deletions that need no confirmation.
         limit: usize,
     },
 }

@@ -1,8 +1,7 @@
-//! Publishes names of the fleet to DNS servers outside of it.
+//! Publishes fleet names to external DNS servers.
 //!
-//! The core is pure: records, ownership, plan and guard compute on values, and perform no
-//! I/O. Providers list and change zones; the engine connects the two:
-//! `list -> plan -> guard -> apply -> status`.
+//! The core is pure: records, ownership, plan and guard compute on values without I/O. Providers
+//! list and change zones; the engine connects the two: `list -> plan -> guard -> apply -> status`.
 
 pub mod api;
 mod cli;

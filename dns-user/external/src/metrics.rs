@@ -1,7 +1,7 @@
-//! Metrics, under the names that users of external-dns know.
+//! Metrics, named as in external-dns.
 //!
-//! Families of the controller and the registry carry the label `provider`, because one process
-//! serves several.
+//! Metrics of the controller and the registry have a `provider` label, because one process serves
+//! several providers.
 
 use std::collections::BTreeMap;
 
@@ -13,35 +13,35 @@ use prometheus::{
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// End of the last round that published everything, in seconds since 1970.
+    /// End of the last round that published all wanted records, in seconds since 1970.
     pub last_sync: GaugeVec,
     /// End of the last round, in seconds since 1970.
     pub last_reconcile: GaugeVec,
-    /// Rounds in a row that did not publish everything.
+    /// Number of consecutive rounds that did not publish all wanted records.
     pub soft_errors: IntGaugeVec,
-    /// Rounds that changed nothing.
+    /// Number of rounds without changes.
     pub no_op_runs: IntCounterVec,
-    /// Wanted record sets that were found in the zones, by type.
+    /// Number of wanted record sets found in the zones, by type.
     pub verified_records: IntGaugeVec,
-    /// Record sets in the zones.
+    /// Number of record sets in the zones.
     pub registry_endpoints: IntGaugeVec,
-    /// Counts rounds that failed.
+    /// Number of failed rounds.
     pub registry_errors: IntCounterVec,
-    /// Names in the zones that are ours.
+    /// Number of owned names in the zones.
     pub registry_records: IntGaugeVec,
-    /// Wanted records that belong to another owner.
+    /// Number of wanted records that belong to another owner.
     pub skipped: IntGaugeVec,
-    /// Deletions that wait for confirmation.
+    /// Number of deletions that need confirmation.
     pub awaiting_confirmation: IntGaugeVec,
     /// Number of wanted record sets.
     pub source_endpoints: IntGauge,
-    /// Readings of documents that found problems.
+    /// Number of reads of the documents that found problems.
     pub source_errors: IntCounter,
-    /// Wanted record sets, by type.
+    /// Number of wanted record sets, by type.
     pub source_records: IntGaugeVec,
-    /// Documents and entries with problems.
+    /// Number of documents and entries with problems.
     pub invalid_endpoints: IntGauge,
-    /// Record sets that several documents want.
+    /// Number of record sets wanted by several documents.
     pub deduplicated_endpoints: IntGauge,
 }
 
@@ -152,7 +152,7 @@ impl Metrics {
         TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
     }
 
-    /// Sets the gauges of record types; types that are gone go to zero.
+    /// Sets the gauges by record type; types that no longer occur are set to zero.
     pub fn set_types(gauge: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
         for record_type in ["A", "AAAA", "CNAME"].into_iter().chain(counts.keys().map(String::as_str)) {
             let count = counts.get(record_type).copied().unwrap_or_default();
@@ -161,9 +161,9 @@ impl Metrics {
         }
     }
 
-    /// Removes the metrics of a provider that is gone.
+    /// Removes the metrics of a provider that is no longer configured.
     pub fn forget(&self, provider: &str) {
-        // A family without the provider refuses; that is fine.
+        // Removal fails in metrics that lack the provider, which is fine.
         for family in [
             &self.soft_errors,
             &self.registry_endpoints,
@@ -191,7 +191,7 @@ fn counters(registry: &Registry, name: &str, help: &str) -> prometheus::Result<I
     add(registry, IntCounterVec::new(Opts::new(name, help), &["provider"])?)
 }
 
-/// Returns every family with a sample, except the families of the process.
+/// Returns the metric families with a sample, except those of the process.
 #[cfg(test)]
 pub(crate) fn families() -> Vec<prometheus::proto::MetricFamily> {
     let all = tests::complete().registry.gather();

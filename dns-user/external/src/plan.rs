@@ -1,4 +1,4 @@
-//! Compares the records that are there with the records that are wanted. Pure.
+//! Compares existing records with wanted records. Pure.
 
 mod change;
 mod resolve;
@@ -37,7 +37,7 @@ impl std::str::FromStr for Policy {
     }
 }
 
-/// Text that names no policy.
+/// Error for an unknown policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown policy {0:?}; use sync, upsert-only or create-only")]
 pub struct UnknownPolicy(String);
@@ -47,7 +47,7 @@ pub struct UnknownPolicy(String);
 pub struct Rules {
     /// Kinds of changes to make.
     pub policy: Policy,
-    /// Owner label of this publisher. If it is empty, records are only created.
+    /// Owner label of this publisher. If empty, records are only created.
     pub owner: String,
     /// Record types that the publisher manages.
     pub managed: BTreeSet<RecordType>,
@@ -58,7 +58,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Returns rules for an owner: policy `sync`, types A, AAAA and CNAME, every name.
+    /// Returns the default rules for an owner: policy `sync`, types A, AAAA and CNAME, every name.
     pub fn of(owner: &str) -> Self {
         Self {
             policy: Policy::Sync,
@@ -87,16 +87,16 @@ impl Rules {
     }
 }
 
-/// Records that the sources want.
+/// Records wanted by the sources.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     /// Valid records of all sources.
     pub records: Vec<Record>,
-    /// Resources whose document could not be read: their records stay as they are.
+    /// Resources of unreadable documents, whose records stay unchanged.
     pub held: BTreeSet<String>,
 }
 
-/// Plans the changes that lead from `current` to `desired`.
+/// Plans the changes from `current` to `desired`.
 pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
@@ -131,8 +131,8 @@ pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     plan
 }
 
-/// Plans to give `records` to another owner, or (with an empty `owner`) to give them up.
-/// Only owner records change.
+/// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner
+/// records change.
 pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
     let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
     for record in records {
@@ -152,7 +152,7 @@ pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) 
     Plan { changes: changes.collect(), notes: Vec::new() }
 }
 
-/// Plans to delete all `records` of `owner`.
+/// Plans the deletion of all `records` of `owner`.
 pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
     let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
     for record in records.into_iter().filter(|record| !owner.is_empty() && record.labels.owner() == owner) {
@@ -162,7 +162,7 @@ pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) ->
     Plan { changes: changes.collect(), notes: Vec::new() }
 }
 
-/// Plans to delete the owner records of `owner` that have no record.
+/// Plans the deletion of owner records of `owner` that have no record.
 pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
     let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
     for orphan in orphans.into_iter().filter(|orphan| orphan.labels.owner() == owner) {
@@ -176,7 +176,7 @@ pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &s
 #[derive(Default)]
 struct Rows<'a> {
     by_set: BTreeMap<&'a str, Row<'a>>,
-    /// Types that are there but not managed.
+    /// Types of existing sets that are not managed.
     unmanaged: BTreeSet<RecordType>,
 }
 
@@ -193,7 +193,7 @@ struct Row<'a> {
     candidates: Candidates<'a>,
 }
 
-/// Plans one row. Everything in it is applied in one transaction.
+/// Plans one row. All its actions are applied in one transaction.
 fn plan_row(
     rules: &Rules,
     row: &Row<'_>,
@@ -240,7 +240,7 @@ fn plan_row(
         for create in creates.drain(..) {
             plan.note(&create, reason.clone());
         }
-        // Without its replacement the old record is better than none.
+        // If the replacement cannot be created, the old record is kept.
         if !row.candidates.is_empty() {
             deletes.clear();
         }
@@ -249,7 +249,7 @@ fn plan_row(
     deletes.into_iter().chain(updates).chain(creates).collect()
 }
 
-/// Returns why nothing may be created beside the records that will stay.
+/// Returns the reason, if any, why nothing can be created beside the remaining records.
 fn obstacle(
     rules: &Rules,
     row: &Row<'_>,
@@ -275,8 +275,8 @@ fn obstacle(
     Some(Reason::NeedsDeletion { record_type: *stays })
 }
 
-/// Returns the wanted record with the labels that it gets: the old ones, our owner, and the
-/// resource that wants it.
+/// Returns the wanted record with its new labels: the old ones, our owner, and the resource that
+/// wants it.
 fn owned_by(rules: &Rules, mut wanted: Record, before: Option<&Record>) -> Record {
     let mut labels = before.map(|before| before.labels.clone()).unwrap_or_default();
     labels.0.extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
@@ -284,7 +284,7 @@ fn owned_by(rules: &Rules, mut wanted: Record, before: Option<&Record>) -> Recor
     wanted
 }
 
-/// Returns whether a set must be written. A changed resource alone is no reason.
+/// Returns whether a set must be written. A changed resource alone is ignored.
 fn differs(before: &Record, after: &Record) -> bool {
     before.targets != after.targets
         || after.ttl.is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)

@@ -16,7 +16,7 @@ use crate::{
     store::Store,
 };
 
-/// Resources, the documents of the folder, and the state of the publisher.
+/// Resources, documents of the folder, and state of the publisher.
 #[derive(Debug)]
 pub struct Desk {
     store: Store,
@@ -43,42 +43,42 @@ pub struct Overview {
 pub struct ProviderOverview {
     /// `spec.provider` of the record.
     pub provider: String,
-    /// Whether the last round published everything.
+    /// Whether the last round published all wanted records.
     pub synced: bool,
-    /// Record sets that are wanted.
+    /// Number of wanted record sets.
     pub wanted: usize,
-    /// Names in its zones that are ours.
+    /// Number of names in its zones that this publisher owns.
     pub owned: usize,
-    /// Why something is not published.
+    /// Reasons why records are not published.
     pub problems: Vec<String>,
     /// Remarks, such as parameters without effect.
     pub remarks: Vec<String>,
 }
 
-/// Whether the publisher does its work.
+/// Health of the publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the publisher does its work.
+    /// Whether every provider had a successful round in time.
     pub healthy: bool,
-    /// Causes and remedies if it does not.
+    /// Causes and remedies if not.
     pub reasons: Vec<String>,
 }
 
-/// Rounds that are expected, by provider.
+/// Expected rounds, by provider.
 #[derive(Debug, Default)]
 struct Rounds(BTreeMap<String, Round>);
 
 #[derive(Debug)]
 struct Round {
-    /// Longest time until a round has to have ended.
+    /// Maximum time between successful rounds.
     patience: Duration,
-    /// Beginning of the wait: the first round, or the last success.
+    /// Start of the wait: the first expectation, or the last successful round.
     since: Instant,
     problem: Option<String>,
 }
 
 impl Desk {
-    /// Makes a desk without documents.
+    /// Creates a desk without documents.
     pub fn new(store: Store, metrics: Metrics) -> Self {
         Self {
             store,
@@ -95,7 +95,7 @@ impl Desk {
         &self.store
     }
 
-    /// Returns the metrics that `/metrics` shows.
+    /// Returns the metrics served at `/metrics`.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -130,7 +130,7 @@ impl Desk {
         self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
     }
 
-    /// Has the next round begin soon.
+    /// Makes the next round start soon.
     pub fn wake(&self) {
         self.change.notify_one();
     }
@@ -140,7 +140,7 @@ impl Desk {
         self.change.notified().await;
     }
 
-    /// Expects rounds of these providers, each within its time.
+    /// Expects rounds of exactly these providers, each within its time limit.
     pub fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
         let mut before = std::mem::take(&mut rounds.0);
@@ -153,7 +153,7 @@ impl Desk {
         }
     }
 
-    /// Notes the end of a provider's round.
+    /// Records the end of a provider's round.
     pub fn note_round(&self, provider: &str, result: Result<(), String>) {
         if let Some(round) = self.rounds.lock().0.get_mut(provider) {
             match result {

@@ -1,4 +1,4 @@
-//! Connections: the control socket, mutual TLS, and plain HTTP for metrics.
+//! Listeners: the control socket, mutual TLS, and plain HTTP for metrics.
 
 use std::{
     fs, io,
@@ -25,25 +25,25 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Connections to one listener at a time.
+/// Maximum number of connections per listener.
 const MOST_CONNECTIONS: usize = 64;
 
-/// Longest wait for a TLS handshake, and for the head of a request.
+/// Timeout of a TLS handshake, and of receiving the head of a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Longest body in bytes.
+/// Maximum size of a request body in bytes.
 const LONGEST_BODY: usize = 1 << 20;
 
-/// Clients whose certificates are admitted.
+/// Clients that are admitted by their certificate.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Every certificate of the CA.
+    /// All clients with a certificate of the CA.
     All,
-    /// Certificates with these common names.
+    /// Clients whose certificate has one of these common names.
     Names(Arc<[String]>),
 }
 
-/// The control socket, bound.
+/// The bound control socket.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: StdListener,
@@ -51,8 +51,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Binds a socket for the process's user, and for a group if one is named. It replaces a
-    /// socket that an earlier process left.
+    /// Binds a socket for the process's user, and for a group if one is given. It replaces the
+    /// socket of an earlier process.
     pub fn bind(path: &Path, group: Option<&str>) -> io::Result<Self> {
         let group = match group {
             Some(name) => {
@@ -76,7 +76,7 @@ impl ControlSocket {
             fs::rename(&part, path)
         };
         if let Err(error) = put() {
-            // The first problem is the one that matters.
+            // The first error is the relevant one.
             let _ = fs::remove_file(&part);
             return Err(error);
         }
@@ -84,8 +84,8 @@ impl ControlSocket {
         Ok(Self { listener, group })
     }
 
-    /// Returns whether a peer may connect. The kernel reports the peer (`SO_PEERCRED`, unix(7)),
-    /// so this holds also where the socket's folder has wrong permissions.
+    /// Returns whether a peer may connect. The kernel reports the peer (`SO_PEERCRED`, unix(7)), so
+    /// the check does not rely on the permissions of the socket's folder.
     fn admits(&self, stream: &UnixStream) -> bool {
         let Ok(peer) = stream.peer_cred() else { return false };
         let user = Uid::from_raw(peer.uid());
@@ -171,7 +171,7 @@ where
             .timer(TokioTimer::new())
             .header_read_timeout(PATIENCE)
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-        // A client that goes away is no news.
+        // A disconnecting client is not an error.
         drop(connection.await);
     });
 }
@@ -185,7 +185,7 @@ async fn place(places: &Arc<Semaphore>) -> OwnedSemaphorePermit {
 }
 
 async fn pause(error: &io::Error) {
-    // Out of file descriptors, most likely.
+    // Most likely out of file descriptors.
     tracing::warn!(%error, "cannot accept a connection; trying again");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }

@@ -11,8 +11,8 @@
 //! | `/status`, `/resources`, `/healthz`, `/metrics` | GET |
 //! | `/reload` | POST |
 //!
-//! `/v2/project/` stands for `/v2/projects/`, and a final slash changes nothing: document 003
-//! writes its paths so.
+//! `/v2/project/` is accepted for `/v2/projects/`, and a trailing slash is ignored, because
+//! document 003 writes its paths so.
 
 mod desk;
 mod listen;
@@ -40,13 +40,13 @@ use crate::{
     update_record::{ListOwner, openapi},
 };
 
-/// Placeholders of a path with their values.
+/// Values of the placeholders in a path.
 type Places = BTreeMap<String, String>;
 
-/// Makes the scope of a request from its path.
+/// Builds the scope of a request from its path.
 type ScopeOf = fn(&Places) -> Scope;
 
-/// The collections, as the OpenAPI document lists them.
+/// Collections in the order of the OpenAPI document.
 const COLLECTIONS: [(openapi::Collection, ScopeOf); 4] = [
     (
         openapi::Collection {
@@ -153,7 +153,7 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
     })
 }
 
-/// Runs a request beside the async threads: the store waits for the disk.
+/// Runs a request on a blocking thread, because the store waits for the disk.
 async fn blocking(request: impl FnOnce() -> Response + Send + 'static) -> Response {
     tokio::task::spawn_blocking(request).await.unwrap_or_else(|error| {
         (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({ "error": error.to_string() }))).into_response()

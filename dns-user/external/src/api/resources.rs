@@ -1,4 +1,4 @@
-//! Create, read, replace, delete and list.
+//! Handlers that create, read, replace, delete and list resources.
 
 use std::collections::BTreeMap;
 
@@ -17,24 +17,24 @@ use crate::{
     update_record::{Intent, ListOwner, RecordList, UpdateRecord, is_identifier},
 };
 
-/// Name of a body in problems.
+/// Name of the body in error messages.
 const BODY: &str = "body";
 
-/// The collection that a path names.
+/// Collection selected by a path.
 pub(super) struct Scope {
     kind: Kind,
     project: String,
-    /// Set for lists, of which an owner has one.
+    /// Set for lists; each owner has one list.
     owner: Option<ListOwner>,
 }
 
 impl Scope {
-    /// Resources of a kind in a project.
+    /// Selects the resources of a kind in a project.
     pub(super) fn of_project(kind: Kind, project: String) -> Self {
         Self { kind, project, owner: None }
     }
 
-    /// The list of an owner.
+    /// Selects the list of an owner.
     pub(super) fn of_list(owner: ListOwner) -> Self {
         let project = match &owner {
             ListOwner::LogicalCloud { project, .. } => project.clone(),
@@ -50,7 +50,7 @@ impl Scope {
         }
     }
 
-    /// Returns whether the parts of the path can be names.
+    /// Returns the error if a part of the path is not a valid name.
     fn problem(&self) -> Option<String> {
         let parts: Vec<&str> = match &self.owner {
             None => vec![&self.project],
@@ -197,7 +197,7 @@ fn file_of(desk: &Desk, id: &DocumentId) -> Option<String> {
     })
 }
 
-/// Returns a list that names a DNS Update Record.
+/// Returns a list that refers to a DNS Update Record.
 fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreError> {
     if id.kind != Kind::UpdateRecord {
         return Ok(None);
@@ -208,7 +208,7 @@ fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreErro
     let scan = desk.scan();
     let names = |document: &Document| match &document.content {
         Some(Content::List(owner, list)) => {
-            // A cluster's list may be meant for any project.
+            // The list of a cluster may apply to any project.
             let is_of_project = match owner {
                 ListOwner::LogicalCloud { project, .. } => *project == id.namespace,
                 ListOwner::Cluster { .. } => true,
@@ -224,7 +224,7 @@ fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreErro
         .map(|document| document.id.clone()))
 }
 
-/// A body that was read.
+/// A parsed body.
 struct Parsed {
     name: String,
     line: u64,
@@ -244,7 +244,7 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
         return Err(problems.into_vec());
     };
     let found = Reader::root(&node, &problems).fields().and_then(|mut fields| {
-        // A client may send back what it has read.
+        // A client may send back a body it has read, which includes the status.
         drop(fields.optional("status"));
         let found = match kind {
             Kind::UpdateRecord => {
@@ -256,7 +256,7 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
             Kind::Intent => {
                 Intent::read(&mut fields).map(|intent| (intent.metadata.name.clone(), intent.to_json()))
             }
-            // No collection has them.
+            // No collection contains these kinds.
             Kind::Endpoint | Kind::Fleet => None,
         };
         fields.finish(&["metadata", "spec"]);
@@ -269,7 +269,7 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
     }
 }
 
-/// A document of the folder as the API shows it.
+/// Returns a document of the folder in the API's form.
 fn document_body(document: &Document) -> Option<Value> {
     match document.content.as_ref()? {
         Content::UpdateRecord(record) => Some(record.to_json()),
@@ -298,7 +298,7 @@ fn missing(id: &DocumentId) -> Response {
     refusal(StatusCode::NOT_FOUND, &format!("there is no {id}; list the collection to see which there are"))
 }
 
-/// A refusal without a place in the body.
+/// Returns an error response that refers to no position in the body.
 fn refusal(code: StatusCode, reason: &str) -> Response {
     let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
     let problem = json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });

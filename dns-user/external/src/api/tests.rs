@@ -62,7 +62,8 @@ async fn records_are_created_replaced_deleted() {
     assert_eq!((code, &refusal["problems"][0]["path"]), (400, &json!("metadata.name")));
     let (code, read) = lab.get(&one).await;
     assert_eq!((code, &read["spec"]["external-dns-parameters"]["coredns-prefix"]), (200, &json!("other")));
-    // The document's own spelling, with and without a final slash; and other projects see nothing.
+    // Both spellings of the path work, with and without a final slash; other projects do not see
+    // the resource.
     for path in ["/v2/project/shop/dns-update-records/", "/v2/project/shop/dns-update-records", all] {
         let (code, list) = lab.get(path).await;
         assert_eq!((code, list.as_array().unwrap().len()), (200, 2), "{path}");
@@ -245,7 +246,7 @@ fn certificates(folder: &Path) {
     }
 }
 
-/// Asks the API by TLS, with a client certificate or without; `None` if the server refuses it.
+/// Sends a request over TLS, with or without a client certificate; `None` if the server refuses it.
 async fn ask(address: std::net::SocketAddr, folder: &Path, client: Option<&str>) -> Option<u16> {
     use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -66,7 +66,7 @@ enum Command {
     },
 }
 
-/// Selects providers.
+/// Selection of providers.
 #[derive(Debug, Args)]
 struct Selection {
     /// Only these DNS Update Records, as PROJECT/NAME; of project `default` NAME is enough
@@ -171,7 +171,7 @@ fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> a
     })
 }
 
-/// Loads the configuration that is named, else the usual one, else the defaults.
+/// Loads the given configuration, else the one at the usual path, else the defaults.
 fn load(path: Option<PathBuf>) -> anyhow::Result<Config> {
     let path = match path {
         Some(path) => path,
@@ -195,7 +195,7 @@ fn start_logs(bars: &MultiProgress) {
         .init();
 }
 
-/// Standard error for log lines: a progress bar steps aside for each.
+/// Standard error for log lines, which clears a progress bar for each line.
 #[derive(Clone)]
 struct Log(MultiProgress);
 
@@ -209,7 +209,7 @@ impl io::Write for Log {
     }
 }
 
-/// Prints to standard output; a reader that has enough is no error.
+/// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> io::Result<()> {
     use io::Write as _;
     match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {

@@ -76,18 +76,18 @@ pub(super) struct Retire {
 /// The part of a zone that a command may change.
 struct InScope {
     records: Vec<Record>,
-    /// Owner records that have no record.
+    /// Owner records without a record.
     orphans: Vec<Record>,
 }
 
-/// How a command changes one zone; the text is the publisher's owner.
+/// Plans a command's change of one zone; the text is the owner label of the publisher.
 type Change<'a> = &'a dyn Fn(&Target, &str, &InScope) -> plan::Plan;
 
-/// A change with its limits.
+/// A change and its limits.
 struct Order<'a> {
     is_dry: bool,
     confirmed: Option<usize>,
-    /// Domains in place of the provider's filters; empty keeps these.
+    /// Domains that replace the provider's filters unless empty.
     domains: &'a [Name],
     change: Change<'a>,
 }

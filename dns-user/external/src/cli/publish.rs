@@ -45,14 +45,14 @@ pub(super) struct Prepared {
     pub(super) survey: Vec<Surveyed>,
 }
 
-/// Makes the engine of a target and lists its zones.
+/// Creates the engine of a target and lists its zones.
 pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<Prepared, String> {
     let mut engine = launch(&target.record, &target.name(), options)?;
     let survey = engine.survey().await.map_err(|error| error.to_string())?;
     Ok(Prepared { engine, survey })
 }
 
-/// Returns why zones could not be listed.
+/// Returns the errors of zones that could not be listed.
 pub(super) fn unlisted(survey: &[Surveyed]) -> Vec<String> {
     let failed = survey.iter().filter_map(|zone| Some((zone, zone.view.as_ref().err()?)));
     failed.map(|(zone, error)| format!("zone {}: {error}", zone.id)).collect()
@@ -124,7 +124,7 @@ impl Apply {
     }
 }
 
-/// Publishes to one provider, with a progress bar on a terminal. Returns what was not done.
+/// Publishes to one provider, with a progress bar on a terminal. Returns the problems.
 async fn publish(
     target: &Target,
     mut prepared: Prepared,

@@ -33,7 +33,7 @@ pub(super) struct Status {
     json: bool,
 }
 
-/// Checks everything that can be checked without asking a provider.
+/// Checks everything that can be checked without contacting a provider.
 pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
     let (read, mut failed) = read_sources(config).await?;
@@ -89,7 +89,7 @@ impl Status {
     }
 }
 
-/// The overview for people.
+/// Formats the overview as text.
 fn text(overview: &Overview) -> String {
     let Overview { providers, documents, problems } = overview;
     let mut text = String::new();

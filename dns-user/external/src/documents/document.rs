@@ -1,4 +1,4 @@
-//! One document of a file. Pure.
+//! A single document of a file. Pure.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub struct Document {
     pub line: u64,
     /// Last line in its file.
     pub last_line: u64,
-    /// Content; `None` if its problems leave nothing.
+    /// Content; `None` if it is invalid.
     pub content: Option<Content>,
 }
 
@@ -67,7 +67,7 @@ pub struct Document {
 pub enum Content {
     /// Record sets of a `DNSEndpoint`.
     Endpoints(Endpoints),
-    /// Mappings of external names to the fleet's names.
+    /// Mappings of external names to fleet names.
     Fleet(FleetNames),
     /// A DNS Update Record.
     UpdateRecord(UpdateRecord),
@@ -83,7 +83,7 @@ const API_VERSION: &str = "bosh-dns-publish/v1";
 impl Kind {
     const ALL: [Self; 5] = [Self::Endpoint, Self::Fleet, Self::UpdateRecord, Self::List, Self::Intent];
 
-    /// Returns the name in documents.
+    /// Returns the value of `kind` in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Endpoint => "DNSEndpoint",
@@ -104,8 +104,8 @@ impl Kind {
 }
 
 impl DocumentId {
-    /// Returns the resource that owner records of its record sets name; external-dns writes
-    /// `crd/NAMESPACE/NAME` for a `DNSEndpoint`.
+    /// Returns the resource label for owner records of the document's record sets; external-dns
+    /// writes `crd/NAMESPACE/NAME` for a `DNSEndpoint`.
     pub fn resource(&self) -> String {
         let Self { kind, namespace, name } = self;
         let kind = match kind {
@@ -149,8 +149,8 @@ impl fmt::Display for DocumentId {
 }
 
 impl Document {
-    /// Reads a document that ends at a line; `None` if not even its identity is known. Problems
-    /// are reported.
+    /// Parses a document that ends at `last_line`, and reports its problems; `None` if its identity
+    /// is unknown.
     pub fn read(node: &Node, last_line: u64, problems: &Problems) -> Option<Self> {
         let root = Reader::root(node, problems);
         let mut fields = root.fields()?;
@@ -163,7 +163,7 @@ impl Document {
                 format!("write apiVersion: {}", kind.api_version()),
             );
         }
-        // `status` is what Kubernetes would have written.
+        // Accepted and ignored, because Kubernetes writes a `status`.
         drop(fields.optional("status"));
         let metadata = fields.required("metadata")?;
         let mut members = metadata.fields()?;
@@ -187,7 +187,8 @@ impl Document {
         Some(Self { id, labels, generation, line: root.line(), last_line, content })
     }
 
-    /// Returns the document of a resource that came by the API; `None` if a newer version wrote it.
+    /// Returns the document of a resource stored through the API; `None` if a newer version wrote
+    /// it.
     pub fn of_resource(id: &DocumentId, body: &Value) -> Option<Self> {
         let problems = Problems::of("store");
         let text = body.to_string();
@@ -197,7 +198,7 @@ impl Document {
             Kind::UpdateRecord => Content::UpdateRecord(UpdateRecord::read(&mut fields)?),
             Kind::Intent => Content::Intent(Intent::read(&mut fields)?),
             Kind::List => Content::List(id.list_owner()?, RecordList::read(&mut fields)?),
-            // They come in documents only.
+            // These kinds exist only in documents.
             Kind::Endpoint | Kind::Fleet => return None,
         };
         let labels = Labels::new();
@@ -240,13 +241,13 @@ fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option
     }
 }
 
-/// Reports members of a document that no kind has.
+/// Reports unknown members of a document.
 fn finish(mut fields: Fields<'_>) {
     drop(fields.optional("spec"));
     fields.finish(&["apiVersion", "kind", "metadata", "spec"]);
 }
 
-/// Reads a list; its owner stands in `spec`, because a file has no path as the API has.
+/// Parses a list; in a file, the owner is part of `spec`, because there is no path as in the API.
 fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option<Content>)> {
     let spec = root.fields()?.optional("spec")?;
     let mut members = spec.fields()?;

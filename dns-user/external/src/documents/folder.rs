@@ -1,4 +1,4 @@
-//! Reading folders and files, with memory of what was good.
+//! Reads folders and files of documents, and keeps the last valid state of each document.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,25 +11,25 @@ use dns_platform::files::FileStamp;
 use super::{Content, Document, DocumentId, Kind, StatusFile};
 use crate::text::{self, Problem, Problems};
 
-/// Longest file in bytes: 100,000 endpoints take about 12 MB.
+/// Maximum size of a file in bytes: 100,000 endpoints take about 12 MB.
 const LONGEST: u64 = 64 << 20;
 
 /// Follows files and folders of documents.
 #[derive(Debug)]
 pub struct Folder {
     paths: Vec<PathBuf>,
-    /// Documents of each file that were good, for the time when they are not.
+    /// Last valid documents of each file, which replace invalid ones.
     good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
-    /// Files as they were read last.
+    /// State of each file at the last scan.
     read: BTreeMap<PathBuf, Reading>,
 }
 
-/// A file that was read.
+/// A file at the last scan.
 #[derive(Clone, Debug)]
 struct Reading {
     stamp: Option<FileStamp>,
     state: FileState,
-    /// Whether every document in it could be identified.
+    /// Whether the identity of every document in it is known.
     is_complete: bool,
 }
 
@@ -40,9 +40,9 @@ pub struct Scan {
     pub files: Vec<FileState>,
     /// Documents in use, in the order of files and lines.
     pub documents: Vec<Document>,
-    /// Resources of documents that cannot be read: their records stay as they are.
+    /// Resources of unreadable documents, whose records stay unchanged.
     pub held: BTreeSet<String>,
-    /// Whether an unreadable list or intent may hide wishes: records of all intents stay.
+    /// Whether a list or intent is unreadable, so that the records of all intents stay unchanged.
     pub holds_intents: bool,
 }
 
@@ -53,14 +53,14 @@ pub struct FileState {
     pub path: PathBuf,
     /// Identity, line and generation of its documents, unreadable ones included.
     pub documents: Vec<Document>,
-    /// Everything that is wrong with it.
+    /// All problems of the file.
     pub problems: Vec<Problem>,
 }
 
 impl Folder {
-    /// Follows files, and all `*.yml`, `*.yaml` and `*.json` of folders.
+    /// Follows files, and all `*.yml`, `*.yaml` and `*.json` files in folders.
     ///
-    /// Status files of an earlier process say which documents a damaged file had.
+    /// The status files of an earlier process tell which documents a damaged file contained.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, good: BTreeMap::new(), read: BTreeMap::new() }
     }
@@ -70,7 +70,7 @@ impl Folder {
         &self.paths
     }
 
-    /// Reads the followed paths, and returns the result.
+    /// Scans the followed paths.
     pub fn scan(&mut self) -> Scan {
         let mut scan = Scan::default();
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
@@ -79,7 +79,7 @@ impl Folder {
             match files_of(path) {
                 Ok(found) => files.extend(found),
                 Err(error) => {
-                    // Its files count as unreadable, not as removed.
+                    // Files in an unreadable folder count as unreadable, not as removed.
                     let known = self.good.keys().filter(|file| file.starts_with(path));
                     files.extend(known.cloned());
                     scan.files.push(unreadable(path, &error));
@@ -109,7 +109,7 @@ impl Folder {
                 next.insert(document.id.clone(), kept);
             }
             if !is_complete {
-                // Some document could not even be told apart: what the file had before stays.
+                // If a document cannot be identified, all earlier documents of the file stay.
                 for (id, before) in good.iter() {
                     if !next.contains_key(id) && !places.contains_key(id) {
                         places.insert(id.clone(), (path.clone(), 1));
@@ -126,7 +126,8 @@ impl Folder {
 }
 
 impl Scan {
-    /// Puts a document to use, or what it said before. Returns what is good from now on.
+    /// Adds a document, or its last valid version, to those in use. Returns the valid version for
+    /// the next scan.
     fn take(&mut self, document: &Document, before: Option<Document>) -> Option<Document> {
         match &document.content {
             None => {
@@ -148,7 +149,7 @@ impl Scan {
         }
     }
 
-    /// Keeps the effect of a document that cannot be read.
+    /// Keeps the effect of an unreadable document.
     fn hold(&mut self, id: &DocumentId, before: Option<Document>) {
         match (id.kind, before) {
             (Kind::Endpoint | Kind::Fleet, _) => drop(self.held.insert(id.resource())),
@@ -164,7 +165,7 @@ impl Scan {
     }
 }
 
-/// Documents that a file had according to its status file.
+/// Returns the documents that a file contained according to its status file.
 fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
     let Some(status) = StatusFile::read(path) else { return BTreeMap::new() };
     status.documents.into_iter().map(|document| (document.id, None)).collect()
@@ -224,7 +225,7 @@ fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Proble
     }
 }
 
-/// Returns the files of a path, sorted. Hidden files are left out.
+/// Returns the files of a path, sorted, without hidden files.
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -1,7 +1,7 @@
-//! The folder of documents: read completely at every change, each document on its own.
+//! The folder of documents: read completely after every change, each document independently.
 //!
-//! A document that cannot be read affects only itself. Records that it published stay as they are
-//! (*held*), and a DNS Update Record, list or intent that was good before stays in use.
+//! An unreadable document affects only itself. Records that it published stay unchanged (*held*),
+//! and a DNS Update Record, list or intent that was valid before stays in use.
 
 mod document;
 mod folder;

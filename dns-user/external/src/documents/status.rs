@@ -1,4 +1,4 @@
-//! Status beside the documents: `FILE.status`, written when it changes.
+//! Status of documents, written to `FILE.status` beside them when it changes.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use super::DocumentId;
 /// Status of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusFile {
-    /// Its documents, in order.
+    /// Status of its documents, in order.
     pub documents: Vec<DocumentStatus>,
     /// Problems of the file that belong to no document.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -28,15 +28,15 @@ pub struct DocumentStatus {
     /// Kind and name of the document.
     #[serde(flatten)]
     pub id: DocumentId,
-    /// `metadata.generation`, or how often the content has changed as seen by the publisher.
+    /// `metadata.generation`, or the number of content changes seen by the publisher.
     #[serde(rename = "observedGeneration")]
     pub observed_generation: u64,
-    /// Digest of the content that was counted.
+    /// Digest of the content at this generation.
     pub digest: String,
-    /// Result by provider, which is `PROJECT/RECORD`.
+    /// Result by provider (`PROJECT/RECORD`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub providers: BTreeMap<String, ProviderResult>,
-    /// The error that was seen last; absent while all is well.
+    /// Latest error; absent if there is none.
     #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// Remarks, such as parameters without effect.
@@ -49,7 +49,7 @@ pub struct DocumentStatus {
 pub struct ProviderResult {
     /// Whether every record set is published as wanted.
     pub synced: bool,
-    /// Record sets that are wanted there.
+    /// Number of record sets wanted there.
     pub records: usize,
     /// Reasons why records are not published as wanted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -57,12 +57,12 @@ pub struct ProviderResult {
 }
 
 impl StatusFile {
-    /// Reads the status beside a file of documents; `None` if there is none that can be read.
+    /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
     pub fn read(documents: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
     }
 
-    /// Writes the status beside a file, if it differs from the one that is there.
+    /// Writes the status file of a file of documents if the status has changed.
     pub fn write(&self, documents: &Path) -> io::Result<()> {
         if Self::read(documents).as_ref() == Some(self) {
             return Ok(());
@@ -77,7 +77,7 @@ impl StatusFile {
         Ok(())
     }
 
-    /// Removes the status of files that are gone from a folder.
+    /// Removes the status files of documents that no longer exist in a folder.
     pub fn sweep(folder: &Path) {
         let Ok(entries) = fs::read_dir(folder) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {

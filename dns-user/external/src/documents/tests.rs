@@ -68,7 +68,7 @@ fn damaged_document_holds_records() {
         assert_eq!(names(&scan), ["DNSEndpoint default/one"]);
         assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/two"]);
     }
-    // Without the damaged part the document is gone.
+    // Once the damaged part is removed, the document is gone.
     write(path, "a.yml", &[&endpoint("one")]);
     assert!(followed.scan().held.is_empty());
 }

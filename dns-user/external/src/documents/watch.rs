@@ -1,4 +1,4 @@
-//! Waking up when files change.
+//! Wake-up after changes of files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use tokio::sync::mpsc;
 
 use super::folder::is_document_file;
 
-/// Reports changes of documents, and of the fleet's files.
+/// Reports changes of the documents and the fleet's files.
 ///
-/// Changes are a hint: everything is read again at every interval as well, so a lost event costs
-/// time and nothing else.
+/// Events are only a hint: everything is also read at an interval, so a lost event only causes a
+/// delay.
 pub struct Watch {
     // Dropping it ends the watch.
     _watcher: Option<RecommendedWatcher>,
@@ -29,11 +29,11 @@ impl Watch {
         let handler = move |event: notify::Result<notify::Event>| {
             let is_of_interest = match event {
                 Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
-                // Events were lost, perhaps.
+                // Events may have been lost.
                 Err(_) => true,
             };
             if is_of_interest {
-                // A waiting event stands for all.
+                // One pending event is enough.
                 let _ = sender.try_send(());
             }
         };

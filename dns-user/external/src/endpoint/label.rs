@@ -7,14 +7,14 @@ use crate::text::Reader;
 /// Labels of a document.
 pub type Labels = BTreeMap<String, String>;
 
-/// Reads `metadata.labels`; reports malformed ones.
+/// Parses `metadata.labels`; reports malformed ones.
 pub fn read_labels(reader: Option<Reader<'_>>) -> Labels {
     let Some(mut fields) = reader.and_then(|reader| reader.fields()) else { return Labels::new() };
     let label = |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
     fields.others().into_iter().filter_map(label).collect()
 }
 
-/// A label selector: `a=b,c!=d,e in (x,y),f notin (z),g,!h`. All requirements have to hold.
+/// A label selector: `a=b,c!=d,e in (x,y),f notin (z),g,!h`. All requirements must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
@@ -33,7 +33,7 @@ enum Test {
 }
 
 impl Selector {
-    /// Reads the text form.
+    /// Parses the text form from a document; reports errors.
     pub fn read(reader: &Reader<'_>) -> Option<Self> {
         match Self::parse(reader.text()?) {
             Ok(selector) => Some(selector),
@@ -51,7 +51,8 @@ impl Selector {
         parts.map(Requirement::parse).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` hold for a missing label.
+    /// Returns whether all requirements hold. As in Kubernetes, `!=` and `notin` also hold for a
+    /// missing label.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0.iter().all(|Requirement { label, test }| match (labels.get(label), test) {
             (value, Test::Exists) => value.is_some(),

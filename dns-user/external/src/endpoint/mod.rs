@@ -21,17 +21,18 @@ pub const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
 /// The endpoints of one document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoints {
-    /// Record sets. An entry with a problem is a set without targets, which leaves the present
-    /// records of its name and type alone.
+    /// Record sets. An invalid entry becomes a set without targets, which leaves the existing
+    /// records of its name and type unchanged.
     pub records: Vec<Record>,
-    /// Whether name or type of an entry cannot be read: then all records of the document stay.
+    /// Whether name or type of an entry is unreadable, so that all records of the document stay
+    /// unchanged.
     pub is_unreadable: bool,
 }
 
 const MEMBERS: [&str; 7] =
     ["dnsName", "recordTTL", "recordType", "targets", "setIdentifier", "labels", "providerSpecific"];
 
-/// Reads `spec.endpoints`. An entry with a problem affects no other.
+/// Parses `spec.endpoints`. An invalid entry does not affect the others.
 pub fn read(spec: &Reader<'_>) -> Endpoints {
     let mut found = Endpoints::default();
     let Some(mut fields) = spec.fields() else { return found };
@@ -50,7 +51,7 @@ pub fn read(spec: &Reader<'_>) -> Endpoints {
     found
 }
 
-/// Reads an entry; `None` if its name or type cannot be read.
+/// Parses an entry; `None` if its name or type is unreadable.
 fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
     let entry = fields.map().clone();
     let name = fields.required("dnsName").and_then(|reader| read_name(&reader));
@@ -63,7 +64,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     let targets: Option<Vec<_>> = fields.required("targets").and_then(|list| Some(list.items()?.collect()));
     fields.finish(&MEMBERS);
 
-    // external-dns takes A where the type is missing.
+    // external-dns defaults to A.
     let record_type = record_type.unwrap_or(Some(RecordType::A));
     let (name, record_type) = (name?, record_type?);
     if targets.as_ref().is_some_and(Vec::is_empty) {
@@ -96,7 +97,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     Some(record)
 }
 
-/// Reads a domain name that may be published.
+/// Parses a domain name that may be published.
 pub fn read_name(reader: &Reader<'_>) -> Option<Name> {
     match Name::parse(reader.filled_text()?) {
         Ok(name) if name.is_root() => {
@@ -141,7 +142,7 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
     properties
 }
 
-/// A record set as an entry of `spec.endpoints`.
+/// Formats a record set as an entry of `spec.endpoints`.
 pub fn to_json(record: &Record) -> Value {
     let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
     let mut entry = json!({

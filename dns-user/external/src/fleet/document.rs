@@ -1,4 +1,4 @@
-//! `FleetName` documents: which names of the fleet are published, and as what. Pure.
+//! `FleetName` documents: the fleet names to publish, and their external names. Pure.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     text::{Fields, Reader},
 };
 
-/// Illness that an address may have before it is withdrawn, unless a document says otherwise.
+/// Default time for which an address must be unhealthy before it is withdrawn.
 const DEFAULT_HOLD: Duration = Duration::from_secs(30);
 
 /// Mapping of one external name to instances of the fleet.
@@ -19,28 +19,29 @@ const DEFAULT_HOLD: Duration = Duration::from_secs(30);
 pub struct FleetName {
     /// External name to publish.
     pub external: Name,
-    /// Name that the server would be asked for: an alias, or a query.
+    /// Fleet name that the server resolves: an alias, or a query.
     pub internal: FleetDomain,
     /// TTL of the records in seconds.
     pub ttl: Option<u32>,
-    /// Illness that an address may have before it is withdrawn.
+    /// Time for which an address must be unhealthy before it is withdrawn.
     pub hold: Duration,
 }
 
 /// The mappings of a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetNames {
-    /// Mappings that have no problems.
+    /// Valid mappings.
     pub names: Vec<FleetName>,
-    /// External names of entries with a problem: their records stay as they are.
+    /// External names of invalid entries, whose records stay unchanged.
     pub damaged: Vec<Name>,
-    /// Whether the name of an entry cannot be read: then all records of the document stay.
+    /// Whether the name of an entry is unreadable, so that all records of the document stay
+    /// unchanged.
     pub is_unreadable: bool,
 }
 
 const MEMBERS: [&str; 6] = ["name", "alias", "group", "query", "ttl", "hold"];
 
-/// Reads `spec.names`. An entry with a problem affects no other.
+/// Parses `spec.names`. An invalid entry does not affect the others.
 pub fn read(spec: &Reader<'_>) -> FleetNames {
     let mut found = FleetNames::default();
     let Some(mut fields) = spec.fields() else { return found };
@@ -97,7 +98,7 @@ fn read_hold(reader: &Reader<'_>) -> Option<Duration> {
     }
 }
 
-/// Reads an alias, a query, or a group as `GROUP.NETWORK.DEPLOYMENT.DOMAIN`.
+/// Parses an alias, a query, or a group as `GROUP.NETWORK.DEPLOYMENT.DOMAIN`.
 fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
     let text = reader.filled_text()?;
     let name = match member {
@@ -110,7 +111,7 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
                 );
                 return None;
             }
-            // The smart filter, as for an alias without `health_filter`.
+            // Smart health filter, as for an alias without `health_filter`.
             format!("q-s0.{text}")
         }
         _ => text.to_owned(),
@@ -124,7 +125,7 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
     }
 }
 
-/// A mapping as an entry of `spec.names`.
+/// Formats a mapping as an entry of `spec.names`.
 pub fn to_json(name: &FleetName) -> Value {
     let FleetName { external, internal, ttl, hold } = name;
     let mut entry = json!({

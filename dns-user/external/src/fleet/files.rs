@@ -8,13 +8,13 @@ use std::{
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_platform::files::{FileStamp, bounded, glob::glob};
 
-/// Follows the files; the last good state of each stays in use.
+/// Follows the files; the last valid state of each stays in use.
 #[derive(Debug)]
 pub struct FleetFiles {
     records: PathBuf,
-    /// Pattern of the alias files; empty for none.
+    /// Glob pattern of the alias files; empty for none.
     aliases: String,
-    /// State of the files at the last reading.
+    /// Stamps of the files at the last refresh.
     stamps: Vec<(PathBuf, Option<FileStamp>)>,
     good_records: Option<Vec<u8>>,
     good_aliases: AliasFiles,
@@ -22,7 +22,7 @@ pub struct FleetFiles {
     problem: Option<SourceError>,
 }
 
-/// Failure to read the fleet's files. The last good state stays in use.
+/// Failure to read the fleet's files. The last valid state stays in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", file.display())]
 pub struct SourceError {
@@ -31,7 +31,7 @@ pub struct SourceError {
 }
 
 impl FleetFiles {
-    /// Follows `records.json` and the alias files that a glob pattern matches.
+    /// Follows `records.json` and the alias files that match a glob pattern.
     pub fn new(records: PathBuf, aliases: String) -> Self {
         Self {
             records,
@@ -44,8 +44,8 @@ impl FleetFiles {
         }
     }
 
-    /// Reads files that changed. Returns the newest good state, if there ever was one, and what is
-    /// wrong with the present files.
+    /// Reads changed files. Returns the latest valid state, if any, and the problem of the current
+    /// files.
     pub fn refresh(&mut self) -> (Option<Arc<Snapshot>>, Option<SourceError>) {
         let files = self.files();
         let stamps: Vec<_> = files.iter().map(|path| (path.clone(), FileStamp::of(path))).collect();
@@ -56,7 +56,7 @@ impl FleetFiles {
         (self.snapshot.clone(), self.problem.clone())
     }
 
-    /// `records.json`, then the alias files in the order in which they count.
+    /// Returns `records.json`, followed by the alias files in order of precedence.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files = vec![self.records.clone()];
         // A malformed pattern matches no file; the server reports it.
@@ -95,7 +95,8 @@ impl FleetFiles {
             }
             Err(error) => {
                 problem = Some(error);
-                // New aliases still apply to the last good records, which were sound then.
+                // New aliases apply to the last valid records, which were parsed successfully
+                // before.
                 let good = self.good_records.as_deref().and_then(|bytes| Records::parse(bytes).ok());
                 if let Some((records, _)) = good {
                     self.snapshot = Some(Arc::new(Snapshot::build(records, &self.good_aliases).0));

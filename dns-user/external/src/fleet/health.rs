@@ -1,4 +1,4 @@
-//! Health with a hold time, and the addresses that follow from it. Pure.
+//! Health with a hold time, and the resulting addresses. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,28 +17,28 @@ use serde::{Deserialize, Serialize};
 use super::FleetName;
 use crate::record::{Record, RecordType, Target};
 
-/// Since when each instance has been ill, by the name that asked for it: a name may ask for the
+/// Time since which each instance has been unhealthy, by fleet name, because a name may select the
 /// health of a single job.
 #[derive(Debug, Default)]
 pub struct HealthBook {
     ill: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
 }
 
-/// A [`HealthBook`] for the next process: milliseconds since 1970 by name and address.
+/// A [`HealthBook`] saved for the next process: milliseconds since 1970 by name and address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
 
-/// Record sets of a mapping at one moment.
+/// Current record sets of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolved {
     /// One set per address family with addresses.
     pub records: Vec<Record>,
-    /// When an address that is ill now will have been so for its hold time.
+    /// Time at which the next unhealthy address reaches its hold time.
     pub next_change: Option<Instant>,
 }
 
 impl HealthBook {
-    /// Notes which instances of a name are ill at `now`. Instances that are missing are well.
+    /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
     pub fn observe(&mut self, name: &FleetDomain, ill: &BTreeSet<IpAddr>, now: Instant) {
         let known = self.ill.entry(name.clone()).or_default();
         known.retain(|address, _| ill.contains(address));
@@ -47,7 +47,7 @@ impl HealthBook {
         }
     }
 
-    /// Returns the book for the next process.
+    /// Returns the state to save for the next process.
     pub fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
         let since = |since: &Instant| {
@@ -60,7 +60,7 @@ impl HealthBook {
         SavedHealth(names.collect())
     }
 
-    /// Restores a saved book. A time in the future counts as now.
+    /// Restores a saved state. A time in the future is replaced by `now`.
     pub fn restore(saved: &SavedHealth, now: Instant, wall: SystemTime) -> Self {
         let wall = milliseconds(wall);
         let since =
@@ -72,14 +72,14 @@ impl HealthBook {
         Self { ill: names.collect() }
     }
 
-    /// Forgets names that are no longer published.
+    /// Removes names that are no longer published.
     pub fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
         self.ill.retain(|name, _| names.contains(name));
     }
 }
 
 impl SavedHealth {
-    /// Returns whether the same instances are ill.
+    /// Returns whether the same instances are unhealthy.
     pub fn is_like(&self, other: &Self) -> bool {
         let addresses = |saved: &Self| -> BTreeSet<(String, IpAddr)> {
             let pairs =
@@ -95,7 +95,7 @@ fn milliseconds(wall: SystemTime) -> u64 {
     u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Health of a name's instances: ill only after the hold time.
+/// Health of a name's instances, unhealthy only after the hold time.
 struct Held<'a> {
     ill: Option<&'a BTreeMap<IpAddr, Instant>>,
     hold: Duration,
@@ -112,9 +112,9 @@ impl Health for Held<'_> {
     }
 }
 
-/// Resolves a mapping. Where health would leave nothing, all addresses are published.
+/// Resolves a mapping. If health would remove every address, all addresses are published.
 ///
-/// An error says why the name has no addresses at all.
+/// Returns an error if the name has no addresses at all.
 pub fn resolve(
     name: &FleetName,
     snapshot: &Snapshot,
@@ -138,7 +138,7 @@ pub fn resolve(
         }
     }
     if is_empty(&found) {
-        // The name is the fleet's, as was just seen.
+        // The same name was resolved above.
         found = find(&AllRunning).unwrap_or(found);
     }
     let Resolution { existence: _, v4, v6, checks: _ } = found;
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(shown(resolve(&name, &snapshot, &book, almost)), both);
         let after = begin + name.hold;
         assert_eq!(shown(resolve(&name, &snapshot, &book, after)), ["x.example.org 60 A 10.0.0.2"]);
-        // Recovery shows at once, and a relapse has to last for the hold time again.
+        // Recovery takes effect at once, and a relapse must last for the hold time again.
         book.observe(&name.internal, &ill(&[]), after);
         assert_eq!(shown(resolve(&name, &snapshot, &book, after)), both);
         book.observe(&name.internal, &ill(&["10.0.0.1"]), after);

@@ -1,8 +1,8 @@
 //! Fleet names published under external names.
 //!
-//! Addresses come from [`dns_core::resolve`] on `records.json`, as the server's own answers do.
-//! Health comes from the running server; an address is withdrawn only after it has been ill for
-//! the hold time, and health never empties a record set.
+//! Addresses come from [`dns_core::resolve`] on `records.json`, as in the server's own answers.
+//! Health comes from the running server; an address is withdrawn only after it has been unhealthy
+//! for the hold time, and health never empties a record set.
 
 mod document;
 mod files;

@@ -1,4 +1,4 @@
-//! Health of the fleet, as the running server knows it: asked over its control socket.
+//! Health of the fleet, queried from the running server through its control socket.
 
 use std::{
     collections::BTreeSet,
@@ -15,23 +15,24 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::{UdpSocket, UnixStream};
 
-/// Longest wait for an answer.
+/// Timeout of a response.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Longest answer in bytes: an explanation of a group of 10,000 instances has about 2 MB.
+/// Maximum size of a response in bytes: an explanation of a group of 10,000 instances takes about 2
+/// MB.
 const LONGEST: usize = 64 << 20;
 
 /// A client of the server's control socket.
 #[derive(Debug)]
 pub struct ServerClient {
     socket: PathBuf,
-    /// Where the server answers DNS. A query keeps a name's instances checked: the server checks
-    /// the instances of names that clients ask for.
+    /// DNS address of the server. The server checks the health of instances whose names are
+    /// queried, so a query keeps a name's instances checked.
     dns: Option<SocketAddr>,
     queries: Option<UdpSocket>,
 }
 
-/// Failure to learn the health of a name. The known state stays in use.
+/// Failure to get the health of a name. The known state stays in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", socket.display())]
 pub struct ServerError {
@@ -39,7 +40,7 @@ pub struct ServerError {
     reason: String,
 }
 
-/// The part of the server's answer to `/resolve` that matters here.
+/// The relevant part of the server's response to `/resolve`.
 #[derive(Debug, Deserialize)]
 struct Explanation {
     targets: Vec<ExplainedTarget>,
@@ -57,17 +58,17 @@ struct ExplainedMatch {
 }
 
 impl ServerClient {
-    /// Asks at a control socket, and keeps names checked by queries to `dns`.
+    /// Creates a client of a control socket, which keeps names checked by queries to `dns`.
     pub fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
         Self { socket, dns, queries: None }
     }
 
-    /// Where the server is asked.
+    /// Returns the path of the control socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Returns the addresses of a name's instances that are ill.
+    /// Returns the addresses of a name's unhealthy instances.
     pub async fn ill(&mut self, name: &FleetDomain) -> Result<BTreeSet<IpAddr>, ServerError> {
         self.keep_checked(name).await;
         let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
@@ -76,7 +77,7 @@ impl ServerClient {
         let Explanation { targets } = serde_json::from_slice(&answer)
             .map_err(|error| failed(format!("the answer cannot be read: {error}")))?;
         let ill = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
-            // `unchecked` is no illness: nothing is known.
+            // `unchecked` does not mean unhealthy: nothing is known.
             matches!(found.health.as_str(), "failing" | "unknown").then_some(found.ip?)
         });
         Ok(ill.collect())
@@ -86,7 +87,7 @@ impl ServerClient {
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| error.to_string())?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        // It ends with the answer.
+        // The task ends with the response.
         tokio::spawn(connection);
         let name: String = url::form_urlencoded::byte_serialize(name.to_string().as_bytes()).collect();
         let request = Request::builder()
@@ -105,7 +106,7 @@ impl ServerClient {
         }
     }
 
-    /// Asks the server for the name by DNS; the answer does not matter.
+    /// Sends a DNS query for the name to the server; the answer is ignored.
     async fn keep_checked(&mut self, name: &FleetDomain) {
         let Some(dns) = self.dns else { return };
         if self.queries.is_none() {

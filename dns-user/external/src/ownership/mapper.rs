@@ -20,8 +20,8 @@ const MAPPED_BACK: [RecordType; 7] = [
 
 /// Maps a record to the name of its owner record, as external-dns does.
 ///
-/// `api.example.org A` belongs to `a-api.example.org`. A prefix stands before, a suffix
-/// behind the first label; if the affix contains `%{record_type}`, the type stands there.
+/// The owner record of `api.example.org A` is `a-api.example.org`. A prefix precedes the first
+/// label, a suffix follows it; `%{record_type}` in the affix is replaced by the type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mapper {
     affix: Affix,
@@ -47,13 +47,13 @@ impl Mapper {
             _ => return Err(AffixError::Both),
         };
         let mapper = Self { affix, wildcard: wildcard.trim().to_ascii_lowercase() };
-        // An affix that is part of no name would leave every record without an owner.
+        // An affix that is invalid in names would leave every record without an owner.
         let probe = mapper.text_of("x.invalid", "cname");
         Name::parse(&probe).map_err(|error| AffixError::Unusable(error.to_string()))?;
         Ok(mapper)
     }
 
-    /// Returns the name in external-dns's form. It may be too long to exist.
+    /// Returns the name in external-dns's form. It may be too long to be valid.
     pub fn text_of(&self, name: &str, record_type: &str) -> String {
         let record_type = record_type.to_ascii_lowercase();
         let (first, behind) = name.split_once('.').unwrap_or((name, ""));
@@ -72,11 +72,11 @@ impl Mapper {
         if behind.is_empty() { label } else { format!("{label}.{behind}") }
     }
 
-    /// Returns the name under which the owner record is written: external-dns's form if it
-    /// exists within `apex`, otherwise the same form of a hashed label.
+    /// Returns the name under which the owner record is written: external-dns's form if it is valid
+    /// within `apex`, otherwise the same form with a hashed label.
     ///
-    /// The hashed label replaces the first label, or as many as are needed to stay within
-    /// 255 octets. `None` if even directly below the apex no name fits.
+    /// The hashed label replaces the first label, or as many as necessary to stay within 255
+    /// octets. `None` if no name fits even directly below the apex.
     pub fn owner_name(&self, name: &Name, record_type: RecordType, apex: &Name) -> Option<Name> {
         let record_type = record_type.to_string();
         let usable = |text: String| Name::parse(&text).ok().filter(|owner| owner.is_within(apex));
@@ -96,7 +96,7 @@ impl Mapper {
         None
     }
 
-    /// Returns the name of the older form, which has no type.
+    /// Returns the name in the older form, which contains no type.
     pub fn old_owner_name(&self, name: &Name) -> Option<Name> {
         let (first, behind) = name.as_str().split_once('.').unwrap_or((name.as_str(), ""));
         let first = if first == "*" && !self.wildcard.is_empty() { &self.wildcard } else { first };
@@ -129,7 +129,7 @@ impl Mapper {
     }
 }
 
-/// Removes an affix by `cut`, and returns the rest and its type.
+/// Removes an affix with `cut`, and returns the rest and the type.
 fn strip<'a>(affix: &str, cut: impl Fn(&str) -> Option<&'a str>) -> Option<(String, Option<RecordType>)> {
     if affix.contains(TEMPLATE) {
         for record_type in MAPPED_BACK {
@@ -151,13 +151,13 @@ fn split_type(text: &str) -> (String, Option<RecordType>) {
     split.map_or_else(|| (text.to_owned(), None), |(name, record_type)| (name, Some(record_type)))
 }
 
-/// Affixes that cannot be used.
+/// Reason why an affix cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AffixError {
     /// Prefix and suffix are mutually exclusive.
     #[error("txt-prefix and txt-suffix are both set; remove one of them")]
     Both,
-    /// The affix makes no domain name.
+    /// The affix gives invalid domain names.
     #[error("txt-prefix or txt-suffix makes unusable names: {0}")]
     Unusable(String),
 }

@@ -1,4 +1,4 @@
-//! Ownership of records by TXT records beside them, in external-dns's format. Pure.
+//! Ownership of records, stored in adjacent TXT records in external-dns's format. Pure.
 
 mod mapper;
 pub mod text;
@@ -31,20 +31,20 @@ pub struct Registry {
 pub struct View {
     /// Apex of the zone.
     pub apex: Name,
-    /// Records without the owner texts, each with the labels that its owner text holds.
+    /// Records without the owner texts, each with the labels from its owner text.
     pub records: Vec<Record>,
-    /// Owner records without a record, and owner records that fit two.
+    /// Notes on owner records without a record, and on owner records that match two records.
     pub notes: Vec<Note>,
-    /// Owner records without a record: each with the texts of one owner alone, and their labels.
+    /// Owner records without a record: each with the texts of a single owner, and their labels.
     pub orphans: Vec<Record>,
-    /// Every set as it was listed.
+    /// All sets as listed.
     listed: BTreeMap<Key, Record>,
-    /// Owner texts of older form that own records, by the key of the record.
+    /// Owner texts in the older form, by the key of the record that they belong to.
     old_form: BTreeMap<Key, Key>,
 }
 
 impl View {
-    /// Returns whether the zone has a set of this name and type, owner records included.
+    /// Returns whether the zone has a set of this name and type, including owner records.
     pub(crate) fn has(&self, name: &Name, record_type: RecordType) -> bool {
         let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
         let mut sets = self.listed.range(from..).take_while(|(key, _)| key.name == *name);
@@ -56,8 +56,8 @@ impl View {
 type Texts = Vec<(Target, Labels)>;
 
 impl Registry {
-    /// Separates records from owner records. The labels of each record are looked up under
-    /// the name in external-dns's current form, then under its older form.
+    /// Separates records from owner records. The labels of each record are looked up under the name
+    /// in external-dns's current form, then in its older form.
     pub fn read(&self, apex: &Name, records: Vec<Record>) -> View {
         let mut texts: HashMap<Key, Texts> = HashMap::new();
         let mut bare = Vec::with_capacity(records.len());
@@ -123,7 +123,7 @@ impl Registry {
         View { apex: apex.clone(), records: bare, notes, orphans, listed, old_form }
     }
 
-    /// Parses a TXT value as owner text, encrypted or not.
+    /// Parses a TXT value as an owner text, encrypted or not.
     pub fn parse(&self, value: &str) -> Option<Labels> {
         let decrypted = self.cipher.as_ref().and_then(|cipher| cipher.decrypt(value));
         text::parse(decrypted.as_deref().unwrap_or(value))
@@ -155,8 +155,8 @@ impl Registry {
     }
 }
 
-/// Returns the type in the name of the owner record: external-dns files an alias of
-/// Route 53, which has type A there, under CNAME.
+/// Returns the type in the name of the owner record: external-dns uses CNAME for an alias of Route
+/// 53, whose type is A.
 fn owner_type(record: &Record) -> RecordType {
     let is_alias = record.properties.get("alias").is_some_and(|alias| alias == "true");
     if is_alias && record.record_type == RecordType::A { RecordType::CNAME } else { record.record_type }

@@ -14,12 +14,12 @@ use crate::record::Labels;
 /// Value of `heritage`, and prefix of every label.
 const HERITAGE: &str = "external-dns";
 
-/// Octets of the largest text that decompression yields: an owner record is far smaller.
+/// Maximum size of a decompressed text in octets; an owner record is far smaller.
 const MAX_TEXT: u64 = 64 * 1024;
 
-/// Parses the text of an owner record; `None` if it is another TXT record.
+/// Parses the text of an owner record; `None` for other TXT records.
 ///
-/// Unknown labels are kept. Of a label that appears twice the last one counts.
+/// Unknown labels are kept. If a label appears twice, the last one counts.
 pub fn parse(text: &str) -> Option<Labels> {
     let mut labels = Labels::default();
     let mut is_ours = false;
@@ -40,7 +40,7 @@ pub fn parse(text: &str) -> Option<Labels> {
     is_ours.then_some(labels)
 }
 
-/// Returns the text of labels, keys sorted, without quotes.
+/// Formats labels, sorted by key, without quotes.
 pub fn write(labels: &Labels) -> String {
     let mut text = format!("heritage={HERITAGE}");
     for (label, value) in &labels.0 {
@@ -70,10 +70,10 @@ pub struct ValueError {
 pub struct Cipher(LessSafeKey);
 
 impl Cipher {
-    /// Octets of a key.
+    /// Length of a key in octets.
     pub const KEY_LEN: usize = 32;
 
-    /// Takes a key of 32 octets, or base64 (standard or URL-safe) of as many.
+    /// Parses a key of 32 octets, or its base64 (standard or URL-safe).
     pub fn new(key: &str) -> Result<Self, KeyError> {
         let decoded = if key.len() == Self::KEY_LEN {
             key.as_bytes().to_vec()
@@ -109,7 +109,7 @@ impl Cipher {
         Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
     }
 
-    /// Decrypts; `None` if the text is not of this key.
+    /// Decrypts a text; `None` if it was not encrypted with this key.
     pub fn decrypt(&self, text: &str) -> Option<String> {
         let mut octets = STANDARD.decode(text.trim_matches('"')).ok()?;
         let (nonce, sealed) = octets.split_at_mut_checked(NONCE_LEN)?;
@@ -117,7 +117,7 @@ impl Cipher {
         let plain = self.0.open_in_place(nonce, Aad::empty(), sealed).ok()?;
         let mut text = Vec::new();
         let unpacked = GzDecoder::new(&*plain).take(MAX_TEXT).read_to_end(&mut text);
-        // external-dns accepts text that was sealed without compression.
+        // external-dns accepts uncompressed texts.
         String::from_utf8(if unpacked.is_ok() { text } else { plain.to_vec() }).ok()
     }
 }
@@ -133,7 +133,7 @@ impl std::fmt::Debug for Cipher {
 #[error("txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one")]
 pub struct KeyError;
 
-/// Encryption failed: the system gave no random numbers.
+/// Encryption failed because the system returned no random numbers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot encrypt an owner record: no random numbers")]
 pub struct CipherError;

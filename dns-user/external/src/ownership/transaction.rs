@@ -1,4 +1,4 @@
-//! Joins the changes of a name with the changes of its owner records.
+//! Combines the changes of a name with the changes of its owner records.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,7 +9,7 @@ use crate::{
     record::{Key, Name, Record, RecordType, Target},
 };
 
-/// Types whose absence a new CNAME requires.
+/// Types that must be absent for a new CNAME.
 const BESIDE_ALIAS: [RecordType; 8] = [
     RecordType::A,
     RecordType::AAAA,
@@ -22,10 +22,10 @@ const BESIDE_ALIAS: [RecordType; 8] = [
 ];
 
 impl Registry {
-    /// Returns the transaction for a change, planned on `view`.
+    /// Returns the transaction for a change planned on `view`.
     ///
-    /// Every step states the set that was listed. A record of which only the labels change
-    /// is required as it is; owner records of the older form are replaced by the current one.
+    /// Every step states the listed set. A record of which only the labels change is required
+    /// unchanged; owner records in the older form are replaced by the current form.
     pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
         let mut draft = Draft { registry: self, view, sets: BTreeMap::new() };
         for action in &change.actions {
@@ -78,7 +78,7 @@ pub(crate) fn remove_collisions(
     collisions
 }
 
-/// Sets that a transaction touches, as they will be.
+/// Future state of the sets that a transaction changes.
 struct Draft<'a> {
     registry: &'a Registry,
     view: &'a View,
@@ -95,7 +95,7 @@ impl Draft<'_> {
             }
             Action::Update { before, after } => {
                 self.put(after, Some(before));
-                // An alias of Route 53 has its owner record elsewhere than a plain set.
+                // The owner record of a Route 53 alias has another name than that of a plain set.
                 if super::owner_type(before) != super::owner_type(after) {
                     self.disown(before);
                 }
@@ -119,7 +119,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Requires that the records which an owner record could belong to are as they were listed.
+    /// Requires the records that an owner record may belong to as listed.
     fn require_claimants(&mut self, orphan: &Record) {
         let of_old_form = RecordType::DEFAULT_MANAGED.map(|record_type| (orphan.name.clone(), record_type));
         let mut claimants = Vec::from(of_old_form);
@@ -134,13 +134,13 @@ impl Draft<'_> {
         }
     }
 
-    /// Returns the set under a key as it will be.
+    /// Returns the future state of a set.
     fn touch(&mut self, key: Key) -> &mut Option<Record> {
         let listed = self.view.listed.get(&key);
         self.sets.entry(key).or_insert_with(|| listed.cloned())
     }
 
-    /// Writes targets. Owner texts in the same TXT set stay.
+    /// Writes targets. Owner texts in the same TXT set are kept.
     fn put(&mut self, record: &Record, before: Option<&Record>) {
         let unchanged = before.is_some_and(|before| {
             before.targets == record.targets
@@ -162,7 +162,7 @@ impl Draft<'_> {
         *set = Some(after);
     }
 
-    /// Removes a record's targets. Owner texts in the same TXT set stay.
+    /// Removes a record's targets. Owner texts in the same TXT set are kept.
     fn remove(&mut self, record: &Record) {
         let set = self.touch(record.key());
         if let Some(listed) = set {
@@ -173,7 +173,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the owner record, unless the zone holds an equal one.
+    /// Writes the owner record, unless the zone contains an equal one.
     fn own(&mut self, record: &Record) -> Result<(), OwnershipError> {
         if record.labels.owner().is_empty() {
             return Ok(());
@@ -207,7 +207,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Fails if another owner's text already stands where the record's owner record goes.
+    /// Fails if the name of the record's owner record already holds another owner's text.
     fn refuse_claimed(&mut self, record: &Record) -> Result<(), OwnershipError> {
         let Some(key) = self.registry.owner_key(record, &self.view.apex) else { return Ok(()) };
         let owner = record.labels.owner();
@@ -221,7 +221,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Removes the owner texts of a record. Other values of the set stay.
+    /// Removes the owner texts of a record. Other values of the set are kept.
     fn disown(&mut self, record: &Record) {
         if record.labels.owner().is_empty() {
             return;
@@ -252,8 +252,8 @@ impl Draft<'_> {
         self.touch(key.clone()).as_ref().map(|set| registry.split(set).0).unwrap_or_default()
     }
 
-    /// Moves all records of the name that own an owner record of the older form to the
-    /// current form, and removes the older one.
+    /// Moves the ownership of all records of the name that use an owner record in the older form to
+    /// the current form, and removes the older one.
     fn replace_old_form(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
         let view = self.view;
         for record in view.records.iter().filter(|record| record.name == change.name) {
@@ -267,7 +267,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Lists the differences, and what the transaction requires of the rest.
+    /// Returns the differences, and the transaction's requirements on other sets.
     fn steps(self, name: &Name) -> Vec<Step> {
         let Self { registry: _, view, sets } = self;
         let mut steps = Vec::new();
@@ -294,7 +294,7 @@ impl Draft<'_> {
         for rival in rivals.iter().filter(|rival| !view.has(name, **rival)) {
             steps.push(Step::RequireAbsent(name.clone(), *rival));
         }
-        // Requirements and deletions come first: some providers apply steps in their order.
+        // Requirements and deletions come first, because some providers apply steps in order.
         steps.sort_by_key(|step| match step {
             Step::Require(_) | Step::RequireAbsent(..) => 0,
             Step::Delete(_) => 1,
@@ -318,8 +318,8 @@ impl Action {
     }
 }
 
-/// Returns the properties of an owner record. They equal the record's (Route 53 requires the same routing
-/// policy for every set of an identifier) without the properties of its targets.
+/// Returns the properties of an owner record: the record's (Route 53 requires the same routing
+/// policy for all sets with a set identifier) without the properties of its targets.
 fn owner_properties(record: &Record) -> BTreeMap<String, String> {
     let about_targets = ["alias", "aws/evaluate-target-health", "aws/target-hosted-zone"];
     let mut properties = record.properties.clone();
@@ -327,10 +327,10 @@ fn owner_properties(record: &Record) -> BTreeMap<String, String> {
     properties
 }
 
-/// Owner records that cannot be written.
+/// Reason why an owner record cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OwnershipError {
-    /// The owner record of a name without records names another owner.
+    /// The owner record of a name without records belongs to another owner.
     #[error(
         "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
          gone, delete it with `retire --orphans={owner}`"
@@ -343,7 +343,7 @@ pub enum OwnershipError {
         /// Value of the owner record's `owner` label.
         owner: String,
     },
-    /// An owner record and a CNAME would share a name.
+    /// An owner record and a CNAME would have the same name.
     #[error("{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix")]
     Collision {
         /// Name of the record.
@@ -357,7 +357,7 @@ pub enum OwnershipError {
         /// Name of the record.
         name: Name,
     },
-    /// A label's value cannot be written.
+    /// A label's value is invalid in an owner record.
     #[error(transparent)]
     Value(#[from] text::ValueError),
     /// The owner record cannot be encrypted.

@@ -4,12 +4,12 @@ use std::fmt;
 
 use crate::record::{Name, Record, RecordType};
 
-/// Changes, and wishes that cannot be granted.
+/// Changes, and wanted records without effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Changes by name, in order.
     pub changes: Vec<NameChange>,
-    /// Wishes without effect, for display and metrics.
+    /// Notes on wanted records without effect, for display and metrics.
     pub notes: Vec<Note>,
 }
 
@@ -19,12 +19,12 @@ impl Plan {
         self.changes.is_empty()
     }
 
-    /// Iterates over the changes of all names.
+    /// Returns the changes of all names.
     pub fn actions(&self) -> impl Iterator<Item = &Action> {
         self.changes.iter().flat_map(|change| &change.actions)
     }
 
-    /// Counts names that lose a record and gain none in its place.
+    /// Returns the number of names that lose a record without a replacement.
     pub fn deletions(&self) -> usize {
         let is_deletion = |change: &&NameChange| {
             let deletes = change.actions.iter().any(|action| matches!(action, Action::Delete(_)));
@@ -58,18 +58,18 @@ pub enum Action {
     Update {
         /// Record set as the provider listed it.
         before: Record,
-        /// Set to write. Without TTL it keeps the old one.
+        /// Set to write. Without a TTL it keeps the old one.
         after: Record,
     },
     /// Deletes a record set, given as listed.
     Delete(Record),
-    /// Deletes the owner record and leaves the set.
+    /// Deletes the owner record and keeps the set.
     Release(Record),
     /// Deletes the texts of one owner from an owner record that has no record.
     DropOrphan(Record),
 }
 
-/// A wish that has no effect.
+/// A wanted record without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// Name of the record.
@@ -86,28 +86,28 @@ impl fmt::Display for Note {
     }
 }
 
-/// Reasons why a wish has no effect, or only a partial one.
+/// Reason why a wanted record has no effect, or only a partial one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// The record, or another one of its name, belongs to another owner or to none.
+    /// The record, or another one with its name, belongs to another owner or to none.
     #[error("the name has a record of {}; `adopt` or `transfer-owner` takes it over", Owner(owner))]
     Foreign {
         /// Owner label; empty if there is none.
         owner: String,
     },
-    /// The name is outside of the domain filter.
+    /// The domain filter excludes the name.
     #[error("the name is out of scope: domain-filter or exclude-domains leave it out")]
     OutOfDomain,
     /// The type is not managed.
     #[error("records of this type are not managed; add it to the managed types")]
     UnmanagedType,
-    /// A type that is not managed holds the name.
+    /// A record of an unmanaged type occupies the name.
     #[error("a record of type {record_type} holds the name, and a CNAME stands alone; remove one of them")]
     Occupied {
         /// Type of the record in the way.
         record_type: RecordType,
     },
-    /// The policy forbids the deletion that a change of type needs.
+    /// The policy forbids the deletion that a change of type requires.
     #[error(
         "blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync"
     )]
@@ -115,16 +115,16 @@ pub enum Reason {
         /// Type of the record in the way.
         record_type: RecordType,
     },
-    /// Documents want a CNAME and another type.
+    /// The documents want both a CNAME and another type.
     #[error("the CNAME is dropped because other records of the name are wanted; remove one of them")]
     AliasConflict,
-    /// No address is known at present.
+    /// No address is currently known.
     #[error("no target is known; existing records stay")]
     NoTargets,
-    /// The document that wanted the record cannot be read.
+    /// The document that wanted the record is unreadable.
     #[error("its document cannot be read; the record stays until it can")]
     SourceUnreadable,
-    /// The owner record has no record.
+    /// There is no record for the owner record.
     #[error(
         "the owner record of {} has no record; if its publisher is gone, `retire --orphans={owner}` deletes it",
         Owner(owner)
@@ -133,13 +133,13 @@ pub enum Reason {
         /// Owner label; empty if there is none.
         owner: String,
     },
-    /// One owner record fits two records, by the new and the old form of names.
+    /// One owner record matches two records, by the new and the old form of names.
     #[error("its owner record also fits another record; neither is touched until `adopt` names the owner")]
     Ambiguous,
     /// No zone contains the name.
     #[error("no zone of the provider contains the name")]
     NoZone,
-    /// The zone of the name cannot be listed.
+    /// The zone of the name is unavailable.
     #[error("the zone {zone} cannot be listed; nothing changes there")]
     ZoneUnavailable {
         /// Apex of the zone in question.
@@ -147,7 +147,7 @@ pub enum Reason {
     },
 }
 
-/// Owner in a sentence.
+/// Formats an owner within a sentence.
 struct Owner<'a>(&'a str);
 
 impl fmt::Display for Owner<'_> {

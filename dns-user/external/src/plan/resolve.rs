@@ -1,4 +1,4 @@
-//! Chooses between documents that want the same name.
+//! Resolves conflicts between documents that want the same name.
 
 use std::collections::BTreeMap;
 
@@ -25,9 +25,9 @@ pub(super) fn drop_conflicting_aliases<'a: 'b, 'b>(
 
 /// Merges candidates into one set.
 ///
-/// Addresses of all candidates are united. Of other types the holder with the resource of
-/// the existing set wins, or else the candidate with the fewest, then least targets.
-/// `None` without candidates.
+/// Addresses of all candidates are combined. For other types, the candidate with the resource of
+/// the existing set wins, or else the one with the fewest, then the least targets. `None` without
+/// candidates.
 pub(super) fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
     let resource = current.map_or("", |current| current.labels.resource());
     let holder =
@@ -43,7 +43,8 @@ pub(super) fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<
     Some(merged)
 }
 
-/// Order of preference. A set without targets comes last: it is no answer.
+/// Returns the sort key by preference. A set without targets comes last, because it gives no
+/// answer.
 fn order(record: &Record) -> (bool, usize, Vec<&str>, &str) {
     let targets: Vec<&str> = record.targets.iter().map(|target| target.as_str()).collect();
     (targets.is_empty(), targets.len(), targets, record.labels.resource())
