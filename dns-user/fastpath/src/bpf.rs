@@ -1,5 +1,5 @@
 //! System calls that aya does not wrap, or wraps with an unwanted fallback: links by interface
-//! index (aya falls back to netlink attachments, which cannot be pinned), link updates, pins.
+//! index (aya falls back to netlink attachments, which cannot be pinned), link updates and pins.
 //!
 //! The kernel accepts a longer `union bpf_attr` than it knows if the rest is zero, and fills as
 //! much of an information structure as it knows.
@@ -24,7 +24,7 @@ use super::map::Shape;
 /// Calls bpf(2) with the attributes filled in by `set`; pointers among them must be valid for the
 /// command.
 fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
-    // SAFETY: the union is made of integers, which may be zero.
+    // SAFETY: the union consists of integers, which may be zero.
     let mut attributes: bpf_attr = unsafe { mem::zeroed() };
     set(&mut attributes);
     // SAFETY: the attributes outlive the call and their size is passed along; the callers in
@@ -38,7 +38,7 @@ fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c
 /// Like [`call`], for commands that return a new file descriptor.
 fn call_for_fd(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<OwnedFd> {
     let fd = i32::try_from(call(command, set)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -61,8 +61,8 @@ pub(super) enum LinkKind {
 /// Attaches `program` to an interface of the calling thread's network namespace
 /// (`BPF_LINK_CREATE`: kernel 5.7; for XDP 5.9, for tcx 6.6).
 ///
-/// EBUSY: another XDP program is there. EINVAL: a kernel without this kind of
-/// link, or a driver that refuses.
+/// Fails with EBUSY if another XDP program is attached, and with EINVAL if the kernel does not know
+/// this kind of link or the driver refuses it.
 pub(super) fn link_create(program: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match kind {
         LinkKind::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
@@ -92,7 +92,7 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_LINK_DETACH, |attributes| attributes.link_detach.link_fd = number(link)).map(drop)
 }
 
-/// The kernel's information on a link.
+/// The kernel's information about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkInfo {
     /// Id of the attached program.
@@ -108,7 +108,7 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     const XDP: u32 = bpf_link_type::BPF_LINK_TYPE_XDP as u32;
     const TCX: u32 = bpf_link_type::BPF_LINK_TYPE_TCX as u32;
     let info: bpf_link_info = object_info(link)?;
-    // SAFETY: whatever the kernel wrote, or did not, is made of integers.
+    // SAFETY: both members consist of integers, for which any bytes are valid.
     let (of_xdp, of_tcx) = unsafe { (info.__bindgen_anon_1.xdp, info.__bindgen_anon_1.tcx) };
     match info.type_ {
         XDP => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_xdp.ifindex, tcx: false }),
@@ -117,7 +117,7 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     }
 }
 
-/// The kernel's information on a program.
+/// The kernel's information about a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProgramInfo {
     pub(super) id: u32,
@@ -140,7 +140,7 @@ pub(super) fn map_id(map: BorrowedFd<'_>) -> io::Result<u32> {
     object_info(map).map(|info: bpf_map_info| info.id)
 }
 
-/// Returns value size and number of elements of a map, from `struct bpf_map_info`.
+/// Returns the value size and the number of elements of a map, from `struct bpf_map_info`.
 pub(super) fn map_shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
     let bpf_map_info { value_size, max_entries, .. } = object_info(map)?;
     Ok(Shape { value_size, elements: max_entries })
@@ -195,9 +195,9 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// Waits until every program run that began before this call has ended: an RCU
-/// grace period, by `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel 4.3), which is
-/// refused where `nohz_full` is in use.
+/// Waits for an RCU grace period, after which every program run that began before this call has
+/// ended. Uses `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel 4.3), which fails if `nohz_full` is in
+/// use.
 pub(super) fn rcu_grace_period() -> io::Result<()> {
     const GLOBAL: libc::c_long = 1;
     // SAFETY: membarrier takes no pointers.

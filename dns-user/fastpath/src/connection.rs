@@ -1,5 +1,5 @@
-//! The server's side of privilege separation: receives the maps from the attacher, and has it
-//! attach the programs.
+//! The server's side of privilege separation: receives the maps from the attacher and requests that
+//! it attach the programs.
 
 use std::{
     io,
@@ -35,7 +35,7 @@ use crate::{
 use dns_core::{config::OnStop, name::Name};
 use dns_platform::threads::{self, OnPanic};
 
-/// Time limit for the attacher to create its maps: that takes a second on a small machine.
+/// Time limit for the attacher to create its maps, which takes a second on a small machine.
 const LOADING_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Interval at which to check whether the maps are filled.
@@ -52,7 +52,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 pub struct AttacherConnection(UnixStream);
 
 impl From<UnixStream> for AttacherConnection {
-    /// Trusts the attacher at the other end.
+    /// Uses a connected stream without checking who is at the other end.
     fn from(stream: UnixStream) -> Self {
         Self(stream)
     }
@@ -148,7 +148,7 @@ impl Messenger {
         let Self(stream) = self;
         let stream = stream.lock();
         send(&stream, message).inspect_err(|_| {
-            // It is gone already where even this fails.
+            // Fails only if the connection is already gone.
             let _ = stream.shutdown(Shutdown::Both);
         })
     }
@@ -157,7 +157,7 @@ impl Messenger {
 /// Requests RCU grace periods from the attacher.
 pub(crate) struct Grace {
     messenger: Messenger,
-    /// Ends of grace periods, from the reading thread.
+    /// Receives the end of each grace period from the reading thread.
     over: Receiver<bool>,
 }
 
@@ -168,13 +168,13 @@ impl Grace {
     }
 }
 
-/// A connection whose maps are not filled yet; becomes a [`Session`]. Filling them needs grace
-/// periods already.
+/// A connection whose maps are not filled yet; becomes a [`Session`]. Filling them already needs
+/// grace periods.
 pub(crate) struct Pending {
     messenger: Messenger,
     stream: UnixStream,
     lines: Lines,
-    /// Ends of grace periods.
+    /// Sends the end of each grace period.
     grace: Sender<bool>,
 }
 
@@ -228,7 +228,7 @@ pub(crate) struct Session {
     ready: watch::Receiver<bool>,
     /// Becomes true when the attacher is gone.
     lost: watch::Receiver<bool>,
-    /// When to stop listening; `None`: never.
+    /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
     /// The thread that reads from the attacher.
     thread: JoinHandle<()>,
@@ -284,11 +284,11 @@ impl Session {
 }
 
 struct Listener {
-    /// Used to send that the maps are filled.
+    /// Sends the message that the maps are filled.
     messenger: Messenger,
     stream: UnixStream,
     lines: Lines,
-    /// Ends of grace periods.
+    /// Sends the end of each grace period.
     grace: Sender<bool>,
     /// The last state reported by the attacher.
     attached: Arc<Mutex<AttacherStatus>>,
@@ -296,9 +296,9 @@ struct Listener {
     ready: watch::Sender<bool>,
     /// Becomes 1 when the maps are filled.
     installs: watch::Receiver<u64>,
-    /// Whether the attacher knows that they are filled.
+    /// Whether the attacher has been told that they are filled.
     filled: bool,
-    /// When to stop listening; `None`: never.
+    /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -331,7 +331,7 @@ impl Listener {
                         return Ok(());
                     }
                 }
-                // The attacher has done its last task.
+                // The attacher has completed its last task.
                 Err(_) if self.end.lock().is_some() => return Ok(()),
                 Err(error) => return Err(error),
             }

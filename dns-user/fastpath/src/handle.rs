@@ -1,4 +1,4 @@
-//! The handle on the fast path for its users.
+//! The handle through which the server uses the fast path.
 
 use std::{
     net::IpAddr,
@@ -20,11 +20,11 @@ use dns_core::{
     wire::ForwardedAnswer,
 };
 
-/// Limit of renewals that wait to be carried out.
+/// Maximum number of pending renewals.
 const RENEWAL_QUEUE: usize = 256;
 
-/// Handle on the fast path in force; clones share it. Empty until the maps exist: until then every
-/// call does nothing, and userspace answers. Calls are cheap and never block.
+/// Handle of the current fast path, shared by all clones. Empty until the maps exist; until then
+/// every call does nothing, and userspace answers. Calls are cheap and never block.
 ///
 /// A restarted attacher brings a new fast path. Until its programs are attached, both the new and
 /// the old one receive every change.
@@ -33,14 +33,14 @@ pub struct FastPathHandle(Arc<Inner>);
 
 /// State that the clones share.
 struct Inner {
-    /// The fast path in force, if any, then its predecessor while that one's programs may still
-    /// answer.
+    /// The current fast path, if any, followed by its predecessor while the predecessor's programs
+    /// may still answer.
     held: ArcSwap<Vec<Member>>,
-    /// Kept for later publishers.
+    /// The setting for later publishers.
     exact_last_used: AtomicBool,
     /// Generation of forwarded answers, from 1.
     answer_generation: AtomicU64,
-    /// Held while a generation begins, so that every publisher receives the newest one last.
+    /// Held while a generation begins, so that every publisher receives the newest generation last.
     beginning: Mutex<()>,
     /// Requests to renew answers; the receiving end until it is taken.
     renewals: (mpsc::Sender<Renewal>, Mutex<Option<mpsc::Receiver<Renewal>>>),
@@ -68,7 +68,8 @@ struct Member {
 }
 
 impl FastPathHandle {
-    /// Puts a fast path in force. The predecessor keeps receiving changes until [`Self::retire`].
+    /// Makes this fast path the current one. Its predecessor keeps receiving changes until
+    /// [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
         let held = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
@@ -78,7 +79,7 @@ impl FastPathHandle {
         fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
     }
 
-    /// Drops the predecessor of the fast path in force.
+    /// Drops the predecessor of the current fast path.
     pub fn retire(&self) {
         let first = self.0.held.load().first().cloned();
         self.0.held.store(Arc::new(first.into_iter().collect()));
@@ -90,12 +91,12 @@ impl FastPathHandle {
         self.0.held.store(Arc::new(vec![none]));
     }
 
-    /// Returns whether no fast path has been in force yet.
+    /// Returns whether neither [`Self::fill`] nor [`Self::clear`] has been called yet.
     pub fn is_empty(&self) -> bool {
         self.0.held.load().is_empty()
     }
 
-    /// Returns the fast path in force.
+    /// Returns the current fast path.
     pub fn get(&self) -> Option<Arc<FastPath>> {
         self.0.held.load().first()?.fast_path.upgrade()
     }
@@ -123,23 +124,23 @@ impl FastPathHandle {
         }
     }
 
-    /// Returns the generation of forwarded answers. Must be read before the answer is looked up that is
-    /// then passed to [`Self::offer_answer`].
+    /// Returns the generation of forwarded answers. Must be read before looking up an answer that
+    /// is passed to [`Self::offer_answer`].
     #[inline]
     pub fn answer_generation(&self) -> u64 {
         self.0.answer_generation.load(Ordering::Acquire)
     }
 
-    /// Makes all forwarded answers void: interfaces answer from none that was looked up before this
-    /// call.
+    /// Invalidates all forwarded answers: interfaces no longer use any that was looked up before
+    /// this call.
     pub fn void_answers(&self) {
         let _newest_last = self.0.beginning.lock();
         let generation = self.0.answer_generation.fetch_add(1, Ordering::AcqRel) + 1;
         self.tell(|publisher| publisher.begin_answers(generation, &self.0.renewals.0));
     }
 
-    /// Publishes a forwarded answer that was used in userspace and looked up in `generation`, unless
-    /// it was handed over before.
+    /// Publishes a forwarded answer that was looked up in `generation` and used in userspace,
+    /// unless it was handed over before.
     #[inline]
     pub fn offer_answer(
         &self,
@@ -164,7 +165,7 @@ impl FastPathHandle {
         self.0.held.load().first().is_some_and(|held| held.publisher.holds_answer(question))
     }
 
-    /// Returns the requests to renew answers in use; `None` after the first call.
+    /// Takes the receiver of requests to renew answers in use; `None` after the first call.
     pub fn renewals(&self) -> Option<mpsc::Receiver<Renewal>> {
         self.0.renewals.1.lock().take()
     }
@@ -174,12 +175,13 @@ impl FastPathHandle {
         self.tell(|publisher| publisher.withdraw(names));
     }
 
-    /// Bounds for a while how many queries reach userspace, see [`Publisher::shed`].
+    /// Limits for some time how many queries reach userspace, see [`Publisher::shed`].
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
         self.tell(|publisher| publisher.shed(shares, time));
     }
 
-    /// Returns the queries that interfaces have passed to userspace; `None` without a fast path.
+    /// Returns the number of queries that interfaces have passed to userspace; `None` without a
+    /// fast path.
     pub fn went_up(&self) -> Option<u64> {
         self.get().map(|fast_path| fast_path.counters().went_up())
     }

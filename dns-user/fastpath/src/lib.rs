@@ -1,13 +1,14 @@
 //! The fast path as seen from userspace.
 //!
-//! * [`map`]: the memory from which the programs answer.
-//! * [`publish`]: its content; only the publisher's thread changes answers.
+//! * [`map`]: the memory from which the programs answer queries.
+//! * [`publish`]: its contents, which only the publisher's thread changes.
 //! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
-//! * [`observe`]: the programs' reports on themselves.
-//! * [`attacher`]: the privileged side, which loads, pins and attaches; [`connection`]: the server's
-//!   side; [`protocol`]: the messages between them, and the hand-over of the maps' descriptors.
+//! * [`observe`]: log messages and samples from the programs.
+//! * [`attacher`]: the privileged side, which loads, pins and attaches programs; [`connection`]:
+//!   the server's side; [`protocol`]: the messages between them, and the hand-over of the maps'
+//!   descriptors.
 //! * [`memory`]: the maps as the server uses them.
-//! * [`mailbox`]: channels to threads that sleep in poll(2).
+//! * [`mailbox`]: channels to threads that wait in poll(2).
 //! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
 //!   the system calls.
 //!
@@ -99,8 +100,8 @@ pub mod forwarded {
         answer::encode(answer, seed, generation)
     }
 
-    /// Returns the reply of the programs to a query when the answer in `entry` is this old; `None` if
-    /// they pass the query to userspace. A model of the programs.
+    /// Returns the programs' reply to a query from the answer in `entry`, which is `age_ns` old;
+    /// `None` if they pass the query to userspace. A model of the programs.
     pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
         answer::model(entry, query, age_ns)
     }
@@ -112,10 +113,10 @@ pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "
 /// Interval at which callers should call [`FastPath::report`].
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a report of the server permits probes: about two intervals.
+/// How long a report from the server permits probes: about two intervals.
 const REPORT_HOLDS_NS: u64 = 600_000_000;
 
-/// Decides whether the interface may currently answer a resolved name.
+/// Decides whether interfaces may currently answer a resolved name.
 pub trait Admission: Send + Sync {
     /// Returns whether `name`, which resolves to `resolution`, may be published.
     fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool;
@@ -147,7 +148,7 @@ pub enum FastPathError {
     /// `xdp.enabled` is false, or `xdp.mode` is `off`.
     #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
     Off,
-    /// No listen address, hence no endpoint to serve.
+    /// The server has no listen address, so there is no endpoint to serve.
     #[error("the server listens on no address")]
     NoEndpoints,
     /// The process lacks the capabilities to load BPF programs; holds the kernel's error.
@@ -158,7 +159,7 @@ pub enum FastPathError {
     /// The kernel refused the maps of the BPF object; holds the cause.
     #[error("the kernel rejected the maps of the BPF object: {0}")]
     Load(String),
-    /// The embedded object lacks this part: it was built from other sources.
+    /// The embedded object lacks this part because it was built from other sources.
     #[error("the embedded BPF object has no {0}")]
     Incomplete(&'static str),
     /// Connecting to the attacher failed.
@@ -183,7 +184,7 @@ pub enum FastPathError {
 }
 
 impl FastPathError {
-    /// A system call that failed while doing `what`.
+    /// Returns the error of a system call that failed during the operation `what`.
     fn io(what: &str, error: io::Error) -> Self {
         Self::Io { what: what.to_owned(), error }
     }
@@ -231,11 +232,11 @@ pub struct FastPath {
     on_stop: OnStop,
 }
 
-/// Publisher and attached programs.
+/// The publisher and the session with the attacher.
 struct Running {
     /// The publisher's thread.
     publisher: PublisherThread,
-    /// The attacher, which follows the interfaces.
+    /// The session with the attacher, which follows the interfaces.
     session: Session,
 }
 
@@ -316,7 +317,7 @@ impl FastPath {
     /// been processed.
     pub async fn ready(&self) {
         let Some(mut ready) = self.running(|running| running.session.ready()) else { return };
-        // An error means that the thread has ended: nothing is left to wait for.
+        // An error means that the thread has ended, so there is nothing left to wait for.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
@@ -336,13 +337,14 @@ impl FastPath {
     }
 
     /// Records a sign of life of the daemon's runtime and of everything else on which correct
-    /// answers depend; the oldest such sign is `age` old. After the first call the lease counts
-    /// from the latest one, so calls must follow about every eighth of the lease.
+    /// answers depend; the oldest such sign is `age` old. From the first call on, the lease is
+    /// counted from the latest call, so calls must follow at intervals of about an eighth of the
+    /// lease.
     pub fn heartbeat(&self, age: Duration) {
         self.lease.heartbeat(age);
     }
 
-    /// Leaves longer replies than this many bytes to userspace.
+    /// Leaves replies longer than this many bytes to userspace.
     pub fn set_max_reply(&self, bytes: u16) {
         self.control.set_max_reply(bytes.into());
     }
@@ -385,9 +387,9 @@ impl FastPath {
         Some(TapReader::new(map, self.control.clone()))
     }
 
-    /// Reports the queries that reached the server's sockets; interfaces are served while such
-    /// reports arrive. Must be called every [`REPORT_INTERVAL`], even without queries; the programs
-    /// do not probe a silent server.
+    /// Reports the queries that reached the server's sockets; interfaces are served only while such
+    /// reports arrive. Must be called every [`REPORT_INTERVAL`], even without queries, because the
+    /// programs do not probe a silent server.
     pub fn report(&self, arrivals: Vec<Arrival>) {
         self.running(|running| {
             // Without an attacher no probe is evaluated.
@@ -404,12 +406,12 @@ impl FastPath {
     }
 
     /// Detaches everything, or leaves it to a successor, according to `xdp.on_stop`, and joins the
-    /// threads. Other holders of the fast path find it stopped, with no answers.
+    /// threads. Other holders find the fast path stopped and empty.
     pub fn stop(&self) {
         self.end(self.on_stop == OnStop::Detach);
     }
 
-    /// Stops, and ends the lease: the programs answer nothing, even if they stay attached because
+    /// Stops and ends the lease: the programs no longer answer, even if they stay attached because
     /// the attacher is gone.
     pub fn withdraw(&self) {
         self.end(true);
@@ -418,19 +420,20 @@ impl FastPath {
     fn end(&self, end_lease: bool) {
         let running = self.running.write().take();
         let Some(Running { publisher, session }) = running else { return };
-        // The server will not answer for long.
+        // The server stops answering soon.
         self.control.probe_until(0);
         session.stop(self.on_stop);
         publisher.stop(end_lease);
     }
 
-    /// Reads the running part; `None` once stopped.
+    /// Calls `read` with the running part; `None` once stopped.
     fn running<T>(&self, read: impl FnOnce(&Running) -> T) -> Option<T> {
         self.running.read().as_ref().map(read)
     }
 }
 
-/// Returns the endpoint after which the folder of pins is named, or the reason for no fast path.
+/// Returns the endpoint after which the folder of pins is named, or the reason why there is no fast
+/// path.
 fn main_endpoint(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<SocketAddr, FastPathError> {
     if !config.enabled || config.mode == HookMode::Off {
         return Err(FastPathError::Off);
@@ -463,7 +466,7 @@ pub struct Detached {
     pub folder: PathBuf,
 }
 
-/// Removes everything that a server at these endpoints, dead or alive, left attached in the
+/// Removes everything that a server at these endpoints, running or not, left attached in the
 /// caller's network namespace.
 pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
     let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
@@ -495,8 +498,8 @@ pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -
     Ok(objection.map(|objection| objection.to_string()))
 }
 
-/// Returns an unpredictable seed: the standard library seeds its hasher from the kernel's random
-/// numbers.
+/// Returns an unpredictable seed, by way of the standard library's hasher, which is seeded from the
+/// kernel's random numbers.
 fn random_seed() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

@@ -1,4 +1,4 @@
-//! Channels to a thread that sleeps in poll(2): their receivers are file descriptors as well.
+//! Channels to a thread that waits in poll(2): each receiver is also a file descriptor.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -11,7 +11,8 @@ use std::{
 
 /// The sending end. Dropping it closes the channel.
 pub(super) struct Sender<T> {
-    /// Dropped before `wake`, so that the receiver, woken by the end, finds the channel closed.
+    /// Declared before `wake`, and so dropped first: the receiver, woken by the end of `wake`,
+    /// finds the channel closed.
     messages: mpsc::Sender<T>,
     /// Carries one byte per message.
     wake: UnixStream,
@@ -39,7 +40,7 @@ impl<T> Sender<T> {
     /// Sends a message and wakes the receiver.
     pub(super) fn send(&self, message: T) -> Result<(), Ended> {
         self.messages.send(message).map_err(|_| Ended)?;
-        // An error: the stream is full of unread wake-ups, or the receiver has just gone.
+        // An error means that the stream is full of unread wake-ups or that the receiver is gone.
         let _ = (&self.wake).write(&[0]);
         Ok(())
     }
@@ -57,7 +58,7 @@ impl<T> Receiver<T> {
             Ok(None) => {
                 let mut bytes = [0; 64];
                 let _ = (&self.woken).read(&mut bytes);
-                // One of these bytes may belong to a message that arrived meanwhile.
+                // One of these bytes may belong to a message that has arrived in the meantime.
                 next()
             }
             found => found,
@@ -75,7 +76,8 @@ impl<T> AsFd for Receiver<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Ringer(Arc<UnixStream>);
 
-/// A wake-up without a message: readable once it has been rung, and after the last ringer is gone.
+/// A wake-up without a message: readable once it has been rung, and after the last ringer was
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Bell(UnixStream);
 
@@ -88,13 +90,14 @@ pub(super) fn bell() -> io::Result<(Ringer, Bell)> {
 
 impl Ringer {
     pub(super) fn ring(&self) {
-        // An error: the stream is full of unread wake-ups, or no thread listens any more.
+        // An error means that the stream is full of unread wake-ups or that no thread listens any
+        // more.
         let _ = (&*self.0).write(&[0]);
     }
 }
 
 impl Bell {
-    /// Forgets all rings so far.
+    /// Clears all rings so far.
     pub(super) fn silence(&self) {
         let mut bytes = [0; 64];
         while (&self.0).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}

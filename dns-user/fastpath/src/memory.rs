@@ -1,5 +1,5 @@
-//! The maps of one loaded object, mapped: everything needed to publish, count and watch. The holder
-//! decides what the programs answer, without any bpf(2) call.
+//! The mapped maps of one loaded object: everything needed to publish names, read counters and
+//! sample queries. The holder controls the programs' answers without any bpf(2) call.
 
 use std::{
     io,
@@ -85,7 +85,7 @@ impl Memory {
     }
 }
 
-/// Returns the names in a predecessor's maps, at most `limit`.
+/// Returns at most `limit` names from a predecessor's maps.
 pub(super) fn names_in(
     (names, names_shape): (BorrowedFd<'_>, Shape),
     (entries, entries_shape): (BorrowedFd<'_>, Shape),

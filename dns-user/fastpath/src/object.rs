@@ -1,5 +1,5 @@
-//! Loads the BPF object, with maps sized by the configuration. Its programs are verified one by one
-//! as they are needed ([`super::programs`]).
+//! Loads the BPF object, with maps sized by the configuration. Each of its programs is verified
+//! when it is needed ([`super::programs`]).
 
 use std::{
     fs, io,
@@ -26,22 +26,22 @@ use super::{
     publish::{grace::WITHOUT_MEMBARRIER, table::Limits},
 };
 
-/// Bytes of store per name: a header, a name of some 90 bytes and a dozen addresses. Names of a
-/// foundation need 105 to 110 bytes on average, counted in whole cells (observed on generated
-/// foundations and on one modelled on operators'); the rest is for large groups.
+/// Bytes of store per name: a header, a name of about 90 bytes and a dozen addresses. Names of a
+/// foundation take 105 to 110 bytes on average, in whole cells (observed on generated foundations
+/// and on one modelled on a production one); the rest is for large groups.
 const BYTES_PER_NAME: usize = 144;
 
-/// Upper limit of the store, for any `max_names`: the kernel allocates it in full, written to or
-/// not.
+/// Upper limit of the store for any `max_names`: the kernel allocates all of it, even if unused.
 const MAX_ARENA: usize = 512 << 20;
 
-/// Lower limit of the store: holds some of the largest entries even if few names are configured.
+/// Lower limit of the store: enough for some of the largest entries even if few names are
+/// configured.
 const MIN_ARENA: usize = 2 << 20;
 
-/// One in this many useful names can only be a learned name.
+/// One in this many useful names is reserved for learned names.
 const LEARNED_SHARE: usize = 4;
 
-/// Negative names get one more place for this many useful names, and at least [`MIN_NEGATIVE`].
+/// Negative names get one additional place per this many useful names, at least [`MIN_NEGATIVE`].
 const NEGATIVE_SHARE: usize = 16;
 
 /// Lower limit of places for negative names.
@@ -54,8 +54,8 @@ pub(super) const KEPT_MAPS: usize = 10;
 pub(super) struct Object {
     /// The object. Its programs refer to its maps by the descriptors open here.
     pub(super) ebpf: Ebpf,
-    /// Maps to keep open, by name, including the arrays for tail calls: the kernel empties them with their
-    /// last descriptor or pin, and then the tc programs answer nothing.
+    /// Maps to keep open, by name, including the arrays for tail calls: the kernel empties those
+    /// when their last descriptor or pin is gone, and the tc programs then answer nothing.
     pub(super) kept_maps: [(&'static str, OwnedFd); KEPT_MAPS],
     /// The ring buffer `TAP`.
     pub(super) tap: OwnedFd,
@@ -68,7 +68,7 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Creates the maps. No program is loaded, and the lease has expired.
+    /// Creates the maps. No program is loaded yet, and the lease has expired.
     pub(super) fn load(config: &XdpConfig) -> Result<Self, FastPathError> {
         let max_names = config.max_names;
         let limits = Limits { answers: config.cache_entries as usize, ..limits(max_names) };
@@ -85,8 +85,8 @@ impl Object {
             .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
-            // Only the complaint and the statistics: with every instruction a refusal fills
-            // megabytes, and aya retries the load for each tenfold increase of the log.
+            // Only the complaint and the statistics: a log of every instruction takes megabytes,
+            // and aya retries the load with a tenfold log size each time.
             .verifier_log_level(VerifierLogLevel::STATS)
             .override_global(aya_log::LEVEL, &messages::LEVEL, true)
             .load(OBJECT)
@@ -128,7 +128,7 @@ impl Object {
 /// Waits until every program run that began before the call has ended.
 fn wait_for_runs() {
     if bpf::rcu_grace_period().is_err() {
-        // A run takes microseconds, so this is a wide margin, but not a proof.
+        // A run takes microseconds, so the margin is wide, but this is no proof.
         thread::sleep(WITHOUT_MEMBARRIER);
     }
 }
@@ -160,7 +160,8 @@ fn answer_chunks(config: &XdpConfig) -> u32 {
     u32::try_from(bytes.div_ceil(usable)).unwrap_or(u32::MAX).clamp(1, MAX_CELLS / CHUNK_CELLS)
 }
 
-/// Returns the number of possible CPUs: each CPU counts in the element with its own number.
+/// Returns the number of possible CPUs: each CPU uses the element with its own number for its
+/// counters.
 fn possible_cpus() -> io::Result<u32> {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     parse_cpu_list(&text).ok_or_else(|| io::Error::other(format!("not a list of CPUs: {text:?}")))
@@ -172,8 +173,8 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
     highest.parse::<u32>().ok()?.checked_add(1)
 }
 
-/// Duplicates the descriptor of a map, so that it outlives aya's object. The object's own stays
-/// open, because programs loaded later refer to it by number.
+/// Duplicates the descriptor of a map, so that the map outlives aya's object. The object's own
+/// descriptor stays open, because programs loaded later refer to it by number.
 fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.map(name) {
         Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,

@@ -1,10 +1,9 @@
-//! The programs of the object. A separate thread loads each one by itself, once an interface needs
-//! it.
+//! The programs of the object. A separate thread loads each program once an interface needs it.
 //!
 //! The verifier examines every path of a program before the kernel accepts it. That takes seconds
-//! on a small machine, and longer if it gives up; only the interface that needs the program waits.
-//! A refused program makes its hooks unavailable and is not tried again: kernel and object stay the
-//! same as long as this process lives.
+//! on a small machine, and longer if the verifier gives up; only the interface that needs the
+//! program waits. A refused program makes its hooks unavailable and is not tried again, because
+//! neither kernel nor object changes while this process lives.
 
 use std::{
     borrow::Cow,
@@ -34,10 +33,10 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Number of lines kept of the verifier's log of a refusal: the last ones hold the complaint.
+/// Number of lines kept of the verifier's log after a refusal: the last ones hold the complaint.
 const VERIFIER_LINES: usize = 6;
 
-/// Limit of consecutive tries if signals interrupt a load.
+/// Maximum number of consecutive attempts if signals interrupt a load.
 const INTERRUPTED_TRIES: usize = 10;
 
 //----------- Program ---------------------------------------------------------
@@ -45,7 +44,8 @@ const INTERRUPTED_TRIES: usize = 10;
 /// A program of the object that is attached to hooks; both tc hooks share one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Program {
-    /// For XDP in the driver. Code that suits a driver's packets would corrupt skbs.
+    /// For XDP in the driver. A separate program, because its way of growing packets would corrupt
+    /// skbs.
     Xdp,
     /// For XDP in generic mode.
     XdpGeneric,
@@ -84,7 +84,7 @@ pub enum ProgramState {
     Loaded,
     /// The kernel has refused it; it is not tried again.
     Refused,
-    /// Loading failed for a cause that may pass, such as lack of memory; it is tried again.
+    /// Loading failed for a possibly temporary reason, such as lack of memory; it is tried again.
     Failed,
 }
 
@@ -109,7 +109,7 @@ pub struct ProgramStatus {
     pub state: ProgramState,
     /// Number of instructions processed by the verifier; null before kernel 5.16.
     pub instructions: Option<u32>,
-    /// Time that loading took, all tries together; null while loading.
+    /// Time that loading took in all attempts together, in milliseconds; null while loading.
     pub load_ms: Option<f64>,
     /// The reason why the program is not loaded.
     pub why: Option<String>,
@@ -158,7 +158,7 @@ pub(crate) enum Missing {
     NotLoaded(LoadProblem),
 }
 
-/// The programs, from the attaching thread's point of view.
+/// The programs, as used by the attaching thread.
 pub(crate) struct Programs {
     /// Our filters, for interfaces with clsact.
     pub(crate) filters: Filters,
@@ -179,8 +179,8 @@ enum Ordered {
 }
 
 impl Programs {
-    /// Starts the thread that loads the programs of `ebpf` on request. Loads the
-    /// programs for forwarded answers only with `keeps_answers`.
+    /// Starts the thread that loads the programs of `ebpf` on request. Programs for forwarded
+    /// answers are loaded only if `keeps_answers` is set.
     pub(super) fn start(
         ebpf: Ebpf,
         messages: Option<MessagesMap>,
@@ -202,7 +202,7 @@ impl Programs {
         Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
     }
 
-    /// Requests a program, unless it was requested before.
+    /// Requests a program unless it was requested before.
     pub(crate) fn order(&mut self, program: Program) {
         let Self { ordered, orders, .. } = self;
         ordered.entry(program).or_insert_with(|| match orders.send(program) {
@@ -229,7 +229,7 @@ impl Programs {
         })
     }
 
-    /// Returns a descriptor that becomes readable when programs were loaded or refused.
+    /// Returns a descriptor that becomes readable once programs were loaded or refused.
     pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
         self.results.as_ref().map(AsFd::as_fd)
     }
@@ -252,7 +252,7 @@ impl Programs {
         }
     }
 
-    /// Forgets failures whose cause may have passed, such as lack of memory, so that these programs
+    /// Clears failures whose cause may have passed, such as lack of memory, so that these programs
     /// are requested again.
     pub(crate) fn try_again(&mut self) {
         self.ordered.retain(
@@ -274,7 +274,6 @@ pub(crate) struct LoadProblem {
 }
 
 impl LoadProblem {
-    /// The loading thread has ended.
     fn ended() -> Self {
         Self {
             state: ProgramState::Refused,
@@ -329,7 +328,7 @@ struct Loader {
     /// The object. Its maps must stay open under their descriptors, to which the instructions of
     /// programs not yet loaded refer.
     ebpf: Ebpf,
-    /// The only map moved out of the object; closed after the object, like the others.
+    /// The only map moved out of the object; must not be closed before the object.
     _messages: Option<MessagesMap>,
     /// Receives the state of the programs.
     board: ProgramBoard,
@@ -352,7 +351,7 @@ impl Loader {
                 Program::Xdp => Some((object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED)),
                 Program::XdpGeneric => None,
             };
-            // Without it, userspace gives these answers; the log and the status name the cause.
+            // Without it, userspace gives these answers; log and status report the cause.
             let _ = forwarded.map(|(name, map)| self.load_called(name, map));
         }
         self.load_named(program.name())

@@ -27,10 +27,10 @@ use crate::{
     publish::table::Limits,
 };
 
-/// Largest number of descriptors: seven maps, and two of a predecessor.
+/// Maximum number of descriptors: seven maps, and two of a predecessor.
 const MOST_DESCRIPTORS: usize = 9;
 
-/// Longest line: the status of some thousand interfaces.
+/// Maximum length of a line in bytes: the status of some thousand interfaces.
 const LONGEST_LINE: usize = 1 << 20;
 
 /// The server's first line.
@@ -45,19 +45,19 @@ pub(super) struct Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Response {
     Maps {
-        /// Shapes of `NAMES`, `ENTRIES`, `ANSWER_NAMES`, `ANSWER_ENTRIES`, `CONTROL`, `COUNTERS` and
-        /// `TAP`.
+        /// Shapes of `NAMES`, `ENTRIES`, `ANSWER_NAMES`, `ANSWER_ENTRIES`, `CONTROL`, `COUNTERS`,
+        /// and `TAP`.
         shapes: Vec<Shape>,
         /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,
-        /// Largest number of names by kind.
+        /// Maximum number of names by kind.
         limits: Limits,
     },
-    /// No maps, with the reason.
+    /// The attacher sends no maps, for this reason.
     Refused(String),
 }
 
-/// Messages of the server after its request.
+/// Messages from the server after its request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ServerMessage {
     /// The server listens on exactly these addresses.
@@ -68,14 +68,15 @@ pub(super) enum ServerMessage {
     Filled,
     /// Report the end of an RCU grace period.
     Grace,
-    /// Orderly end. If the connection ends without it, the server has died and its programs stay.
+    /// Ends the session. If the connection ends without it, the server has died and its programs
+    /// stay.
     Stop {
         /// Whether to detach everything.
         detach: bool,
     },
 }
 
-/// Messages of the attacher after its response.
+/// Messages from the attacher after its response.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum AttacherMessage {
     /// The state of interfaces and programs.
@@ -140,12 +141,13 @@ pub(super) fn peer(stream: &UnixStream) -> io::Result<u32> {
 /// Splits a stream into lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Bytes received of the next lines.
+    /// Bytes received, not yet taken as lines.
     pending: Vec<u8>,
 }
 
 impl Lines {
-    /// Waits for the next line, for this time in total: a peer that trickles bytes gains nothing.
+    /// Waits for the next line; the limit is for the whole line, even if the peer sends single
+    /// bytes.
     pub(super) fn next_within<T: DeserializeOwned>(
         &mut self,
         stream: &UnixStream,
@@ -165,8 +167,8 @@ impl Lines {
         }
     }
 
-    /// Waits for the next line, up to the stream's read timeout, which keeps the bytes read so far.
-    /// The end of the stream is an error, too.
+    /// Waits for the next line, up to the stream's read timeout; bytes read until then are kept.
+    /// The end of the stream is an error.
     pub(super) fn next<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> io::Result<T> {
         loop {
             if let Some(message) = self.take()? {
@@ -188,7 +190,7 @@ impl Lines {
         Ok(Some(serde_json::from_slice(&line)?))
     }
 
-    /// Reads some bytes, once.
+    /// Reads once from the stream.
     pub(super) fn receive(&mut self, mut stream: &UnixStream) -> io::Result<()> {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer)? {

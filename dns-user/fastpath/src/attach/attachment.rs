@@ -27,7 +27,7 @@ pub(crate) enum HookError {
     /// The driver does not implement XDP.
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
-    /// The driver implements XDP, but not for the interface as configured.
+    /// The driver supports XDP, but not with the interface's current configuration.
     #[error("native: the driver refuses XDP with the current MTU, LRO or queues: {0}")]
     DriverRefuses(io::Error),
     #[error("tcx: needs kernel 6.6")]
@@ -39,10 +39,10 @@ pub(crate) enum HookError {
     Os { hook: Hook, error: io::Error },
 }
 
-/// An XDP program that is not ours, as far as the kernel tells.
+/// A foreign XDP program, as far as the kernel reveals it.
 #[derive(Debug)]
 pub(crate) enum Occupant {
-    /// Identified; needs CAP_SYS_ADMIN.
+    /// Name and user are known, which needs CAP_SYS_ADMIN.
     Identified {
         id: u32,
         /// The program's name and the user that loaded it.
@@ -54,7 +54,7 @@ pub(crate) enum Occupant {
 }
 
 impl Occupant {
-    /// Looks up the program with this id, as far as privileges allow.
+    /// Looks up the program with this id; without CAP_SYS_ADMIN only the id is known.
     fn find(id: Option<u32>) -> Self {
         let Some(id) = id else { return Self::Unknown };
         match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
@@ -84,7 +84,8 @@ pub(crate) struct AttachContext<'a> {
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
     pub(crate) netlink: &'a mut Socket,
-    /// Whether a qdisc may be added to the interface: no CNI plugin needs its place any more.
+    /// Whether a qdisc may be added to the interface because no CNI plugin will add its own any
+    /// more.
     pub(crate) settled: bool,
 }
 
@@ -161,7 +162,7 @@ impl HookAttachment {
             tracing::warn!(%error, "cannot unpin a link");
         }
         let result = match &handle {
-            // Even if other processes hold the link, the program is off the interface now.
+            // Detaches the program even if other processes hold the link.
             HookHandle::Link(link) => bpf::link_detach(link.as_fd()),
             HookHandle::Filter(filter) if state == AttachState::Ours => filter.remove(ifindex, netlink),
             HookHandle::Filter(_) => Ok(()),
@@ -228,7 +229,7 @@ fn attach(
     }
 }
 
-/// Explains why a link could not be created.
+/// Converts an error from link creation to the reason for it.
 fn explain(hook: Hook, link: &Link, error: io::Error) -> HookError {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => {

@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     hooks: Vec<Hook>,
     /// The reason for choosing the first one.
     why: String,
-    /// Whether falling back from the first hook deserves a warning.
+    /// Whether a fallback from the first hook is logged as a warning.
     wanted_first: bool,
 }
 
@@ -36,12 +36,12 @@ pub(crate) enum NotServed {
     /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
-    /// Tried again once the interface is settled.
+    /// The interface may still change; attaching is tried again once it has settled.
     #[error("{}", ClsactError::Unsettled)]
     Unsettled,
     #[error("its packets have no Ethernet header")]
     NoEthernet,
-    /// `xdp.mode` turns the fast path off.
+    /// `xdp.mode` is `off`.
     #[error("xdp.mode is off")]
     Off,
     /// Every hook refused the program.
@@ -54,7 +54,8 @@ pub(crate) enum NotServed {
 pub(crate) struct Refusals(Vec<HookError>);
 
 impl Refusals {
-    /// Adds a refusal. A program's fault is listed once, even if several hooks need that program.
+    /// Adds a refusal. An error of a program is listed once, even if several hooks need that
+    /// program.
     fn push(&mut self, refusal: HookError) {
         let is_same = |known: &HookError| match (known, &refusal) {
             (HookError::NoProgram(known), HookError::NoProgram(missing)) => known == missing,
@@ -86,9 +87,9 @@ pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
         HookMode::Tc => plan(&Hook::TC, "mode is tc".into(), false),
         HookMode::Native => plan(&[Hook::Native, Hook::Tcx, Hook::Clsact], "mode is native".into(), true),
         HookMode::Generic => plan(&[Hook::Generic, Hook::Tcx, Hook::Clsact], "mode is generic".into(), true),
-        // Native XDP costs other traffic something with every driver: virtio_net loses its guest's
-        // offloads, jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth
-        // needs a program at its other end.
+        // Native XDP slows other traffic with every driver: virtio_net loses its guest's offloads,
+        // jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth needs a
+        // program at its other end.
         HookMode::Auto => plan(&Hook::TC, "auto: tc costs other traffic nothing".into(), false),
     })
 }
@@ -124,7 +125,8 @@ impl Attachment {
                 }
             };
             let why = if refusals.0.is_empty() { why } else { format!("{why}; but {refusals}") };
-            // Between tcx and clsact the kernel's age decides, which needs no action.
+            // A fallback from tcx to clsact only means an older kernel, about which nothing can be
+            // done.
             if index > 0 && hooks[0].is_xdp() {
                 if wanted_first {
                     tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
@@ -166,7 +168,7 @@ impl Attachment {
 mod tests {
     use super::*;
 
-    /// An interface of this kind.
+    /// Returns an interface of this kind.
     fn link(layer: u16, kind: Option<&str>) -> Link {
         Link { layer, kind: kind.map(str::to_owned), ..Link::named(7, "x") }
     }

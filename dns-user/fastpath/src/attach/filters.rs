@@ -1,4 +1,4 @@
-//! Our clsact filters, told apart from foreign ones, and the qdisc that they need.
+//! Our clsact filters, distinguished from foreign ones, and the qdisc that they need.
 
 use std::{io, net::SocketAddr, os::fd::BorrowedFd};
 
@@ -6,16 +6,16 @@ use dns_common::object;
 
 use super::{netlink::Socket, settling::QUIET};
 
-/// The only qdisc at ingress that our filters can share with others.
+/// The only ingress qdisc that our filters can share with foreign ones.
 const CLSACT: &str = "clsact";
 
 /// The reason why our filter cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClsactError {
-    /// Foreign filters hold every priority that ours may have.
+    /// Foreign filters occupy every priority available to ours.
     #[error("clsact: foreign filters occupy every priority available to the server")]
     NoPriority,
-    /// Filters of another qdisc, such as a bandwidth limit, may see packets first and keep them.
+    /// Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
     #[error(
         "clsact: the interface has a foreign qdisc \"{0}\" (a bandwidth limit?); before Linux 6.6 there can be none beside it"
     )]
@@ -56,7 +56,7 @@ impl Filter {
 pub(crate) struct Filters {
     /// The server's main address and port.
     owner: String,
-    /// Our first priority; if a foreign filter holds it, the next one is tried.
+    /// Our first priority; if a foreign filter occupies it, the next one is tried.
     first: u16,
 }
 
@@ -84,7 +84,7 @@ impl Filters {
         let owns_qdisc = match netlink.ingress_qdisc(ifindex)? {
             Some(kind) if kind == CLSACT => false,
             Some(kind) => return Err(ClsactError::OtherQdisc(kind)),
-            // Another qdisc may have been added just before ours: the next try finds it.
+            // Another qdisc may have been added just before ours; the next attempt finds it.
             None if !settled || !netlink.add_clsact(ifindex)? => return Err(ClsactError::Unsettled),
             None => true,
         };
@@ -115,7 +115,7 @@ impl Filters {
     }
 
     /// Returns the priority for our filter, and whether the filter is attached already; `None` if
-    /// foreign filters hold every priority tried.
+    /// foreign filters occupy every priority tried.
     pub(crate) fn place(
         &self,
         mut at: impl FnMut(u16) -> io::Result<Option<String>>,

@@ -1,5 +1,5 @@
-//! A folder of pins, opened once. Operations in it never follow a symbolic link, whatever its owner
-//! put there.
+//! A folder of pins, opened once. Operations in it never follow a symbolic link that the folder's
+//! owner may have placed there.
 
 use std::{
     fs, io,
@@ -98,8 +98,7 @@ impl Folder {
             .map_err(|error| in_file(&self.path.join(from), error.into()))
     }
 
-    /// Returns a path of an entry in the opened folder, wherever the folder's own path leads by
-    /// now.
+    /// Returns a path of an entry in the opened folder, which stays valid if the folder is moved.
     fn place(&self, name: &str) -> PathBuf {
         by_descriptor(self.opened.as_fd(), name)
     }
@@ -114,7 +113,7 @@ fn open_step_by_step(path: &Path) -> nix::Result<OwnedFd> {
     for part in parts {
         opened = openat(&opened, part.as_os_str(), step, Mode::empty())?;
     }
-    // Opened again, for reading.
+    // The handle cannot be read; open the folder again for reading.
     openat(&opened, ".", OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
 }
 

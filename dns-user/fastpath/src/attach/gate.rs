@@ -1,4 +1,5 @@
-//! Decides which interface answers for which endpoint, by the queries that the kernel delivers.
+//! Decides which interface answers for which endpoint, based on the queries that the kernel
+//! delivers.
 //!
 //! The server reports by which interface queries reached its sockets. Such a query has passed every
 //! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
@@ -18,22 +19,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::scope::Probed;
 
-/// Queries within [`WINDOW`] that open a door: fewer are not worth a program.
+/// Number of queries within [`WINDOW`] that open a door; fewer do not justify a program.
 pub(crate) const ENOUGH: u32 = 5;
 
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
-/// Time limit for a noticed probe to arrive: more than two report intervals of the server.
+/// Time limit for the arrival of a noticed probe: more than two report intervals of the server.
 const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Reports of the server in which a noticed probe may arrive: a server that was stopped, or starved
-/// of CPU time, reports again before it has read its sockets.
+/// Number of server reports in which a noticed probe may arrive: a server that was stopped, or
+/// starved of CPU time, reports again before it has read its sockets.
 const PROBE_REPORTS: u64 = 3;
 
-/// Limit of outstanding probes per door; the program passes one a second.
+/// Maximum number of outstanding probes per door; the program passes one per second.
 const MOST_PENDING: usize = 8;
 
-/// Probes lost within [`LOSS_WINDOW`] that close a door: a single one may fall victim to a burst.
+/// Number of probes lost within [`LOSS_WINDOW`] that close a door: a single one may be lost in a
+/// burst.
 const LOSSES: usize = 2;
 
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
@@ -41,13 +43,13 @@ const LOSS_WINDOW: Duration = Duration::from_secs(60);
 /// How long a silent witness keeps a door closed.
 const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
-/// Limit of witnesses per door.
+/// Maximum number of witnesses per door.
 const MOST_WITNESSES: usize = 16;
 
-/// Limit of clients per door for which rules are checked.
+/// Maximum number of clients per door for which rules are checked.
 const MOST_KNOWN: usize = 8;
 
-/// Limit of clients in an [`Arrival`].
+/// Maximum number of clients in an [`Arrival`].
 pub const MOST_CLIENTS: usize = 32;
 
 /// Queries that reached the server's sockets since its last report.
@@ -105,9 +107,9 @@ struct Door {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     client: IpAddr,
-    /// When it was noticed.
+    /// Time at which it was noticed.
     since: Instant,
-    /// The server's reports until then.
+    /// Number of the server's reports until then.
     reports: u64,
 }
 
@@ -118,13 +120,13 @@ impl Pending {
 }
 
 impl Gate {
-    /// Counts a report of the server, with or without arrivals.
+    /// Counts a report from the server, with or without arrivals.
     pub(crate) fn reported(&mut self) {
         self.reports += 1;
     }
 
-    /// Opens a door without evidence: the interface is named in the configuration, or a
-    /// predecessor served it. Probes test it like any other.
+    /// Opens a door without evidence, for an interface that is named in the configuration or that a
+    /// predecessor served. Probes test it like any other.
     pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize) {
         let door = self.doors.entry((ifindex, endpoint)).or_default();
         if door.witnesses.is_empty() {
@@ -421,7 +423,8 @@ mod tests {
         let (mut gate, mut now) = open();
         for count in 1..20 {
             gate.probed(7, 0, probed(CLIENT, count), now);
-            // Stopped for a while; its first report comes before it has read the probe.
+            // The server was stopped for a while; its first report precedes its reading of the
+            // probe.
             now += Duration::from_secs(2);
             gate.reported();
             assert_eq!(gate.judge(now, || false), []);

@@ -5,13 +5,13 @@
 //! * [`selection`]: the interfaces that may be served.
 //! * [`gate`]: opens an interface after queries arrived by it; [`structure`] excludes interfaces by
 //!   their type, [`objections`] by the [`rules`] of the packet filter and by IPsec policies
-//!   ([`xfrm`]); [`queues`]: lost probes that have another cause; [`pace`]: how long to gather
-//!   events.
+//!   ([`xfrm`]); [`queues`] counts datagrams lost for another reason; [`pace`] decides how long to
+//!   gather events.
 //! * [`endpoints`]: the addresses and ports to serve.
 //! * [`choice`]: the [`hook`]s that serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
-//! * [`filters`]: our clsact filters, told apart from foreign ones; [`settling`]: interfaces to which
-//!   a CNI plugin may still add a qdisc.
+//! * [`filters`]: our clsact filters, distinguished from foreign ones; [`settling`]: interfaces to
+//!   which a CNI plugin may still add a qdisc.
 //! * [`folder`]: folders of pins, opened without following symbolic links.
 //! * [`pins`]: links and maps under bpffs, which outlive the process.
 //! * [`kinds`]: whether an interface belongs to this machine or leads elsewhere.

@@ -1,8 +1,8 @@
 //! The subset of rtnetlink used by the fast path: links and addresses, events about them, and
 //! classic tc filters for kernels before tcx.
 //!
-//! Only known attributes are read, so newer kernels with more or longer ones do no harm. No
-//! interface may be unreadable: a list of interfaces is only useful if it is complete. Layouts:
+//! Only known attributes are read, so newer kernels may send more or longer ones. An unreadable
+//! interface is an error, because an incomplete list of interfaces is of no use. Layouts:
 //! `linux/rtnetlink.h`, `linux/if_link.h`, `linux/pkt_sched.h`, `linux/pkt_cls.h`.
 
 use std::{
@@ -24,7 +24,7 @@ const DONE: u16 = libc::NLMSG_DONE as u16;
 const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
 /// Flags of requests for one object, and of changes.
 const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-/// Sends the object to the asking socket, too, and not only to a multicast group.
+/// Sends the object to the requesting socket as well, not only to the multicast group.
 const ECHO: u16 = libc::NLM_F_ECHO as u16;
 /// Creates the object if it does not exist.
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
@@ -54,7 +54,7 @@ const IFLA_XDP_IDS: RangeInclusive<u16> = 4..=7;
 /// `RTAX_MTU` (`linux/rtnetlink.h`).
 const RTAX_MTU: u16 = 2;
 const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
-/// Number of tries for a dump that is interrupted by changes.
+/// Number of attempts at a dump that is interrupted by changes.
 const DUMP_TRIES: usize = 8;
 /// `TC_H_CLSACT`, the same number as `TC_H_INGRESS`.
 const CLSACT: u32 = 0xffff_fff1;
@@ -64,7 +64,7 @@ const CLSACT_HANDLE: u32 = 0xffff_0000;
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
 /// Parent of the filters at egress.
 const CLSACT_EGRESS: u32 = 0xffff_fff3;
-/// Bytes of the receive buffer: more than the kernel's longest message of a dump (32 KiB).
+/// Size of the receive buffer in bytes: more than the longest message of a dump (32 KiB).
 const BUFFER: usize = 1 << 16;
 
 /// The properties of an interface that decide whether and how it is served.
@@ -84,7 +84,7 @@ pub(crate) struct Link {
     pub(crate) master: Option<u32>,
     /// Id of the attached XDP program.
     pub(crate) xdp_program: Option<u32>,
-    /// Whether this is a tunnel with keys per packet (collect_md, "external").
+    /// Whether this is a tunnel with per-packet keys (collect_md, "external").
     pub(crate) collects_metadata: bool,
     /// Whether this is a VLAN-aware bridge.
     pub(crate) filters_vlans: bool,
@@ -123,8 +123,8 @@ pub(crate) struct LocalAddress {
 }
 
 impl LocalAddress {
-    /// Returns the addresses that no client on another machine has: this one and its network's
-    /// broadcast addresses.
+    /// Returns the addresses that no client on another machine can have: this address and the
+    /// broadcast addresses of its network.
     pub(crate) fn refused_as_sender(&self) -> impl Iterator<Item = IpAddr> {
         let directed = match self.address {
             IpAddr::V4(ip) if self.prefix < 31 => {
@@ -165,7 +165,7 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: made for us just now.
+        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         Ok(Self { fd, sequence: 0 })
@@ -249,8 +249,8 @@ impl Socket {
         })
     }
 
-    /// Returns all objects of a kind, as of one moment: an interrupted dump, which may be
-    /// incomplete, is repeated, and in the end an error.
+    /// Returns a consistent list of all objects of a kind. A dump that was interrupted, and so may
+    /// be incomplete, is repeated; after [`DUMP_TRIES`] interruptions it is an error.
     pub(crate) fn dump<T>(
         &mut self,
         kind: u16,
@@ -301,7 +301,7 @@ impl Socket {
         self.request(libc::RTM_DELQDISC, ACK, &body, |_, _| {})
     }
 
-    /// Returns whether the clsact qdisc has filters, in either direction.
+    /// Returns whether the clsact qdisc has filters in either direction.
     pub(crate) fn has_filters(&mut self, ifindex: u32) -> io::Result<bool> {
         let mut any = false;
         for parent in [CLSACT_INGRESS, CLSACT_EGRESS] {
@@ -358,7 +358,7 @@ impl Socket {
         self.request(libc::RTM_DELTFILTER, ACK, &body, |_, _| {})
     }
 
-    /// Drains the events without waiting; returns whether there were any. Lost events count.
+    /// Drains the events without waiting; returns whether there were any, lost events included.
     pub(crate) fn heard(&self) -> bool {
         let mut buffer = [0; 4096];
         let mut any = false;
@@ -645,7 +645,7 @@ mod tests {
         assert!(socket.addresses().is_ok());
     }
 
-    /// A message of a dump.
+    /// Returns a message of a dump.
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let header = [(16 + body.len() as u32).to_ne_bytes(), [0; 4], 7_u32.to_ne_bytes(), [0; 4]];
         let mut message = header.concat();

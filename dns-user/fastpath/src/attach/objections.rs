@@ -1,4 +1,4 @@
-//! Objections of packet filter and IPsec to interfaces on which queries arrive.
+//! Objections of the packet filter and IPsec to interfaces on which queries arrive.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use super::{
 /// Interval at which rules and policies are read while any interface is served.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Limit of cached answers.
+/// Maximum number of cached answers.
 const MOST_KNOWN: usize = 65_536;
 
 /// Follows the rules and policies.
@@ -60,9 +60,8 @@ impl Objections {
         }
     }
 
-    /// Returns the reason why an interface must not answer for an endpoint, considering these
-    /// clients. `arrived` is the time of the last query there, which proves that the kernel
-    /// delivers.
+    /// Returns the reason why an interface must not answer these clients for an endpoint. `arrived`
+    /// is the time of the last query there, which proves that the kernel delivers.
     pub(super) fn find(
         &mut self,
         link: &Link,
@@ -87,7 +86,7 @@ impl Objections {
                 .entry((link.ifindex, endpoint, client))
                 .or_insert_with(|| rules.objection(&device, client, endpoint));
             match found {
-                // The rules were misread, or another client's queries arrive.
+                // The rules were misread, or the queries came from another client.
                 Some(Objection::Held) if arrived > *changed => {}
                 Some(objection) => return Some(objection.to_string()),
                 None => {}
@@ -97,7 +96,7 @@ impl Objections {
     }
 }
 
-/// Returns a documentation address (RFC 5737, RFC 3849), for lack of a known client.
+/// Returns a documentation address (RFC 5737, RFC 3849), used while no client is known.
 fn any_client(endpoint: SocketAddr) -> IpAddr {
     if endpoint.is_ipv4() {
         Ipv4Addr::new(192, 0, 2, 1).into()

@@ -1,27 +1,27 @@
-//! The pace of handling events and interfaces.
+//! Limits how often events are handled and interfaces are changed.
 
 use std::time::{Duration, Instant};
 
-/// Wait for further events before handling them: starting a container causes several.
+/// Time to wait for further events before handling them: starting a container causes several.
 const COALESCE: Duration = Duration::from_millis(20);
 
-/// The longest such wait, while events keep coming: each round lists all interfaces.
+/// Maximum of that time while events keep coming: each round lists all interfaces.
 const COALESCE_MOST: Duration = Duration::from_millis(640);
 
 /// Silence after which the next event is handled immediately.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Attaching and detaching hold the RTNL lock, which all network configuration needs: the pause
-/// after each is 19 times as long (5 % of the time).
+/// Length of the pause after attaching or detaching, as a multiple of its duration: both hold the
+/// RTNL lock, which all network configuration needs, so they take at most 5 % of the time.
 const RTNL_PAUSE: u32 = 19;
 
-/// Longest pause: an operation longer than a twentieth of it waited for the lock or the CPU.
+/// Maximum pause: an operation longer than a twentieth of it was waiting for the lock or the CPU.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Decides how long to gather events.
 pub(super) struct Pace {
     wait: Duration,
-    /// Its start; `None` before the first event.
+    /// Start of the last wait; `None` before the first event.
     last: Option<Instant>,
 }
 
@@ -30,8 +30,8 @@ impl Pace {
         Self { wait: COALESCE, last: None }
     }
 
-    /// Returns how long to wait for more events: briefly after a calm, twice as long each time
-    /// while they keep coming.
+    /// Returns how long to wait for more events: briefly after a quiet period, and twice as long
+    /// each time while they keep coming.
     pub(super) fn wait(&mut self, now: Instant) -> Duration {
         let calm = self.last.is_none_or(|last| now.saturating_duration_since(last) > CALM);
         self.wait = if calm { COALESCE } else { (self.wait * 2).min(COALESCE_MOST) };
@@ -43,7 +43,7 @@ impl Pace {
 /// Decides when the RTNL lock may be taken again.
 #[derive(Debug, Default)]
 pub(super) struct RtnlPace {
-    /// Earliest time; `None`: now.
+    /// Earliest time of the next operation; `None`: now.
     next: Option<Instant>,
 }
 

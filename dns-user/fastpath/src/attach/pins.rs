@@ -3,8 +3,8 @@
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
 //!     links/<ifindex>-<hook>      the attachments
-//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, SCOPE, COUNTERS and others of the process that serves;
-//!                                 `-new` behind the name: of one that is about to
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, SCOPE, COUNTERS and others of
+//!                                 the serving process; with suffix `-new`: of its successor
 //! ```
 //!
 //! Folders are named after the endpoint, so two servers on one machine never touch each other's
@@ -73,7 +73,7 @@ impl Pins {
         let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
         // bpffs refuses names with dots (reserved since kernel 4.4).
         let address = endpoint.ip().to_string().replace('.', "_");
-        // The administrator chooses the path to xdp.bpffs; below it, no symbolic link is followed.
+        // The administrator controls the path of xdp.bpffs; below it, no symbolic link is followed.
         let bpffs = fs::canonicalize(bpffs).unwrap_or_else(|_| bpffs.to_path_buf());
         Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
     }
@@ -107,7 +107,7 @@ impl Pins {
 
     /// Pins a link; returns the path.
     pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
-        // `detach` removes the folder, even while the server runs.
+        // `detach` removes the folder even while the server runs.
         let links = Folder::make(&self.links())?;
         let name = format!("{ifindex}-{}", kind_name(kind));
         // A leftover of a removed interface with the same index.
@@ -126,7 +126,7 @@ impl Pins {
         }
     }
 
-    /// Pins maps beside the predecessor's, which its programs need until they are replaced.
+    /// Pins maps beside the predecessor's, whose programs need theirs until they are replaced.
     fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         // See `pin_link`.
         let folder = Folder::make(&self.maps())?;
@@ -138,7 +138,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Replaces the predecessor's pins, each atomically.
+    /// Replaces each of the predecessor's pins atomically.
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         let folder = Folder::open(&self.maps())?;
         maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
@@ -242,7 +242,8 @@ impl KeptMaps {
         });
     }
 
-    /// Runs an operation on the pins. A failure is logged; it costs only the persistence.
+    /// Runs an operation on the pins. A failure is only logged, because nothing but persistence is
+    /// lost.
     fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
         if let Some(Err(error)) = self.pins.as_ref().map(work) {
             tracing::warn!(%error, "cannot pin the maps: programs that stay attached at the stop (xdp.on_stop: keep) answer nothing at tc, and the next server will not know the learned names");
@@ -340,13 +341,13 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     if level == Level::Pin {
         return Ok(());
     }
-    // Lists the opened folder, wherever its path leads by now.
+    // Lists the opened folder itself, even if its path now leads elsewhere.
     for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
         let name = entry?.file_name();
         let Some(below) = name.to_str().and_then(|name| level.below(name)) else { continue };
         match openat(&opened, name.as_os_str(), ITSELF, Mode::empty()) {
             Ok(found) => hand_over_opened(found, below, uid, gid)?,
-            // It was removed meanwhile.
+            // The entry has been removed in the meantime.
             Err(Errno::ENOENT) => {}
             Err(error) => return Err(error.into()),
         }
@@ -359,7 +360,7 @@ fn open_itself(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(AT_FDCWD, path, ITSELF, Mode::empty())?)
 }
 
-/// For `openat`: a handle only, to a symbolic link itself.
+/// Flags of `openat` for a handle to the object itself, even if it is a symbolic link.
 const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
 /// Returns the name of a hook as used in pins.

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Returns their number so far in the calling thread's network namespace, for both families
-/// (`RcvbufErrors`; 0 for a kernel without the file).
+/// Returns the number of these datagrams so far in the calling thread's network namespace, for both
+/// families (`RcvbufErrors`; 0 on a kernel without the file).
 pub(super) fn lost() -> u64 {
     let v4 = fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();

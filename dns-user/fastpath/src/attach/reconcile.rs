@@ -55,10 +55,10 @@ const FILL_ROUND: Duration = Duration::from_millis(10);
 /// Shortest sleep while work is postponed.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// How long after a report the server counts as one that reports: about two intervals.
+/// How long after a report the server is considered to be reporting: about two intervals.
 const REPORT_HOLDS: Duration = Duration::from_millis(600);
 
-/// How long an interface stays attached without a reply.
+/// How long an interface without replies stays attached.
 const IDLE: Duration = Duration::from_secs(300);
 
 /// Settings and resources of the follower.
@@ -70,19 +70,19 @@ pub(crate) struct Setting {
     pub(crate) pins: Option<Pins>,
     /// Listen addresses of the server; wildcards expand to the local addresses.
     pub(crate) listen: Vec<SocketAddr>,
-    /// The page from which the programs learn what they serve.
+    /// The page that tells the programs which endpoints and interfaces they serve.
     pub(crate) scope: Arc<ScopePage>,
     /// Counters of the programs.
     pub(crate) counters: Arc<CounterPages>,
-    /// Limit of served interfaces: each takes a descriptor.
+    /// Maximum number of served interfaces: each takes a descriptor.
     pub(crate) most_interfaces: usize,
     /// A predecessor's links, to be taken over.
     pub(crate) predecessor: Vec<PinnedLink>,
     /// Becomes 1 when the map is filled; programs are attached only then.
     pub(crate) installs: watch::Receiver<u64>,
-    /// Maps that the programs need after this process has ended.
+    /// Maps that the programs still need after this process has ended.
     pub(crate) kept_maps: Arc<KeptMaps>,
-    /// Messages of the programs, read here because this thread wakes regularly.
+    /// Log messages of the programs, read here because this thread wakes up regularly.
     pub(crate) messages: Option<Messages>,
     /// Rung when the status has changed.
     pub(crate) changed: Ringer,
@@ -186,7 +186,7 @@ struct Follower {
     netlink: Socket,
     /// Decides which interface may answer for which endpoint.
     gate: Gate,
-    /// The interfaces, as listed last.
+    /// The interfaces as last listed.
     links: Vec<Link>,
     /// Interfaces of routes that set an MTU.
     bounded: BTreeSet<u32>,
@@ -195,7 +195,7 @@ struct Follower {
     local: Vec<LocalAddress>,
     /// Attached programs by interface index.
     attached: BTreeMap<u32, OnInterface>,
-    /// Interfaces that could not be attached to.
+    /// Interfaces to which attaching failed.
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
@@ -207,15 +207,15 @@ struct Follower {
     refusals: BTreeMap<u32, String>,
     /// Decides when the next program may be attached or detached.
     rtnl: RtnlPace,
-    /// Whether an operation waits for that.
+    /// Whether an operation was postponed until then.
     postponed: bool,
     /// Time of the server's last report.
     reported: Option<Instant>,
     /// Datagrams dropped by full receive queues, at the last check.
     lost_to_queues: u64,
-    /// For others to read.
+    /// The published status.
     status: watch::Sender<InterfacesStatus>,
-    /// Shows changes of `status` that were not announced yet.
+    /// Detects changes of `status` that have not been announced yet.
     unseen: watch::Receiver<InterfacesStatus>,
     /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
@@ -230,7 +230,7 @@ struct OnInterface {
     replies: (u64, Instant),
 }
 
-/// An interface that could not be attached to.
+/// An interface to which attaching failed.
 struct Refused {
     /// The interface's state at that time.
     link: Link,
@@ -277,7 +277,7 @@ impl Follower {
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
-            // An interrupted wait is just a shorter one.
+            // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
             let is_told = fds[1].any().unwrap_or(false);
             if let Some(messages) = &mut self.setting.messages {
@@ -334,7 +334,7 @@ impl Follower {
         }
     }
 
-    /// Lists the interfaces. State of interfaces that are gone is dropped, with their pins.
+    /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
     fn list_interfaces(&mut self) {
         self.status.send_modify(|status| status.polls += 1);
         let links = match self.netlink.links() {
@@ -366,8 +366,8 @@ impl Follower {
         self.links = links;
     }
 
-    /// Processes a report of the server. Queries that a local process sent with another interface's
-    /// name (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
+    /// Processes a report from the server. Queries of a local process bound to another interface
+    /// (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
         self.gate.reported();
@@ -407,7 +407,7 @@ impl Follower {
         }
     }
 
-    /// Brings the attachments into agreement with the gate.
+    /// Attaches and detaches programs as decided by the gate.
     fn reconcile(&mut self, now: Instant) {
         if self.taken_over {
             return;
@@ -419,8 +419,8 @@ impl Follower {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        // Queries of an interface no longer served pass to userspace at once; its program is
-        // detached later, in turn.
+        // Queries on an interface that is no longer served pass to userspace at once; its program
+        // is detached later.
         let unwanted: Vec<u32> =
             self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
         for ifindex in unwanted {
@@ -437,7 +437,7 @@ impl Follower {
         // The busiest ones are attached first.
         links.sort_by_key(|link| Reverse(self.gate.queries(link.ifindex)));
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
-        // Before attaching: programs pass queries of unknown interfaces to the network stack.
+        // Must precede attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);
         let before = self.attached.len();
         for link in &links {
@@ -464,7 +464,7 @@ impl Follower {
         } else if before < self.attached.len() {
             self.setting.kept_maps.pin_if_gone();
         }
-        // The status may promise that programs keep answering after a kill.
+        // The status reports whether programs keep answering if the process is killed.
         self.publish_status(now);
     }
 
@@ -512,7 +512,7 @@ impl Follower {
     }
 
     /// Returns whether to attach to an interface immediately: it is named in the configuration, or
-    /// a predecessor's program waits for replacement.
+    /// a predecessor's program is to be replaced.
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
             || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
@@ -530,7 +530,7 @@ impl Follower {
         }
     }
 
-    /// Attaches to one interface, unless it refused before and has not changed.
+    /// Attaches to one interface, unless attaching failed before and the interface has not changed.
     fn attach(&mut self, link: &Link, now: Instant) {
         let before = self.refused.get(&link.ifindex);
         if before.is_some_and(|before| before.link == *link && !before.again) {
@@ -576,8 +576,8 @@ impl Follower {
         self.refused.insert(link.ifindex, Refused { link: link.clone(), why, again: false });
     }
 
-    /// Checks the attachments: attaches again after a foreign detach, and leaves links taken over
-    /// by a successor alone.
+    /// Checks the attachments: attaches again if another process detached a program, and leaves
+    /// links that a successor has taken over alone.
     fn check_attachments(&mut self) {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
@@ -606,7 +606,7 @@ impl Follower {
 
     /// Detaches the programs, or leaves them to a successor.
     fn finish(mut self, on_stop: OnStop) {
-        // The predecessor's links that were not taken over: kept, or removed with ours.
+        // Links of the predecessor that were not taken over are kept or removed like ours.
         let left = std::mem::take(&mut self.setting.predecessor);
         match on_stop {
             OnStop::Keep => {

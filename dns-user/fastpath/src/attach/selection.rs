@@ -1,7 +1,7 @@
 //! The interfaces that may be served; [`super::gate`] decides which of them are.
 //!
 //! Without a list in the configuration every interface may be served, or only `lo` if all listen
-//! addresses are loopback addresses. The kernel reports the receiving interface as IP sees it: a
+//! addresses are loopback addresses. The kernel reports the receiving interface at the IP layer: a
 //! bridge or bond, not its ports.
 
 use std::{collections::HashSet, net::SocketAddr};
@@ -49,7 +49,8 @@ impl Selection {
         }
     }
 
-    /// Returns the interfaces that the configuration names without a wildcard and that do not exist, sorted.
+    /// Returns the interfaces that the configuration names without a wildcard and that do not
+    /// exist, sorted by name.
     pub(super) fn missing(&self, links: &[Link]) -> Vec<&str> {
         let Candidates::Listed(plain, _) = &self.candidates else { return Vec::new() };
         let is_missing = |name: &&str| links.iter().all(|link| link.name != *name);
@@ -58,7 +59,7 @@ impl Selection {
         missing
     }
 
-    /// Returns whether this interface is served once queries arrive by it.
+    /// Returns whether this interface is served once queries arrive on it.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let Self { candidates, left_out } = self;
         let is_among = |patterns: &[String]| patterns.iter().any(|pattern| is_named(link, pattern));

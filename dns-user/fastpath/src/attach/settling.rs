@@ -8,8 +8,8 @@ use std::{
 
 use super::netlink::Link;
 
-/// How long an interface must stay unchanged until a qdisc may be added. Plugins run one after the
-/// other; between the first and the last one thousands of packet filter rules may be written.
+/// How long an interface must stay unchanged before a qdisc may be added. Plugins run one after the
+/// other, and between the first and the last thousands of packet filter rules may be written.
 pub(crate) const QUIET: Duration = Duration::from_secs(20);
 
 /// The interfaces' last changes.

@@ -1,4 +1,4 @@
-//! The state of interfaces and endpoints, for operators.
+//! State of the interfaces and endpoints, shown to operators.
 
 use std::net::SocketAddr;
 
@@ -57,8 +57,8 @@ pub struct InterfacesStatus {
     pub taken_over: bool,
     /// Number of times all interfaces were listed.
     pub polls: u64,
-    /// The reason why no interface is served although one should be; null while one is served, or while
-    /// the gate waits for queries.
+    /// The reason why no interface is served although one should be; null while an interface is
+    /// served or the gate waits for queries.
     #[serde(default)]
     pub unserved: Option<String>,
 }

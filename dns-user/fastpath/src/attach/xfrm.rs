@@ -27,8 +27,7 @@ pub(super) struct Policy {
     port: (u16, u16),
 }
 
-/// Returns the policies of the calling thread's network namespace; empty for a kernel without
-/// IPsec.
+/// Returns the policies of the calling thread's network namespace; none on a kernel without IPsec.
 pub(super) fn policies() -> io::Result<Vec<Policy>> {
     let mut socket = match Socket::of(PROTOCOL) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),

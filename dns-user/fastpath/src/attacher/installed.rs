@@ -30,7 +30,7 @@ use crate::{
 };
 use dns_core::config::{OnStop, XdpConfig};
 
-/// Loadable programs, not attached anywhere yet.
+/// Maps of one server, with programs that are not attached yet.
 pub(super) struct Loaded {
     programs: Programs,
     board: ProgramBoard,
@@ -49,7 +49,7 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Loads the maps, for a server with this main address. `changed` is rung when the state of
+    /// Loads the maps for a server with this main address. `changed` is rung when the state of
     /// programs or interfaces changes.
     pub(super) fn load(config: &XdpConfig, main: SocketAddr, changed: Ringer) -> Result<Self, FastPathError> {
         let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } = Object::load(config)?;
@@ -202,7 +202,7 @@ impl Installed {
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
             && let Some(pins) = pins
-            // A predecessor's links, if this server ended before it took over.
+            // The pinned links are a predecessor's if this server ended before it took over.
             && (kept_maps.are_pinned() || pins.pinned_links().is_empty())
             && let Err(error) = pins.remove()
         {
@@ -211,8 +211,8 @@ impl Installed {
     }
 }
 
-/// Returns the limit of served interfaces: a quarter of the descriptors, and at least 256, stay
-/// reserved.
+/// Returns the maximum number of served interfaces: a quarter of the descriptors, and at least 256,
+/// stay reserved.
 fn most_interfaces() -> usize {
     const RESERVE: u64 = 256;
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);

@@ -29,9 +29,9 @@ use dns_platform::{
     unix_socket::{self, Access},
 };
 
-/// Concurrent servers: one that ends, one that takes over, and one spare for each. Each has
-/// separate maps. For a further server the oldest one without filled maps is cut off, else the
-/// oldest one.
+/// Maximum number of concurrent servers: one that ends, one that takes over, and a spare for each.
+/// Each has separate maps. A further server displaces the oldest one without filled maps, or else
+/// the oldest one.
 const MOST_SESSIONS: usize = 4;
 
 /// The attacher's own configuration. It bounds every server's request.
@@ -70,7 +70,7 @@ impl Authority {
 pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigError> + Send + Sync>;
 
 /// Serves one server until its connection ends. Attached programs stay attached unless the server
-/// has asked for the opposite.
+/// has requested that they be detached.
 pub fn serve(stream: &UnixStream, authority: &ReadAuthority) -> io::Result<()> {
     session::serve(stream, authority, &Sessions::default().begin(stream)?)
 }
@@ -92,7 +92,7 @@ pub(crate) fn in_thread(xdp: &XdpConfig, main: SocketAddr) -> io::Result<UnixStr
 /// The socket of the attacher, run as a service.
 pub struct Attacher {
     listener: UnixListener,
-    /// UID whose servers are admitted, besides root's.
+    /// UID whose servers are admitted in addition to root's.
     user: u32,
 }
 
@@ -163,7 +163,7 @@ struct Sessions(Arc<Mutex<Vec<Open>>>);
 
 struct Open {
     number: u64,
-    /// Closed to cut the session off.
+    /// Shut down to end the session.
     stream: UnixStream,
     /// Whether the maps are filled: the server is in service.
     serves: bool,
@@ -176,7 +176,8 @@ struct Place {
 }
 
 impl Sessions {
-    /// Registers a session; past [`MOST_SESSIONS`] it cuts off the oldest, preferably one whose maps are not filled.
+    /// Registers a session; beyond [`MOST_SESSIONS`] disconnects the oldest, preferably one whose
+    /// maps are not filled.
     fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
         let stream = stream.try_clone()?;
         let mut open = self.0.lock();
@@ -187,7 +188,7 @@ impl Sessions {
                 serves = cut.serves,
                 "too many servers connected: the oldest connection is closed"
             );
-            // It ends by itself where even this fails.
+            // If this fails, the session ends by itself.
             let _ = cut.stream.shutdown(Shutdown::Both);
         }
         let number = open.last().map_or(0, |last| last.number + 1);

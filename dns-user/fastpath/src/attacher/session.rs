@@ -2,7 +2,7 @@
 //!
 //! Each session has its own programs and maps. After a restart of either process a new session
 //! takes over from the previous one like a restarted server does. Until then the previous programs
-//! keep answering while their lease runs; the server renews it by a plain store, even if the
+//! keep answering while their lease is valid. The server renews it by a plain store, even if the
 //! attacher is dead.
 
 use std::{
@@ -33,8 +33,8 @@ use crate::{
 };
 use dns_core::config::OnStop;
 
-/// Shortest time between two reports of the state once the server is ready: on a machine whose
-/// containers come and go, the state changes many times a second.
+/// Minimum time between two reports once the server is ready: on a machine with short-lived
+/// containers the state changes many times per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Time limit for a server to send its request and to receive each message.
@@ -60,13 +60,13 @@ pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) ->
     let session =
         Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
     let on_stop = session.run();
-    // A server that died will be restarted.
+    // A server that died without an order will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     installed.stop(asked.unwrap_or(OnStop::Keep));
     on_stop.map(drop)
 }
 
-/// Loads the maps of a server that requests them; an error gives the reason for a refusal.
+/// Loads the maps requested by a server; the error is the reason for a refusal.
 fn load(
     layout: u32,
     listen: &[SocketAddr],
@@ -110,7 +110,7 @@ struct Session<'a> {
     bell: Bell,
     /// Signals that the maps are filled.
     filled: watch::Sender<u64>,
-    /// The last state sent to the server, and when.
+    /// The last state sent to the server, with the time.
     told: Option<(AttacherStatus, Instant)>,
     /// Reads the attacher's configuration.
     read: &'a ReadAuthority,
@@ -120,7 +120,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Executes the server's requests until an orderly end; an error if the connection breaks.
+    /// Executes the server's requests until it ends the session; an error if the connection breaks.
     fn run(mut self) -> io::Result<OnStop> {
         let mut is_changed = true;
         loop {
@@ -136,9 +136,9 @@ impl Session<'_> {
             }
             let mut fds =
                 [self.stream.as_fd(), self.bell.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            // Rounded up: a shorter wait would turn the loop once more.
+            // Rounded up, because a shorter wait would cost another iteration.
             let pause = PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-            // An interrupted wait is just a shorter one.
+            // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, if is_changed { pause } else { PollTimeout::NONE });
             let [is_readable, has_rung] = fds.map(|fd| fd.any().unwrap_or(false));
             if has_rung {
@@ -151,7 +151,7 @@ impl Session<'_> {
         }
     }
 
-    /// Executes one message; returns the server's order if it was the last one.
+    /// Executes one message; returns the server's choice if it was the last one.
     fn execute(&mut self, message: ServerMessage) -> io::Result<Option<OnStop>> {
         match message {
             ServerMessage::Listen(endpoints) => {

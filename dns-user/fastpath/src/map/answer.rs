@@ -28,7 +28,7 @@ pub(crate) fn key(seed: u64, name: NameRef<'_>, qtype: u16, dnssec_ok: bool, che
     QueryKey::new(qtype, dnssec_ok, checking_disabled).hash(hash_name(seed, name.as_wire()))
 }
 
-/// Encodes an answer as an entry of `generation`; `None` if userspace has to answer: other RCODEs,
+/// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs,
 /// truncated answers, negative ones without SOA, too many records, too long a body, or a NUL byte
 /// in the name.
 pub(crate) fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
@@ -90,8 +90,8 @@ pub(crate) fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Op
     Some(words)
 }
 
-/// Returns the reply of the programs to a query when the answer in `entry` is this old; `None` if
-/// they pass the query to userspace. A model of `dns-ebpf/src/forwarded.rs`, for tests.
+/// Returns the programs' reply to a query from the answer in `entry`, which is `age_ns` old; `None`
+/// if they pass the query to userspace. A model of `dns-ebpf/src/forwarded.rs`, for tests.
 pub(crate) fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
     let bytes = entry.as_bytes();
     let (header, _) = AnswerHeader::read_from_prefix(bytes).ok()?;
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use dns_core::wire::{Parsed, parse};
 
-    /// An answer with one A record of a TTL of 300 s, owned by the question's name.
+    /// Returns an answer with one A record of a TTL of 300 s, owned by the question's name.
     fn answer() -> ForwardedAnswer {
         let message = b"\0\0\x81\xa0\0\x01\0\x01\0\0\0\0\x02ok\0\0\x01\0\x01\xc0\x0c\0\x01\0\x01\0\0\x01\x2c\0\x04\x0a\0\0\x01";
         ForwardedAnswer {

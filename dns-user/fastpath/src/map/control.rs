@@ -43,7 +43,7 @@ impl ControlPage {
         self.map.load(offset_of!(Control, lease_deadline_ns) / 8, Ordering::Relaxed)
     }
 
-    /// Permits probes until this time of CLOCK_MONOTONIC, in ns; 0: ends them.
+    /// Permits probes until this time of CLOCK_MONOTONIC, in ns; 0 ends them.
     pub(crate) fn probe_until(&self, until_ns: u64) {
         self.store(offset_of!(Control, probe_until_ns), until_ns, Ordering::Relaxed);
     }

@@ -25,7 +25,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Takes over the counters of all CPUs.
+    /// Creates totals from the counters of all CPUs.
     pub(crate) fn new(cpus: Vec<CpuCounters>) -> Self {
         Self { cpus }
     }
@@ -57,7 +57,7 @@ impl Counters {
         Outcome::ALL.iter().filter(|outcome| outcome.is_hit()).map(|&outcome| self.outcome(outcome)).sum()
     }
 
-    /// Returns the number of replies, by label of the type and RCODE.
+    /// Returns the number of replies by type label and RCODE.
     pub fn replies(&self) -> Vec<(&'static str, u8, u64)> {
         let mut replies = Vec::new();
         for (kind, label) in KINDS.into_iter().enumerate() {
@@ -69,7 +69,7 @@ impl Counters {
         replies
     }
 
-    /// Returns the bytes of DNS messages: of answered queries, and of their replies.
+    /// Returns the bytes of the DNS messages of answered queries and of their replies.
     pub fn bytes(&self) -> (u64, u64) {
         (self.sum(|cpu| cpu.query_bytes), self.sum(|cpu| cpu.reply_bytes))
     }
@@ -79,7 +79,7 @@ impl Counters {
         self.sum(|cpu| cpu.interface_hits[slot % INTERFACES])
     }
 
-    /// Adds a count up over the CPUs.
+    /// Sums a count over the CPUs.
     fn sum(&self, count: impl Fn(&CpuCounters) -> u64) -> u64 {
         self.cpus.iter().map(count).sum()
     }
@@ -106,9 +106,9 @@ impl CounterPages {
     pub(crate) fn read(&self) -> Vec<CpuCounters> {
         (0..self.cpus)
             .map(|cpu| {
-                // SAFETY: element `cpu` lies inside the mapping, and any bytes
-                // are a CpuCounters. Each counter is one aligned word, which
-                // only its own CPU writes, so none of them is torn.
+                // SAFETY: element `cpu` lies inside the mapping, and any bytes are a valid
+                // `CpuCounters`. Each counter is one aligned word that only its own CPU writes, so
+                // no read is torn.
                 unsafe { self.map.as_ptr().cast::<CpuCounters>().add(cpu).read_volatile() }
             })
             .collect()

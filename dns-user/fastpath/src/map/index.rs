@@ -1,5 +1,5 @@
 //! The hash table from names to entries, see [`dns_common::index`]. The publisher is its only
-//! writer; the programs read it, and userspace does to learn when an entry was last used.
+//! writer. The programs read it, and so does userspace, to find out when an entry was last used.
 
 use std::{
     io,
@@ -15,8 +15,8 @@ use memmap2::MmapRaw;
 
 use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::Words};
 
-/// Names per pair of buckets in the largest table: at this average one pair in 8,000 would get a
-/// 25th name (Poisson).
+/// Average number of names per pair of buckets in the largest table: with it, one pair in 8,000
+/// would receive a 25th name (Poisson).
 const NAMES_PER_PAIR: u32 = 12;
 
 /// Returns the number of elements of the `NAMES` map for `names` names.
@@ -30,7 +30,7 @@ pub(crate) fn elements(names: u32) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// The index, with the right to write.
+/// The index, with write access.
 #[derive(Debug)]
 pub(crate) struct Index<W = MmapRaw> {
     memory: Arc<IndexMemory<W>>,
@@ -43,8 +43,8 @@ impl<W: Words> Index<W> {
         Self { memory }
     }
 
-    /// Points the name of this hash to the entry at `new`, already written, instead of to `old` if
-    /// that is given.
+    /// Points the name with this hash to the entry at `new`, which is already written, instead of
+    /// to `old`, if given.
     pub(crate) fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
         let memory = &self.memory;
         if let Some(place) = old.and_then(|old| memory.place(hash, old)) {
@@ -61,7 +61,7 @@ impl<W: Words> Index<W> {
         }
     }
 
-    /// Removes the name of this hash, with its entry at `location`.
+    /// Removes the name with this hash whose entry is at `location`.
     pub(crate) fn remove(&mut self, hash: u64, location: Location) {
         if let Some(place) = self.memory.place(hash, location) {
             self.memory.give_back(place, hash);
@@ -87,7 +87,7 @@ struct SlotPosition {
 }
 
 impl<W: Words> IndexMemory<W> {
-    /// Takes over memory of whole elements, at least two: the root and the smallest table.
+    /// Creates an index in memory of whole elements, at least two: the root and the smallest table.
     pub(crate) fn new(words: W, entries: Arc<EntryMemory<W>>) -> Self {
         let bytes = words.bytes();
         assert!(
@@ -105,8 +105,8 @@ impl<W: Words> IndexMemory<W> {
             .find(|&location| self.hash_at(location) == Some(hash))
     }
 
-    /// Returns the slots that may hold this hash, as seen by the program: slots of the other bucket
-    /// only if some name had to move there.
+    /// Returns the slots that may hold this hash, as searched by the program: slots of the other
+    /// bucket only if some name had to move there.
     fn reachable(&self, hash: u64) -> impl Iterator<Item = SlotPosition> {
         let pairs = self.pairs();
         let count = self.words.load(overflow_count(first_bucket(hash, pairs), hash), Ordering::Acquire);
@@ -127,7 +127,7 @@ impl<W: Words> IndexMemory<W> {
         all.filter(|&place| self.tag(place) != 0)
     }
 
-    /// Returns the slot of the name with this hash and with its entry at `location`.
+    /// Returns the slot of the name with this hash whose entry is at `location`.
     fn place(&self, hash: u64, location: Location) -> Option<SlotPosition> {
         let mut places = places(hash, self.pairs());
         places.find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)
@@ -201,7 +201,7 @@ impl<W: Words> IndexMemory<W> {
         self.words.load(tags(place), Ordering::Acquire).to_le_bytes()[place.slot % WORD_SLOTS]
     }
 
-    /// Sets the tag of a slot, after the cell to which the tag leads.
+    /// Sets the tag of a slot; its cell must be set first.
     fn set_tag(&self, place: SlotPosition, tag: u8) {
         self.change(tags(place), |word| {
             let mut bytes = word.to_le_bytes();
@@ -210,7 +210,7 @@ impl<W: Words> IndexMemory<W> {
         });
     }
 
-    /// Changes a word, ordered after all earlier writes. There is no other writer.
+    /// Changes a word, ordered after all earlier writes. There is no concurrent writer.
     fn change(&self, index: usize, change: impl FnOnce(u64) -> u64) {
         self.words.store(index, change(self.words.load(index, Ordering::Relaxed)), Ordering::Release);
     }

@@ -23,7 +23,8 @@ const NXDOMAIN: u8 = 3;
 /// The reason why a name cannot be published. Userspace still answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unfitting {
-    /// A label holds a NUL byte, which the program's search would mistake for the end of the name.
+    /// A label contains a NUL byte, which the program's search would mistake for the end of the
+    /// name.
     NulByte,
     /// More addresses than an entry holds.
     TooManyAddresses,
@@ -38,8 +39,8 @@ pub(crate) struct Encoded {
 
 impl Encoded {
     /// Encodes the entry of `name` with this hash. Addresses are sorted, so that equal answers have
-    /// equal bytes; the last-used time is zero. `policy` describes how the addresses are given, if
-    /// it differs from the fleet's default.
+    /// equal bytes; the last-used time is zero. `policy` describes how replies present the
+    /// addresses, if different from the fleet's default.
     pub(crate) fn encode(
         &mut self,
         hash: u64,
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
     use dns_core::resolve::Checks;
 
-    /// A resolution of these addresses.
+    /// Returns a resolution of these addresses.
     fn resolution(existence: Existence, v4: &[[u8; 4]], v6: &[u16]) -> Resolution {
         Resolution {
             existence,

@@ -1,7 +1,7 @@
 //! The served endpoints and interfaces: the single element of the map `SCOPE`, held by the
 //! attaching process alone.
 //!
-//! [`dns_common::scope`] argues the order of writes.
+//! [`dns_common::scope`] explains the order of writes.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ pub(crate) type Grace = fn();
 /// The `SCOPE` map, mapped.
 #[derive(Debug)]
 pub(crate) struct ScopePage {
-    /// The mapping of the one element.
+    /// The mapping of the single element.
     map: MmapRaw,
     grace: Grace,
 }
@@ -60,8 +60,8 @@ impl ScopePage {
     /// Returns the word at `offset`, for atomic access.
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= size_of::<Scope>(), "a word of Scope");
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping begins with a page
-        // and lives as long as `self`, and every access on this side goes by atomics.
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping begins at a page
+        // boundary and lives as long as `self`, and userspace only accesses it through atomics.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
     }
 
@@ -84,7 +84,7 @@ impl ScopePage {
         }
     }
 
-    /// Sets the addresses that are invalid as sender on another machine.
+    /// Sets the addresses that are invalid as senders on another machine.
     pub(crate) fn set_refused_sources(&self, addresses: impl Iterator<Item = IpAddr>) {
         let mut words = vec![0_u64; SOURCE_WORDS];
         for address in addresses {
@@ -119,9 +119,9 @@ impl ScopePage {
         (0..MAX_ENDPOINTS).find(|&slot| self.endpoint(slot).as_ref() == Some(endpoint))
     }
 
-    /// Serves exactly these endpoints, at most [`MAX_ENDPOINTS`] of them. Once this returns, only
-    /// program runs already under way still answer for other endpoints; endpoints that stay keep
-    /// their slots. Interfaces serve a new endpoint once [`Self::admit`] is called.
+    /// Serves exactly these endpoints, at most [`MAX_ENDPOINTS`]. Once this returns, only program
+    /// runs that began before still answer for other endpoints. Endpoints that remain keep their
+    /// slots. Interfaces serve a new endpoint once [`Self::admit`] is called.
     pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
         let wanted = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
         let mut removed = 0_u64;
@@ -176,14 +176,14 @@ impl ScopePage {
         tries(ifindex).find(|&slot| number(slot).load(Ordering::Relaxed) == ifindex)
     }
 
-    /// Adds interfaces, for no endpoint yet; interfaces already known get their current address.
-    /// Returns the interfaces for which every slot in reach is taken.
+    /// Adds interfaces, not serving any endpoint yet, and updates the address of interfaces already
+    /// known. Returns the interfaces for which every possible slot is taken.
     pub(crate) fn add_interfaces(&self, interfaces: &[Served]) -> Vec<u32> {
         let (known, new): (Vec<&Served>, Vec<&Served>) =
             interfaces.iter().partition(|one| self.interface(one.ifindex).is_some());
         for interface in known {
             let slot = self.interface(interface.ifindex).expect("partitioned by it");
-            // An address is one word, and the flags are another.
+            // The address and the flags are each written as one word.
             self.describe(slot, interface);
         }
         if new.is_empty() {
@@ -234,7 +234,7 @@ impl ScopePage {
         mask.store(endpoints, Ordering::Release);
     }
 
-    /// Removes an interface: from now on its queries pass to the network stack.
+    /// Removes an interface: its queries pass to the network stack from now on.
     pub(crate) fn remove_interface(&self, ifindex: u32) {
         let Some(slot) = self.interface(ifindex) else { return };
         let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
@@ -254,7 +254,7 @@ impl ScopePage {
                 let word = self.word(at + offset_of!(Probe, client) + half * 8).load(Ordering::Acquire);
                 client[half * 8..][..8].copy_from_slice(&word.to_ne_bytes());
             }
-            // Unchanged: no other probe was written in between.
+            // An unchanged count means that no other probe was written in between.
             if count.load(Ordering::Acquire) == before {
                 return Some(Probed { count: before, client: IpAddr::from(client).to_canonical() });
             }
@@ -280,7 +280,7 @@ fn tries(ifindex: u32) -> impl Iterator<Item = usize> {
     (0..INTERFACE_TRIES).map(move |step| (Scope::first_slot(ifindex) + step) % INTERFACES)
 }
 
-/// Returns an address as hashed by the programs.
+/// Returns an address in the form that the programs hash.
 fn words_of(address: IpAddr) -> [u32; 4] {
     match address {
         IpAddr::V4(ip) => [0, 0, 0, u32::from_ne_bytes(ip.octets())],

@@ -1,7 +1,7 @@
 //! The store of entries: an allocator of cells, and the memory itself.
 //!
 //! The allocator is pure bookkeeping. Freed cells stay in *quarantine* until the caller reports
-//! that no program run can still read them; only then are they reused.
+//! that no program run can still read them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,23 +18,23 @@ use super::{Shape, map_shared, words::Words};
 /// A run of cells, numbered across all chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Run {
-    /// Number of cells. The first field, so that a sorted set of runs is sorted by length.
+    /// Number of cells. The first field, so that runs sort by length.
     length: u32,
     /// Number of the first cell.
     start: u32,
 }
 
-/// Allocates runs of cells by best fit and joins freed neighbours. An entry never crosses a chunk's
-/// boundary.
+/// Allocates runs of cells by best fit and merges freed neighbours. An entry never crosses the
+/// boundary of a chunk.
 #[derive(Debug)]
 pub(crate) struct CellAllocator {
     /// Free runs by length, then position, for best fit.
     by_length: BTreeSet<Run>,
     /// The same runs, length by start, to find neighbours.
     by_start: BTreeMap<u32, u32>,
-    /// Runs freed since the last grace period began; possibly still being read.
+    /// Runs freed since the last grace period began; programs may still read them.
     quarantine: Vec<Run>,
-    /// Runs freed before the running grace period began; free at its end.
+    /// Runs freed before the current grace period began; free once it ends.
     waiting: Vec<Run>,
     total: u32,
     /// Cells in use, without quarantine.
@@ -75,7 +75,7 @@ impl CellAllocator {
         Some(Location(found.start))
     }
 
-    /// Frees the cells of an entry of `size` bytes, into quarantine.
+    /// Moves the cells of an entry of `size` bytes to quarantine.
     pub(crate) fn free(&mut self, location: Location, size: usize) {
         let run = Run { start: location.0, length: cells(size) };
         self.used -= run.length;
@@ -83,8 +83,8 @@ impl CellAllocator {
         self.quarantine.push(run);
     }
 
-    /// Begins a grace period: cells freed so far become free at its end. Returns `false` if no
-    /// cells wait for one, or one is already running.
+    /// Begins a grace period: cells freed so far become free once it ends. Returns `false` if no
+    /// cells wait for one, or if one is already running.
     pub(crate) fn begin_grace_period(&mut self) -> bool {
         if self.quarantine.is_empty() || !self.waiting.is_empty() {
             return false;
@@ -93,7 +93,7 @@ impl CellAllocator {
         true
     }
 
-    /// Ends the grace period begun last.
+    /// Ends the current grace period.
     pub(crate) fn end_grace_period(&mut self) {
         for run in std::mem::take(&mut self.waiting) {
             self.quarantined -= run.length;
@@ -115,7 +115,7 @@ impl CellAllocator {
         self.total
     }
 
-    /// Returns the bytes of the store, in use, and in quarantine.
+    /// Returns the number of bytes in total, in use and in quarantine.
     pub(crate) fn fill(&self) -> StoreFill {
         let bytes = |cells: u32| cells as usize * CELL_SIZE;
         StoreFill { total: bytes(self.total), used: bytes(self.used), quarantined: bytes(self.quarantined) }
@@ -154,10 +154,10 @@ impl CellAllocator {
     }
 }
 
-/// How full the store is, in bytes.
+/// Usage of the store in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StoreFill {
-    /// Bytes of the whole store.
+    /// Size of the whole store in bytes.
     pub total: usize,
     /// Bytes that hold published entries.
     pub used: usize,
@@ -179,7 +179,7 @@ pub(crate) struct EntryMemory<W = MmapRaw> {
 }
 
 impl<W: Words> EntryMemory<W> {
-    /// Takes over memory of whole chunks.
+    /// Creates a store in memory of whole chunks.
     pub(crate) fn new(words: W) -> Self {
         assert!(words.bytes().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
         Self { words }
@@ -202,8 +202,8 @@ impl<W: Words> EntryMemory<W> {
 
     /// Reads `count` words of an entry; `None` if they are not all inside the store.
     ///
-    /// While the publisher rewrites cells, the words may belong to two entries: other threads must
-    /// compare the name.
+    /// While the publisher rewrites cells, the words may come from two entries, so other threads
+    /// must compare the name.
     pub(crate) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
         let mut words = vec![0; count];
         self.read_to(location, &mut words)?;
@@ -238,7 +238,7 @@ impl<W: Words> EntryMemory<W> {
     }
 }
 
-/// Maps the store: as many chunks as the map has elements.
+/// Maps the store, which has one chunk per element of the map.
 pub(crate) fn map_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
     let Shape { value_size, elements: chunks } = shape;
     if value_size as usize != CHUNK_SIZE {
@@ -358,7 +358,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         /// After any sequence of steps no two live runs overlap, none overlaps the quarantine, and
-        /// all room is free in the end.
+        /// in the end all cells are free.
         #[test]
         fn live_runs_never_overlap(steps in prop::collection::vec((0_u8..8, 1_usize..9000), 1..400)) {
             let mut allocator = CellAllocator::new(2);

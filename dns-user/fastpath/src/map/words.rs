@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 
-/// Words of memory accessed concurrently by the programs. No word is used both as a whole and by
-/// halves.
+/// Words of memory that the programs access concurrently. No word is accessed both as a whole and
+/// by halves.
 ///
-/// A trait because correctness rests on the order of accesses: with another implementation, tests
-/// let loom explore every order that a reader may see (`publish/table/interleavings.rs`).
+/// A trait because correctness depends on the order of accesses: a second implementation lets loom
+/// explore every order that a reader may see (`publish/table/interleavings.rs`).
 pub(crate) trait Words {
     fn bytes(&self) -> usize;
 
@@ -47,15 +47,15 @@ impl Words for MmapRaw {
     }
 }
 
-/// A word of a mapping.
+/// Returns a word of a mapping.
 fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
     assert!(index < map.len() / 8, "word {index} lies beyond the mapping");
-    // SAFETY: inside the mapping, as just checked, which lives as long as `map`, and
-    // aligned, because mappings begin with a page. Every access goes by these atomics.
+    // SAFETY: inside the mapping, as just checked, which lives as long as `map`, and aligned,
+    // because mappings begin at a page boundary. Every access uses these atomics.
     unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast::<u64>().add(index)) }
 }
 
-/// A half word of a mapping.
+/// Returns a half word of a mapping.
 fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
     assert!(index < map.len() / 4, "half word {index} lies beyond the mapping");
     // SAFETY: as in `word`.

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 /// multiple of every architecture's page size.
 pub(crate) const BUFFER_SIZE: u32 = 1 << 16;
 
-/// Most detailed level written by the programs, for `AYA_LOG_LEVEL`. Further filtering happens on
-/// reading, because levels may change at run time.
+/// Most verbose level written by the programs, for `AYA_LOG_LEVEL`. Messages are filtered again
+/// when read, because levels may change at run time.
 pub(crate) const LEVEL: u8 = aya_log::Level::Warn as u8;
 
 /// Name of the map, chosen by aya-log.
@@ -24,7 +24,7 @@ pub(crate) const MAP: &str = "AYA_LOGS";
 /// The reading end of the messages.
 pub(crate) struct Messages {
     logger: Arc<Mutex<EbpfLogger<Handover>>>,
-    /// A duplicate of the map's descriptor, to wait for messages.
+    /// A duplicate of the map's descriptor, used to wait for messages.
     readable: OwnedFd,
 }
 
@@ -58,12 +58,12 @@ impl AsFd for Messages {
     }
 }
 
-/// Converts records of `log`, written by aya-log, to events of `tracing`.
+/// Converts the `log` records of aya-log to `tracing` events.
 struct Handover;
 
 impl Log for Handover {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
-        // `tracing` decides, below.
+        // `tracing` filters the events below.
         true
     }
 

@@ -1,4 +1,4 @@
-//! The programs' reports on themselves.
+//! Log messages and samples from the programs.
 //!
 //! * [`tap`]: sampled queries.
 //! * [`ring`]: the ring buffer of the samples.

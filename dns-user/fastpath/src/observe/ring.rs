@@ -1,5 +1,5 @@
-//! Reads a BPF ring buffer by its mapping alone, without bpf(2), so that an unprivileged process
-//! with the descriptor can read it.
+//! Reads a BPF ring buffer through its mapping alone, without bpf(2), so that an unprivileged
+//! process with the descriptor can read it.
 //!
 //! Layout (Linux, `kernel/bpf/ringbuf.c`, 5.8): a page with the reader's position, a page with the
 //! writer's, and the data mapped twice in a row, so that no record is split.
@@ -24,8 +24,8 @@ const DISCARDED: u32 = 1 << 30;
 /// Bytes before each record: its length with the bits, and a number for the kernel's own use.
 const HEADER: usize = 8;
 
-/// The reading end of the ring buffer. Every access goes through [`Words`], which checks bounds and
-/// is atomic, so even a buffer that another process overwrites yields only a wrong record.
+/// The reading end of the ring buffer. Every access goes through [`Words`], which is atomic and
+/// checks bounds, so a buffer overwritten by another process can only yield a wrong record.
 ///
 /// [`Words`]: crate::map::words::Words
 #[derive(Debug)]
@@ -74,8 +74,8 @@ impl Ring {
                 return None;
             }
             let taken = length.min(record.len());
-            // The record lies in one piece behind its header, inside the data or its repetition;
-            // the kernel does not write there until it is given back.
+            // The record is contiguous after its header, inside the data or its second mapping; the
+            // kernel does not write there until the record is released.
             for (index, part) in record[..taken].chunks_mut(8).enumerate() {
                 let word = self.written.load(start + HEADER / 8 + index, Ordering::Relaxed);
                 part.copy_from_slice(&word.to_ne_bytes()[..part.len()]);

@@ -17,8 +17,7 @@ use zerocopy::FromBytes as _;
 use super::ring::Ring;
 use crate::map::control::ControlPage;
 
-/// Limit of events forwarded per [`WINDOW`]. Further events are removed from the buffer and
-/// counted.
+/// Maximum number of events forwarded per [`WINDOW`]. Further events are counted and dropped.
 const MOST_IN_WINDOW: u32 = 500;
 
 /// Together with [`MOST_IN_WINDOW`] this limits the tap to 5,000 events per second.
@@ -38,15 +37,15 @@ pub enum TapItem {
 pub struct TapReader {
     /// The buffer, registered with tokio.
     ring: AsyncFd<Ring>,
-    /// The page on which the sampling rate is set.
+    /// The page that holds the sampling rate.
     control: Arc<ControlPage>,
 }
 
 impl TapReader {
     /// Reads from the map `TAP`. Must be called within a tokio runtime.
     pub(crate) fn new(ring: Ring, control: Arc<ControlPage>) -> io::Result<Self> {
-        // SAFETY: the ring buffer owns its descriptor, which stays open and the
-        // same for as long as the buffer lives, and it lives inside the AsyncFd.
+        // SAFETY: the ring buffer owns its descriptor, which stays open and unchanged as long as
+        // the buffer lives, and the buffer lives inside the `AsyncFd`.
         let ring =
             unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(io::Error::other)?;
         Ok(Self { ring, control })
@@ -55,7 +54,7 @@ impl TapReader {
     /// Passes events to `publish` for as long as `wanted` has a sender. `wanted` is the number of
     /// queries per sample: 1 for all of them, 0 for none.
     pub async fn feed(mut self, mut wanted: watch::Receiver<u32>, mut publish: impl FnMut(TapItem)) {
-        // Older events belong to an earlier session that ended with a full buffer.
+        // Events older than this belong to an earlier session that ended with a full buffer.
         let mut session_start = 0;
         let mut before = 0;
         loop {
@@ -74,7 +73,7 @@ impl TapReader {
                     break;
                 } else {
                     self.hand_on(session_start, &mut publish);
-                    // During the window events wait in the buffer, or are lost there.
+                    // During the window events wait in the buffer or are lost if it is full.
                     tokio::time::sleep(WINDOW).await;
                 },
             }
@@ -102,7 +101,7 @@ impl TapReader {
                 }
                 _ => lost += 1,
             }
-            // The program may add events as fast as they are removed.
+            // The program may add events as fast as they are removed, so the time is limited, too.
             if begun.elapsed() >= WINDOW {
                 break;
             }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// Tokens that are refilled at a steady rate.
+/// A bucket of tokens, refilled at a steady rate.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     /// Tokens per second, and the bucket's capacity.

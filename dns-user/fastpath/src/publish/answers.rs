@@ -1,8 +1,9 @@
-//! The forwarded answers in the maps: admission, replacement, eviction, renewal before the end.
+//! The forwarded answers in the maps: admission, replacement, eviction, and renewal before they
+//! expire.
 //!
 //! They mirror the cache in userspace, which hands over an answer when it is used for the second
-//! time. No answer outlives its lifetime or its generation, whatever happens here: the programs
-//! check both.
+//! time. The programs check lifetime and generation, so no answer outlives either, regardless of
+//! this module.
 
 use std::{
     cmp::Reverse,
@@ -26,7 +27,7 @@ use crate::map::{answer, store::StoreFill};
 /// One in this many answers may be admitted per second.
 const ADMITTED_SHARE: usize = 8;
 
-/// An answer in use is renewed after this share of its lifetime, in thousandths. The renewals of
+/// Share of its lifetime, in thousandths, after which an answer in use is renewed. Renewals of
 /// answers that arrived together are spread over [`SPREAD`].
 const RENEWAL: u64 = 900;
 /// Spread of renewals, in thousandths of the lifetime.
@@ -39,9 +40,9 @@ pub struct Renewal {
     pub name: Name,
     /// Type of the question.
     pub qtype: u16,
-    /// DO of the query.
+    /// Whether the query has DO set.
     pub dnssec_ok: bool,
-    /// CD of the query.
+    /// Whether the query has CD set.
     pub checking_disabled: bool,
 }
 
@@ -68,17 +69,17 @@ pub struct AnswersStatus {
 struct Record {
     location: Location,
     size: usize,
-    /// Its place in the queue; places with other tickets are void.
+    /// Its valid place in the queue; places with other tickets are void.
     ticket: u64,
     since_ns: u64,
     ends_ns: u64,
-    /// Last use at the latest look of the eviction.
+    /// Last use as of the last inspection by eviction.
     seen_ns: u64,
     renewal: Renewal,
 }
 
 impl Record {
-    /// Returns the position of the entry, whose key is given.
+    /// Returns the position of the entry with this key.
     fn placed(&self, key: u64) -> Placed {
         Placed { key, location: self.location, size: self.size }
     }
@@ -96,7 +97,7 @@ enum Task {
 struct Due {
     at_ns: u64,
     key: u64,
-    /// The arrival of the answer that it concerns.
+    /// Arrival of the answer to which the task belongs.
     since_ns: u64,
     task: Task,
 }
@@ -108,12 +109,12 @@ pub(crate) struct AnswerTable {
     seed: u64,
     limit: usize,
     records: HashMap<u64, Record>,
-    /// Keys with tickets, in the order in which eviction looks at them.
+    /// Keys with tickets, in the order in which eviction inspects them.
     queue: VecDeque<(u64, u64)>,
     tickets: u64,
     due: BinaryHeap<Reverse<Due>>,
     admission: Allowance,
-    /// Answers handed over that need not be handed over again.
+    /// Filters answers that need not be handed over again.
     filter: Arc<LearnFilter>,
     generation: u64,
     evicted: u64,
@@ -121,7 +122,7 @@ pub(crate) struct AnswerTable {
     renewals: u64,
 }
 
-/// Returns the key of an answer in the filter: another one in each generation.
+/// Returns the key of an answer in the filter, which differs in each generation.
 pub(crate) fn filter_key(key: u64, generation: u64) -> u64 {
     key ^ generation.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -152,7 +153,7 @@ impl AnswerTable {
         }
     }
 
-    /// Begins a generation: all earlier answers are void, which the programs know already.
+    /// Begins a generation: all earlier answers are void, and the programs ignore them already.
     pub(crate) fn begin(&mut self, generation: u64) {
         let Self { records, store, .. } = self;
         for (key, record) in records.drain() {
@@ -177,12 +178,12 @@ impl AnswerTable {
             return self.release(key);
         }
         if self.records.get(&key).is_some_and(|record| record.since_ns == answer.since_ns) {
-            // Its renewal has failed.
+            // The same answer again: its renewal has failed.
             return;
         }
         let Some(words) = answer::encode(answer, self.seed, generation) else {
             self.unfitting += 1;
-            // Not handed over again before another answer may have come.
+            // Not handed over again until another answer may have arrived.
             self.schedule(Due { at_ns: ends_ns, key, since_ns: answer.since_ns, task: Task::Remove });
             return;
         };
@@ -191,7 +192,8 @@ impl AnswerTable {
         }
     }
 
-    /// Writes an entry and records it; `None` without room, or beyond the rate of admission.
+    /// Writes an entry and records it; `None` if there is no room or the admission rate is
+    /// exceeded.
     fn place(&mut self, key: u64, words: &[u64], answer: &ForwardedAnswer, ends_ns: u64) -> Option<()> {
         let old = self.records.get(&key).map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
@@ -225,7 +227,8 @@ impl AnswerTable {
         Some(())
     }
 
-    /// Removes expired answers and returns those to renew: in use since they were published.
+    /// Removes expired answers and returns the answers to renew: those used since they were
+    /// published.
     pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<Renewal> {
         let mut renewals = Vec::new();
         while let Some(&Reverse(due)) = self.due.peek()
@@ -251,7 +254,7 @@ impl AnswerTable {
         renewals
     }
 
-    /// Makes the cells of removed answers reusable, as soon as no program can read them.
+    /// Makes the cells of removed answers reusable once no program can read them.
     pub(crate) fn reclaim(&mut self) {
         if self.grace.ended() {
             self.store.end_grace_period();
@@ -261,7 +264,7 @@ impl AnswerTable {
         }
     }
 
-    /// Returns whether nothing is left to do for any answer.
+    /// Returns whether no work is scheduled for any answer.
     pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
@@ -278,10 +281,10 @@ impl AnswerTable {
         }
     }
 
-    /// Evicts one answer: the first that was not used since the last look at it. `false` if there
-    /// is none.
+    /// Evicts the first answer that was not used since its last inspection; `false` if there is
+    /// none.
     fn evict(&mut self) -> bool {
-        // After one round all answers have been looked at.
+        // After one round all answers have been inspected.
         for _ in 0..=2 * self.queue.len() {
             let Some((key, ticket)) = self.queue.pop_front() else { return false };
             let Some(record) = self.records.get_mut(&key).filter(|record| record.ticket == ticket) else {
@@ -394,7 +397,7 @@ mod tests {
         }
     }
 
-    /// An answer with a TTL of 100 s.
+    /// Returns an answer with a TTL of 100 s.
     fn answer_of(number: u32, since_ns: u64) -> ForwardedAnswer {
         let name: Name = format!("n{number}.example").parse().unwrap();
         let mut message = vec![0, 0, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
@@ -459,7 +462,7 @@ mod tests {
             [answer_of(1, 0).name.to_string()]
         );
         assert_eq!(bench.table.expire(98 * SECOND), []);
-        // The old answer again, because the renewal has failed.
+        // The old answer is published again because the renewal failed.
         bench.table.publish(&answer_of(1, SECOND), 1, 98 * SECOND);
         assert_eq!(bench.table.status().written, 2);
         bench.table.publish(&answer_of(1, 98 * SECOND), 1, 98 * SECOND);

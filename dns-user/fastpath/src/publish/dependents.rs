@@ -1,8 +1,8 @@
-//! Records which names depend on the health of which instances.
+//! Maps instances to the names whose answers depend on their health.
 //!
 //! Names queried in many spellings (`q-s0`, `q-s0y0`, `q-a1s0`...) mostly depend on the same
-//! instances. Each distinct set of instances is stored once, however many names share it, so a
-//! flood of spellings costs a few bytes per name.
+//! instances. Each distinct set of instances is stored once for all names that share it, so a flood
+//! of spellings costs only a few bytes per name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use hashbrown::{HashMap, HashSet};
 pub(crate) type SetNumber = NonZeroU64;
 
 /// Bytes per instance of a set: the address and its place in [`Dependents::by_instance`], including
-/// a B-tree's unused space.
+/// the unused space of the B-tree.
 const BYTES_PER_MEMBER: usize = size_of::<IpAddr>() + 3 * size_of::<(IpAddr, SetNumber)>() / 2;
 
 /// Sets of instances, the names that share them, and the reverse index by instance.
@@ -97,7 +97,8 @@ impl Dependents {
         sets.flat_map(|set| set.keys.iter().copied()).collect()
     }
 
-    /// Returns the bytes of all sets, plus those of a set of `instances` unless it exists already.
+    /// Returns the size of all sets in bytes, including a set of `instances` even if it does not
+    /// exist yet.
     pub(crate) fn weight_with(&self, instances: &[IpAddr]) -> usize {
         let new = if self.by_members.contains_key(instances) { 0 } else { instances.len() };
         (self.members + new) * BYTES_PER_MEMBER

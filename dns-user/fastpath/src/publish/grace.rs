@@ -1,7 +1,7 @@
 //! RCU grace periods, awaited on a separate thread.
 //!
 //! A program run that began earlier may still read the cells of a replaced entry; after one RCU
-//! grace period no such run is left. The kernel takes 10 ms and more for it, too long for the
+//! grace period no such run is left. The kernel takes 10 ms or more for it, too long for the
 //! publisher to block.
 
 use std::{io, thread, time::Duration};
@@ -11,19 +11,19 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use dns_platform::threads::{self, OnPanic};
 
 /// Time in quarantine if the kernel refuses membarrier (with `nohz_full`, for example). A program
-/// run takes microseconds; this is a wide margin, not a proof, and the status says so.
+/// run takes microseconds, so the margin is wide, but this is no proof, which the status reports.
 pub(crate) const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
 /// Runs grace periods one at a time and reports their ends.
 #[derive(Debug)]
 pub(crate) struct GracePeriods {
-    /// Requests to the thread; dropping it ends the thread.
+    /// Requests to the thread; dropping the sender ends the thread.
     begin: Sender<()>,
     /// One message per grace period: whether the kernel confirmed it.
     over: Receiver<bool>,
-    /// Whether one was begun whose end has not been noticed.
+    /// Whether a grace period was begun whose end was not reported yet.
     running: bool,
-    /// Whether the kernel confirmed all of them so far.
+    /// Whether the kernel confirmed every grace period so far.
     vouched: bool,
 }
 
@@ -58,13 +58,13 @@ impl GracePeriods {
         self.running
     }
 
-    /// Returns whether the running grace period has ended; reports each end once.
+    /// Returns whether the current grace period has ended; reports each end once.
     pub(crate) fn ended(&mut self) -> bool {
         let told = if self.running { self.over.try_recv().ok() } else { None };
         self.note(told)
     }
 
-    /// Waits for the running grace period; `false` if none is running.
+    /// Waits for the current grace period to end; `false` if none is running.
     pub(crate) fn wait(&mut self) -> bool {
         let told = if self.running { self.over.recv().ok() } else { None };
         self.note(told)
@@ -75,8 +75,8 @@ impl GracePeriods {
         self.running
     }
 
-    /// Returns whether the kernel confirmed every grace period so far; otherwise a fixed time was
-    /// waited instead.
+    /// Returns whether the kernel confirmed every grace period so far; otherwise the thread waited
+    /// for a fixed time instead.
     pub(crate) fn vouched(&self) -> bool {
         self.vouched
     }

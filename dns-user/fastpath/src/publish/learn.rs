@@ -1,4 +1,4 @@
-//! Filter for names resolved in userspace, on their way to the publisher.
+//! Filters the names resolved in userspace that are handed to the publisher.
 //!
 //! A name that userspace keeps answering (over TCP, or on an interface without the fast path) would
 //! be handed over on every query. The filter suppresses such repetitions at the source, at the cost
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Slots of the filter: 8 bytes each.
 const SLOTS: usize = 1 << 13;
 
-/// Remembers the keys handed over last: a hash table with one key per slot, in which a newer key
-/// replaces an older one. Forgetting costs only a superfluous message.
+/// The keys handed over most recently: a hash table with one key per slot, in which a newer key
+/// replaces an older one. A replaced key costs only a superfluous message.
 #[derive(Debug)]
 pub(crate) struct LearnFilter {
     /// The last key for each value of the lowest bits; 0 is empty, so a name with key 0 is always
@@ -33,10 +33,10 @@ impl LearnFilter {
         true
     }
 
-    /// Lets the next query for the name be handed over again, because the name is not in the map or
-    /// has left it.
+    /// Permits the next query for the name to be handed over again, because the name is not in the
+    /// map.
     pub(crate) fn release(&self, key: u64) {
-        // If another key has taken the slot meanwhile, nothing is lost.
+        // If another key has taken the slot in the meantime, there is nothing to release.
         let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 

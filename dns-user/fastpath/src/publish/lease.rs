@@ -1,11 +1,11 @@
 //! The lease: how long the programs may answer without a renewal from userspace.
 //!
 //! Only the publisher's own loop renews it, so it expires if the publisher hangs. A live publisher
-//! does not prove that the rest is alive: once the daemon sends heartbeats, the lease counts from
-//! the last one, so it also expires if the runtime dies or health checks hang, because a heartbeat
-//! is as old as the oldest sign of life behind it. While a change handed to the publisher is not in
-//! the map yet, the lease counts from the time of the hand-over: outdated entries answer for at
-//! most the length of a lease, however busy the machine is.
+//! does not prove that the rest of the server is alive, so once the daemon sends heartbeats, the
+//! lease is counted from the last one. A heartbeat is as old as the oldest sign of life that it
+//! represents, so the lease also expires if the runtime dies or health checks hang. While a change
+//! handed to the publisher is not in the map yet, the lease is counted from the time of the
+//! hand-over: even on a busy machine, outdated entries are used for at most the length of a lease.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Returns a lease of this length, not running yet.
+    /// Returns a lease of this length that has not begun.
     pub(crate) fn new(control: Arc<ControlPage>, length: Duration) -> Self {
         let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 4);
         Self { control, length_ns, heartbeat_ns: Arc::default() }
@@ -47,11 +47,11 @@ impl Lease {
         Duration::from_nanos((self.length_ns / 8).max(1_000_000))
     }
 
-    /// Records a sign of life of the daemon's runtime, `age` old. After the first one they must
-    /// continue.
+    /// Records a sign of life of the daemon's runtime, `age` old. Once the first one was recorded,
+    /// others must follow.
     pub(crate) fn heartbeat(&self, age: Duration) {
         let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-        // Zero would mean that there was no heartbeat yet.
+        // Zero would mean that there has been no heartbeat.
         let at = kernel_monotonic_ns().saturating_sub(age).max(1);
         self.heartbeat_ns.store(at, Ordering::Relaxed);
     }
@@ -69,7 +69,7 @@ impl Lease {
         self.control.set_lease(0);
     }
 
-    /// Returns the remaining time; zero after the lease expired.
+    /// Returns the remaining time; zero once the lease has expired.
     pub(crate) fn remaining(&self) -> Duration {
         Duration::from_nanos(self.control.lease().saturating_sub(kernel_monotonic_ns()))
     }

@@ -1,13 +1,13 @@
-//! The programs' answers: how names enter the map, change and leave it.
+//! The programs' answers: how names are added to the map, changed and removed.
 //!
 //! * [`publisher`]: the single writing thread, and the handle to it.
 //! * [`table`]: the published names and the rules for them (`table/room.rs`: eviction).
 //! * [`allowance`]: rate limit for learned names that evict each other.
 //! * [`answers`]: the forwarded answers.
 //! * [`dependents`]: the names affected by a change of an instance's health.
-//! * [`grace`]: when cells of removed entries may be reused.
+//! * [`grace`]: RCU grace periods, after which cells of removed entries may be reused.
 //! * [`learn`]: names queried in userspace, on their way into the map.
-//! * [`lease`]: how long the programs may answer without a renewal from userspace.
+//! * [`lease`]: the time for which the programs may answer without renewal from userspace.
 
 pub(super) mod allowance;
 pub(super) mod answers;

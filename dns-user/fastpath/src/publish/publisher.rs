@@ -1,4 +1,4 @@
-//! The publisher: the only thread that changes the programs' answers, and the handle for requests
+//! The publisher, the only thread that changes the programs' answers, and the handle for requests
 //! to it.
 
 use std::{
@@ -38,25 +38,25 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Limit of names waiting to be learned. Further names within one round of the publisher are
-/// dropped; their next query hands them over again.
+/// Maximum number of names waiting to be learned. Further names within one round of the publisher
+/// are dropped; their next query hands them over again.
 const LEARN_QUEUE: usize = 4096;
 
-/// Limit of forwarded answers waiting to be published. Further ones are dropped; their next use
-/// hands them over again.
+/// Maximum number of forwarded answers waiting to be published. Further ones are dropped; their
+/// next use hands them over again.
 const OFFER_QUEUE: usize = 1024;
 
 /// Longest wait for an event.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// Longest wait while cells are about to become free.
+/// Longest wait while a grace period is running.
 const RECLAIMING: Duration = Duration::from_millis(10);
 
 /// Length of one slice of a pass over the names, after which the publisher checks for more urgent
 /// events and yields the CPU.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// Limit of time spent on learning waiting names, if nothing more urgent arrives.
+/// Longest time spent on learning waiting names, unless something more urgent arrives first.
 const LEARNING: Duration = Duration::from_millis(20);
 
 /// Handle of the publisher. Cheap to clone; calls never block.
@@ -72,7 +72,7 @@ struct Handle {
     control: Sender<Event>,
     learn: Sender<Name>,
     filter: Arc<LearnFilter>,
-    /// Seed of the hash that makes keys.
+    /// Seed of the hash from which keys are computed.
     seed: u64,
     /// The index, for reading last-used times.
     index: Arc<IndexMemory>,
@@ -88,7 +88,7 @@ struct AnswersHandle {
     offers: Sender<Offer>,
     filter: Arc<LearnFilter>,
     index: Arc<IndexMemory>,
-    /// Whether there is room for any.
+    /// Whether forwarded answers are kept at all.
     kept: bool,
 }
 
@@ -108,7 +108,8 @@ enum Event {
     HealthChanged(Box<[IpAddr]>),
     /// These names may no longer be published.
     Withdraw(Box<[Name]>),
-    /// All forwarded answers of earlier generations are void; renewals are requested here.
+    /// All forwarded answers of earlier generations are void; renewals are requested through the
+    /// sender.
     BeginAnswers(u64, mpsc::Sender<Renewal>),
     /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
@@ -154,7 +155,7 @@ impl Publisher {
         }
     }
 
-    /// Makes all forwarded answers of other generations void, immediately. Requests to renew an
+    /// Immediately invalidates all forwarded answers of other generations. Requests to renew an
     /// answer go to `renewals`.
     pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<Renewal>) {
         let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
@@ -162,8 +163,8 @@ impl Publisher {
         self.send(Event::BeginAnswers(generation, renewals.clone()));
     }
 
-    /// Hands over a forwarded answer that was used in userspace and looked up in `generation`, so that
-    /// the interface answers the next query. `answer` is called only if it was not handed over
+    /// Hands over a forwarded answer that was looked up in `generation` and used in userspace, so
+    /// that the interface answers the next query. `answer` is called only if it was not handed over
     /// before. Dropped if the publisher is behind.
     pub(crate) fn offer(
         &self,
@@ -189,7 +190,7 @@ impl Publisher {
     /// Hands over the renewed answer to a question in the map. Dropped if the publisher is behind.
     pub(crate) fn renew(&self, answer: ForwardedAnswer, generation: u64) {
         if let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) {
-            // The old answer expires then.
+            // If this fails, the old answer expires.
             let _ = handle.answers.offers.try_send(Offer { answer, generation });
         }
     }
@@ -236,8 +237,8 @@ impl Publisher {
         }
     }
 
-    /// For this long, limits the queries passed to userspace to `shares`, one per group of clients,
-    /// of 2^32 - 1 queries; `None` lifts the limit. Takes effect immediately.
+    /// Limits the queries passed to userspace during this time to `shares`, one per group of
+    /// clients, as fractions of 2^32 - 1; `None` lifts the limit. Takes effect immediately.
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
         let Some(handle) = &self.inner else { return };
         match shares {
@@ -253,7 +254,7 @@ impl Publisher {
     pub async fn flushed(&self) {
         let (done, wait) = oneshot::channel();
         self.send(Event::Flush(done));
-        // An error means that the publisher has ended: nothing is left to wait for.
+        // An error means that the publisher has ended, so there is nothing left to wait for.
         let _ = wait.await;
     }
 
@@ -313,7 +314,7 @@ impl Shared {
     }
 }
 
-/// The published names, and what their users share with the thread.
+/// The published names, and the state shared between their users and the thread.
 pub(crate) struct Names {
     pub(crate) table: Table,
     pub(crate) index: Arc<IndexMemory>,
@@ -321,7 +322,7 @@ pub(crate) struct Names {
     pub(crate) filter: Arc<LearnFilter>,
 }
 
-/// The forwarded answers, and what their users share with the thread.
+/// The forwarded answers, and the state shared between their users and the thread.
 pub(crate) struct Answers {
     pub(crate) table: AnswerTable,
     pub(crate) index: Arc<IndexMemory>,
@@ -408,7 +409,7 @@ struct Worker {
     control: Receiver<Event>,
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
-    /// Where renewals of answers are requested; `None` before the first generation of answers.
+    /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<Renewal>>,
     /// The table's status, shared with readers.
     status: Arc<Mutex<TableStatus>>,
@@ -419,11 +420,12 @@ struct Worker {
     earlier: Vec<Name>,
     /// Callers waiting for the current pass.
     flushes: Vec<oneshot::Sender<()>>,
-    /// Callers waiting for the pass after it.
+    /// Callers waiting for the following pass.
     later_flushes: Vec<oneshot::Sender<()>>,
-    /// When the first change of the current pass was handed over; `None` if the map is up to date.
+    /// Time at which the first change of the current pass was handed over; `None` if the map is up
+    /// to date.
     behind_since: Option<Instant>,
-    /// The same for the pass after it.
+    /// The same for the following pass.
     next_behind_since: Option<Instant>,
 }
 
@@ -472,15 +474,15 @@ impl Worker {
             if self.table.is_installing() {
                 match self.table.go_on(Instant::now() + SLICE) {
                     true => self.finish_pass(),
-                    // A pass takes long: threads waiting for this CPU, such as the reader of even
-                    // newer records, need not wait for the end of our time slice.
+                    // A pass takes long; let threads that wait for this CPU, such as the reader of
+                    // even newer records, run before the end of our time slice.
                     false => thread::yield_now(),
                 }
             }
         }
     }
 
-    /// Publishes forwarded answers that wait.
+    /// Publishes the waiting forwarded answers.
     fn publish_answers(&mut self, first: Offer) {
         let begun = Instant::now();
         let now_ns = BootInstant::now().kernel_ns();
@@ -493,7 +495,7 @@ impl Worker {
         *self.answers_status.lock() = self.answers.status();
     }
 
-    /// Removes expired answers, and requests renewals.
+    /// Removes expired answers and requests renewals.
     fn tend_answers(&mut self) {
         let Some(renewals) = &self.renewals else { return };
         self.answers.reclaim();
@@ -501,7 +503,8 @@ impl Worker {
             return;
         }
         for renewal in self.answers.expire(BootInstant::now().kernel_ns()) {
-            // Too many at a time: the answer expires, and the next query fetches it.
+            // Fails if there are too many at a time: the answer then expires, and the next query
+            // fetches it.
             let _ = renewals.try_send(renewal);
         }
         *self.answers_status.lock() = self.answers.status();
@@ -518,8 +521,8 @@ impl Worker {
         let filled = *installed.borrow() > 0;
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
-        // Work that makes progress is not a hang: it renews the lease, as long as nothing in the
-        // map is older than a lease.
+        // Work that makes progress renews the lease, as long as nothing in the map is older than a
+        // lease.
         let mut progress = || {
             if filled && last.elapsed() >= lease.interval() {
                 lease.renew(behind_since.elapsed());
@@ -545,12 +548,12 @@ impl Worker {
                     self.flush();
                 }
             }
-            // Handled by the loop, which ends.
+            // Ends the loop, which handles it.
             Event::Stop { .. } => {}
         }
     }
 
-    /// Ends a pass: the records installed before it are in the map.
+    /// Ends a pass: the records installed before it began are now in the map.
     fn finish_pass(&mut self) {
         let milliseconds = age(self.behind_since).as_millis();
         self.behind_since = self.next_behind_since.take();
@@ -601,14 +604,14 @@ impl Worker {
     }
 }
 
-/// Returns the allocator's free memory to the system: the memory used briefly to make and install a
-/// snapshot, 10 to 20 MB at 10,000 instances. Takes 0.5 ms.
+/// Returns the allocator's free memory to the system. Building and installing a snapshot briefly
+/// takes 10 to 20 MB at 10,000 instances. Takes 0.5 ms.
 fn give_memory_back() {
-    // SAFETY: takes a plain number, and may be called at any time by any thread.
+    // SAFETY: takes a plain number and may be called at any time from any thread.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns the time since then; zero for `None`.
+/// Returns the time elapsed since `since`; zero for `None`.
 fn age(since: Option<Instant>) -> Duration {
     since.map_or(Duration::ZERO, |since| since.elapsed())
 }

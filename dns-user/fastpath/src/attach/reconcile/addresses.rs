@@ -1,4 +1,4 @@
-//! The endpoints to serve, as far as their addresses belong to this machine.
+//! Follows the local addresses: only endpoints with an address of this machine are served.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,8 +11,8 @@ use crate::attach::{
 };
 
 impl Follower {
-    /// Publishes the endpoints and the addresses that no client may have. An address that has left
-    /// this machine is answered no longer.
+    /// Publishes the endpoints and the addresses that are invalid as senders. An endpoint whose
+    /// address was removed from this machine is no longer served.
     pub(super) fn follow_addresses(&mut self) {
         match self.netlink.addresses() {
             Ok(local) => self.local = local,
@@ -27,7 +27,7 @@ impl Follower {
         let mut all = expand(&self.setting.listen, &addresses);
         let netlink = &mut self.netlink;
         all.retain(|endpoint| {
-            // Without an answer, only loopback addresses are known to be local.
+            // If the kernel gives no answer, only loopback addresses are known to be local.
             endpoint.ip().is_loopback()
                 || addresses.contains(&endpoint.ip())
                 || netlink.is_local(endpoint.ip()).unwrap_or(false)

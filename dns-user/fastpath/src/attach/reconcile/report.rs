@@ -36,8 +36,8 @@ impl Follower {
         });
     }
 
-    /// Returns why no interface is served although one should be. An interface that is selected by a
-    /// wildcard, or by default, may wait for queries.
+    /// Returns why no interface is served although one should be. An interface selected by a
+    /// wildcard or by default may wait for queries.
     fn unserved(&self, interfaces: &[InterfaceStatus]) -> Option<String> {
         let Self { setting, links, .. } = self;
         let link_of =
@@ -69,7 +69,7 @@ impl Follower {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    /// Returns the status of an interface; `None` if the interface is not worth a report.
+    /// Returns the status of an interface; `None` if the interface is not reported.
     fn status_of(&self, link: &Link, is_open: bool, waiting: Option<&Waiting>) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
         let on = self.attached.get(&ifindex).filter(|_| is_open);
@@ -80,7 +80,7 @@ impl Follower {
         });
         let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
         let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
-            // Served for some endpoints.
+            // Served, but only for some endpoints.
             (Some(on), Some(why), _, _) => {
                 (InterfaceState::Served, format!("{}; not for every endpoint: {why}", on.attachment.why()))
             }

@@ -119,12 +119,12 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets
     }
 
-    /// Returns the possible verdicts of the rule; one of them applies.
+    /// Returns the possible verdicts of the rule, exactly one of which applies.
     pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
         self.verdicts.iter()
     }
 
-    /// Applies the rule's changes to the packet.
+    /// Applies the rule's changes to the packet, at the end of the rule.
     pub(super) fn leave(self, packet: &mut Packet) {
         if let Some(changed) = self.packet {
             *packet = changed;
@@ -205,7 +205,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
             "queue" => self.decide(Action::Unknown),
             "notrack" => self.change(|packet, is_certain| packet.untracked |= is_certain),
-            // These see the packet, or send it out under another address.
+            // These only observe or copy the packet, or change its source address.
             "log" | "dup" | "masq" | "counter" | "flow_offload" => {}
             "rt" | "socket" | "hash" | "osf" | "xfrm" | "tunnel" | "exthdr" | "inner" => {
                 self.forget(fields.register(1).unwrap_or(0), REGISTERS);
@@ -221,7 +221,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Applies a change to the packet; the change learns whether it is certain.
+    /// Applies a change to the packet and tells the closure whether the change is certain.
     fn change(&mut self, change: impl FnOnce(&mut Packet, bool)) {
         let is_certain = self.meets == Meets::Yes;
         if let Some(packet) = &mut self.packet {
@@ -232,7 +232,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     fn set(&mut self, register: Option<usize>, bytes: &[u8]) {
         let Some(at) = register else { return };
         self.mapped.retain(|(known, _)| *known != at);
-        // Registers are filled up to four bytes.
+        // Registers are padded to four bytes.
         let padded = bytes.len().next_multiple_of(4);
         for index in 0..padded {
             if let Some(place) = self.registers.get_mut(at + index) {
@@ -288,7 +288,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(9) => Some(layer(&packet.output).to_ne_bytes().to_vec()),
             Some(15) => Some(vec![if packet.is_v6() { 10 } else { 2 }]),
             Some(16) => Some(vec![17]),
-            // The packet type: to this machine alone.
+            // The packet type: addressed to this machine (`PACKET_HOST`).
             Some(19) => Some(vec![0]),
             _ => None,
         };
@@ -523,7 +523,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 }
 
-/// Builds the IP header, as far as it is known.
+/// Builds the IP header; unknown bytes are `None`.
 fn network_header(packet: &Packet) -> Vec<Option<u8>> {
     let (mut header, at) =
         if packet.is_v6() { (vec![None; 40], (8, 24)) } else { (vec![None; 20], (12, 16)) };

@@ -14,7 +14,7 @@ const NEW: u16 = 1 << 3;
 /// Returns whether a packet meets a match of this name and revision.
 pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> Meets {
     match name {
-        // These always hold, or are decided by the packet's known properties.
+        // These always hold, or depend on known properties of the packet only.
         "comment" => Meets::Yes,
         "udp" => ports(info, packet),
         "tcp" | "sctp" | "dccp" | "icmp" | "icmp6" | "esp" | "ah" => Meets::No,
@@ -129,7 +129,7 @@ fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
         return Meets::No;
     }
     if flags & STATUS != 0 {
-        /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`: set in the course of a flow.
+        /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`: set during the life of a flow.
         const BY_AND_BY: u16 = 2 | 4 | 8;
         let status = match (status & BY_AND_BY, packet.established) {
             (0, _) => Meets::known(inverted & STATUS != 0),
@@ -158,7 +158,7 @@ fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
             0 => (flags != 0, u32_at(info, 8)? != 0),
             _ => (flags & 1 != 0, flags & 2 != 0),
         };
-        // Then the result depends on the interface that has the address.
+        // The result then depends on the interface that has the address.
         if revision != 0 && flags & 0xc != 0 {
             return None;
         }

@@ -1,9 +1,9 @@
 //! The effect of the packet filter on queries, on their replies and on `lo`, read from the kernel's
-//! own tables, both legacy ones and nftables.
+//! own tables, both legacy and nftables.
 //!
-//! Arriving queries reveal most of it ([`super::gate`]). Three things they cannot reveal are
+//! Arriving queries reveal most of it ([`super::gate`]). Three effects that they cannot reveal are
 //! checked here: limits, which let some queries pass; rules that drop replies; and `lo`, where
-//! connection tracking takes a reply from the program for another query.
+//! connection tracking mistakes the program's reply for another query.
 //!
 //! * [`xtables`] and [`nft`] read the tables, [`matches`] and [`expressions`] evaluate their
 //!   conditions.
@@ -134,7 +134,7 @@ impl Rules {
 
     /// Returns the possible fates of a packet on its way to our sockets.
     fn way_in(&self, packet: &mut Packet) -> Ends {
-        // NAT has decided about a local query on its way out.
+        // NAT has already been applied to a local query on its way out.
         let with_nat =
             !(packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX));
         let device = packet.input.clone();

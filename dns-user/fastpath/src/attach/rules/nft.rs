@@ -64,7 +64,7 @@ struct Base {
 /// A set, map or verdict map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Set {
-    /// `NFT_SET_*`: intervals, and updates by packets.
+    /// `NFT_SET_*` flags: intervals, and updates by packets.
     flags: u32,
     elements: Vec<Element>,
 }
@@ -128,8 +128,8 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
 }
 
 impl Ruleset {
-    /// Returns the possible fates of a packet at an IP hook; `with_nat`: it is the first of its
-    /// flow.
+    /// Returns the possible fates of a packet at an IP hook. `with_nat` is true for the first
+    /// packet of a flow.
     pub(super) fn pass(&self, hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
         let family = if packet.is_v6() { IPV6 } else { IPV4 };
         let is_met = |chain: &Chain, base: &Base| {

@@ -43,7 +43,7 @@ pub(super) struct Packet {
 /// Length of a typical query's IP packet in bytes, for rules that match lengths.
 pub(super) const LENGTH: u32 = 72;
 
-/// A client's port; rules that match no particular port treat all above 1023 alike.
+/// Port of a typical client. Rules rarely distinguish ports above 1023.
 const CLIENT_PORT: u16 = 40_000;
 
 impl Packet {
@@ -76,7 +76,7 @@ impl Packet {
         }
     }
 
-    /// Returns a local query on its way out by `lo`.
+    /// Returns a local query on its way out through `lo`.
     pub(super) fn local_query(lo: &Device, endpoint: SocketAddr) -> Self {
         let query = Self::query(lo, endpoint.ip(), endpoint);
         Self { input: None, output: Some(lo.clone()), from_us: true, ..query }

@@ -1,7 +1,7 @@
 //! The possible fates of a packet in chains of rules, for legacy tables and nftables alike.
 //!
-//! Some matches cannot be decided outside the kernel (sets, time, owners). Such a rule is followed
-//! both ways, so the result holds every possible end of the packet.
+//! Some matches cannot be decided outside the kernel (sets, time, owners). Both outcomes of such a
+//! rule are followed, so the result contains every possible end of the packet.
 
 /// Whether a packet meets a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,10 +97,10 @@ pub(super) trait Chains {
     fn rules(&mut self, chain: usize) -> usize;
 }
 
-/// Limit of nested jumps: the kernel allows 16 in nft, and one per chain in x_tables.
+/// Maximum depth of jumps: the kernel allows 16 in nft, and one per chain in x_tables.
 const DEEPEST: usize = 64;
 
-/// Limit of rules evaluated for one packet: uncertain jumps multiply the paths.
+/// Maximum number of rules evaluated for one packet: uncertain jumps multiply the paths.
 const MOST_RULES: usize = 200_000;
 
 /// Returns the possible fates of a packet that enters this chain; `policy` applies at its end.

@@ -58,8 +58,8 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// Returns the possible fates of a packet in the tables at a hook; `with_nat`: it is the first of
-/// its flow.
+/// Returns the possible fates of a packet in the tables at a hook. `with_nat` is true for the first
+/// packet of a flow.
 pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
     let v6 = packet.is_v6();
     let of_family = tables.iter().filter(|table| table.v6 == v6 && (with_nat || table.name != "nat"));
@@ -96,18 +96,18 @@ pub(super) fn leads_to(tables: &[Table], endpoint: SocketAddr) -> bool {
 }
 
 impl Table {
-    /// Reads a table; `None` if it disappeared, or changed during the read; the next round reads it
-    /// again.
+    /// Reads a table; `None` if it disappeared or changed during the read. The next round then
+    /// reads it again.
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
         let (family, level) =
             if v6 { (libc::AF_INET6, libc::IPPROTO_IPV6) } else { (libc::AF_INET, libc::IPPROTO_IP) };
-        // Of any type: a raw one would need CAP_NET_RAW.
-        // SAFETY: socket takes no pointers.
+        // Any socket type will do; a raw socket would need CAP_NET_RAW. SAFETY: socket takes no
+        // pointers.
         let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: made for us just now.
+        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let title = CString::new(name)?;
         let named = |mut buffer: Vec<u8>| {
@@ -180,7 +180,7 @@ fn get(
     mut buffer: Vec<u8>,
 ) -> io::Result<Option<Vec<u8>>> {
     let mut length = libc::socklen_t::try_from(buffer.len()).map_err(io::Error::other)?;
-    // SAFETY: the buffer is as long as it says, and outlives the call.
+    // SAFETY: the length passed is the buffer's, and the buffer outlives the call.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut length)
     };
@@ -240,7 +240,7 @@ impl Layout {
     };
 }
 
-/// An entry, that is a rule.
+/// An entry, which is a rule.
 struct Entry<'a> {
     /// Offset in the table.
     at: usize,
@@ -457,7 +457,7 @@ impl NewTarget {
             && self.ports.is_none_or(|range| range == (to.port(), to.port()))
     }
 
-    /// Returns whether some packet for another machine may be redirected there.
+    /// Returns whether a packet for another machine may be redirected to this endpoint.
     fn may_be(&self, endpoint: SocketAddr) -> bool {
         let port = self.ports.is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
         let address = match self.addresses {

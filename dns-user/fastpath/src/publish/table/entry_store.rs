@@ -1,5 +1,5 @@
-//! Entries in memory, and the index that leads to them: written, moved and freed such that a
-//! concurrent program finds either the old entry or the new one, whole.
+//! Entries in memory and the index that leads to them, written, moved and freed such that a
+//! concurrent program finds either the complete old entry or the complete new one.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::map::{
     words::Words,
 };
 
-/// One in this many cells is reserved for listed names and for changed entries, so learned names
-/// never take the room that a new records.json needs.
+/// One in this many cells is reserved for listed names and changed entries, so that learned names
+/// never take the room needed by a new records.json.
 const RESERVE_SHARE: u32 = 8;
 
 /// One in this many cells is evicted at a time when the store is full, so that one grace period
-/// serves many names.
+/// frees room for many names.
 const BATCH_SHARE: u32 = 64;
 
-/// The store of entries, with the index.
+/// The store of entries and its index.
 pub(crate) struct EntryStore<W = MmapRaw> {
     /// The index from which programs find entries.
     index: Index<W>,
@@ -75,7 +75,7 @@ impl<W: Words> EntryStore<W> {
         self.allocator.allocate(size)
     }
 
-    /// Returns whether cells are free outside the reserve.
+    /// Returns whether there are free cells outside the reserve.
     pub(super) fn has_room(&self) -> bool {
         self.allocator.free_cells() > self.reserve()
     }
@@ -91,8 +91,8 @@ impl<W: Words> EntryStore<W> {
     }
 
     /// Writes an entry to its allocated cells and points the index to it, in place of an older
-    /// entry. The older entry stays whole, until the grace period ends, for program runs that have
-    /// found it. If the index is full, the cells are freed.
+    /// entry. The older entry stays intact until the grace period ends, for program runs that have
+    /// already found it. If the index is full, the cells are freed.
     pub(crate) fn write(
         &mut self,
         new: Placed,
@@ -113,24 +113,24 @@ impl<W: Words> EntryStore<W> {
     }
 
     /// Removes an entry: program runs that begin later do not find it. Earlier runs may answer from
-    /// it until they end; meanwhile its cells are in quarantine.
+    /// it until they end; until then its cells are in quarantine.
     pub(crate) fn remove(&mut self, entry: Placed) {
         self.index.remove(entry.key, entry.location);
         self.allocator.free(entry.location, entry.size);
     }
 
-    /// Begins a grace period: cells freed so far become free at its end. Returns `false` if there
-    /// are none, or one is already running.
+    /// Begins a grace period: cells freed so far become free once it ends. Returns `false` if there
+    /// are none, or if one is already running.
     pub(crate) fn begin_grace_period(&mut self) -> bool {
         self.allocator.begin_grace_period()
     }
 
-    /// Ends the grace period begun last.
+    /// Ends the current grace period.
     pub(crate) fn end_grace_period(&mut self) {
         self.allocator.end_grace_period();
     }
 
-    /// Returns how full the store is.
+    /// Returns the usage of the store.
     pub(crate) fn fill(&self) -> StoreFill {
         self.allocator.fill()
     }

@@ -39,7 +39,7 @@ const INSTANCES: u8 = 6;
 
 const NXDOMAIN: u8 = 3;
 
-/// An answer: last bytes of the addresses, or the RCODE.
+/// An answer: the last bytes of the addresses, or the RCODE.
 type Answer = Result<Vec<u8>, u8>;
 
 /// Runs the steps encoded in these bytes on a table. Panics at the first difference.
@@ -69,7 +69,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// An empty table with room for all names, or for a few.
+    /// Returns an empty table with room for all names or for a few.
     fn new(is_roomy: bool) -> Self {
         let health = Arc::new(Failing::default());
         let (useful, negative) = if is_roomy { (64, 64) } else { (4, 2) };
@@ -113,7 +113,7 @@ impl Trial {
         self.machine.table.install(Arc::new(snapshot), &mut || {});
     }
 
-    /// Changes the answers within one domain, alone.
+    /// Changes only the answers within one domain.
     fn change_domain(&mut self, bytes: &mut impl Iterator<Item = u8>) {
         let domain = name(DOMAIN);
         let within: Vec<(&str, u8)> = NAMES
@@ -205,7 +205,8 @@ impl Trial {
         self.valid.last().expect("there is always one")
     }
 
-    /// Returns a snapshot's answer for a name under the current health; `None`: not our name.
+    /// Returns a snapshot's answer for a name under the current health; `None` if the name is not
+    /// ours.
     fn expected(&self, snapshot: &Fixed, text: &str) -> Option<Answer> {
         let resolution = snapshot.resolve(&*self.health, &name(text))?;
         Some(match resolution.existence {
@@ -215,8 +216,8 @@ impl Trial {
     }
 }
 
-/// Adds a name to a snapshot, encoded in a byte: not ours, unknown, with instances, or listed as
-/// well.
+/// Adds a name to a snapshot. The byte encodes whether the name is foreign, unknown, has instances,
+/// or is also listed.
 fn with(snapshot: Fixed, text: &str, byte: u8) -> Fixed {
     let instances: Vec<u8> =
         (0..INSTANCES).filter(|number| byte >> (2 + number) & 1 == 1).map(|n| n + 1).collect();

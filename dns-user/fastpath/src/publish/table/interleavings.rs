@@ -1,9 +1,9 @@
-//! Every order in which a program run may see the publisher's writes, explored by loom: the life of
-//! an entry, its moves, the reuse of its cells, the growth of the index.
+//! Explores with loom every order in which a program run may see the publisher's writes: the life
+//! of an entry, its moves, the reuse of its cells and the growth of the index.
 //!
 //! The publisher's side is the store itself over modelled memory. The program's side ([`Program`])
 //! reads in the order of `dns-ebpf/src/lookup.rs`. A program run is an RCU read-side section; here
-//! it holds a read lock, and a grace period ends when the write lock was acquired.
+//! it holds a read lock, and a grace period ends once the write lock was acquired.
 
 use loom::{
     model::Builder,
@@ -44,7 +44,8 @@ struct Modelled {
 }
 
 impl Modelled {
-    /// Returns zeroed memory of apparently `bytes` bytes, of which `used` exist.
+    /// Returns zeroed memory with an apparent size of `bytes`, of which the first `used` bytes
+    /// exist.
     fn new(bytes: usize, used: usize) -> Self {
         Self {
             words: Arc::new((0..used / 8).map(|_| AtomicU64::new(0)).collect()),
@@ -126,8 +127,8 @@ impl Publisher {
 }
 
 impl Program {
-    /// Runs the program once: returns the name's answer, if it is found. Panics on a torn answer,
-    /// or another name's.
+    /// Runs the program once and returns the name's answer if found. Panics on a torn answer and on
+    /// an answer for another name.
     fn answer(&self, Name(hash): Name) -> Option<u64> {
         let _run = self.rcu.read().unwrap();
         let start = self.find(hash)?.offset() as usize / 8;
@@ -138,7 +139,7 @@ impl Program {
 
     /// Returns the location of the entry with this hash.
     fn find(&self, hash: u64) -> Option<Location> {
-        // The next read depends on the address read here; that ordering is modelled by acquiring.
+        // The next read depends on the address read here; Acquire models that ordering.
         let pairs = self.names.load(0, Ordering::Acquire) as u32;
         for turn in 0..2 {
             let bucket = 2 * index::element(hash, pairs) as usize + (index::preferred_bucket(hash) ^ turn);
@@ -179,8 +180,8 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 
 /// Runs a publisher and a program concurrently; returns the program.
 ///
-/// Each gets a separate thread: with bounded preemptions, loom does not interrupt its first thread
-/// everywhere (loom 0.7; a fault in the growth of the index was missed).
+/// Each gets its own thread: with bounded preemptions, loom does not interrupt its first thread
+/// everywhere (loom 0.7 missed a fault in the growth of the index).
 fn side_by_side(
     (mut publisher, program): (Publisher, Program),
     publish: impl FnOnce(&mut Publisher) + 'static,

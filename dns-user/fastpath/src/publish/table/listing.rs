@@ -16,7 +16,7 @@ pub(super) enum Unfitting {
     Entry(EntryUnfitting),
     /// Another name has the same hash.
     Collision,
-    /// The index or the store is full of names that may not be evicted.
+    /// The index or the store is full, and none of its names may be evicted.
     NoRoom,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// A new list; `beyond` is the number of names past the limit of listed names.
+    /// Returns a new list; `beyond` is the number of names past the limit of listed names.
     pub(super) fn new(listed: &[(u64, Name)], beyond: usize) -> Self {
         Self { keys: listed.iter().map(|&(key, _)| key).collect(), beyond, unfitting: HashMap::new() }
     }
@@ -42,8 +42,8 @@ impl Listing {
         self.keys.contains(&key)
     }
 
-    /// Records that a listed name did not fit. Other names are simply answered in userspace:
-    /// recording them would let clients fill the memory.
+    /// Records that a listed name did not fit. Other names are answered in userspace and not
+    /// recorded, because clients could otherwise fill the memory.
     pub(super) fn note_unfitting(&mut self, key: u64, reason: Unfitting) {
         if self.contains(key) {
             self.unfitting.insert(key, reason);
@@ -70,10 +70,10 @@ impl Listing {
     }
 }
 
-/// The remaining work until the map agrees with the new answers.
+/// The remaining work until the map contains the new answers.
 pub(super) struct Pass {
-    /// Names already in the map. They come first, to replace stale answers and to make room for new
-    /// names.
+    /// Names already in the map. They are processed first, to replace stale answers and to make
+    /// room for new names.
     known: vec::IntoIter<u64>,
     /// Names of the new list.
     listed: vec::IntoIter<(u64, Name)>,

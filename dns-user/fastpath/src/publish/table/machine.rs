@@ -1,5 +1,5 @@
-//! A table over ordinary memory, with answers and health set by hand: for the tests of the table
-//! and for the fuzz target `table`.
+//! A table in ordinary memory, with answers and health set by the test; used by the table's tests
+//! and by the fuzz target `table`.
 
 use std::{
     collections::BTreeMap,
@@ -81,7 +81,7 @@ impl Health for Failing {
     }
 }
 
-/// A table over anonymous memory.
+/// A table in anonymous memory.
 pub(super) struct Machine {
     pub(super) table: Table,
     pub(super) index: Arc<IndexMemory>,
@@ -89,7 +89,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Returns a table with these limits, over `chunks` chunks.
+    /// Returns a table with these limits and `chunks` chunks.
     pub(super) fn with(
         useful: usize,
         negative: usize,
@@ -144,7 +144,7 @@ impl Machine {
     }
 
     /// Checks the invariants: the index holds exactly the records, counts and limits are right, and
-    /// no more memory is in use than the entries take up.
+    /// only the memory of the entries is in use.
     pub(super) fn check(&self) {
         let status = self.table.status();
         assert_eq!(self.index.locations().count(), self.table.records.iter().count());

@@ -1,13 +1,13 @@
-//! The published names, and the rules by which they enter, change and leave. The only resource
-//! needed from the kernel is memory, so all of it is tested without a program.
+//! The published names, and the rules by which they are added, changed and removed. Needs nothing
+//! from the kernel but memory, so all of it is tested without a program.
 //!
 //! Three kinds of names share the index:
 //!
 //! * [`Kind::Published`]: listed by the snapshot. Never evicted.
 //! * [`Kind::Learned`]: queried and resolved in userspace. Evicted by second chance when room is
 //!   needed.
-//! * [`Kind::Negative`]: queried, but malformed or without existence. They have a small share and
-//!   only evict each other.
+//! * [`Kind::Negative`]: queried, but malformed or without existence. They have a small share of
+//!   the index and only evict each other.
 //!
 //! [`records`] keeps the names in the map and their order of eviction, [`listing`] the snapshot's
 //! list, [`entry_store`] the entries themselves; [`room`] chooses the names to evict.
@@ -40,15 +40,15 @@ use dns_core::{
     resolve::{Existence, Health, Resolution},
 };
 
-/// Number of names, the ones used last, that a new snapshot updates first.
+/// Number of most recently used names that a new snapshot updates first.
 const HOTTEST: usize = 1024;
 
-/// A full table exchanges at most one in this many learned names per second, so a name queried
-/// every few seconds stays during a flood of other names.
+/// A full table replaces at most one in this many learned names per second, so that a name queried
+/// every few seconds survives a flood of other names.
 const EXCHANGED_EACH_SECOND: usize = 16;
 
-/// Limit of bytes for the instances on which answers depend; past it, learned names with further
-/// instances are not added.
+/// Maximum size in bytes of the sets of instances on which answers depend. Beyond it, learned names
+/// with further instances are not added.
 const MAX_DEPENDENTS: usize = 32 << 20;
 
 /// The meaning of names: a snapshot, as seen by the publisher.
@@ -59,8 +59,8 @@ pub trait NameSource: Send + Sync {
     /// Returns the current meaning of `name`; `None` if other servers answer for it.
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
 
-    /// Like [`Self::resolve`], with the policy for giving the addresses, if they differ from the
-    /// fleet's.
+    /// Like [`Self::resolve`], with the policy for presenting the addresses, if different from the
+    /// fleet's default.
     fn resolve_with_policy(
         &self,
         health: &dyn Health,
@@ -70,17 +70,17 @@ pub trait NameSource: Send + Sync {
     }
 }
 
-/// Limits of the number of names.
+/// Maximum number of names by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Limits {
-    /// Published and learned names together.
+    /// Maximum number of published and learned names together.
     pub(crate) useful: usize,
     /// Maximum number of forwarded answers, kept in separate maps.
     pub(crate) answers: usize,
-    /// Limit of listed names within `useful`. Further listed names are learned like any other name:
-    /// most names of a huge fleet are never queried, and queried names must find room.
+    /// Maximum number of listed names within `useful`. Further listed names are learned like any
+    /// other name: most names of a huge fleet are never queried, and queried names need room.
     pub(crate) listed: usize,
-    /// Negative names, in addition.
+    /// Maximum number of negative names, in addition to `useful`.
     pub(crate) negative: usize,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Table {
     listing: Listing,
     /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
-    /// Newer answers arrived after the current pass began.
+    /// Whether newer answers have arrived since the current pass began.
     is_outdated: bool,
     evicted: u64,
     /// Buffer of the encoder.
@@ -147,14 +147,14 @@ impl Table {
         }
     }
 
-    /// Begins to bring the map into agreement with `answers`: the names used last are updated
-    /// immediately, the others by [`Self::go_on`]. Calls `progress` every few names.
+    /// Begins to update the map to `answers`: the most recently used names immediately, the others
+    /// through [`Self::go_on`]. Calls `progress` every few names.
     ///
-    /// A pass under way is not restarted, because answers that arrive faster than passes end would
-    /// keep it from ever reaching its last names. The next pass follows when it is done.
+    /// A running pass is not restarted, because answers that arrive faster than passes end would
+    /// keep it from ever reaching its last names. The next pass follows once it has ended.
     pub(crate) fn install(&mut self, answers: Arc<dyn NameSource>, progress: &mut dyn FnMut()) {
         self.answers = answers;
-        // Most queries are for a few names, which need not wait for the others.
+        // Most queries are for a few names, which should not wait for the others.
         self.refresh_all(self.hottest(), progress);
         if self.pass.is_some() {
             self.is_outdated = true;
@@ -175,8 +175,8 @@ impl Table {
         self.pass = Some(Pass::new(known, listed));
     }
 
-    /// Updates the answers of names within these domains, the only ones that changed. The list of
-    /// names stays until the next [`Self::install`].
+    /// Updates the answers of names within these domains, outside of which nothing has changed. The
+    /// list of names stays until the next [`Self::install`].
     pub(crate) fn refresh_within(
         &mut self,
         answers: Arc<dyn NameSource>,
@@ -194,7 +194,7 @@ impl Table {
         self.refresh_all(keys, progress);
     }
 
-    /// Returns whether a pass is under way.
+    /// Returns whether a pass is running.
     pub(crate) fn is_installing(&self) -> bool {
         self.pass.is_some()
     }
@@ -204,8 +204,8 @@ impl Table {
         self.is_outdated
     }
 
-    /// Continues the current pass, approximately until `until`. Returns `true` if it has ended; if
-    /// newer answers were waiting, the next pass has then begun.
+    /// Continues the current pass, approximately until `until`. Returns `true` once it has ended;
+    /// if newer answers were waiting, the next pass has begun by then.
     pub(crate) fn go_on(&mut self, until: Instant) -> bool {
         let Some(mut pass) = self.pass.take() else { return false };
         loop {
@@ -246,7 +246,7 @@ impl Table {
         self.refresh_all(keys, progress);
     }
 
-    /// Returns the keys of the names used last, most recent first.
+    /// Returns the keys of the most recently used names, most recent first.
     fn hottest(&self) -> Vec<u64> {
         let used_at =
             self.records.iter().map(|(key, record)| (self.store.last_used_ns(record.location()), key));
@@ -283,15 +283,15 @@ impl Table {
     pub(crate) fn learn(&mut self, name: &Name) {
         let key = self.key(name);
         if self.records.get(key).is_some() {
-            // The map already holds this name, or another one with the same hash: that one stays,
-            // and the filter suppresses this one.
+            // The map already holds this name or another one with the same hash, which stays; the
+            // filter then suppresses this one.
             return;
         }
         if self.has_room_to_learn() || self.exchange.is_left(Instant::now()) {
             self.refresh(key, name);
         }
         if self.records.get(key).is_none() {
-            // It may be admitted later.
+            // The name may be admitted later.
             self.filter.release(key);
         }
     }
@@ -306,8 +306,8 @@ impl Table {
         }
     }
 
-    /// Frees cells whose grace period is over and begins the next one. Must be called often; never
-    /// waits.
+    /// Frees cells whose grace period is over and begins the next grace period. Must be called
+    /// often; never waits.
     pub(crate) fn reclaim(&mut self) {
         if self.grace.ended() {
             self.store.end_grace_period();
@@ -353,8 +353,8 @@ impl Table {
         hash_name(self.seed, name.as_wire())
     }
 
-    /// Puts a listed name into the map, unless it has no answer yet: a listed name that resolves to
-    /// nothing waits for its first query.
+    /// Publishes a listed name. A listed name without an answer is not published before its first
+    /// query.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
             Some(record) if self.store.is_named(record.location(), name) => return,
@@ -387,7 +387,7 @@ impl Table {
         }
     }
 
-    /// Writes the entry of a name, if it differs from the present one.
+    /// Writes the entry of a name if it differs from the current one.
     fn put(
         &mut self,
         key: u64,
@@ -411,7 +411,7 @@ impl Table {
             && self.records.get(key).is_none()
             && self.dependents.weight_with(instances) > MAX_DEPENDENTS
         {
-            // Other names are evicted, a few per second; the next query for this name tries again.
+            // Other names are evicted at a limited rate; the next query for this name tries again.
             self.exchange_one(kind);
             return;
         }
@@ -440,7 +440,7 @@ impl Table {
     /// Writes the entry encoded last to its allocated cells; `false` if the index is full.
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed { key, location, size } = entry;
-        // Making room may have evicted this very name.
+        // Making room may have evicted this name itself.
         let old = self.records.get(key).map(|record| (record.location(), record.size()));
         if let Some((old, _)) = old {
             self.encoded.set_last_used_ns(self.store.last_used_ns(old));
@@ -465,7 +465,7 @@ impl Table {
         self.store.remove(Placed { key, location: record.location(), size: record.size() });
     }
 
-    /// Sets the instances on which a name depends.
+    /// Records the instances on which a name depends.
     fn depend(&mut self, key: u64, instances: &[IpAddr]) {
         if let Some(record) = self.records.get_mut(key) {
             record.dependency = self.dependents.assign(key, record.dependency, instances);
@@ -477,7 +477,7 @@ impl Table {
         if !self.records.set_kind(key, kind, &self.store) {
             return;
         }
-        // An unchanged entry may change its kind without asking for room: a negative name that now
+        // An unchanged entry may change its kind without a check for room: a negative name that now
         // exists, or the reverse.
         let too_many_useful = self.records.useful() > self.limits.useful;
         let too_many_negative = self.records.count(Kind::Negative) > self.limits.negative;

@@ -29,13 +29,13 @@ pub(super) enum Kind {
     Negative,
 }
 
-/// One name in the map; its entry holds the name itself. Kept small: a few more bytes per name are
-/// half a megabyte.
+/// One name in the map; its entry holds the name itself. Kept small, because a few bytes more per
+/// name amount to half a megabyte.
 #[derive(Debug)]
 pub(super) struct Record {
     /// The instances on whose health the answer depends.
     pub(super) dependency: Option<SetNumber>,
-    /// The valid place in the queue of its kind; places with older tickets are void.
+    /// Ticket of the valid place in the queue of its kind; places with older tickets are void.
     ticket: u64,
     location: Location,
     /// Length of the entry in bytes.
@@ -96,7 +96,7 @@ impl Records {
         self.by_key.get(&key)
     }
 
-    /// Returns the record with this key for changes, other than of the kind ([`Self::set_kind`]).
+    /// Returns the record with this key for changes to anything but the kind ([`Self::set_kind`]).
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut Record> {
         self.by_key.get_mut(&key)
     }
@@ -115,7 +115,7 @@ impl Records {
         self.count(Kind::Published) + self.count(Kind::Learned)
     }
 
-    /// Adds a name, as the last of its kind to be evicted. `last_used_ns` is its entry's.
+    /// Adds a name as the last of its kind to be evicted. `last_used_ns` is taken from its entry.
     pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
         let Placed { key, location, size } = entry;
         let mut record = Record { dependency: None, ticket: 0, location, size: 0, kind };
@@ -167,7 +167,7 @@ impl Records {
         None
     }
 
-    /// Queues a name as the last of its kind, if that kind has a queue.
+    /// Queues a name as the last of its kind if the kind has a queue.
     fn queue(&mut self, key: u64, spared_at_ns: u64) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;

@@ -1,7 +1,7 @@
-//! Room for names: the choice of names to evict.
+//! Makes room for names by choosing names to evict.
 //!
-//! Listed names evict learned ones and wait for their cells. Names that are merely queried evict
-//! each other, a few per second, and never wait.
+//! Listed names evict learned names and wait for their cells. Queried names only evict each other,
+//! at a limited rate, and never wait.
 
 use std::time::Instant;
 
@@ -13,12 +13,12 @@ use super::{Table, records::Kind};
 const ROUNDS_FOR_ONE: usize = 8;
 
 impl Table {
-    /// Returns whether a learned name finds room without an eviction.
+    /// Returns whether there is room for a learned name without an eviction.
     pub(super) fn has_room_to_learn(&self) -> bool {
         self.records.useful() < self.limits.useful && self.store.has_room()
     }
 
-    /// Returns cells for the encoded entry of a name of this kind, evicting other names if
+    /// Allocates cells for the encoded entry of a name of this kind, evicting other names if
     /// permitted.
     pub(super) fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
         let held = self.records.get(key).map(|record| record.kind());
@@ -59,8 +59,8 @@ impl Table {
         true
     }
 
-    /// Returns cells for the encoded entry of a listed name: evicts learned names and waits for
-    /// their cells.
+    /// Allocates cells for the encoded entry of a listed name; evicts learned names and waits for
+    /// their cells if necessary.
     fn cells_for_listed(&mut self) -> Option<Location> {
         let size = self.encoded.size();
         for _ in 0..ROUNDS_FOR_ONE {
@@ -75,11 +75,11 @@ impl Table {
         None
     }
 
-    /// Returns cells for the encoded entry of a queried name. `replaces`: an outdated entry of the
-    /// name exists.
+    /// Allocates cells for the encoded entry of a queried name. `replaces` is true if the name has
+    /// an outdated entry.
     ///
-    /// Never waits: without room, other names are evicted, and the next query for the name finds
-    /// their cells free.
+    /// Never waits: without room it evicts other names, whose cells are free by the next query for
+    /// the name.
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
         self.reclaim();
@@ -93,7 +93,7 @@ impl Table {
         found
     }
 
-    /// Evicts negative and learned names until a batch of cells waits to become free; returns whether
+    /// Evicts negative and learned names until a batch of cells is in quarantine; returns whether
     /// any name was evicted.
     fn evict_batch(&mut self) -> bool {
         let enough = self.store.batch(self.encoded.size());

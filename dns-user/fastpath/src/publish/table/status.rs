@@ -24,8 +24,8 @@ pub struct TableStatus {
     pub evicted: u64,
     /// Entries written since the start.
     pub written: u64,
-    /// The kernel does not confirm that programs have finished with a replaced entry's cells
-    /// (membarrier is refused); a fixed time is waited instead.
+    /// Whether the kernel refuses membarrier, which would confirm that no program still reads the
+    /// cells of a replaced entry; the publisher then waits for a fixed time instead.
     pub unvouched: bool,
 }
 
@@ -38,13 +38,13 @@ pub struct UnfittingStatus {
     pub too_many_addresses: usize,
     /// Another name has the same hash.
     pub collision: usize,
-    /// `max_names` or the store is exhausted; the interface answers such a name once it was
+    /// `max_names` or the store is exhausted; the interface answers such a name once it has been
     /// queried.
     pub no_room: usize,
 }
 
 impl UnfittingStatus {
-    /// Returns the number of unpublished names of the snapshot, for all reasons together.
+    /// Returns the total number of listed names that are not in the map.
     pub fn total(&self) -> usize {
         self.by_reason().iter().map(|(_, count)| count).sum()
     }

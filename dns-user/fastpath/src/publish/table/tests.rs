@@ -17,12 +17,12 @@ use crate::{bpf, publish::grace::GracePeriods};
 use dns_core::resolve::AllRunning;
 
 impl Machine {
-    /// A table with these limits, over `chunks` chunks.
+    /// Returns a table with these limits and `chunks` chunks.
     fn new(useful: usize, negative: usize, chunks: usize) -> Self {
         Self::with_health(useful, negative, chunks, Arc::new(AllRunning))
     }
 
-    /// A table with these limits and this source of health, over `chunks` chunks.
+    /// Returns a table with these limits, this source of health and `chunks` chunks.
     fn with_health(
         useful: usize,
         negative: usize,
@@ -40,7 +40,7 @@ impl Machine {
 
     fn install(&mut self, answers: &Fixed) {
         self.table.install(Arc::new(answers.clone()), &mut || {});
-        // In the smallest slices: they change nothing.
+        // The smallest slices, because slicing must not change the result.
         while !self.table.go_on(Instant::now()) {}
         self.check();
     }
@@ -104,7 +104,7 @@ fn names_used_last_are_the_first_to_change() {
     bench.use_at("d.bosh", 100);
     bench.use_at("b.bosh", 101);
     bench.install(&all(2));
-    // Entries written first lie first.
+    // Entries are stored in the order of writing.
     let place = |text: &str| bench.index.get(hash_name(SEED, name(text).as_wire())).unwrap().0;
     let mut order = names;
     order.sort_by_key(|text| place(text));
@@ -290,7 +290,7 @@ fn new_records_find_room_whatever_was_learned() {
     let (mut answers, texts) = large_names(CHUNK_SIZE / CELL_SIZE / 17 + 10);
     bench.install(&answers);
     texts.iter().for_each(|text| bench.table.learn(&name(text)));
-    // As many as the reserve holds, and as many again.
+    // Twice as many as fit into the reserve.
     let listed = texts.len() / 4;
     answers.names.values_mut().rev().take(listed).for_each(|(is_listed, _)| *is_listed = true);
     bench.install(&answers);
