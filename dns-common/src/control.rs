@@ -1,5 +1,5 @@
-//! Settings that the server gives the programs, in one mmap-able element. The server writes it with
-//! plain stores, without system calls. Endpoints and interfaces are in [`crate::scope`].
+//! Settings of the programs, in one mmap-able element. The server writes it with plain stores,
+//! without system calls. Endpoints and interfaces are in [`crate::scope`].
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -10,7 +10,7 @@ pub struct Control {
     /// End of the lease, in nanoseconds of `CLOCK_MONOTONIC`: afterwards every query is passed to
     /// the network stack. The publisher renews it; 0 switches the fast path off.
     pub lease_deadline_ns: u64,
-    /// Seed of [`crate::name::NameHasher`]. Fixed for the life of the maps.
+    /// Seed of [`crate::name::NameHasher`]. Constant for the life of the maps.
     pub hash_seed: u64,
     /// Maximum reply size, in bytes of DNS message. Queries with a longer reply are left to
     /// userspace, which knows the limit for each client. 0: limited by the client's EDNS size and
@@ -25,17 +25,17 @@ pub struct Control {
     /// [`crate::UDP_PAYLOAD_SIZE`] and copies DO.
     pub echo_opt: u32,
     /// End of load shedding, in nanoseconds of `CLOCK_MONOTONIC`. Until then the programs drop part
-    /// of the queries for userspace, as given by `pass_shares`. The server sets it a short time
-    /// ahead, so shedding soon ends if the server hangs or dies.
+    /// of the queries for userspace, according to `pass_shares`. The server sets it only a short
+    /// time ahead, so that shedding soon ends if the server hangs or dies.
     pub shed_until_ns: u64,
     /// End of probing, in nanoseconds of `CLOCK_MONOTONIC`. Until then probes
     /// ([`crate::scope::Probe`]) are passed to the network stack and the server reports their
-    /// arrival. The server sets it a short time ahead with each report, so that a server that hangs
-    /// loses at most one query per interface, and to 0 before it stops.
+    /// arrival. The server sets it a short time ahead with each report, so that at most one query
+    /// per interface is lost if the server hangs, and to 0 before it stops.
     pub probe_until_ns: u64,
-    /// Generation of the forwarded answers that the programs may use; 0: none. A higher number makes
-    /// all earlier answers void at once: after a flush, and when another server may be responsible
-    /// for a name.
+    /// Generation of the forwarded answers that the programs may use; 0: none. A higher number
+    /// immediately invalidates all earlier answers: after a flush, and when another server may be
+    /// responsible for a name.
     pub answer_generation: u64,
     /// Share of queries passed to userspace while shedding, by [`client_bucket`], as a fraction of
     /// 2^32 - 1.

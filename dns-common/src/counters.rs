@@ -107,10 +107,10 @@ pub enum QueryKind {
 /// Number of slots for [`QueryKind`], a power of two.
 pub const KIND_SLOTS: usize = 4;
 
-/// Number of RCODEs that the program can return: slots in [`CpuCounters::replies`].
+/// Number of RCODEs with separate reply counters: slots in [`CpuCounters::replies`].
 pub const RCODE_SLOTS: usize = 4;
 
-/// One element of the `COUNTERS` map: the counts of one CPU since load.
+/// Element of the `COUNTERS` map: the counts of one CPU since the programs were loaded.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct CpuCounters {

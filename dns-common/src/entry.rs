@@ -10,11 +10,11 @@
 //! An entry has [`AnswerPolicy`] only if its header has the flag [`HAS_POLICY`].
 //!
 //! An entry is live while its header holds the hash of its name. The publisher writes the hash last
-//! and clears it when the entry is withdrawn; in between only `last_used_ns` changes. A changed
-//! answer becomes a new entry at another place. The old cells are reused only after an RCU grace
-//! period, when no program run that began before the change can still read them. A reply is
-//! therefore always built from one consistent entry, no matter when the program looked it up in the
-//! index ([`crate::index`]).
+//! and clears it when the entry is withdrawn; between these writes only `last_used_ns` changes. A
+//! changed answer is written as a new entry at another location. The old cells are reused only
+//! after an RCU grace period, when no program run that began before the change can still read them.
+//! A reply is therefore always built from one consistent entry, no matter when the program looked
+//! it up in the index ([`crate::index`]).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -27,8 +27,8 @@ pub const CELL_SIZE: usize = 64;
 pub const CHUNK_CELLS: u32 = 1 << 14;
 
 /// Bytes in a chunk, one element of the store's array. The last bytes are never used: the longest
-/// entry fits behind any start, so the verifier accepts accesses without a comparison. The reserve
-/// is twice the longest entry, because Linux 6.1's verifier adds up maximum lengths that cannot
+/// entry fits at any start, so the verifier accepts accesses without a comparison. The reserve is
+/// twice the longest entry, because the verifier of Linux 6.1 adds up maximum lengths that cannot
 /// occur together.
 pub const CHUNK_SIZE: usize = CHUNK_CELLS as usize * CELL_SIZE + 2 * MAX_ENTRY_SIZE;
 
@@ -87,8 +87,8 @@ pub struct EntryHeader {
     /// RCODE of replies to A and AAAA queries: NOERROR (0), FORMERR (1) or NXDOMAIN (3). Unless it
     /// is NOERROR, both lists are empty.
     pub rcode: u8,
-    /// RCODE of replies to queries of other types: NOERROR (0) or NXDOMAIN (3), plus [`HAS_POLICY`] if
-    /// the entry has [`AnswerPolicy`]. Queries of type ANY are always passed to userspace.
+    /// RCODE of replies to queries of other types, NOERROR (0) or NXDOMAIN (3), plus [`HAS_POLICY`]
+    /// if the entry has [`AnswerPolicy`]. Queries of type ANY are always passed to userspace.
     pub rcode_other: u8,
 }
 
@@ -97,9 +97,9 @@ pub const HAS_POLICY: u8 = 0x80;
 
 /// Reply options of an entry, as defined by Consul's DNS interface: a 64-bit number in host order.
 ///
-/// From such an entry the program only answers A and AAAA queries for which it has addresses and
-/// which have no EDNS options. Other queries are passed to userspace, whose replies carry more than
-/// an empty answer. Each reply leaves [`AnswerPolicy::SPARE`] bytes of the client's limit unused.
+/// From such an entry the program only answers A and AAAA queries without EDNS options for which it
+/// has addresses. Other queries are passed to userspace, whose replies carry more than an empty
+/// answer. Each reply leaves [`AnswerPolicy::SPARE`] bytes of the client's limit unused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct AnswerPolicy(pub u64);
@@ -107,7 +107,7 @@ pub struct AnswerPolicy(pub u64);
 impl AnswerPolicy {
     /// Bytes of the client's limit left unused (observed in Consul).
     pub const SPARE: usize = 7;
-    /// Maximum of the `plain` limits that fit in the encoding.
+    /// Maximum of the `plain` limits that fits in the encoding.
     pub const MAX_PLAIN: u8 = 15;
 
     /// Encodes the options.
@@ -166,7 +166,7 @@ impl EntryHeader {
         self.rcode_other & HAS_POLICY != 0
     }
 
-    /// Returns the offset of the [`AnswerPolicy`] in bytes, if the entry has any.
+    /// Returns the offset of the [`AnswerPolicy`] in bytes, if the entry has one.
     #[inline(always)]
     pub const fn policy_offset(&self) -> usize {
         size_of::<Self>() + padded(self.name_len as usize)

@@ -1,16 +1,16 @@
-//! Layout of forwarded answers: replies of other servers, from which the programs answer until
-//! their TTL has passed.
+//! Layout of forwarded answers: replies of other servers, from which the programs answer until the
+//! TTL expires.
 //!
 //! Index and store (`ANSWER_NAMES`, `ANSWER_ENTRIES`) have the same layout as for published names
-//! ([`crate::index`], [`crate::entry`]), but are separate maps, so names of the outside never evict
+//! ([`crate::index`], [`crate::entry`]), but are separate maps, so that external names never evict
 //! names of the fleet. An entry is a run of cells:
 //!
 //! ```text
 //! AnswerHeader | name, zero-padded to 8 | body, zero-padded to 8
 //! ```
 //!
-//! The body is everything behind the question of the reply, without OPT, with every TTL zero. The
-//! question with its letter case stays the client's own; it has the same length, so compression
+//! The body is everything after the question of the reply, without OPT, with every TTL zero. Each
+//! reply repeats the client's question with its letter case; its length is the same, so compression
 //! pointers in the body remain valid.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -24,10 +24,10 @@ pub const MAX_RECORDS: usize = 24;
 /// and the shortest question.
 pub const MAX_BODY_LEN: usize = UDP_PAYLOAD_SIZE as usize - 12 - 5;
 
-/// Minimum length of a body: one record of a root owner without data.
+/// Minimum length of a body: one record without data, owned by the root.
 pub const MIN_BODY_LEN: usize = 11;
 
-/// The parts of a query, besides its name, that decide about the answer.
+/// The parts of a query, other than its name, on which the answer depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct QueryKey(u32);
@@ -48,9 +48,9 @@ impl QueryKey {
     }
 }
 
-/// Returns whether the programs answer queries of this type from forwarded answers. Userspace knows
-/// the server responsible for DS, which the parent zone holds, and how to treat question and meta
-/// types (RFC 6895, section 3.1).
+/// Returns whether the programs answer queries of this type from forwarded answers. The rest is
+/// left to userspace: DS, which the parent zone holds, and question and meta types (RFC 6895,
+/// section 3.1).
 #[inline(always)]
 pub const fn is_answered(qtype: u16) -> bool {
     !matches!(qtype, 41 | 43 | 128..=255)
@@ -68,11 +68,11 @@ pub struct AnswerHeader {
     /// the machine is suspended.
     pub since_ns: u64,
     /// [`crate::control::Control::answer_generation`] when the answer was looked up. The programs
-    /// use no answer of another generation.
+    /// ignore answers of other generations.
     pub generation: u64,
     /// Type, DO and CD of the query.
     pub key: QueryKey,
-    /// TTL of all records at the arrival, in seconds.
+    /// TTL of all records on arrival, in seconds.
     pub ttl: u32,
     /// Time for which the answer is valid, in seconds: the TTL, or less for a negative answer.
     pub lifetime: u32,
@@ -123,7 +123,7 @@ const _: () = assert!(
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Returns the TTL of the records in a reply sent `age_ns` after the answer arrived, in seconds;
-/// `None` once the answer has expired. Programs and userspace use the same function, so their
+/// `None` once the answer has expired. Programs and userspace share this function, so that their
 /// replies are equal at the same time.
 #[inline(always)]
 pub const fn remaining_ttl(ttl: u32, lifetime: u32, age_ns: u64) -> Option<u32> {

@@ -6,7 +6,7 @@
 //! it replaces: the publisher fills the new table, then updates the root. A program run that has
 //! just read the old root still finds the old table intact.
 //!
-//! A name occupies one slot of the pair selected by its hash, in the preferred bucket if that had
+//! A name occupies one slot of the pair selected by its hash, in the preferred bucket if there was
 //! room, and never moves within a table. Each bucket counts the names that prefer it but overflowed
 //! into its neighbour. The count is mostly zero, and then a lookup ends after one bucket. A slot
 //! holds a tag, one byte of the hash, and the first cell of the entry. One comparison finds all
@@ -68,7 +68,8 @@ pub const fn preferred_bucket(hash: u64) -> usize {
     (hash >> 55) as usize & 1
 }
 
-/// Returns the number of names in the other bucket because the one with this second word was full.
+/// Returns the number of names stored in the other bucket because the bucket with this second word
+/// was full.
 #[inline(always)]
 pub const fn overflows(second_word: u64) -> u32 {
     (second_word >> OVERFLOW_SHIFT) as u32

@@ -1,5 +1,5 @@
-//! Data shared by the BPF programs and the userspace of `bosh-dns-xdp`: a single definition of
-//! every byte in the maps, compiled for both sides.
+//! Data shared by the BPF programs and userspace of `bosh-dns-xdp`: a single definition of every
+//! byte in the maps, compiled for both sides.
 //!
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: layout of a published name and its addresses in the store.
@@ -8,7 +8,7 @@
 //! * [`control`]: settings written by the server: lease, seed, tap, shedding.
 //! * [`scope`]: settings written by the attaching process: endpoints, VLANs, interfaces.
 //! * [`counters`]: packet counters, one element per CPU.
-//! * [`reset`]: input of the bench of the programs alone.
+//! * [`reset`]: input of the bench that measures the programs alone.
 //! * [`generator`]: orders and counters of the benches' load generator.
 //! * [`tap`]: sampled events for queries that tcpdump cannot see.
 #![no_std]
@@ -35,7 +35,7 @@ pub const LAYOUT_VERSION: u32 = 10;
 /// silently drops a reply without room for its header.
 pub const XDP_HEAD_ROOM: usize = 256 - 64;
 
-/// UDP payload size that our replies announce in their OPT (RFC 6891, section 6.2.3): passes all
+/// UDP payload size announced in the OPT of our replies (RFC 6891, section 6.2.3), which passes all
 /// usual paths without fragmentation (RFC 9715, section 3.1).
 pub const UDP_PAYLOAD_SIZE: u16 = 1232;
 

@@ -6,9 +6,9 @@ pub const MAX_NAME_LEN: usize = 255;
 /// Number of eight-byte words that hold the longest name.
 pub const MAX_NAME_WORDS: usize = MAX_NAME_LEN.div_ceil(8);
 
-/// A byte with only its lowest bit set, eight times.
+/// Eight bytes with only their lowest bit set.
 pub(crate) const ONES: u64 = 0x0101_0101_0101_0101;
-/// A byte with only its highest bit set, eight times.
+/// Eight bytes with only their highest bit set.
 pub(crate) const HIGHS: u64 = 0x8080_8080_8080_8080;
 
 /// Lower-cases the ASCII letters among eight bytes of a wire-format name.
@@ -43,8 +43,8 @@ pub const fn first_zero(marks: u64) -> usize {
 /// Hash of a name over its lower-cased words of eight bytes in little endian, the last one
 /// zero-padded.
 ///
-/// The seed is random and new at every load, so clients cannot construct names that collide. A
-/// collision costs a miss, never a wrong answer: the program compares names.
+/// The seed is random and changes with every load, so clients cannot construct names that collide.
+/// A collision causes a miss, never a wrong answer, because the program compares names.
 #[derive(Clone, Copy, Debug)]
 pub struct NameHasher(u64);
 

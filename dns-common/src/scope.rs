@@ -3,10 +3,10 @@
 //! Only the process that attaches the programs writes this map. The server never receives it, so a
 //! compromised server cannot extend its scope. The programs write only the [`Probe`]s.
 //!
-//! Slots are reused in three steps with an RCU grace period between them: clear the word that makes
-//! the slot valid, write the rest, set that word. A program run that still reads the old word ends
-//! before the rest changes; a run that reads the new word began after the rest was visible to every
-//! CPU, regardless of the machine's load order.
+//! Slots are reused in three steps with an RCU grace period between them: clear the word that marks
+//! the slot as valid, write the rest, set the word again. A program run that still reads the old
+//! word ends before the rest changes; a run that reads the new word began after the rest was
+//! visible to every CPU, regardless of the architecture's load order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -101,7 +101,7 @@ pub struct Probe {
     pub client: [u8; 16],
 }
 
-/// Minimum number of queries per probe, counted by CPU, so that a client with few queries loses
+/// Minimum number of queries per probe, counted per CPU, so that a client with few queries loses
 /// hardly any after the server was killed. A power of two.
 pub const PROBE_SHARE: u64 = 4;
 

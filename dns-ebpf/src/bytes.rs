@@ -1,13 +1,13 @@
-//! Loads and stores at plain addresses, in a form the verifier accepts: an address is a `usize`
-//! already compared with the packet's end.
+//! Loads and stores at plain addresses, in a form that the verifier accepts: an address is a
+//! `usize` that has been compared with the packet's end.
 
 use core::arch::asm;
 
 /// Loads a value at any alignment; every architecture with a BPF JIT allows that.
 ///
 /// # Safety
-/// `address .. address + size_of::<T>()` lies in memory that the verifier has
-/// seen a bounds check for; otherwise the program does not load.
+/// `address .. address + size_of::<T>()` lies in memory for which the verifier has seen a bounds
+/// check; otherwise the program does not load.
 #[inline(always)]
 pub unsafe fn load<T: Copy>(address: usize) -> T {
     // `read_unaligned` would be split into single bytes on this target.
@@ -28,9 +28,9 @@ pub unsafe fn store<T: Copy>(address: usize, value: T) {
 /// A zero that the verifier does not know to be zero.
 ///
 /// Where paths with different constants merge, the verifier would follow the rest of the program
-/// once for each of them: the number of instructions is the product of all choices that it
-/// remembers, and the kernel accepts a million (we aim at 100,000). So each choice is made once,
-/// and its result is opaque.
+/// once per constant. The number of instructions is then the product of all choices that it
+/// remembers, and the kernel accepts a million (our target is 100,000). Therefore each choice is
+/// made once, and its result is opaque.
 #[derive(Clone, Copy)]
 pub struct Zero(usize);
 
@@ -53,8 +53,8 @@ impl Zero {
     }
 }
 
-/// Returns whether `value & mask` is not zero. The branch tells the verifier nothing about `value`
-/// or about registers it knows to be equal.
+/// Returns whether `value & mask` is not zero. From the branch the verifier learns nothing about
+/// `value` or about registers that it knows to be equal.
 #[inline(always)]
 pub fn has(value: usize, mask: usize) -> bool {
     masked(value, mask) != 0
@@ -73,7 +73,7 @@ pub fn masked(value: usize, mask: usize) -> usize {
 /// that the verifier cannot follow.
 #[inline(always)]
 pub fn opaque(mut value: usize) -> usize {
-    // SAFETY: no instruction at all.
+    // SAFETY: emits no instruction.
     unsafe { asm!("/* {0} */", inout(reg) value, options(nomem, nostack, preserves_flags)) }
     value
 }

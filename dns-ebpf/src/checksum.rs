@@ -16,7 +16,7 @@ impl Sum {
         Self(0)
     }
 
-    /// Returns a sum that was folded before.
+    /// Creates a sum from one that was folded before.
     #[inline(always)]
     pub fn of(folded: u16) -> Self {
         Self(folded as u64)

@@ -10,8 +10,8 @@ use crate::maps::Scratch;
 /// is a plain load, because the verifier inlines that helper (Linux 5.6).
 #[inline(always)]
 pub fn now(scratch: *mut Scratch) -> u64 {
-    // SAFETY: the helpers have no precondition; this CPU's own element, alone
-    // while the program runs.
+    // SAFETY: the helpers have no precondition; this CPU's own element, not shared while the
+    // program runs.
     unsafe {
         let tick = bpf_jiffies64();
         if (*scratch).tick != tick {

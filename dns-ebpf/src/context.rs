@@ -20,11 +20,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Looks up the maps; `None` never happens, but the verifier requires the check.
+    /// Looks up the maps. Never returns `None`, but the verifier requires the check.
     #[inline(always)]
     pub fn get() -> Option<Self> {
         let (control, scope, scratch) = (maps::control()?, maps::scope()?, maps::scratch()?);
-        // SAFETY: this CPU's own element, in which nobody writes that field.
+        // SAFETY: this CPU's own element; the field is never written.
         let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
         Some(Self { control, scope, scratch, zero })
     }

@@ -25,7 +25,7 @@ use crate::{
     tap::{self, Seen},
 };
 
-/// The packet core's decision, carried out by the hook.
+/// The decision of the packet core, carried out by the hook.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Send the packet back: it now holds the reply.
@@ -36,7 +36,7 @@ pub enum Verdict {
     Drop,
 }
 
-/// Answers the frame, if it is a query for a published name.
+/// Answers the frame if it is a query for a published name.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     match datagram(hook, context) {
@@ -61,8 +61,8 @@ pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
     }
 }
 
-/// Answers a datagram for us if it is a query for a published name, or else tail-calls the program
-/// that knows forwarded answers. Holds the scratch space for the duration of the call.
+/// Answers a datagram for us if it is a query for a published name; otherwise tail-calls the
+/// program for forwarded answers. Holds the scratch space for the duration of the call.
 #[inline(always)]
 pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
     let answer = try_answer(hook, context, frame);
@@ -73,7 +73,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
     conclude(hook, context, frame, answer)
 }
 
-/// Counts and reports what happened to a datagram for us, and releases the scratch space. An error is
+/// Counts and reports the outcome of a datagram for us and releases the scratch space. An error is
 /// an [`Outcome`] as a number.
 #[inline(always)]
 pub fn conclude<H: Hook>(
@@ -109,7 +109,7 @@ pub fn conclude<H: Hook>(
         }
     };
     if control.tap_every != 0 && tap::is_due(control) {
-        // A full ring loses the event; there is no one to report that to.
+        // If the ring is full, the event is lost; there is nowhere to report that.
         let _ = tap::send(hook, zero, &frame, &seen.value_barrier(zero));
     }
     if verdict != Verdict::Reply {
@@ -119,7 +119,7 @@ pub fn conclude<H: Hook>(
     verdict
 }
 
-/// The steps from a datagram to its reply, in order.
+/// Runs the steps from a datagram to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
     let &Context { control, scope: _, scratch, zero } = context;
@@ -129,11 +129,11 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     }
     filter::pull_message(hook, &frame)?;
     let question = parse::parse(hook, zero, &frame)?;
-    // SAFETY: this CPU's own element, alone while the program runs.
+    // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
-    // Always, since a branch here would double what the verifier follows.
+    // Unconditional, because a branch here would double the paths that the verifier follows.
     question.keep(scratch, hash, name_sum);
     let entry = lookup::lookup(hash, question.name_len, words)?;
     let plan = reply::plan(hook, context, frame, question, &entry)?.value_barrier(zero);
@@ -144,15 +144,14 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     // SAFETY: the helper has no precondition.
     let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
     if entry.header().last_used_ns != last_used {
-        // SAFETY: the entry is readable and writable, `last_used_ns` its first
-        // field.
+        // SAFETY: the entry is readable and writable, and `last_used_ns` is its first field.
         unsafe { store(entry.address + offset_of!(EntryHeader, last_used_ns), last_used) };
     }
     Ok(plan.answered())
 }
 
-/// Gives the frame the length of the planned reply, unless the query is taken as a probe. Nothing is
-/// written yet, so userspace can still answer the query.
+/// Resizes the frame to the length of the planned reply, unless the query becomes a probe. Nothing
+/// is written yet, so userspace can still answer the query.
 #[inline(always)]
 pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64) -> Result<(), Outcome> {
     let control = context.control;
@@ -169,7 +168,8 @@ pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64
     Ok(())
 }
 
-/// Returns whether to pass this answerable query to userspace, as a probe of whether it arrives.
+/// Returns whether to pass this answerable query to userspace as a probe, to test whether it
+/// arrives.
 #[inline(always)]
 fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bool {
     let &Context { scope, scratch, .. } = context;
@@ -182,9 +182,9 @@ fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bo
     if now < due || maps::replies(frame.slot) % PROBE_SHARE != PROBE_SHARE - 1 {
         return false;
     }
-    // SAFETY: as above; the programs alone write it.
+    // SAFETY: as above; only the programs write it.
     unsafe { store(probe + offset_of!(Probe, due_ns), now + PROBE_INTERVAL_NS) };
-    // The sockets of a killed server are gone at once: a probe would be lost.
+    // The sockets of a killed server are gone immediately, so a probe would be lost.
     if !maps::is_listening(hook.context(), scratch, scope, frame.endpoint, frame.v6) {
         return false;
     }
@@ -193,8 +193,8 @@ fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bo
     if ip + IPV6_SOURCE_END > end {
         return false;
     }
-    // SAFETY: a probe in a map's memory, which the programs alone write; the packet was just
-    // compared with its end, whatever the family: a DNS header follows an IPv4 header.
+    // SAFETY: a probe in a map's memory, written only by the programs. For both families the packet
+    // was compared with its end: an IPv4 header is followed by a DNS header.
     unsafe {
         if frame.is_v6() {
             store(client, load::<u64>(ip + 8));

@@ -1,7 +1,7 @@
 //! Decides whether a frame is a datagram to one of our endpoints that the kernel would deliver.
 //!
-//! The cheapest checks come first: most frames are for other sockets, and each pays for the time
-//! spent here. Malformed packets pass to the kernel, which rejects them.
+//! The cheapest checks come first: most frames are for other sockets, and the time spent here
+//! delays each of them. Malformed packets pass to the kernel, which rejects them.
 
 use dns_common::{
     counters::Outcome,
@@ -23,7 +23,7 @@ const IPV6: u16 = 0x86ddu16.to_be();
 const TAGGED: u16 = 0x8100u16.to_be();
 const SERVICE_TAGGED: u16 = 0x88a8u16.to_be();
 
-/// Finds the datagram in the frame, if it is for us.
+/// Finds the datagram in the frame if it is for us.
 #[inline(always)]
 pub fn filter<H: Hook>(hook: &H, scope: &Scope, zero: Zero) -> Result<Frame, Outcome> {
     let data = hook.reach(ETHERNET_LEN + IPV4_LEN + UDP_LEN).ok_or(Outcome::NotOurs)?;
@@ -193,7 +193,7 @@ pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     let at = |address: &[u8; 8]| unsafe { load::<u64>(&raw const *address as usize) as usize };
     // SAFETY: an Ethernet header lies at `data`.
     let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
-    // Opaque, so that the compiler loads the second address only if the first does not match.
+    // Opaque, so that the compiler loads the second address only if the first one does not match.
     to == at(&interface.address) || to == opaque(at(&interface.master))
 }
 
@@ -255,7 +255,7 @@ pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
     if !H::IS_TC {
         return Ok(());
     }
-    // Masked for verifiers (Linux 6.1) that cannot prove it non-negative.
+    // Masked for verifiers (Linux 6.1) that cannot prove that it is not negative.
     let len = masked(frame.message + frame.message_len, 0xffff);
     if hook.data() + len <= hook.data_end() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Replies from forwarded answers: the body that another server sent, with TTLs counted down.
+//! Replies from forwarded answers: the body sent by another server, with TTLs counted down.
 
 use core::mem::offset_of;
 
@@ -30,15 +30,15 @@ use crate::{
 /// Words of the longest body, without its last eight bytes.
 const BODY_WORDS: usize = MAX_BODY_LEN / 8;
 
-/// Answers the query that the calling program has parsed, if its answer is known. Holds the scratch
-/// space, which that program has taken.
+/// Answers the query parsed by the calling program, if its answer is known. Uses the scratch space
+/// taken by that program.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     let frame = Frame::kept(context.scratch);
     core_path::conclude(hook, context, frame, try_answer(hook, context, frame))
 }
 
-/// The steps from a parsed query to its reply, in order.
+/// Runs the steps from a parsed query to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answered, Outcome> {
     let &Context { control, scope: _, scratch, zero } = context;
@@ -49,7 +49,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
         return goes_up(Outcome::NotPublished);
     }
     let key = key(hook, &frame, &question)?;
-    // SAFETY: this CPU's own element, alone while the program runs.
+    // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &(*scratch).words };
     let answer = lookup::forwarded(name_hash, key, question.name_len, words)?;
     let question = question.value_barrier(zero);
@@ -64,7 +64,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     };
     let body_len = masked(header.body_len as usize, 0x7ff);
     let reply_len = plain_len + body_len;
-    // Userspace cuts what is too long, and sets TC.
+    // Userspace truncates longer replies and sets TC.
     if body_len > MAX_BODY_LEN || reply_len > question.limit || reply_len > reply::max_reply(context) {
         return goes_up(Outcome::NoRoom);
     }
@@ -90,7 +90,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     })
 }
 
-/// Reads the type of the question, which is of class IN.
+/// Reads the type of the question; its class is IN.
 #[inline(always)]
 fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey, Outcome> {
     let Span { start, end } = hook.span(frame.message + HEADER_LEN + question.name_len);
@@ -128,7 +128,7 @@ fn write<H: Hook>(
         unsafe { store(at, load::<u64>(body + index * 8)) };
         index = opaque(index + 1);
     }
-    // The last eight bytes, whatever the length: no body is shorter.
+    // The last eight bytes, for any length: no body is shorter.
     let last = masked(body_len.wrapping_sub(8), 0x7ff);
     let at = to + last;
     if at + 8 > end {

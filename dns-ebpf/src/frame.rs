@@ -40,7 +40,7 @@ impl Frame {
         }
     }
 
-    /// Saves the frame for the program called next, which loads it by [`Self::kept`].
+    /// Saves the frame for the program called next, which loads it with [`Self::kept`].
     #[inline(always)]
     pub fn keep(self, scratch: *mut Scratch) {
         let Self { tagged, v6, message, message_len, endpoint, slot } = self;

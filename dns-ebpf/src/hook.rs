@@ -10,11 +10,11 @@ use crate::{
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
 pub trait Hook {
-    /// tc, where packets may be only partly readable.
+    /// Whether this is tc, where packets may be only partly readable.
     const IS_TC: bool;
 
-    /// The packet has an skb, which records whether the checksum is finished, and keeps that state
-    /// when the packet has become the reply.
+    /// Whether the packet has an skb, which records whether the checksum is finished and keeps that
+    /// state when the packet becomes the reply.
     const HAS_SKB: bool;
 
     /// Returns the address of the first directly readable byte.
@@ -33,7 +33,7 @@ pub trait Hook {
     /// addresses.
     fn pull(&self, len: usize) -> bool;
 
-    /// Returns the address of the first byte, if `len` bytes can be read directly.
+    /// Returns the address of the first byte if `len` bytes can be read directly.
     #[inline(always)]
     fn reach(&self, len: usize) -> Option<usize> {
         let data = self.data();
@@ -62,7 +62,8 @@ pub trait Hook {
     /// Tail-calls the program that answers from forwarded answers. Returns if there is none.
     fn call_forwarded(&self);
 
-    /// Gives the frame the reply's length, all of it writable. On failure the packet is unchanged.
+    /// Resizes the frame to the reply's length and makes all of it writable. On failure the packet
+    /// is unchanged.
     fn grow(&self, layout: &Layout) -> bool;
 
     /// Returns whether the checksum whose field is at `offset` is unfinished, according to the

@@ -1,4 +1,4 @@
-//! Look-up of published names and of forwarded answers by an index ([`dns_common::index`]).
+//! Looks up published names and forwarded answers by an index ([`dns_common::index`]).
 //!
 //! An entry found by a program run stays unchanged until the run ends: its cells are reused only
 //! after an RCU grace period.
@@ -32,7 +32,7 @@ impl Entry {
     /// would otherwise keep early loads on the stack (measured).
     #[inline(always)]
     pub fn header(&self) -> &EntryHeader {
-        // SAFETY: an entry of the largest size fits where `find` found it.
+        // SAFETY: an entry of the largest size fits at the address found by `find`.
         unsafe { &*(opaque(self.address) as *const EntryHeader) }
     }
 }
@@ -60,7 +60,7 @@ impl Answer {
     /// Returns the header, of which only `last_used_ns` changes.
     #[inline(always)]
     pub fn header(&self) -> &AnswerHeader {
-        // SAFETY: an entry of the largest size fits where `find` found it.
+        // SAFETY: an entry of the largest size fits at the address found by `find`.
         unsafe { &*(opaque(self.address) as *const AnswerHeader) }
     }
 }
@@ -88,7 +88,7 @@ fn compare(name: usize, name_len: usize, words: &Words) -> Result<(), Outcome> {
         if index == count {
             break;
         }
-        // SAFETY: inside the entry, see above.
+        // SAFETY: inside the entry.
         if unsafe { load::<u64>(name + index * 8) } != words[index & (MAX_NAME_WORDS - 1)] {
             return goes_up(Outcome::Collision);
         }
@@ -121,7 +121,7 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
             if slot >= BUCKET_SLOTS {
                 return None;
             }
-            // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
+            // SAFETY: as above; userspace may write concurrently, each cell in a single store.
             let cell = unsafe { load::<u32>(bucket + CELLS + slot * 4) };
             if let Some(address) = entry_at(entries, Location(cell), hash) {
                 return Some(address);
@@ -147,7 +147,7 @@ const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 fn entry_at(entries: &Chunks, location: Location, hash: u64) -> Option<usize> {
     let chunk = entries.get_ptr(location.chunk())? as usize;
     let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
-    // SAFETY: an entry of the largest size fits behind every offset.
+    // SAFETY: an entry of the largest size fits at every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };
     (found == hash).then_some(address)
 }

@@ -1,12 +1,13 @@
 //! The BPF programs of `bosh-dns-xdp`: they answer queries for published names at the interface and
 //! pass every other packet to the network stack, unmodified.
 //!
-//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]) in small steps: [`filter`] (a
-//! datagram to one of our addresses?), [`parse`] (a plain query, and for which name?), [`lookup`]
-//! (the entry of that name), [`reply`] (fit the answers, grow the packet, write the reply). Each
-//! step hands a plain value to the next: [`frame::Frame`], [`question::Question`],
-//! [`lookup::Entry`], [`plan::Plan`]. A name that is not published is looked up among the forwarded
-//! answers by another program ([`forwarded`]), so that each stays below the verifier's limits.
+//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]) in small steps: [`filter`]
+//! (is it a datagram to one of our addresses?), [`parse`] (is it a plain query, and for which
+//! name?), [`lookup`] (find the entry of that name), [`reply`] (fit the answers, grow the packet,
+//! write the reply). Each step hands a plain value to the next: [`frame::Frame`],
+//! [`question::Question`], [`lookup::Entry`], [`plan::Plan`]. A separate program ([`forwarded`])
+//! looks up other names among the forwarded answers, so that each program stays below the
+//! verifier's limits.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -96,7 +97,7 @@ pub fn dns_tc_answer(context: TcContext) -> i32 {
     }
 }
 
-/// Answers a query for a name that is not published from a forwarded answer; tail-called by
+/// Answers a query for an unpublished name from a forwarded answer; tail-called by
 /// [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc_forwarded(context: TcContext) -> i32 {
@@ -115,7 +116,7 @@ pub fn dns_xdp_forwarded(context: XdpContext) -> u32 {
     xdp_action_of(Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)))
 }
 
-/// Never reached: nothing here can panic, but `no_std` requires a handler.
+/// Unreachable: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

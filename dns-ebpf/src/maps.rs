@@ -56,7 +56,7 @@ pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPA
 #[map]
 pub static TC_ANSWER: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Holds [`crate::dns_tc_forwarded`] in its only slot, set by the loader where forwarded answers are
+/// Holds [`crate::dns_tc_forwarded`] in its only slot, set by the loader if forwarded answers are
 /// kept.
 #[map]
 pub static TC_FORWARDED: ProgramArray = ProgramArray::with_max_entries(1, 0);
@@ -69,7 +69,7 @@ pub static XDP_FORWARDED: ProgramArray = ProgramArray::with_max_entries(1, 0);
 pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 
 /// Scratch space, one element per CPU. Both hooks run with bottom halves disabled, so no other run
-/// uses it meanwhile, except on kernels with PREEMPT_RT (6.18 and later), where one run may
+/// uses it at the same time, except on kernels with PREEMPT_RT (6.18 and later), where one run may
 /// interrupt another: see [`take`].
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
@@ -96,9 +96,9 @@ pub struct Scratch {
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
     pub addresses: [u32; MAX_V4],
-    /// Collisions not yet logged, see [`crate::messages`].
+    /// Number of collisions not logged yet, see [`crate::messages`].
     pub collisions: u64,
-    /// Time of the last log message, of `CLOCK_MONOTONIC`.
+    /// Time of the last log message, by `CLOCK_MONOTONIC`.
     pub told_ns: u64,
     /// Route query for the kernel.
     pub route: FibLookup,
@@ -108,23 +108,23 @@ pub struct Scratch {
 
 #[inline(always)]
 pub fn control() -> Option<&'static Control> {
-    // SAFETY: userspace may write it meanwhile, which tears nothing that counts.
+    // SAFETY: userspace may write it concurrently; torn reads of fields are harmless.
     CONTROL.get_ptr(0).map(|control| unsafe { &*control })
 }
 
 #[inline(always)]
 pub fn scope() -> Option<&'static Scope> {
-    // SAFETY: the attaching process may write it meanwhile, in the order that `Scope` describes.
+    // SAFETY: the attaching process may write it concurrently, in the order described by `Scope`.
     SCOPE.get_ptr(0).map(|scope| unsafe { &*scope })
 }
 
 /// Takes this CPU's scratch space for one run, until [`leave`]; false if this run has interrupted
-/// another one.
+/// another.
 #[inline(always)]
 pub fn take(scratch: *mut Scratch) -> bool {
     let mut busy = 1_u64;
-    // An atomic exchange (kernel 5.12), which `core` does not offer for this target.
-    // SAFETY: an aligned word of a map's memory, which is written here and in `leave` alone.
+    // An atomic exchange (kernel 5.12), which `core` does not offer for this target. SAFETY: an
+    // aligned word of a map's memory, written only here and in `leave`.
     unsafe {
         asm!(
             "{0} = xchg_64({1} + 0, {0})",
@@ -158,7 +158,7 @@ fn counters() -> Option<*mut CpuCounters> {
 #[inline(always)]
 pub fn count(outcome: usize) {
     if let Some(counters) = counters() {
-        // SAFETY: this CPU's own element, alone while the program runs.
+        // SAFETY: this CPU's own element, not shared while the program runs.
         unsafe { (*counters).outcomes[outcome % OUTCOME_SLOTS] += 1 };
     }
 }
@@ -166,7 +166,7 @@ pub fn count(outcome: usize) {
 /// Returns the number of replies by the interface in a slot on this CPU.
 #[inline(always)]
 pub fn replies(slot: usize) -> u64 {
-    // SAFETY: this CPU's own element, and a slot that there is.
+    // SAFETY: this CPU's own element, and an existing slot.
     counters().map_or(0, |counters| unsafe { (*counters).interface_hits[opaque(slot) & (INTERFACES - 1)] })
 }
 
@@ -192,8 +192,8 @@ pub struct Answered {
 pub fn count_reply(reply: &Answered) {
     let Answered { outcome, kind, rcode, query_len, reply_len, answers: _, slot } = *reply;
     let Some(counters) = counters() else { return };
-    // SAFETY: this CPU's own element, alone while the program runs. The
-    // indexes are cut to the slots that there are.
+    // SAFETY: this CPU's own element, not shared while the program runs. The indexes are masked to
+    // existing slots.
     unsafe {
         (*counters).outcomes[outcome as usize % OUTCOME_SLOTS] += 1;
         (*counters).replies[kind % KIND_SLOTS][rcode as usize % RCODE_SLOTS] += 1;
@@ -207,13 +207,13 @@ pub fn count_reply(reply: &Answered) {
 #[inline(always)]
 pub fn fits_device(context: *mut c_void, packet_len: usize) -> bool {
     let mut mtu = packet_len as u32;
-    // SAFETY: the context is the kernel's own; interface 0 is its own interface.
+    // SAFETY: the context is the kernel's own; interface 0 means the packet's interface.
     unsafe { bpf_check_mtu(context, 0, &mut mtu, 0, 0) == 0 }
 }
 
-/// Returns whether the kernel's route by the interface accepts the packet described by `route`,
-/// path MTU included (`bpf_fib_lookup`, kernel 4.18). False if the interface does not forward,
-/// because the kernel then gives no answer.
+/// Returns whether the kernel's route through the interface accepts the packet described by
+/// `route`, including the path MTU (`bpf_fib_lookup`, kernel 4.18). False if the interface does not
+/// forward, because the kernel then returns no route.
 #[inline(always)]
 pub fn fits_route(context: *mut c_void, route: *mut FibLookup) -> bool {
     const SUCCESS: i64 = 0;
@@ -242,10 +242,11 @@ pub fn is_listening(
     let endpoint = opaque(&raw const scope.endpoints[opaque(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
     // SAFETY: this CPU's own element.
     let tuple = opaque(unsafe { &raw mut (*scratch).tuple } as usize);
-    // The size tells the kernel the family. Without a branch, which would double the paths.
+    // The size tells the kernel the family. Computed without a branch, which would double the
+    // paths.
     let size = V4 + opaque(masked(v6, 1)) as u32 * (V6 - V4);
-    // SAFETY: an endpoint in a map's memory, and this CPU's own element. Whatever the sender is, an
-    // unconnected socket is found: its address and port stay zero.
+    // SAFETY: an endpoint in a map's memory, and this CPU's own element. The sender's address and
+    // port stay zero, because an unconnected socket is found for any sender.
     unsafe {
         let port = load::<u16>(endpoint + offset_of!(Endpoint, port));
         if has(v6, 1) {

@@ -1,4 +1,4 @@
-//! Log messages, sent by aya-log: rare events that an operator would not look for among the
+//! Log messages, sent by aya-log, about rare events that an operator would not look for among the
 //! counters. Everything else is reported by counters and the tap.
 //!
 //! The verifier sees the level as a constant (`AYA_LOG_LEVEL`, set by userspace before it loads the
@@ -11,16 +11,16 @@ use crate::{clock, maps::Scratch};
 /// Minimum nanoseconds between two messages of a CPU.
 const PAUSE: u64 = 1_000_000_000;
 
-/// Notes that two names have the same hash: the published one is answered here, the other one in
+/// Records that two names have the same hash: the published one is answered here, the other one in
 /// userspace.
 #[inline(always)]
 pub fn note_collision(scratch: *mut Scratch) {
-    // SAFETY: this CPU's own element, alone while the program runs.
+    // SAFETY: this CPU's own element, not shared while the program runs.
     unsafe { (*scratch).collisions += 1 };
 }
 
-/// Logs the noted collisions. Must be called last, when the verifier no longer distinguishes paths:
-/// it follows this code once per path.
+/// Logs the recorded collisions. Must be called last, when the verifier no longer distinguishes
+/// paths, because it follows this code once per path.
 #[inline(always)]
 pub fn tell(scratch: *mut Scratch) {
     // SAFETY: as in `note_collision`.
@@ -29,8 +29,9 @@ pub fn tell(scratch: *mut Scratch) {
     }
 }
 
-/// Inlined: before Linux 6.2, or late 5.15, a single function call makes the verifier track every
-/// number of the program precisely and follow a separate path for each value.
+/// Logs the collisions, at most once per [`PAUSE`]. Inlined: before Linux 6.2 and late 5.15
+/// releases, a single function call makes the verifier track every number of the program precisely
+/// and follow a separate path for each value.
 #[inline(always)]
 fn tell_of_collisions(scratch: *mut Scratch) {
     let now = clock::now(scratch);

@@ -6,12 +6,12 @@ use dns_common::counters::Outcome;
 
 /// Returns the reason for passing the packet to the network stack, as an error.
 ///
-/// If all failures shared one exit, the compiler would store the reason before each check. With a
-/// separate statement behind each check, it stores the reason only after the check has failed
-/// (measured: 2 of 100 instructions of a reply).
+/// If all failures shared one exit, the compiler would store the reason before each check. The asm
+/// statement keeps the exits separate, so that the reason is stored only after a check has failed
+/// (measured: saves 2 of 100 instructions of a reply).
 #[inline(always)]
 pub fn goes_up<T>(reason: Outcome) -> Result<T, Outcome> {
-    // SAFETY: no instruction at all.
+    // SAFETY: emits no instruction.
     unsafe { asm!("/* goes up */", options(nomem, nostack, preserves_flags)) }
     Err(reason)
 }

@@ -1,10 +1,10 @@
 //! Shedding: while userspace receives more queries than it can answer, the programs drop a share of
 //! the packets that they would pass to it.
 //!
-//! A query dropped by a full socket receive queue has already cost the kernel its whole path
-//! through the stack; the more are dropped there, the less CPU remains for answering. Userspace
-//! sets the share that passes ([`Control::pass_shares`]) per group of clients, so a client that
-//! floods the server takes nothing from the other groups. Published names are answered before this
+//! A query dropped by a full receive queue has already cost the kernel its whole path through the
+//! stack; the more queries are dropped there, the less CPU time remains for answering. Userspace
+//! sets the share that passes ([`Control::pass_shares`]) per group of clients, so that a client
+//! that floods the server takes nothing from other groups. Published names are answered before this
 //! check.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
@@ -21,7 +21,7 @@ use crate::{
     maps::Scratch,
 };
 
-/// Returns whether to shed a datagram for us that would be passed up for this reason (an
+/// Returns whether to drop a datagram for us that would be passed to userspace for this reason (an
 /// [`Outcome`] as a number).
 #[inline(always)]
 pub fn is_shed<H: Hook>(
@@ -31,7 +31,7 @@ pub fn is_shed<H: Hook>(
     frame: &Frame,
     reason: usize,
 ) -> bool {
-    // A server that hangs never lifts its limit, so the limit expires, and is void once the lease is.
+    // A server that hangs never lifts its limit, so the limit expires and ends with the lease.
     if clock::now(scratch) >= control.shed_until_ns
         || reason == Outcome::LeaseExpired as usize
         || reason == Outcome::Probe as usize

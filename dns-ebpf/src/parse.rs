@@ -2,8 +2,8 @@
 //!
 //! The question's name is not walked label by label: the words hashed here are later compared with
 //! the whole name of a published entry, and a name equal to a valid one is valid. The end of the
-//! name follows from the length of the message; only an OPT with options requires a search for it.
-//! A wrong guess (trailing bytes) yields a name that is not published.
+//! name follows from the length of the message; only if the OPT has options must it be searched
+//! for. A wrong guess (trailing bytes) yields a name that is not published.
 
 use dns_common::{
     counters::{Outcome, QueryKind},
@@ -38,7 +38,7 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     if header & 0x80 << 16 != 0 {
         return goes_up(Outcome::Response);
     }
-    // Opcode, AA, TC, RA, Z and RCODE must be zero; one question, no answer, no authority.
+    // Opcode, AA, TC, RA, Z and RCODE must be zero; exactly one question, no answer, no authority.
     let additional = counts == u32::from_ne_bytes([0, 0, 0, 1]);
     if header & ((!PLAIN_THIRD & 0xff) << 16 | (!PLAIN_FOURTH & 0xff) << 24) != 0
         || (header >> 32) as u32 != u32::from_ne_bytes([0, 1, 0, 0])
@@ -70,7 +70,7 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     let kind = kind(unsafe { load(after_name) })?;
     let size = u16::from_be((opt >> 24) as u16) as usize;
     let limit = if size > 512 { size } else { 512 };
-    // Results of branches are opaque where the branches merge.
+    // Make the results of branches opaque where the branches merge.
     let (kind, limit) = (zero.value_barrier(kind as usize, 3), zero.value_barrier(limit, 0xffff));
     Ok(Question { header, name_len, kind, opt, limit })
 }
@@ -91,7 +91,7 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     }
 }
 
-/// Returns the length of the name and the start of the OPT, of a query with one additional record.
+/// Returns the length of the name and the start of the OPT of a query with one additional record.
 #[inline(always)]
 fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
@@ -155,7 +155,7 @@ unsafe fn opt(at: usize) -> Option<(u64, usize)> {
     (start & SAME == OPT).then(|| (start & KEPT, u16::from_be(options_len) as usize))
 }
 
-/// Returns the length of the name, by searching its first zero byte.
+/// Returns the length of the name by searching for its first zero byte.
 #[inline(always)]
 fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     let mut word = 0;
@@ -208,8 +208,8 @@ pub fn read_name<H: Hook>(
         index = opaque(index + 1);
     }
     if rest != 0 {
-        // The last bytes of the name, as the upper end of eight bytes: the header's twelve bytes
-        // precede the name, so these can be read.
+        // The last bytes of the name, loaded as the upper end of eight bytes: the twelve bytes of
+        // the header precede the name, so these eight can be read.
         let at = data + frame.message + opaque(HEADER_LEN - 8 + name_len);
         if at + 8 > end {
             return goes_up(Outcome::BadLength);

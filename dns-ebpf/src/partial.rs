@@ -3,7 +3,7 @@
 //! A local sender leaves the checksum to the device (`CHECKSUM_PARTIAL`): the field holds the sum
 //! of the pseudo-header alone, and the device that transmits the packet adds the rest, for our
 //! reply as well. A program cannot see that state, but it can see the field: the sum of the
-//! pseudo-header alone is not a valid checksum, except by a chance of one in 65,536. In that case
+//! pseudo-header alone is a valid checksum only with a probability of one in 65,536. In that case
 //! tc asks the kernel; generic XDP cannot, and passes the query to the network stack.
 
 use dns_common::counters::Outcome;
@@ -18,7 +18,7 @@ use crate::{
     question::Question,
 };
 
-/// Returns whether the query's checksum is unfinished; an error if it is wrong, or if only tc could
+/// Returns whether the query's checksum is unfinished; an error if it is wrong or if only tc could
 /// decide. `name` is the sum of the name as sent. Invalidates addresses.
 #[inline(always)]
 pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
@@ -48,7 +48,7 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
         ip + IPV4_LEN
     };
     sum.add_pseudo_tail(UDP_LEN + frame.message_len);
-    // SAFETY: the UDP header was compared with the end, whatever the family.
+    // SAFETY: the UDP header was compared with the end for both families.
     let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + UDP_SUM)) };
     if field == 0 {
         // No checksum, which IPv6 does not allow (RFC 8200, section 8.1).
@@ -76,8 +76,8 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     sum.add_sum(rest, question.name_len & 1 != 0);
     let is_right = sum.fold() == 0xffff;
     if !H::HAS_SKB {
-        // A local sender's query on a veth is unfinished at native XDP, too, but its reply arrives
-        // as a new frame, which no device finishes.
+        // A local sender's query on a veth is unfinished at native XDP as well, but its reply is a
+        // new frame, which no device finishes.
         return if is_right || looks_unfinished { Ok(false) } else { goes_up(Outcome::BadChecksum) };
     }
     match (is_right, looks_unfinished) {

@@ -12,12 +12,12 @@ use crate::{
 /// Largest distance from an entry's start to one of its lists, rounded up to a mask.
 const LIST_MASK: usize = 0x1fff;
 
-/// The place of a reply in its frame, complete before the first write.
+/// The layout of a reply in its frame, complete before the first write.
 #[derive(Clone, Copy)]
 pub struct Layout {
     /// Offsets in the query's frame.
     pub frame: Frame,
-    /// The parsed question section and header of the query; its OPT is the reply's.
+    /// The parsed header and question section of the query; its OPT is used for the reply.
     pub question: Question,
     /// All ones in 16 bits if the checksum stays unfinished, as in the query; else 0. A mask, so
     /// that IPv4 needs no branch and the verifier does not follow the remaining code twice.

@@ -25,15 +25,16 @@ pub struct Question {
 }
 
 impl Question {
-    /// Merges the paths on which a loop over the name's words ends, which tell the verifier the
-    /// length of the name. See [`Zero`].
+    /// Merges the paths on which a loop over the name's words ends; otherwise the verifier would
+    /// keep one path per length of the name. See [`Zero`].
     #[inline(always)]
     pub fn value_barrier(self, zero: Zero) -> Self {
         Self { name_len: zero.value_barrier(self.name_len, 0xff), ..self }
     }
 
     /// Saves the question with the hash and the sum of its name for the program called next, which
-    /// loads it by [`Self::kept`]. The lower-cased words of the name are in the scratch space already.
+    /// loads it with [`Self::kept`]. The lower-cased words of the name are in the scratch space
+    /// already.
     #[inline(always)]
     pub fn keep(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
         let Self { header, name_len, kind, opt, limit } = *self;
@@ -83,8 +84,8 @@ impl Question {
         has(self.opt as usize, DO)
     }
 
-    /// Returns a mask over the first eight bytes of the reply's header that clears AD unless the client
-    /// understands it: it has set AD or DO (RFC 6840, section 5.8).
+    /// Returns a mask for the first eight bytes of the reply's header that clears AD unless the
+    /// client understands it, that is, has set AD or DO (RFC 6840, section 5.8).
     #[inline(always)]
     pub fn authentic_mask(&self) -> u64 {
         if has(self.header as usize, AD) || self.dnssec_ok() { u64::MAX } else { !AD as u64 }
@@ -117,8 +118,8 @@ impl Question {
         self.opt & !(SIZE & !echo | DO & echo) | OURS & has_opt & !echo
     }
 
-    /// Returns 1 if the query has an OPT, else 0; without a branch, whose two results the verifier would
-    /// follow separately.
+    /// Returns 1 if the query has an OPT, else 0. Branch-free, because the verifier would follow
+    /// both results of a branch separately.
     #[inline(always)]
     pub fn opt_count(&self) -> usize {
         // The type is 41; testing one bit of it is enough.

@@ -1,4 +1,4 @@
-//! Choice of the answers, and writing of the reply.
+//! Chooses the answers and writes the reply.
 
 use core::mem::offset_of;
 
@@ -34,7 +34,7 @@ const AAAA: usize = QueryKind::Aaaa as usize;
 /// section 3.1).
 const SAFE_PACKET_LEN: usize = 576;
 
-/// Longest message to another machine, in bytes: passes every path without fragmentation (RFC
+/// Longest message to another machine in bytes, which passes every path without fragmentation (RFC
 /// 9715).
 const MAX_FAR_REPLY_LEN: usize = 1232;
 
@@ -58,7 +58,7 @@ pub fn plan<H: Hook>(
     // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
     let v4_count = masked(v4_count, 0x7ff);
     // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an
-    // entry without a policy the bytes in their place count as zero, which limits nothing.
+    // entry without a policy the bytes at its place are masked to zero, which means no limits.
     let has_policy = opaque(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
     let policy_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
@@ -72,7 +72,8 @@ pub fn plan<H: Hook>(
     let question_end = question.end();
     let fixed = question_end + question.opt_len();
 
-    // With a policy, the replies to such queries hold more than addresses; userspace writes them.
+    // With a policy, replies to such queries contain more than addresses and are written by
+    // userspace.
     if has(has_policy, 1) && (available == 0 || frame.message_len != fixed) {
         return goes_up(Outcome::NotPublished);
     }
@@ -108,7 +109,7 @@ pub fn plan<H: Hook>(
     })
 }
 
-/// Returns the place of a reply of `reply_len` bytes.
+/// Returns the layout of a reply of `reply_len` bytes.
 #[inline(always)]
 pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: usize) -> Layout {
     Layout {
@@ -121,7 +122,7 @@ pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: us
     }
 }
 
-/// Returns the longest message that the server permits, in bytes.
+/// Returns the length of the longest message that the server permits, in bytes.
 #[inline(always)]
 pub fn max_reply(context: &Context) -> usize {
     match context.control.max_reply as usize {
@@ -130,7 +131,7 @@ pub fn max_reply(context: &Context) -> usize {
     }
 }
 
-/// Checks that the path back accepts a reply of `reply_len` bytes.
+/// Checks that the return path accepts a reply of `reply_len` bytes.
 #[inline(always)]
 pub fn check_path<H: Hook>(
     hook: &H,
@@ -144,9 +145,9 @@ pub fn check_path<H: Hook>(
     Ok(())
 }
 
-/// Returns whether the path back accepts a reply of `reply_len` bytes: on `lo` by its MTU,
-/// elsewhere by the route and the kernel's path MTU; to other machines [`MAX_FAR_REPLY_LEN`]
-/// applies as well.
+/// Returns whether the return path accepts a reply of `reply_len` bytes. On `lo` its MTU decides,
+/// elsewhere the route and the kernel's path MTU; to other machines [`MAX_FAR_REPLY_LEN`] applies
+/// as well.
 #[inline(always)]
 fn takes<H: Hook>(hook: &H, context: &Context, frame: &Frame, reply_len: usize) -> bool {
     let packet_len = reply_len + frame.headers_len();
@@ -171,7 +172,7 @@ fn describe<H: Hook>(
     const AF_INET: u8 = 2;
     const AF_INET6: u8 = 10;
     let Span { start: ip, end } = hook.span(frame.ip());
-    // SAFETY: this CPU's own element, which this run has taken.
+    // SAFETY: this CPU's own element, taken by this run.
     let route = unsafe { &raw mut (*context.scratch).route };
     let at = |offset: usize| route as usize + offset;
     // SAFETY (all): inside `route`, or just compared with the packet's end.
@@ -207,7 +208,7 @@ fn describe<H: Hook>(
     Some(route)
 }
 
-/// Returns the smaller number; a limit of 0 means no limit.
+/// Returns the smaller of both numbers; a limit of 0 means no limit.
 #[inline(always)]
 fn at_most(count: usize, limit: usize) -> usize {
     if limit.wrapping_sub(1) < count { limit } else { count }
@@ -220,7 +221,7 @@ pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) 
     write_parts(hook, scratch, zero, plan).ok_or(Outcome::NoRoom)
 }
 
-/// Writes the parts, back to front.
+/// Writes the parts of the reply, back to front.
 #[inline(always)]
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
     let layout = &plan.layout;
@@ -276,7 +277,7 @@ pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
 /// all bytes after the question.
 #[inline(always)]
 pub fn write_headers<H: Hook>(hook: &H, layout: &Layout, header: Header, answers: Sum) -> Option<()> {
-    // Branches select constants, so that every offset is constant to the verifier.
+    // The branches select constants, so that every offset is a constant for the verifier.
     match (layout.frame.is_v6(), layout.frame.is_tagged()) {
         (false, false) => write_headers_at::<H, false, 14>(hook, layout, header, answers),
         (false, true) => write_headers_at::<H, false, 18>(hook, layout, header, answers),
@@ -386,7 +387,7 @@ fn write_ipv6<H: Hook>(hook: &H, layout: &Layout, answers: Sum, ip: usize, udp_l
     sum.add_sum(question, false);
     sum.add_sum(answers, question_len & 1 != 0);
     let sum = sum.finish();
-    // SAFETY: as above. Zero would mean that there is no checksum.
+    // SAFETY: as above. A zero would mean that there is no checksum.
     unsafe { store(udp + UDP_SUM, if sum == 0 { 0xffff } else { sum }) };
     Some(())
 }

@@ -1,9 +1,9 @@
-//! Random order of the answers, drawn for each reply.
+//! Puts the answers of each reply in random order.
 //!
 //! Clients rely on the order for load balancing, and a mere rotation would send the load of a
-//! failed instance to its neighbour, so each reply is a Fisher–Yates shuffle, cut off after as many
-//! steps as answers are given. If the list is too long, the answers given are a uniformly random
-//! subset.
+//! failed instance to its neighbour, so each reply is a Fisher–Yates shuffle that stops after as
+//! many steps as the reply has answers. If the list is too long for the reply, its answers are a
+//! uniformly random subset.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use dns_common::entry::{MAX_V4, MAX_V6};
@@ -16,9 +16,9 @@ use crate::{
     plan::Plan,
 };
 
-/// Most A records in a reply, rounded up.
+/// Maximum number of A records in a reply, rounded up.
 const MOST_A: usize = MAX_REPLY_LEN / A_LEN;
-/// Most AAAA records in a reply, rounded up.
+/// Maximum number of AAAA records in a reply, rounded up.
 const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;
 
 /// Random numbers for shuffling: the upper half of a 64-bit linear congruential generator, seeded
@@ -29,7 +29,7 @@ impl Random {
     /// Continues this CPU's sequence.
     #[inline(always)]
     fn resume(scratch: *mut Scratch) -> Self {
-        // SAFETY: this CPU's own element, alone while the program runs.
+        // SAFETY: this CPU's own element, not shared while the program runs.
         let mut state = unsafe { (*scratch).random };
         if state == 0 {
             // SAFETY: the helper has no precondition.
@@ -67,7 +67,7 @@ const AAAA_MIDDLE: u32 = u32::from_ne_bytes([0, 0, 0, 16]);
 #[inline(always)]
 pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
     let Span { start: at, end } = answers;
-    // SAFETY: no access yet, just the address.
+    // SAFETY: takes the address only, without an access.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
     let addresses = plan.addresses();
     let mut index = 0;
@@ -80,8 +80,8 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // The loop's end told the verifier the number of addresses: value_barrier it, or the next loop is
-    // followed once per number.
+    // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
+    // verifier follows the next loop once per value.
     let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
@@ -94,8 +94,7 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
             break;
         }
         let other = opaque(index + random.below(available - index)) & (MAX_V4 - 1);
-        // SAFETY: both inside the scratch list; the record was just compared
-        // with the end.
+        // SAFETY: both are inside the scratch list; the record was just compared with the end.
         unsafe {
             let address: u32 = load(drawn + other * 4);
             store::<u32>(drawn + other * 4, load(drawn + index * 4));
@@ -113,7 +112,7 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
 #[inline(always)]
 pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
     let Span { start: at, end } = answers;
-    // SAFETY: no access yet, just the address.
+    // SAFETY: takes the address only, without an access.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
     let addresses = plan.addresses();
     let mut index = 0;
@@ -130,8 +129,8 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // The loop's end told the verifier the number of addresses: value_barrier it, or the next loop is
-    // followed once per number.
+    // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
+    // verifier follows the next loop once per value.
     let available = zero.value_barrier(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
@@ -145,8 +144,7 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         }
         let other = opaque(index + random.below(available - index)) & (MAX_V6 - 1);
         let (drawn_place, next) = (drawn + other * 16, drawn + index * 16);
-        // SAFETY: both inside the scratch list; the record was just compared
-        // with the end.
+        // SAFETY: both are inside the scratch list; the record was just compared with the end.
         unsafe {
             let address: [u64; 2] = [load(drawn_place), load(drawn_place + 8)];
             store::<u64>(drawn_place, load(next));

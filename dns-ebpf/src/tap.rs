@@ -42,11 +42,11 @@ impl Seen {
     }
 }
 
-/// Returns whether to sample this query: true for one in `tap_every` at random, because clients
-/// that alternate A and AAAA would bias a counter.
+/// Returns whether to sample this query. True for one in `tap_every` at random, because clients
+/// that alternate between A and AAAA would bias a counter.
 #[inline(always)]
 pub fn is_due(control: &Control) -> bool {
-    // SAFETY: the helper takes nothing.
+    // SAFETY: the helper has no precondition.
     let random = unsafe { bpf_get_prandom_u32() } as u64;
     (random * control.tap_every as u64) >> 32 == 0
 }
@@ -56,8 +56,8 @@ pub fn is_due(control: &Control) -> bool {
 pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option<()> {
     let mut slot = TAP.reserve::<TapEvent>(0)?;
     let event = slot.as_mut_ptr();
-    // SAFETY: the slot is an event's memory; each field is written before the
-    // slot is submitted, whatever the packet.
+    // SAFETY: the slot is memory for one event; every field is written before the slot is
+    // submitted.
     let filled = unsafe {
         (*event).time_ns = bpf_ktime_get_ns();
         (*event).ifindex = hook.ifindex();
@@ -85,7 +85,7 @@ pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option
 unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *mut TapEvent) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + frame.ip();
-    // SAFETY: no access yet, just the address.
+    // SAFETY: takes the address only, without an access.
     let client = unsafe { &raw mut (*event).client } as usize;
     let udp = if frame.is_v6() {
         if ip + IPV6_LEN + 4 > end {
@@ -128,7 +128,7 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
 unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut TapEvent) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
     let name = data + opaque(frame.message + HEADER_LEN);
-    // SAFETY: no access yet, just the address.
+    // SAFETY: takes the address only, without an access.
     let to = unsafe { &raw mut (*event).name } as usize;
     let mut word = 0;
     let mut ended = 0;
@@ -138,8 +138,8 @@ unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut Ta
             ended = last_bytes(at, end, to + word * 8, word * 8);
             break;
         }
-        // SAFETY: just compared with the end; inside the name. What follows the
-        // name is of no account: `name_len` says what counts.
+        // SAFETY: just compared with the end, and inside the name. Bytes after the name are ignored
+        // because of `name_len`.
         let bytes = unsafe { load::<u64>(at) };
         unsafe { store(to + word * 8, bytes) };
         let zeros = zero_byte(bytes);
@@ -174,7 +174,7 @@ fn last_bytes(from: usize, end: usize, to: usize, before: usize) -> usize {
         if from + index + 1 > end {
             return 0;
         }
-        // SAFETY: just compared with the end; a word of the event is there.
+        // SAFETY: just compared with the end; the event has room for a word.
         let byte: u8 = unsafe { load(from + index) };
         // SAFETY: as above.
         unsafe { store(to + index, byte) };

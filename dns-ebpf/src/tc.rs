@@ -36,14 +36,14 @@ pub struct Tc {
 }
 
 impl Tc {
-    /// The packet of `context`.
+    /// Wraps the packet of `context`.
     #[inline(always)]
     pub fn new(context: TcContext) -> Self {
         Self { context }
     }
 
     /// Tail-calls the answering program if the packet is a datagram for us. Returns if it is not,
-    /// or if that program is gone, with the descriptors of a dead server.
+    /// or if that program is gone together with a dead server's descriptors.
     #[inline(always)]
     pub fn go_on_if_for_us(&self) {
         let Some(context) = Context::get() else { return };
@@ -102,8 +102,8 @@ impl Hook for Tc {
         unsafe { bpf_skb_pull_data(self.context.skb.skb, len as u32) == 0 }
     }
 
-    /// The kernel has compared the receiver with the interface's address (`eth_type_trans`); the
-    /// bridge's address is compared here.
+    /// Compares only the bridge's address; the kernel has already compared the destination with the
+    /// interface's address (`eth_type_trans`).
     #[inline(always)]
     fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool {
         // SAFETY: the context is the kernel's own.
@@ -111,7 +111,7 @@ impl Hook for Tc {
         kind == PACKET_HOST || filter::is_to_interface(interface, data)
     }
 
-    /// The kernel (`skb_vlan_untag`) or the device removes the tag before tc.
+    /// Returns the tag that the kernel (`skb_vlan_untag`) or the device removed before tc.
     #[inline(always)]
     fn stripped_tag(&self) -> Option<u16> {
         // SAFETY (both): the context is the kernel's own.
@@ -124,9 +124,9 @@ impl Hook for Tc {
         self.context.as_ptr()
     }
 
-    /// The kernel reveals it by its behaviour: asked to update the checksum for a change of two
-    /// bytes, it changes a finished one and leaves an unfinished one alone, which will be computed
-    /// from all bytes later (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
+    /// Derives the state from the kernel's behaviour: asked to update the checksum for a change of
+    /// two bytes, the kernel changes a finished checksum but not an unfinished one, which will be
+    /// computed from all bytes later (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
     #[inline(always)]
     fn is_unfinished(&self, offset: usize) -> Option<bool> {
         const LEN: usize = size_of::<u16>();

@@ -1,10 +1,10 @@
 //! The XDP hook: replies are written straight into the packet.
 //!
-//! In the driver ([`Native`]) the packet has no skb yet, so it grows at its start, where that costs
-//! least. In generic mode the skb exists already and records the offset of an unfinished checksum,
-//! which the sending device completes. That offset does not move with the packet's start, so the
-//! device would write the checksum of the wrong bytes over an answer. The packet therefore grows at
-//! its end there, and at its start only if the checksum is finished (observed on 6.18).
+//! In the driver ([`Native`]) the packet has no skb yet, so it grows at its start, where growing is
+//! cheapest. In generic mode the skb exists already and records the offset of an unfinished
+//! checksum, which the sending device completes. That offset does not move with the packet's start,
+//! so the device would write the checksum of the wrong bytes over an answer. The packet therefore
+//! grows at its end there, and at its start only if the checksum is finished (observed on 6.18).
 //!
 //! A packet that cannot be made long enough is passed to the network stack (`no_room`); in generic
 //! mode, so is a packet whose checksum field does not show whether it is finished.
@@ -39,7 +39,7 @@ pub type Native = Xdp<true>;
 pub type Generic = Xdp<false>;
 
 impl<const NATIVE: bool> Xdp<NATIVE> {
-    /// The packet of `context`.
+    /// Wraps the packet of `context`.
     #[inline(always)]
     pub fn new(context: XdpContext) -> Self {
         Self { context }
@@ -88,7 +88,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         self.context.as_ptr()
     }
 
-    /// Generic mode has no program for forwarded answers.
+    /// Does nothing in generic mode, which has no program for forwarded answers.
     #[inline(always)]
     fn call_forwarded(&self) {
         if NATIVE {
@@ -99,7 +99,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
 
     /// Extends the packet at its start as far as there is headroom, and by the rest at its end: the
     /// kernel zeroes bytes added at the end, which costs more than moving the question (measured).
-    /// In generic mode extends it at its end alone if there is enough room.
+    /// In generic mode, extends it at its end only if there is enough room.
     #[inline(always)]
     fn grow(&self, layout: &Layout) -> bool {
         let more = layout.frame_len as i32 - self.length() as i32;
@@ -126,15 +126,15 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         if NATIVE && self.adjust_tail(before) {
             return true;
         }
-        // Cannot fail: it takes back the bytes just added.
+        // Cannot fail: it removes the bytes that were just added.
         self.adjust_tail(-behind);
         false
     }
 }
 
 impl<const NATIVE: bool> Xdp<NATIVE> {
-    /// Adds `more` bytes at the packet's end, or removes them; false without enough room, and then
-    /// nothing has changed.
+    /// Adds `more` bytes at the packet's end, or removes bytes if negative. Returns false and
+    /// changes nothing if there is not enough room.
     #[inline(always)]
     fn adjust_tail(&self, more: i32) -> bool {
         // SAFETY: the context is the kernel's own.
@@ -189,8 +189,8 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
 /// generic mode, less than 64 in native mode (observed on 6.18).
 const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 
-/// Bytes moved regardless of the length of headers and question: less than the shortest headers, in
-/// whole words.
+/// Bytes moved regardless of the length of headers and question: whole words, fewer than the
+/// shortest headers.
 const FIRST_BYTES: usize = 40;
 
 /// Words that hold the rest of the longest headers and question: Ethernet, a VLAN tag, IPv6, UDP

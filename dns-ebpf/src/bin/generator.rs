@@ -1,4 +1,4 @@
-//! Load generator inside the kernel, used only by benches, never by the server.
+//! In-kernel load generator, used only by benches, never by the server.
 //!
 //! `BPF_PROG_TEST_RUN` with live frames (Linux 5.18) runs [`generate`] on the client's CPU, once
 //! per frame. Each frame for which it returns `XDP_TX` leaves by the client's end of the veth pair,
@@ -24,7 +24,7 @@ use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PO
 
 use crate::bytes::{load, masked, opaque};
 
-/// The queries; the loader sets their number.
+/// The queries. The loader sets the number of elements.
 #[map]
 static FRAMES: Array<Frame> = Array::with_max_entries(1, 0);
 
@@ -44,15 +44,16 @@ static MEMORY: Array<Memory> = Array::with_max_entries(1, 0);
 struct Memory {
     /// The current load, to detect a new one.
     load: u64,
-    /// Start of the load, by `bpf_ktime_get_ns`.
+    /// Start of the load (`bpf_ktime_get_ns`).
     began: u64,
-    /// Queries sent since then, or skipped.
+    /// Queries sent or skipped since then.
     sent: u64,
     /// Index of the next frame.
     next: u64,
 }
 
-/// Largest backlog: if the CPU could not send queries on time, more than these are skipped.
+/// Maximum backlog: if the CPU could not send queries on time, queries beyond this number are
+/// skipped.
 const BACKLOG: u64 = 64;
 
 /// Sends a query if one is due; otherwise drops the frame, the cheapest way to wait.
@@ -78,8 +79,8 @@ pub fn count(context: XdpContext) -> u32 {
 #[inline(always)]
 fn query(context: &XdpContext) -> Option<()> {
     let (orders, counts, memory) = (ORDERS.get_ptr(0)?, COUNTS.get_ptr_mut(0)?, MEMORY.get_ptr_mut(0)?);
-    // SAFETY (all): elements are there as long as the program. What others write meanwhile
-    // is read as a whole: aligned words.
+    // SAFETY (all): elements live as long as the program. Concurrent writers only write aligned
+    // words, so no read is torn.
     let (orders, counts, memory) = unsafe { (&*orders, &mut *counts, &mut *memory) };
     if orders.frames == 0 || !is_due(orders, counts, memory) {
         return None;
@@ -95,7 +96,7 @@ fn query(context: &XdpContext) -> Option<()> {
     // In 64 bits: the verifier rejects narrower arithmetic on addresses.
     let more = len as i32 - opaque(context.data_end() - context.data()) as i32;
     let bytes = (&raw const frame.bytes).cast_mut().cast();
-    // SAFETY: the context is the kernel's own, the bytes are those of an element.
+    // SAFETY: the context is the kernel's own, and the bytes belong to an element.
     let written = unsafe {
         bpf_xdp_adjust_tail(context.ctx, more) == 0
             && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
@@ -154,7 +155,7 @@ fn reply(context: &XdpContext) -> Option<()> {
     // SAFETY: as above.
     let rcode = unsafe { load::<u8>(data + 45) } & 0x0f;
     let counts = COUNTS.get_ptr_mut(0)?;
-    // SAFETY: the element is there as long as the program.
+    // SAFETY: the element lives as long as the program.
     unsafe {
         if rcode == 0 {
             (*counts).no_error += 1;
@@ -165,7 +166,7 @@ fn reply(context: &XdpContext) -> Option<()> {
     Some(())
 }
 
-/// Never reached: nothing here can panic, but `no_std` requires a handler.
+/// Unreachable: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

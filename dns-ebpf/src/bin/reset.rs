@@ -1,9 +1,9 @@
-//! Restores the packet, then runs the program under measurement. Used only by the bench of the
-//! programs, never by the server.
+//! Restores the packet, then runs the program under test. Used only by the bench of the programs,
+//! never by the server.
 //!
-//! `BPF_PROG_TEST_RUN` repeats over the packet as the previous round left it, which is a reply, so
-//! these programs run before each round. With `SUBJECT_XDP` and `SUBJECT_TC` empty the bench
-//! measures the cost of the reset alone.
+//! `BPF_PROG_TEST_RUN` passes each round the packet that the previous one left, which is a reply,
+//! so these programs run at the start of each round. With `SUBJECT_XDP` and `SUBJECT_TC` empty the
+//! bench measures the cost of the reset alone.
 #![no_std]
 #![no_main]
 
@@ -20,7 +20,7 @@ use dns_common::reset::{HEAD_LEN, MAX_LEN, Original};
 #[map]
 static ORIGINAL: Array<Original> = Array::with_max_entries(1, 0);
 
-/// The XDP program under measurement, in slot 0, entered by a tail call.
+/// The XDP program under test, in slot 0, entered by a tail call.
 #[map]
 static SUBJECT_XDP: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
@@ -64,8 +64,7 @@ unsafe fn copy<T: Copy>(to: usize, from: usize) {
 #[inline(always)]
 fn renew_xdp(context: &XdpContext) -> Option<()> {
     let original = ORIGINAL.get_ptr(0)?;
-    // SAFETY: the element is there as long as the program; userspace writes it
-    // only between runs.
+    // SAFETY: the element lives as long as the program; userspace writes it only between runs.
     let original = unsafe { &*original };
     // In 64 bits: the verifier rejects narrower arithmetic on addresses.
     let length = core::hint::black_box(context.data_end() - context.data());
@@ -85,9 +84,9 @@ fn renew_xdp(context: &XdpContext) -> Option<()> {
         return None;
     }
     let bytes = &raw const original.bytes as usize;
-    // Cut into words as the programs read them: where a load takes from two stores just
-    // before it, it waits for both, and no packet that came in has just been stored.
-    // SAFETY (all): in the packet as compared with its end, and in the element.
+    // Stored in the same words that the programs load: a load that spans two recent stores stalls,
+    // which would not happen with a received packet. SAFETY (all): inside the packet as compared
+    // with its end, and inside the element.
     unsafe {
         copy::<u16>(data, bytes);
         let mut at = 2;
@@ -126,7 +125,7 @@ fn renew_tc(context: &TcContext) -> Option<()> {
     }
 }
 
-/// Never reached: nothing here can panic, but `no_std` requires a handler.
+/// Unreachable: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

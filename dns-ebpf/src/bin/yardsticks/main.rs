@@ -1,9 +1,9 @@
 //! Baseline programs, used only by tests and benches: the minimum cost of any answer.
 //!
-//! The bare reflector ([`reflector`]) returns every query without an answer: the cost of a packet
-//! apart from answering. The constant reflector looks nothing up and checks nothing. It turns an
-//! IPv4 datagram to port 53 around and appends as many A records as the bench sets, all with one
-//! address. It makes room like the server's programs: before the packet at XDP in the driver, at
+//! The bare reflector ([`reflector`]) returns every query without an answer, which is the cost of a
+//! packet without answering. The constant reflector neither looks up nor checks anything. It turns
+//! an IPv4 datagram to port 53 around and appends as many A records as the bench sets, all with one
+//! address. It grows the packet like the server's programs: at its start at XDP in the driver, at
 //! its end everywhere else.
 //!
 //! A query must end with its question; an OPT record is not supported.
@@ -31,7 +31,7 @@ static ANSWERS: u32 = 8;
 
 /// No decision: the packet continues to the network stack.
 const TC_ACT_UNSPEC: i32 = -1;
-/// Answers that fit into the headroom of a packet at XDP.
+/// Maximum number of answers: as many as fit into the headroom of a packet at XDP.
 const MAX_ANSWERS: usize = 13;
 /// Bytes of one A record whose name is a pointer to the question's.
 const ANSWER_LEN: usize = 16;
@@ -47,7 +47,7 @@ pub fn pass(_context: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// The bare reflector at XDP.
+/// Runs the bare reflector at XDP.
 #[xdp]
 pub fn reflector_xdp(context: XdpContext) -> u32 {
     match reflector::reflect(context.data(), context.data_end()) {
@@ -56,7 +56,7 @@ pub fn reflector_xdp(context: XdpContext) -> u32 {
     }
 }
 
-/// The bare reflector at tc.
+/// Runs the bare reflector at tc.
 #[classifier]
 pub fn reflector_tc(context: TcContext) -> i32 {
     match reflector::reflect(context.data(), context.data_end()) {
@@ -65,19 +65,19 @@ pub fn reflector_tc(context: TcContext) -> i32 {
     }
 }
 
-/// The constant reflector at XDP in the driver.
+/// Runs the constant reflector at XDP in the driver.
 #[xdp]
 pub fn constant_xdp(context: XdpContext) -> u32 {
     at_xdp(&context, true)
 }
 
-/// The constant reflector at XDP in generic mode.
+/// Runs the constant reflector at XDP in generic mode.
 #[xdp]
 pub fn constant_xdp_generic(context: XdpContext) -> u32 {
     at_xdp(&context, false)
 }
 
-/// The constant reflector at tc.
+/// Runs the constant reflector at tc.
 #[classifier]
 pub fn constant_tc(context: TcContext) -> i32 {
     let skb = context.skb.skb;
@@ -110,8 +110,8 @@ fn at_xdp(context: &XdpContext, before: bool) -> u32 {
     let grown = unsafe {
         if before { bpf_xdp_adjust_head(context.ctx, -more) } else { bpf_xdp_adjust_tail(context.ctx, more) }
     } == 0;
-    // The addresses that the context gives after a helper are new ones to the verifier.
-    // SAFETY: the context is the kernel's own.
+    // After a helper call the verifier requires the packet's addresses to be read again. SAFETY:
+    // the context is the kernel's own.
     let data = unsafe { (&raw const (*context.ctx).data).read_volatile() as usize };
     let end = unsafe { (&raw const (*context.ctx).data_end).read_volatile() as usize };
     let moved = !before || grown && move_forward(data, end, more as usize, length).is_some();
@@ -124,13 +124,13 @@ fn at_xdp(context: &XdpContext, before: bool) -> u32 {
 
 #[inline(always)]
 fn answers() -> usize {
-    // SAFETY: the loader has set it; nobody writes it while programs run.
+    // SAFETY: set by the loader and not written while programs run.
     let answers = unsafe { (&raw const ANSWERS).read_volatile() } as usize;
     masked(answers, 0xf).min(MAX_ANSWERS)
 }
 
-/// Moves a frame of `length` bytes from `data + by` to `data`, in words; the last word ends where
-/// the frame does.
+/// Moves a frame of `length` bytes from `data + by` to `data`, in words, the last of which ends
+/// with the frame.
 #[inline(always)]
 fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()> {
     let source = data + masked(by, 0xff);
@@ -195,7 +195,7 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
     Some(())
 }
 
-/// Never reached: nothing here can panic, but `no_std` requires a handler.
+/// Unreachable: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

@@ -1,13 +1,13 @@
 //! The bare reflector: returns every IPv4 datagram to port 53 as an empty reply, without a look-up.
-//! Measures the cost of a packet apart from answering.
+//! Measures the cost of a packet without answering.
 
 use crate::bytes::{load, store};
 
 /// Bytes of Ethernet, IPv4, UDP and the first four of DNS.
 const HEAD_LEN: usize = 14 + 20 + 8 + 4;
 
-/// Turns the packet from `data` to `end` around in place, at tc as at XDP: it receives only
-/// queries, so writing to packets at tc costs other traffic nothing.
+/// Turns the packet from `data` to `end` around in place. At tc as well, because the bench sends
+/// only queries, so writing to packets costs no other traffic.
 #[inline(always)]
 pub fn reflect(data: usize, end: usize) -> Option<()> {
     if data + HEAD_LEN > end || !is_query(data) {
