@@ -2,8 +2,8 @@
 //!
 //! The number of places is limited, and a client may hold at most as many as are free: a single
 //! client gets half of them, two get a third each, and so on (dynamic thresholds, Choudhury and
-//! Hahne 1998). A flood from one client thus always leaves room for the next one, admitted queries
-//! are never dropped for later ones, and an admission costs one table look-up.
+//! Hahne 1998). A flood from one client therefore always leaves room for the next, admitted queries
+//! are never dropped in favour of later ones, and an admission costs one table look-up.
 
 use std::{
     collections::HashMap,
@@ -33,19 +33,18 @@ pub fn client_of(address: IpAddr) -> Client {
     }
 }
 
-/// Most clients that are remembered as limited.
+/// Maximum number of clients that are remembered as limited.
 const MAX_LIMITED: usize = 16;
-/// How long a client counts as limited after a refusal.
+/// Time for which a client counts as limited after a refusal.
 const LIMITED_FOR: Duration = Duration::from_secs(60);
 
-/// A limit on queries that wait at a time, or on other work of the clients, which `K`
-/// distinguishes.
+/// Limit on concurrently waiting queries, or on other work of clients. `K` identifies the client.
 #[derive(Debug)]
 pub struct Admission<K: Copy + Eq + Hash = Client> {
-    /// Most queries at a time.
+    /// Maximum number of waiting queries.
     limit: usize,
     held: Mutex<InFlight<K>>,
-    /// Queries refused because their client held too many places.
+    /// Number of queries refused because their client held too many places.
     refused: AtomicU64,
 }
 
@@ -54,11 +53,11 @@ struct InFlight<K> {
     total: usize,
     /// Places by client; a client without places has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
-    /// The clients refused last, in no particular order.
+    /// Clients refused most recently, in no particular order.
     limited: Vec<Refusals<K>>,
 }
 
-/// The refusals of one client.
+/// Refusals of one client.
 #[derive(Debug)]
 struct Refusals<K> {
     client: K,
@@ -66,19 +65,19 @@ struct Refusals<K> {
     last: Instant,
 }
 
-/// The state of an [`Admission`].
+/// State of an [`Admission`].
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct AdmissionStatus {
-    /// Most queries at a time.
+    /// Maximum number of waiting queries.
     pub limit: usize,
-    /// Queries that wait now.
+    /// Number of currently waiting queries.
     pub waiting: usize,
     /// Number of clients with waiting queries.
     #[serde(rename = "client_count")]
     pub clients: usize,
-    /// The client with the most waiting queries, and their number.
+    /// Client with the most waiting queries, and their number.
     pub heaviest: Option<(Client, usize)>,
-    /// Queries refused since the start.
+    /// Number of queries refused since the start.
     pub refused: u64,
     /// Clients refused within the last minute, most refusals first.
     pub limited: Vec<LimitedClient>,
@@ -89,23 +88,23 @@ pub struct AdmissionStatus {
 pub struct LimitedClient {
     /// An address, or the first address of an IPv6 /64 network.
     pub client: Client,
-    /// Its queries that wait now.
+    /// Number of its currently waiting queries.
     pub waiting: usize,
-    /// Its refused queries, counted from the first one after a minute without any.
+    /// Number of its refused queries, counted from the first one after a minute without any.
     pub refused: u64,
     /// Seconds since the last refusal.
     pub seconds_ago: f64,
 }
 
 impl<K: Copy + Eq + Hash> Admission<K> {
-    /// Creates a limit of `limit` queries, none waiting.
+    /// Creates a limit of `limit` waiting queries.
     pub fn new(limit: usize) -> Arc<Self> {
         let held = InFlight { total: 0, by_client: HashMap::default(), limited: Vec::new() };
         Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
-    /// Returns a place for one more piece of work of `client`; `None` if the client holds as many
-    /// as are free.
+    /// Returns a place for another piece of work of `client`; `None` if the client holds as many as
+    /// are free.
     pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
         if self.refuses_now(&mut held, client) {
@@ -116,7 +115,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Some(Permit { admission: Arc::clone(self), client })
     }
 
-    /// Returns whether `client` gets no place, and counts a refusal.
+    /// Returns whether `client` gets no place; counts a refusal if so.
     fn refuses_now(&self, held: &mut InFlight<K>, client: K) -> bool {
         let refuses = !held.has_room(client, self.limit);
         if refuses {
@@ -139,7 +138,8 @@ impl Admission {
         self.admit_as(client_or_self(address))
     }
 
-    /// Returns whether [`Self::admit`] would refuse a query of this client, and counts a refusal.
+    /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if
+    /// so.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
         self.refuses_now(&mut self.held.lock(), client_or_self(address))
     }
@@ -173,13 +173,13 @@ impl Admission {
 }
 
 impl<K: Copy + Eq + Hash> InFlight<K> {
-    /// Returns whether one more query of `client` is admitted.
+    /// Returns whether another query from `client` is admitted.
     fn has_room(&self, client: K, limit: usize) -> bool {
         let free = limit.saturating_sub(self.total);
         self.by_client.get(&client).copied().unwrap_or(0) < free
     }
 
-    /// Remembers a refusal; the client refused longest ago makes room.
+    /// Records a refusal, in place of the client whose last refusal is the oldest.
     fn refused(&mut self, client: K) {
         let now = Instant::now();
         let known = self.limited.iter().position(|refusals| refusals.client == client);
@@ -196,7 +196,7 @@ impl<K: Copy + Eq + Hash> InFlight<K> {
         let before = &mut self.limited[position];
         let continues = before.client == client && now.duration_since(before.last) < LIMITED_FOR;
         *before = Refusals { client, count: if continues { before.count + 1 } else { 1 }, last: now };
-        // In a flood the next refusal is probably of the same client.
+        // In a flood, the next refusal is probably for the same client.
         self.limited.swap(0, position);
     }
 }

@@ -1,17 +1,17 @@
-//! The interface of everything that answers queries for names which are not the fleet's.
+//! The interface of the components that answer queries for names outside the fleet.
 
 use futures::future::BoxFuture;
 
 use dns_core::wire::{ForwardedAnswer, Query, Transport};
 
-/// One answerer: recursors, a handler, reverse names, Consul's names.
+/// Answers queries: recursors, a handler, reverse names, Consul's names.
 pub trait Answer: Send + Sync {
-    /// Returns a whole reply: the client's id, its question with the letter case kept. It may
-    /// be larger than the client takes; the caller cuts it.
+    /// Returns a complete reply with the client's id and the letter case of its question. It may be
+    /// larger than the client accepts; the caller truncates it.
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
 
-    /// Writes the reply into `out`, which is empty, if that needs no wait. Returns whether it
-    /// did. Has to be cheap: other queries wait meanwhile.
+    /// Writes the reply into the empty `out` if that requires no waiting. Returns whether it did.
+    /// Must be cheap, because other queries wait in the meantime.
     fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
         false
     }
@@ -22,7 +22,7 @@ pub trait Answer: Send + Sync {
         None
     }
 
-    /// Replaces the cached answer to a query by a new one. The old one stays if that fails.
+    /// Replaces the cached answer to a query with a new one. The old one stays if that fails.
     fn refresh<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, ()> {
         Box::pin(std::future::ready(()))
     }

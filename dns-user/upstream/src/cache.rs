@@ -1,4 +1,4 @@
-//! The cache of forwarded answers, limited in entries and bytes.
+//! Cache of forwarded answers, limited in entries and bytes.
 //!
 //! Replies are kept as bytes, without their OPT. A hit is a copy with the client's id and letter
 //! case, in which the TTLs are overwritten.
@@ -28,17 +28,17 @@ use dns_platform::clock::BootInstant;
 /// Minimum TTL in seconds: lower ones except 0 are raised to it (observed). Also the lifetime of an
 /// empty answer without SOA (observed).
 const MIN_TTL: u32 = 5;
-/// Largest TTL of an answer with data, seconds (observed).
+/// Maximum TTL of an answer with data, in seconds (observed).
 const MAX_TTL: u32 = 3600;
-/// Largest TTL of an answer without data, seconds (observed).
+/// Maximum TTL of an answer without data, in seconds (observed).
 const MAX_DENIAL_TTL: u32 = 1800;
 /// TTL of stale answers in seconds (RFC 8767, section 4 recommends 30 s).
 const STALE_TTL: u32 = 30;
-/// Time after a failed renewal in which an entry is served without another try (RFC 8767, section
-/// 5: "failure recheck timer", at least 30 s).
+/// Time after a failed renewal during which an entry is served without another attempt (RFC 8767,
+/// section 5: "failure recheck timer", at least 30 s).
 const STALE_RECHECK: Duration = Duration::from_secs(30);
-/// Bytes of an entry besides its message and key: its fields, its slot in the store, and two headers
-/// of the allocator.
+/// Bytes of an entry in addition to its message and key: its fields, its slot in the store, and two
+/// allocator headers.
 const ENTRY_OVERHEAD: usize = size_of::<Entry>() + SLOT_SIZE + 32;
 /// Query types IXFR, AXFR, MAILB, MAILA, whose answers cannot be cached.
 const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
@@ -47,15 +47,15 @@ const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
 pub(crate) struct Cache {
     /// Entries by key. The weight of an entry is its size in bytes.
     store: Store<Entry>,
-    /// Least weight of an entry, so that there are not more entries than configured.
+    /// Minimum weight of an entry, so that there are not more entries than configured.
     least_weight: u64,
-    /// How long expired entries may be served; `None` for never.
+    /// Time for which expired entries may be served; `None` to disable this.
     pub(crate) stale: Option<Duration>,
-    /// The parts of a client's query that are forwarded, and so decide about the answer.
+    /// The parts of a client's query that are forwarded and therefore determine the answer.
     form: Form,
     /// Quirks of bosh-dns to reproduce.
     compat: Compat,
-    /// Results of look-ups.
+    /// Number of look-ups by result.
     pub(crate) counters: CacheCounters,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct CacheCounters {
 pub(crate) struct Entry {
     /// The message without OPT.
     message: Box<[u8]>,
-    /// Offsets of the TTLs, which all have the same value.
+    /// Offsets of the TTLs, all of which have the same value.
     ttls: SmallVec<[u16; 6]>,
     /// Offsets of owner names that repeat the question's name uncompressed.
     owners: SmallVec<[u16; 2]>,
@@ -85,17 +85,17 @@ pub(crate) struct Entry {
     ttl: u32,
     /// Time of arrival. TTLs keep running while the machine is suspended.
     since: BootInstant,
-    /// How long the answer is fresh.
+    /// Time for which the answer is fresh.
     lifetime: Duration,
-    /// How long after that it may be served while recursors are down.
+    /// Time after that for which it may be served while recursors are down.
     stale: Duration,
     /// Whether the answer is NODATA or NXDOMAIN.
     denial: bool,
-    /// Until then, in milliseconds after `since`, it is served stale without another try.
+    /// Time in milliseconds after `since` until which it is served stale without another attempt.
     no_recheck_before_ms: AtomicU64,
 }
 
-/// The result of a look-up.
+/// Result of a look-up.
 pub(crate) enum Lookup {
     Fresh(Vec<u8>),
     /// An expired answer, which should be renewed first.
@@ -104,8 +104,8 @@ pub(crate) enum Lookup {
 }
 
 impl Cache {
-    /// Creates an empty cache, limited in bytes. If that would permit more entries than configured,
-    /// small entries are given a higher weight.
+    /// Creates an empty cache, limited in bytes. If that limit would permit more entries than
+    /// configured, small entries get a higher weight.
     pub(crate) fn new(config: &CacheConfig, form: Form, compat: Compat) -> Self {
         Self {
             store: Store::new(config.max_bytes),
@@ -172,13 +172,13 @@ impl Cache {
         })
     }
 
-    /// Writes an answer that is still fresh into `reply`; `false` if there is none. A miss is not
-    /// counted here, because the client's query looks the name up again.
+    /// Writes a fresh answer into `reply`; `false` if there is none. A miss is not counted here,
+    /// because the client's query looks the name up again.
     pub(crate) fn write_fresh(&self, key: &Key, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
         self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
     }
 
-    /// Writes an answer into `reply` if it is still good; says whether it is.
+    /// Writes an answer into `reply` if it is fresh; returns whether it did.
     fn write_if_fresh(&self, entry: &Entry, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
         if !self.write_at(entry, query, entry.since.elapsed(), reply) {
             return false;
@@ -195,24 +195,25 @@ impl Cache {
         true
     }
 
-    /// Returns the reply to a query from an entry of this age, if there is one, as the cache would
-    /// give it then.
+    /// Returns the reply to a query that the cache would give at this age of the entry; `None`
+    /// without an entry.
     pub(crate) fn reply_at(&self, query: &Query<'_>, age: Duration) -> Option<Vec<u8>> {
         let entry = self.store.get(&self.key(query)?[..])?;
         let mut reply = Vec::new();
         self.write_at(&entry, query, age, &mut reply).then_some(reply)
     }
 
-    /// Returns a copy of the fresh answer to a query, as [`Answer::cached`](crate::Answer::cached).
+    /// Returns a copy of the fresh answer to a query, for
+    /// [`Answer::cached`](crate::Answer::cached).
     pub(crate) fn copy(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
         let entry = self.store.get(&self.key(query)?[..])?;
         let is_fresh = entry.fresh_ttl_at(entry.since.elapsed()).is_some();
-        // An owner written out has the client's letter case, which differs from query to query.
+        // An uncompressed owner has the client's letter case, which differs between queries.
         if !is_fresh || !entry.owners.is_empty() || query.question.qclass != CLASS_IN {
             return None;
         }
         let mut message = entry.message.clone();
-        // As for a client that understands AD.
+        // For a client that understands AD.
         self.write_flags(&mut message, &Query { flags: query.flags | AD, ..*query });
         Some(ForwardedAnswer {
             name: query.question.name(),
@@ -227,7 +228,7 @@ impl Cache {
         })
     }
 
-    /// Returns the expired answer after its renewal has failed.
+    /// Returns the expired answer, for use after its renewal has failed.
     pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
         let mut reply = Vec::new();
@@ -235,9 +236,9 @@ impl Cache {
         reply
     }
 
-    /// Takes a recursor's answer: converts it to the form that clients get from a cache, and stores
-    /// it if permitted. `reply` must have the client's id and letter case; `generation` is the
-    /// cache's when the recursor was asked.
+    /// Processes a recursor's answer: converts it to the form in which clients get cached answers,
+    /// and stores it if permitted. `reply` must have the client's id and letter case; `generation`
+    /// is the cache's when the recursor was asked.
     pub(crate) fn admit(
         &self,
         key: &Key,
@@ -326,13 +327,13 @@ impl Cache {
         }
     }
 
-    /// Returns the generation for [`Self::admit`]. Every flush begins another one, so an answer
+    /// Returns the generation for [`Self::admit`]. Every flush starts a new one, so an answer
     /// requested before a flush is not stored after it.
     pub(crate) fn generation(&self) -> Generation {
         self.store.generation()
     }
 
-    /// Removes the entries whose key is selected; returns how many there were.
+    /// Removes the entries whose key is selected; returns their number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&KeyFields<'_>) -> bool) -> u64 {
         self.store.flush(|key, _| KeyFields::of(key).is_none_or(|fields| goes(&fields)))
     }
@@ -347,12 +348,12 @@ impl Cache {
         });
     }
 
-    /// Returns the current numbers. Expired entries may still count.
+    /// Returns the current totals, possibly including expired entries.
     pub(crate) fn totals(&self) -> Totals {
         self.store.totals()
     }
 
-    /// Returns the current numbers without expired entries.
+    /// Returns the current totals without expired entries.
     pub(crate) fn swept_totals(&self) -> Totals {
         self.store.sweep(BootInstant::now());
         self.store.totals()
@@ -370,7 +371,7 @@ impl Entry {
         remaining_ttl(self.ttl, self.lifetime_secs(), age_ns)
     }
 
-    /// Size of the entry in bytes as it counts against the limit, at least `least`.
+    /// Returns the number of bytes for which the entry counts against the limit, at least `least`.
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
         u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
@@ -393,7 +394,8 @@ impl Entry {
         self.fresh_ttl_at(age).unwrap_or(STALE_TTL)
     }
 
-    /// Notes that renewal failed: for a short time the entry is served stale without another try.
+    /// Records a failed renewal: for a short time the entry is served stale without another
+    /// attempt.
     pub(crate) fn renewal_failed(&self) {
         let until = self.since.elapsed() + STALE_RECHECK;
         let until = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
@@ -404,16 +406,16 @@ impl Entry {
 /// The lifetime of a cached answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Terms {
-    /// TTL of all its records, seconds.
+    /// TTL of all its records, in seconds.
     ttl: u32,
-    /// How long the answer is fresh, in seconds: the TTL, or less.
+    /// Time for which the answer is fresh, in seconds: the TTL, or less.
     lifetime: u32,
     /// Whether the answer is NODATA or NXDOMAIN.
     denial: bool,
 }
 
 impl Terms {
-    /// Returns the terms for an answer to `query`; `None` if it must not be cached.
+    /// Returns the lifetime of an answer to `query`; `None` if it must not be cached.
     fn of(query: &Query<'_>, reply: &[u8], index: &MessageIndex, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
         let question = message::question_range(reply)?;
@@ -428,7 +430,7 @@ impl Terms {
             let ttl = if record.ttl > i32::MAX as u32 { 0 } else { record.ttl };
             smallest = smallest.min(ttl);
             if section == 1 && record.rtype == message::TYPE_SOA {
-                // The last of the SOA's fields.
+                // The last field of the SOA.
                 minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
             }
         }
@@ -442,7 +444,7 @@ impl Terms {
                 let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
                 Some(Self { ttl, lifetime: ttl, denial: false })
             }
-            // Clients see the SOA's TTL (observed), but the answer is fresh for the smaller of TTL
+            // Clients see the SOA's TTL (observed), but the answer is fresh for the lower of TTL
             // and minimum (RFC 2308, section 5).
             (message::NOERROR, 0, Some(minimum)) => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_DENIAL_TTL);

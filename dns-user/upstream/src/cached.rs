@@ -22,12 +22,12 @@ use dns_core::{
     wire::{ForwardedAnswer, Query, Transport, append_opt},
 };
 
-/// Most queries that wait for the recursors of the configuration, or of one handler.
+/// Maximum number of queries that wait for the recursors of the configuration, or of one handler.
 const MAX_WAITING_FOR_DNS: usize = 8192;
-/// Most queries that wait for one HTTP handler.
+/// Maximum number of queries that wait for one HTTP handler.
 const MAX_WAITING_FOR_HTTP: usize = 1024;
-/// How long a client waits for the renewal of an expired answer before it gets the stale one (RFC
-/// 8767, section 5: "client response timer", 1.8 s).
+/// Time for which a client waits for the renewal of an expired answer before it gets the stale one
+/// (RFC 8767, section 5: "client response timer", 1.8 s).
 const STALE_PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Answers queries from one source. Clones share source and cache.
@@ -40,7 +40,7 @@ pub struct CachedSource {
 /// State shared by all clones of a source.
 #[derive(Debug)]
 struct Shared {
-    /// The recursors, HTTP server or denial that answers.
+    /// The recursors, the HTTP server or the denial that answers.
     source: Source,
     /// The cache; `None` if it is disabled.
     cache: Option<Arc<Cache>>,
@@ -68,7 +68,7 @@ pub(crate) enum Source {
     Deny(Denial),
 }
 
-/// The reply to a query for a denied domain.
+/// Reply to a query for a denied domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
     /// Answers every query for the domain with NXDOMAIN.
@@ -102,7 +102,7 @@ struct Fetched {
 }
 
 impl CachedSource {
-    /// Answers from `cache` first, then from `source`.
+    /// Creates a source that answers from `cache` first, then from `source`.
     pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
         let most = match source {
             Source::Http(_) => MAX_WAITING_FOR_HTTP,
@@ -123,12 +123,12 @@ impl CachedSource {
         Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
     }
 
-    /// Returns the number of queries that wait for the source, and their limit.
+    /// Returns the number of queries waiting for the source, and their limit.
     pub fn admission(&self) -> AdmissionStatus {
         self.shared.common.admission.status()
     }
 
-    /// Queries answered with a failure of less than a second ago (RFC 9520).
+    /// Returns the number of queries answered with a cached failure (RFC 9520).
     pub fn failure_hits(&self) -> u64 {
         self.shared.common.failures.as_ref().map_or(0, Failures::hits)
     }
@@ -152,7 +152,7 @@ impl CachedSource {
         }
     }
 
-    /// Returns the whole reply to a query.
+    /// Returns the complete reply to a query.
     async fn reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
         let shared = &self.shared;
         let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
@@ -182,7 +182,7 @@ impl CachedSource {
         }
     }
 
-    /// Tries to renew an answer, and serves it stale if that fails or takes too long.
+    /// Tries to renew an answer, and returns it stale if that fails or takes too long.
     async fn renew(
         &self,
         permit: Permit,
@@ -200,7 +200,7 @@ impl CachedSource {
                 shared.fetch_for_all(place, &query.as_query(), transport, false).await
             }
         };
-        // The renewal continues after this client has stopped waiting.
+        // The renewal continues after this client stops waiting.
         match tokio::time::timeout(STALE_PATIENCE, tokio::spawn(renewal)).await {
             Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
@@ -228,7 +228,7 @@ impl Answer for CachedSource {
             return true;
         }
         if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
-            // The cache may hold an answer that is better than a failure.
+            // The cache may contain an answer that is better than a failure.
             return false;
         }
         let failures = common.failures.as_ref().filter(|failures| !failures.is_empty());
@@ -264,7 +264,8 @@ impl Answer for CachedSource {
 }
 
 impl Common {
-    /// Returns the key of a query's flight. A query after a flush joins no flight that began before.
+    /// Returns the key of a query's flight. A query after a flush does not join a flight that
+    /// started before.
     fn flight(&self, query: &Query<'_>, transport: Transport, generation: Generation) -> FlightKey {
         let mut key = self.form.key(query);
         key.push(u8::from(transport == Transport::Tcp));
@@ -279,7 +280,7 @@ impl Shared {
         self.common.admission.admit(query.client)
     }
 
-    /// Fetches an answer, shared with all queries for the same one, and stores it in a cache.
+    /// Fetches an answer, shared by all queries for the same one, and stores it in a cache.
     /// `keep_failures` also stores failures that may be cached.
     async fn fetch_for_all(
         &self,
@@ -302,13 +303,13 @@ impl Shared {
                     if let Ok(result) = landing.await {
                         return Fetched::with_others(&result, query, self.common.form);
                     }
-                    // The client that led this look-up has gone; start another.
+                    // The leader's client is gone; start another look-up.
                 }
             }
         }
     }
 
-    /// Fetches an answer, stores it, and delivers it to all queries that wait with `leader`.
+    /// Fetches an answer, stores it, and delivers it to all queries that wait for `leader`.
     async fn fetch(
         &self,
         place: Option<Place<'_>>,
@@ -348,8 +349,8 @@ impl Shared {
 }
 
 impl Fetched {
-    /// Returns the reply for a client whose question another client has sent: with the client's id,
-    /// flags, letter case and EDNS.
+    /// Returns the reply for a client that joined another client's query: with its own id, flags,
+    /// letter case and EDNS.
     fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
         let FlightResult { reply, index, failed } = result;
         let mut reply = reply.clone();

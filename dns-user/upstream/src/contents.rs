@@ -29,7 +29,7 @@ pub struct Selection {
 /// A cached answer.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct CachedAnswer {
-    /// Domain of the handler whose cache holds it; absent for the configured recursors.
+    /// Domain of the handler whose cache contains it; absent for the configured recursors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handler: Option<String>,
     /// Queried name, with a trailing dot.
@@ -39,13 +39,14 @@ pub struct CachedAnswer {
     pub query_type: String,
     /// Query class.
     pub class: String,
-    /// Whether it is for queries with DO.
+    /// Whether it answers queries with DO.
     pub dnssec_ok: bool,
-    /// Whether it is for queries with CD.
+    /// Whether it answers queries with CD.
     pub checking_disabled: bool,
     /// RCODE of the reply.
     pub rcode: String,
-    /// Seconds for which it is still fresh; 0 for an expired answer that may be served stale.
+    /// Remaining time in seconds for which it is fresh; 0 for an expired answer that may be served
+    /// stale.
     pub fresh_seconds: u64,
     /// TTL in a reply sent now.
     pub ttl: u32,
@@ -53,17 +54,17 @@ pub struct CachedAnswer {
     pub age_seconds: u64,
     /// Length of the reply without OPT.
     pub bytes: usize,
-    /// Whether interfaces answer with it.
+    /// Whether the fast path answers with it.
     pub on_interface: bool,
     /// Name and type of the question.
     #[serde(skip)]
     pub question: (Name, u16),
-    /// Answer section as text, only if a single name is looked up.
+    /// Answer section in presentation format, only if a single name is looked up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<Vec<String>>,
 }
 
-/// Selected answers, in the order of their names.
+/// Selected answers, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Listing {
     /// The answers, at most as many as requested.
@@ -103,7 +104,7 @@ impl Listing {
                 }
             });
         }
-        // Names are compared from the root, so that a zone stays together.
+        // Names are compared from the root, so that each zone is contiguous.
         found.sort_by_cached_key(|(name, answer)| {
             let mut labels: Vec<Vec<u8>> = name.labels().map(<[u8]>::to_vec).collect();
             labels.reverse();
@@ -148,7 +149,7 @@ impl CachedAnswer {
     }
 }
 
-/// Returns the name of a class. The class 0 stands for all, with `compat.cache_as_authority`.
+/// Returns the name of a class. Class 0 stands for all, with `compat.cache_as_authority`.
 fn class_text(class: u16) -> String {
     match class {
         0 => "*".to_owned(),

@@ -1,5 +1,5 @@
-//! Explains, without a query, how a name would be forwarded: recursors in the order of asking, and cached
-//! answers.
+//! Explains, without sending a query, how a name would be forwarded: recursors in the order of
+//! asking, and cached answers.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ pub enum CachedState {
 }
 
 impl CachedSource {
-    /// Explains how queries for a name are answered. Counts as no query.
+    /// Explains how queries for a name are answered. Does not count as a query.
     pub fn explain(&self, name: &Name) -> ForwardingExplanation {
         let (recursors, url) = match self.source() {
             Source::Dns(forwarder) => (status::of(forwarder), None),

@@ -19,14 +19,14 @@ use super::{TryError, message, validated::ValidatedReply};
 /// Length of the first interval of a series.
 const FIRST_INTERVAL: Duration = Duration::from_secs(10);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(300);
-/// Share of failures from which a summary is a warning: a healthy recursor, too, answers SERVFAIL for
-/// broken domains.
+/// Share of failures from which a summary is a warning: even a healthy recursor answers SERVFAIL
+/// for broken domains.
 const ALARMING_SHARE: f64 = 0.2;
 
 /// Declares the reasons with their labels (metrics, status) and their texts (log).
 macro_rules! reasons {
     ($($reason:ident $label:literal $text:literal,)*) => {
-        /// Reason for which a try failed.
+        /// Reason why a try failed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Reason {
             $($reason,)*
@@ -66,7 +66,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns the reason an outcome counts as a failure; `None` for NOERROR and NXDOMAIN.
+    /// Returns the reason why an outcome counts as a failure; `None` for NOERROR and NXDOMAIN.
     pub(crate) fn of(outcome: &Result<ValidatedReply, TryError>) -> Option<Self> {
         Some(match outcome {
             Ok(reply) => match reply.rcode() {
@@ -88,15 +88,15 @@ impl Reason {
     }
 }
 
-/// Tries of one recursor since the start, and its failures by reason.
+/// Tries of one recursor since the start, with its failures by reason.
 #[derive(Debug)]
 pub(crate) struct FailedTries {
     recursor: String,
     /// Queries sent, retries included.
     tries: AtomicU64,
-    /// In the order of [`Reason::ALL`].
+    /// Failures in the order of [`Reason::ALL`].
     failures: [AtomicU64; Reason::ALL.len()],
-    /// Reasons logged in the current series, as bits; 0 without a series.
+    /// Bit set of the reasons logged in the current series; 0 without a series.
     series: Mutex<u16>,
 }
 
@@ -120,13 +120,13 @@ impl FailedTries {
         self.tries.load(Ordering::Relaxed)
     }
 
-    /// Returns the failures of every reason.
+    /// Returns the number of failures for every reason.
     pub(crate) fn by_reason(&self) -> impl Iterator<Item = (Reason, u64)> {
         Reason::ALL.iter().zip(&self.failures).map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
     }
 
-    /// Counts a failure, and logs it if it is the first of its reason in the series. Must be called
-    /// inside a tokio runtime.
+    /// Counts a failure, and logs it if it is the first with its reason in the series. Must be
+    /// called inside a tokio runtime.
     pub(crate) fn failed(self: &Arc<Self>, reason: Reason) {
         self.failures[reason as usize].fetch_add(1, Ordering::Relaxed);
         let bit = 1 << reason as u16;
@@ -135,7 +135,7 @@ impl FailedTries {
             return;
         }
         if *series == 0 {
-            // Started under the lock, so that each series has one task.
+            // Started while the lock is held, so that each series has one task.
             tokio::spawn(Arc::clone(self).summarise(self.state(), FIRST_INTERVAL));
         }
         *series |= bit;
@@ -148,8 +148,8 @@ impl FailedTries {
         );
     }
 
-    /// Logs summaries until an interval passes without a failure. `told` is the state after the first
-    /// failure of the series, which was logged by itself.
+    /// Logs summaries until an interval passes without a failure. `told` is the state after the
+    /// first failure of the series, which was logged separately.
     async fn summarise(self: Arc<Self>, mut told: State, mut interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
@@ -181,7 +181,7 @@ impl FailedTries {
 #[derive(Debug)]
 struct State {
     tries: u64,
-    /// In the order of [`Reason::ALL`].
+    /// Failures in the order of [`Reason::ALL`].
     failures: Vec<u64>,
 }
 
@@ -190,7 +190,7 @@ struct State {
 struct Summary {
     tries: u64,
     failed: u64,
-    /// `timeout 12, servfail 3`, most frequent first.
+    /// For example `timeout 12, servfail 3`, most frequent first.
     reasons: String,
 }
 

@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 use super::{flight::FlightKey, flight::FlightResult};
 
-/// How long a failure is cached: the minimum of RFC 9520, section 3.2, because a machine's
-/// recursors recover within moments.
+/// Time for which a failure is cached: the minimum of RFC 9520, section 3.2, because the recursors
+/// of a machine recover within moments.
 const LIFETIME: Duration = Duration::from_secs(1);
-/// Most failures that are remembered; one more replaces the oldest.
+/// Maximum number of remembered failures; another one replaces the oldest.
 pub(crate) const MAX_FAILURES: usize = 4096;
 
 /// Failed resolutions of one source.
@@ -25,7 +25,7 @@ pub(crate) struct Failures {
     remembered: Mutex<Remembered>,
     /// Number of failures, readable without the lock.
     count: AtomicUsize,
-    /// Queries answered from here.
+    /// Number of queries answered with a remembered failure.
     hits: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ struct Remembered {
 }
 
 impl Failures {
-    /// Returns whether no failure is remembered, without the lock.
+    /// Returns whether no failure is remembered, without taking the lock.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
@@ -74,7 +74,7 @@ impl Failures {
         self.count.store(0, Ordering::Relaxed);
     }
 
-    /// Queries answered from here since the start.
+    /// Returns the number of queries answered with a remembered failure since the start.
     pub(crate) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }

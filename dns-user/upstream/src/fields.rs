@@ -1,4 +1,4 @@
-//! Names of numbers in messages, and functions to read them.
+//! Constants of the wire format, and functions to read numbers.
 
 /// Length of the header (RFC 1035, section 4.1.1).
 pub(crate) const HEADER_LEN: usize = 12;

@@ -1,8 +1,8 @@
-//! One recursor query for all clients that wait for the same answer.
+//! Shares one recursor query among all clients that wait for the same answer.
 //!
-//! A client that could have many identical questions sent at the same time would have many chances
-//! to guess a reply (RFC 5452, section 5). If two servers forward to each other, a query that joins
-//! the flight of its predecessor ends the loop.
+//! A client that could cause many identical questions to be sent at once would have many chances to
+//! guess a reply (RFC 5452, section 5). Sharing also ends forwarding loops: if two servers forward
+//! to each other, a query that joins the flight of its predecessor goes no further.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -21,11 +21,11 @@ pub(crate) struct SingleFlight {
 /// A client that waits for another client's query.
 type Follower = oneshot::Sender<Arc<FlightResult>>;
 
-/// Everything that distinguishes recursor queries, followed by the transport and the generation of the
-/// cache.
+/// Everything that distinguishes recursor queries, followed by the transport and the cache's
+/// generation.
 pub(crate) type FlightKey = Key;
 
-/// The reply to the client that asked first.
+/// Result of the leader's query.
 #[derive(Debug)]
 pub(crate) struct FlightResult {
     pub(crate) reply: Vec<u8>,
@@ -34,24 +34,25 @@ pub(crate) struct FlightResult {
     pub(crate) failed: bool,
 }
 
-/// The part of a query in a flight.
+/// Role of a query in a flight.
 pub(crate) enum Part<'a> {
-    /// The first query: it asks, and then calls [`Leader::finish`].
+    /// The first query: it asks, then calls [`Leader::finish`].
     Leader(Leader<'a>),
     /// Another query is in flight. The receiver fails if that query's client disconnects first.
     Follower(oneshot::Receiver<Arc<FlightResult>>),
 }
 
-/// The query that asks for all. If it is dropped without landing, the others ask themselves.
+/// The query that asks on behalf of all. If it is dropped without a result, the others ask
+/// themselves.
 pub(crate) struct Leader<'a> {
     /// The flights that it belongs to.
     flights: &'a SingleFlight,
-    /// Key of the look-up in flight; `None` once it has result.
+    /// Key of the look-up in flight; `None` once it has a result.
     key: Option<FlightKey>,
 }
 
 impl SingleFlight {
-    /// Joins the flight for `key`, or begins it.
+    /// Joins the flight for `key`, or starts it.
     pub(crate) fn join(&self, key: &FlightKey) -> Part<'_> {
         let mut flights = self.followers.lock();
         let Some(followers) = flights.get_mut(key) else {
@@ -74,7 +75,7 @@ impl Leader<'_> {
     pub(crate) fn finish(mut self, result: &Arc<FlightResult>) {
         let Some(key) = self.key.take() else { return };
         for follower in self.flights.end(&key) {
-            // The client may have gone.
+            // The client may be gone.
             let _ = follower.send(Arc::clone(result));
         }
     }

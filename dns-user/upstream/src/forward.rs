@@ -1,4 +1,4 @@
-//! Asks one recursor after the other, and reports the result faithfully.
+//! Asks recursors one after another, and reports the result faithfully.
 
 use std::sync::Arc;
 
@@ -23,23 +23,23 @@ use dns_platform::logs::LineLimit;
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     set: ArcSwap<RecursorSet>,
-    /// Settings for all of them.
+    /// Settings of all recursors.
     options: RecursorOptions,
     selection: RecursorSelection,
     /// Quirks of bosh-dns to reproduce.
     compat: Compat,
     /// Resolves host names of recursors.
     hosts: Arc<HostNames>,
-    /// Lines about queries without any recursor.
+    /// Rate limit for log lines about queries without any recursor.
     none_lines: LineLimit,
 }
 
 /// Recursors and the history that determines their order.
 #[derive(Debug)]
 pub(crate) struct RecursorSet {
-    /// In the order of the configuration; shuffled with `smart`.
+    /// Recursors in configuration order; shuffled with `smart`.
     pub(crate) recursors: Vec<Arc<Recursor>>,
-    /// The order of asking.
+    /// The order in which they are asked.
     pub(crate) order: RecursorOrder,
 }
 
@@ -68,7 +68,7 @@ impl Forwarder {
         self.set.load_full()
     }
 
-    /// Asks until a recursor answers with NOERROR.
+    /// Asks recursors until one answers NOERROR.
     pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         let set = self.set.load_full();
         if set.recursors.is_empty()
@@ -115,7 +115,7 @@ impl Forwarder {
     }
 
     /// Returns whether a query that already has an answer other than NOERROR should wait for this
-    /// recursor: not for a silent one, or every nonexistent name would take a timeout.
+    /// recursor: not for a silent one, otherwise every nonexistent name would take a timeout.
     fn is_worth_waiting(&self, recursor: &Arc<Recursor>, query: &Query<'_>, transport: Transport) -> bool {
         if self.compat.wait_for_silent_recursors {
             return true;
@@ -127,7 +127,7 @@ impl Forwarder {
                 let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.options.form);
                 tokio::spawn(async move {
                     let query = query.as_query();
-                    // The recursor's counters learn from this.
+                    // The result updates the recursor's counters.
                     let _ = recursor.ask(&query, transport, &mut form.message(&query)).await;
                 });
                 false
@@ -135,8 +135,8 @@ impl Forwarder {
         }
     }
 
-    /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does a lack
-    /// of room in this server.
+    /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does an
+    /// overload of this server.
     fn counts_as_failure(&self, outcome: &Result<ValidatedReply, TryError>) -> bool {
         match outcome {
             Ok(validated) if validated.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
@@ -179,7 +179,7 @@ impl Failure {
     }
 
     /// Returns how informative the reply is for a client; among equals the last one is used.
-    /// NXDOMAIN is the most informative, above all with the SOA that limits its lifetime.
+    /// NXDOMAIN is the most informative, especially with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
         let Self(ValidatedReply { reply, index }) = self;
         let with_soa =

@@ -6,15 +6,16 @@ use dns_core::wire::Query;
 /// The result of a forwarded query.
 #[derive(Debug)]
 pub(crate) struct Forwarded {
-    /// The reply with the client's id and letter case, not yet truncated. It has an OPT only with
+    /// Reply with the client's id and letter case, not yet truncated. It contains an OPT only with
     /// transparent forwarding.
     pub(crate) reply: Vec<u8>,
     pub(crate) index: MessageIndex,
-    /// No usable answer: no recursor replied, or all replies were errors.
+    /// Whether there is no usable answer: no recursor replied, or all replies were errors.
     pub(crate) failed: bool,
-    /// The answer cache keeps the reply although it is a failure.
+    /// Whether the answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
-    /// No server was asked for lack of room here, which says nothing about the name.
+    /// Whether no server was asked because this one is overloaded, which says nothing about the
+    /// name.
     pub(crate) busy: bool,
 }
 
@@ -27,7 +28,7 @@ impl Forwarded {
         }
     }
 
-    /// Returns a reply made by this server. The answer cache keeps it even if it is a failure.
+    /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let index = MessageIndex::of(&reply).unwrap_or_default();
         Self { reply, index, failed, keep: failed, busy: false }

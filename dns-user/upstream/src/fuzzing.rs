@@ -15,14 +15,14 @@ use dns_core::{
     wire::{ForwardedAnswer, Parsed, Query, Transport, append_opt, parse},
 };
 
-/// A cache, and the replies that clients get through it.
+/// A cache, for replies through it.
 #[derive(Debug)]
 pub struct CachedReplies(Cache);
 
 /// The replies to a client for one reply of a recursor.
 #[derive(Debug)]
 pub struct Given {
-    /// The reply made directly from the recursor's bytes.
+    /// The reply built directly from the recursor's bytes.
     pub at_once: Vec<u8>,
     /// The reply of the next query, from the cache; `None` if the answer was not cached.
     pub from_cache: Option<Vec<u8>>,
@@ -63,8 +63,7 @@ impl CachedReplies {
         Some(Given { at_once: reply, from_cache, copy: cache.copy(&query) })
     }
 
-    /// Returns the reply from the cache to a client that sends `query` when the last answer is this
-    /// old.
+    /// Returns the cache's reply to a client that sends `query` when the last answer has this age.
     pub fn reply_at(&self, query: &[u8], age: Duration) -> Option<Vec<u8>> {
         self.0.reply_at(&parsed(query)?, age)
     }
@@ -90,7 +89,7 @@ fn parsed(message: &[u8]) -> Option<Query<'_>> {
     }
 }
 
-/// Returns whether a message is well-formed: its counts fit, its names end, and its data has the
+/// Returns whether a message is well-formed: its counts match, its names end, and its data has the
 /// format of its types.
 pub fn is_sound(message: &[u8]) -> bool {
     MessageIndex::of(message).is_some()

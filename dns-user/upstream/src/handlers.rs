@@ -1,5 +1,5 @@
-//! Handlers: domains whose names are answered by dedicated recursors, by a server that speaks JSON
-//! over HTTP, or denied.
+//! Handlers: domains whose names are answered by dedicated recursors or by a JSON server over HTTP,
+//! or are denied.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -29,7 +29,7 @@ use dns_core::{
 /// A handler of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerConfig {
-    /// The names at and below this domain are answered by the handler.
+    /// Domain of the handler, which answers names at and below it.
     pub domain: Name,
     /// Source of the answers.
     pub source: HandlerSource,
@@ -48,13 +48,13 @@ pub enum HandlerSource {
     Deny(Denial),
 }
 
-/// The handlers in force.
+/// The handlers in use.
 #[derive(Debug, Default)]
 pub struct Handlers {
     by_domain: HashMap<Name, Handler>,
 }
 
-/// A handler in force.
+/// A handler in use.
 #[derive(Debug)]
 struct Handler {
     config: HandlerConfig,
@@ -66,8 +66,8 @@ struct Handler {
 }
 
 impl Handlers {
-    /// Reads handler files in the given order; of several handlers for one
-    /// domain the last one counts (observed).
+    /// Parses handler files in the given order; if a domain has several handlers, the last one
+    /// counts (observed).
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<Vec<HandlerConfig>, ConfigError> {
@@ -81,15 +81,15 @@ impl Handlers {
         Ok(handlers)
     }
 
-    /// Puts handlers in force. A handler that is unchanged since
-    /// `previous` keeps its sockets and cache. Must be called inside a tokio runtime.
+    /// Creates handlers. A handler that is unchanged since `previous` keeps its sockets and cache.
+    /// Must be called inside a tokio runtime.
     pub fn new(
         handlers: Vec<HandlerConfig>,
         config: &Config,
         previous: &Handlers,
         hosts: &Arc<HostNames>,
     ) -> Self {
-        // All handlers share a client, and so a pool of connections.
+        // All handlers share one client and thus a connection pool.
         let mut http_client = None;
         let by_domain = handlers.into_iter().map(|handler| {
             let domain = handler.domain.clone();
@@ -124,7 +124,7 @@ impl Handlers {
             .collect()
     }
 
-    /// Drops the selected cached answers of handlers, and all failures; returns the number of
+    /// Drops the selected cached answers of handlers, and all failures. Returns the number of
     /// answers.
     pub(crate) fn flush_cache(&self, selection: &Selection) -> u64 {
         let flush = |Handler { source, cache, .. }: &Handler| {
@@ -181,7 +181,7 @@ impl Handler {
     }
 }
 
-/// Reads one file: a list of handlers.
+/// Parses one file: a list of handlers.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigError> {
     let error = |problem: String| ConfigError { file: file.to_owned(), problem };
     let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
@@ -218,7 +218,7 @@ fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
     Ok(HandlerConfig { domain, source, cache })
 }
 
-/// The types of sources.
+/// Type of a handler's source.
 #[derive(Clone, Copy)]
 enum Kind {
     Dns,

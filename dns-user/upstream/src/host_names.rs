@@ -1,9 +1,9 @@
 //! Resolves host names of recursors and HTTP servers in the background.
 //!
-//! A query never starts a look-up; it uses the known address. Each name has a task that resolves it
-//! again when its TTL expires or its address fails. The sources, in this order, are /etc/hosts,
+//! A query never triggers a look-up; it uses the known address. Each name has a task that resolves
+//! it again when its TTL expires or its address fails. The sources are, in this order: /etc/hosts,
 //! recursors configured by address, the nameservers of /etc/resolv.conf, and this server itself,
-//! which knows the names of the fleet. Nothing runs on the runtime's pool of blocking threads, as
+//! which knows the fleet's names. Nothing runs on the runtime's pool of blocking threads, as
 //! getaddrinfo(3) would.
 
 use std::{
@@ -33,15 +33,15 @@ use dns_core::{
     wire::{CLASS_IN, Parsed, TYPE_A, TYPE_AAAA, Transport, parse},
 };
 
-/// Host names that the administrator has assigned.
+/// Host names assigned by the administrator.
 const HOSTS: &str = "/etc/hosts";
-/// Least and longest time between two look-ups of a name, whatever its TTL.
+/// Minimum and maximum interval between look-ups of a name, regardless of its TTL.
 const TTL: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(600)];
 /// Pause after a failed look-up.
 const RETRY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The sources for host names.
+/// Sources for host names.
 #[derive(Debug, Default)]
 pub struct HostNames {
     /// Recursors configured by address, `address:port`.
@@ -50,25 +50,26 @@ pub struct HostNames {
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
 }
 
-/// A host name, resolved repeatedly while it lives.
+/// A host name, resolved repeatedly until dropped.
 #[derive(Debug)]
 pub struct HostName {
-    /// Addresses of the last successful look-up; empty before the first.
+    /// Addresses from the last successful look-up; empty before the first.
     addresses: watch::Sender<Arc<[IpAddr]>>,
     /// Number of failures, which selects the address to use.
     failures: AtomicUsize,
-    /// Requests an early look-up.
+    /// Triggers an early look-up.
     again: Arc<Notify>,
 }
 
 impl HostNames {
-    /// Uses the recursors that are configured by address, and a server that listens on `own`.
+    /// Creates a resolver from the recursors configured by address and a server that listens on
+    /// `own`.
     pub fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
         let by_address = |name: &&String| name.parse::<SocketAddr>().is_ok();
         Arc::new(Self { recursors: recursors.iter().filter(by_address).cloned().collect(), own })
     }
 
-    /// Begins to resolve a name. Must be called inside a tokio runtime.
+    /// Starts resolving a name. Must be called inside a tokio runtime.
     pub fn follow(self: &Arc<Self>, host: &str) -> Arc<HostName> {
         let again = Arc::new(Notify::new());
         let addresses = watch::Sender::new(Arc::from([]));
@@ -116,7 +117,8 @@ impl HostNames {
 }
 
 impl HostName {
-    /// Returns its address, after waiting for the first look-up if that has not ended.
+    /// Returns the current address; waits for the first look-up if necessary, for at most
+    /// `patience`.
     pub async fn address(&self, patience: Duration) -> Option<IpAddr> {
         let mut addresses = self.addresses.subscribe();
         let known = tokio::time::timeout(patience, addresses.wait_for(|known| !known.is_empty())).await;
@@ -133,7 +135,7 @@ impl HostName {
     }
 }
 
-/// Resolves a name repeatedly while it is used.
+/// Resolves a name repeatedly while it is in use.
 async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, again: Arc<Notify>) {
     let mut is_known = true;
     loop {
@@ -163,7 +165,7 @@ async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, agai
             }
         };
         drop(name);
-        // The limit on the rate of look-ups, however many queries fail.
+        // Limits the rate of look-ups, however many queries fail.
         tokio::time::sleep(RETRY).await;
         let _early = tokio::time::timeout(pause.saturating_sub(RETRY), again.notified()).await;
     }

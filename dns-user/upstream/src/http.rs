@@ -32,16 +32,16 @@ use super::{
 use dns_core::wire::Query;
 use dns_platform::logs::LineLimit;
 
-/// Longest accepted document in bytes.
+/// Maximum size of a document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
-/// How long a connection waits for the first look-up of its host name.
+/// Time for which a connection waits for the first look-up of its host name.
 const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
-/// Most idle connections kept per server.
+/// Maximum number of idle connections per server.
 const MAX_IDLE: usize = 16;
-/// How long idle connections are kept.
+/// Time for which idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Client with the connections to all servers of all handlers.
+/// HTTP client shared by all handlers.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
 /// Creates a client that trusts the CAs of the system.
@@ -75,7 +75,7 @@ pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
 #[derive(Clone)]
 pub(crate) struct Hosts {
     names: Arc<HostNames>,
-    /// Known host names: as many as handlers name.
+    /// Known host names: only those that handlers use.
     followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct HttpSource {
     /// URL of the server; ends with a slash.
     url: Url,
     client: HttpClient,
-    /// Time limit of an answer, connecting included.
+    /// Time limit of an answer, including connecting.
     timeout: Duration,
     failure_lines: LineLimit,
 }
@@ -123,7 +123,7 @@ impl fmt::Debug for HttpSource {
 }
 
 /// Returns a handler's URL for logs and reports, without user, password and the values of its
-/// query, which may be keys.
+/// query, which may be secret.
 pub fn shown(url: &Url) -> String {
     let mut shown = url.clone();
     if !shown.username().is_empty() || shown.password().is_some() {
@@ -137,10 +137,10 @@ pub fn shown(url: &Url) -> String {
     shown.into()
 }
 
-/// Reasons for the lack of an answer.
+/// Reasons why there is no answer.
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
-    /// The name cannot be put into a URL.
+    /// The name cannot be encoded in a URL.
     #[error("cannot build the request: {0}")]
     Request(#[from] hyper::http::Error),
     /// The connection failed or broke.
@@ -155,7 +155,7 @@ enum HttpError {
     /// The document is not an answer.
     #[error(transparent)]
     Answer(#[from] json_answer::JsonAnswerError),
-    /// The time limit has passed.
+    /// The time limit was exceeded.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }
@@ -166,7 +166,7 @@ impl HttpSource {
         if !url.path().ends_with('/') {
             url.set_path(&format!("{}/", url.path()));
         }
-        // A little less, so that the client gets the handler's SERVFAIL.
+        // Slightly shorter, so that the client gets the handler's SERVFAIL.
         let timeout = request_timeout - request_timeout / 10;
         Self { url, client, timeout, failure_lines: LineLimit::new() }
     }
@@ -214,7 +214,7 @@ impl HttpSource {
 }
 
 /// Formats a name in presentation format with the final dot, preserving letter case. Special
-/// characters get a backslash, unprintable ones become `\ddd` (as in bosh-dns).
+/// characters are escaped with a backslash, unprintable ones as `\ddd` (as in bosh-dns).
 fn presentation(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;

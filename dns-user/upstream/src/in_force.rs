@@ -1,4 +1,4 @@
-//! Recursors and handlers in force.
+//! The recursors and handlers in use.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 use dns_core::name::Name;
 
-/// The recursors and handlers that are asked now; each is replaced as a whole.
+/// The recursors and handlers in use; each is replaced as a whole.
 #[derive(Debug)]
 pub struct InForce {
     /// The recursors of the configuration, replaced as a whole on reload.
@@ -20,7 +20,7 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Puts these in force.
+    /// Starts with these recursors and handlers.
     pub fn new(upstream: Upstream, handlers: Handlers) -> Arc<Self> {
         Arc::new(Self {
             upstream: ArcSwap::from_pointee(upstream),
@@ -28,15 +28,16 @@ impl InForce {
         })
     }
 
-    /// Returns the status of every recursor: first the configured recursors, then the handlers'.
+    /// Returns the status of every recursor: the configured recursors first, then those of
+    /// handlers.
     pub fn recursors(&self) -> Vec<RecursorStatus> {
         let mut all = self.upstream.load().status();
         all.extend(self.handlers.load().status());
         all
     }
 
-    /// Returns the waiting queries of each source, with the domain of its handler, `None` for the
-    /// recursors.
+    /// Returns the waiting queries of each source with the domain of its handler; `None` for the
+    /// configured recursors.
     pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
         let recursors = self.upstream.load().recursors();
         let recursors = recursors.iter().map(|source| (None, source.admission()));
@@ -46,13 +47,13 @@ impl InForce {
         recursors.chain(handlers).collect()
     }
 
-    /// Returns how the cache of the recursors fares; `None` without a cache.
+    /// Returns the status of the recursors' cache; `None` without a cache.
     pub fn cache(&self) -> Option<CacheStatus> {
         self.upstream.load().cache_status()
     }
 
-    /// Explains how a name is forwarded: by the handler of a domain, or by the recursors of the
-    /// configuration. `None` without that source.
+    /// Explains how a name is forwarded: by the handler of a domain, or by the configured
+    /// recursors. Returns `None` if that source does not exist.
     pub fn explain(&self, handler: Option<&Name>, name: &Name) -> Option<ForwardingExplanation> {
         match handler {
             None => Some(self.upstream.load().recursors()?.explain(name)),

@@ -4,13 +4,13 @@ use std::{cell::RefCell, io, os::fd::RawFd};
 
 use dns_platform::mmsg::{Incoming, ReceiveMetadata};
 
-/// Most datagrams read by one system call.
+/// Maximum number of datagrams per system call.
 const BATCH: usize = 8;
-/// Length of the largest UDP datagram.
+/// Maximum length of a UDP datagram.
 const MAX_DATAGRAM: usize = 65_535;
 
 thread_local! {
-    /// Room for a batch.
+    /// Buffers for a batch.
     static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(ReceiveMetadata::Nothing));
 }
 
@@ -23,8 +23,8 @@ pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error 
                 Ok(count) => {
                     incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
                     if count < BATCH {
-                        // The kernel has found the queue empty, so another call is unnecessary. An
-                        // error that it met instead is kept for the next call.
+                        // The kernel found the queue empty, so another call is unnecessary. If it
+                        // found an error instead, that is kept for the next call.
                         return io::ErrorKind::WouldBlock.into();
                     }
                 }
@@ -41,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// Two sockets connected to each other.
+    /// Returns two sockets connected to each other.
     fn pair() -> [UdpSocket; 2] {
         let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         one.connect(other.local_addr().unwrap()).unwrap();
@@ -63,7 +63,7 @@ mod tests {
     fn pending_datagrams_keep_order() {
         let [sender, receiver] = pair();
         for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
-            // Various sizes, among them an empty and a large one.
+            // Various sizes, including an empty and a large one.
             let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
             let expected: Vec<(usize, Option<u8>)> =
                 sizes.zip(0..).map(|(size, number)| (size, (size > 0).then_some(number))).collect();

@@ -1,7 +1,7 @@
 //! Parses JSON answers of HTTP handlers. Does no I/O.
 //!
-//! The format is the one of public resolvers: `{"TC": bool, "Status": rcode, "Answer": [{"name",
-//! "type", "TTL", "data"}]}`, with member names in any letter case and every member optional
+//! The format is that of public resolvers: `{"TC": bool, "Status": rcode, "Answer": [{"name",
+//! "type", "TTL", "data"}]}`. Member names have any letter case, and every member is optional
 //! (observed).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use super::message::{self, QUESTION_NAME};
 use dns_core::{config::json::Json, wire::Query};
 
-/// The reason why a JSON document is not an answer.
+/// Reason why a JSON document is not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JsonAnswerError {
     #[error("no JSON: {0}")]
@@ -17,7 +17,7 @@ pub(crate) enum JsonAnswerError {
     /// A member has the wrong JSON type.
     #[error("{0} is of the wrong kind")]
     Kind(&'static str),
-    /// No answer's data fits its type.
+    /// None of the answers has data that fits its type.
     #[error("none of the {0} answers can be parsed")]
     Unreadable(usize),
 }
@@ -83,12 +83,12 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
 struct Answer<'a> {
     rtype: u16,
     ttl: u32,
-    /// The data in presentation format.
+    /// Data in presentation format.
     data: &'a str,
 }
 
 impl<'a> Answer<'a> {
-    /// Parses one; missing members are 0 or empty.
+    /// Parses an answer; missing members are 0 or empty.
     fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
         let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
         let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;
@@ -222,8 +222,8 @@ fn push_string(data: &mut Vec<u8>, text: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Converts to character-strings: quoted ones with their escapes, or else the unchanged text, split
-/// if it is too long for one.
+/// Converts a text to character-strings: quoted ones with their escapes, otherwise the unchanged
+/// text, split if it is too long for one.
 fn strings(text: &str) -> Option<Vec<u8>> {
     let mut data = Vec::new();
     let mut rest = text.trim();
@@ -259,7 +259,7 @@ fn strings(text: &str) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Parses the length and the hexadecimal digits after `\#` (RFC 3597, section 5).
+/// Parses the length and hexadecimal digits after `\#` (RFC 3597, section 5).
 fn generic_data(text: &str) -> Option<Vec<u8>> {
     let mut words = text.split_ascii_whitespace();
     let length: usize = words.next()?.parse().ok()?;
@@ -280,7 +280,7 @@ mod tests {
     /// A query for `x.example. A`.
     const QUERY: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01x\x07example\0\0\x01\0\x01";
 
-    /// The reply to [`QUERY`].
+    /// Returns the reply to [`QUERY`].
     fn reply_to(document: &str) -> Result<Vec<u8>, JsonAnswerError> {
         let Parsed::Query(query) = parse(QUERY) else { panic!("a query") };
         reply(&query, document.as_bytes())

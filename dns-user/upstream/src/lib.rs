@@ -158,7 +158,7 @@ impl Upstream {
         self.recursors.clone()
     }
 
-    /// Returns the same as [`Self::recursors`] without the cache, for reverse names (observed).
+    /// Returns the source of [`Self::recursors`] without its cache, for reverse names (observed).
     pub fn uncached(&self) -> Option<CachedSource> {
         self.uncached.clone()
     }
@@ -206,7 +206,7 @@ fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> 
 /// Reason why a try at a recursor brought no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TryError {
-    /// The time limit has passed.
+    /// The time limit was exceeded.
     #[error("no reply in time")]
     TimedOut,
     /// The port is closed or the host unreachable.
@@ -219,7 +219,7 @@ pub(crate) enum TryError {
     /// network error (observed).
     #[error("connection closed without a reply")]
     Closed,
-    /// A reply with another id or question over TCP.
+    /// The reply over TCP has another id or question.
     #[error("reply to another query")]
     WrongReply,
     /// The received bytes are not a DNS message.

@@ -1,7 +1,7 @@
-//! Reads and edits messages without parsing them completely.
+//! Reads and edits messages without fully parsing them.
 //!
-//! Forwarded messages keep their bytes: records of unknown types, compression and order included.
-//! One walk finds the positions that matter (end of the question, OPT, TTLs); fields are then
+//! Forwarded messages keep their bytes, including records of unknown types, compression and order.
+//! One walk finds the relevant positions (end of the question, OPT, TTLs); fields are then
 //! overwritten in place.
 
 use std::ops::Range;
@@ -47,7 +47,7 @@ pub(crate) fn set_id(message: &mut [u8], id: u16) {
     }
 }
 
-/// The flags of a message, all clear without a header.
+/// The flags of a message; all clear without a header.
 #[derive(Clone, Copy)]
 pub(crate) struct Flags([u8; 2]);
 
@@ -99,18 +99,18 @@ fn set_bit(message: &mut [u8], at: usize, bit: u8, on: bool) {
     }
 }
 
-/// The result of one validating walk over a message: every name ends and does not loop, data has
-/// the format of its type, and there is at most one OPT, in the additional section and owned by the
+/// Result of one validating walk over a message: every name ends and does not loop, data has the
+/// format of its type, and there is at most one OPT, in the additional section and owned by the
 /// root (RFC 6891, section 6.1.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MessageIndex {
-    /// Entries in the question section.
+    /// Number of entries in the question section.
     pub(crate) questions: u16,
-    /// Records in answer, authority and additional section.
+    /// Number of records in the answer, authority and additional section.
     pub(crate) records: [u16; 3],
     /// Offset of the first record.
     pub(crate) question_end: usize,
-    /// The OPT as a whole record.
+    /// Range of the whole OPT record.
     pub(crate) opt: Option<Range<usize>>,
     /// End of the last record. Trailing bytes belong to no record.
     pub(crate) end: usize,
@@ -177,7 +177,7 @@ pub(crate) struct Record {
     pub(crate) rtype: u16,
     /// Start of the TTL.
     pub(crate) ttl_at: usize,
-    /// TTL in seconds; for an OPT the extended RCODE, version and flags.
+    /// TTL in seconds; for an OPT, the extended RCODE, version and flags.
     pub(crate) ttl: u32,
     pub(crate) data: Range<usize>,
 }
@@ -217,7 +217,7 @@ pub(crate) fn bytes(message: &[u8], range: Range<usize>) -> Option<&[u8]> {
 }
 
 /// Returns whether two question sections are equal except for letter case. Length bytes are at most
-/// 63 and so not letters; the last four bytes, type and class, are compared exactly.
+/// 63 and thus never letters; the last four bytes, type and class, are compared exactly.
 pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
     let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else { return false };
     ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
@@ -231,7 +231,7 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
-/// Returns whether the OPT has upper bits of the RCODE (RFC 6891, section 6.1.3).
+/// Returns whether the OPT contains upper bits of the RCODE (RFC 6891, section 6.1.3).
 pub(crate) fn has_extended_rcode(message: &[u8], index: &MessageIndex) -> bool {
     index.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
 }
@@ -247,8 +247,8 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
     message[10..12].copy_from_slice(&index.records[2].to_be_bytes());
 }
 
-/// Begins a reply with id, RD, CD and question of the query, the given AA, RA and RCODE, and no
-/// records.
+/// Starts a reply with the query's id, RD, CD and question, and with the given AA, RA and RCODE,
+/// without records.
 pub(crate) fn begin_reply(
     query: &Query<'_>,
     authoritative: bool,
@@ -265,7 +265,7 @@ pub(crate) fn begin_reply(
     reply
 }
 
-/// Sets the flags that this server determines: RD and CD of the query, RA, and AD only for a client
+/// Sets the flags that this server determines: the query's RD and CD, RA, and AD only for a client
 /// that understands it (RFC 6840, section 5.8).
 pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {
     let Some([high, low]) = reply.get_mut(2..4).and_then(|flags| flags.first_chunk_mut()) else { return };
@@ -291,8 +291,8 @@ pub(crate) fn restore_case(reply: &mut [u8], query: &Query<'_>) {
     }
 }
 
-/// Appends a record to the answer section of a message without further sections; `false` without a
-/// change if the message would become too long.
+/// Appends a record to the answer section of a message without further sections; `false` if the
+/// message would become too long, without changing it.
 pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
     let Some(count) = u16_at(message, 6).filter(|&count| count < u16::MAX) else { return false };
     let Ok(length) = u16::try_from(data.len()) else { return false };
@@ -309,16 +309,16 @@ pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: 
     true
 }
 
-/// Returns the fixed fields of a message that consists of its question.
+/// Returns the fixed fields of a message that has only a question.
 pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
     let mut numbers = FixedFields::default();
     numbers.add(message.len().saturating_sub(4)..message.len());
     numbers
 }
 
-/// Removes the last answer, which begins at `start`, unless its type occurs in zones and its data
-/// has the format of that type. Returns whether it stays. `numbers` are the fixed fields before it,
-/// and afterwards also its own.
+/// Removes the last answer, which starts at `start`, unless its type occurs in zones and its data
+/// has the format of that type. Returns whether it was kept. `numbers` contains the fixed fields
+/// before it, and afterwards also its own.
 pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
     let is_sound = Record::at(message, start, numbers).is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
@@ -337,7 +337,7 @@ pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &m
     is_sound
 }
 
-/// A pointer to the question's name, the owner of most answers.
+/// Pointer to the question's name, the owner of most answers.
 pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
 
 #[cfg(test)]
@@ -345,7 +345,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A reply with one A record and an OPT.
+    /// Returns a reply with one A record and an OPT.
     fn reply() -> Vec<u8> {
         let mut message = b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\0\x02Ok\x07example\0\0\x01\0\x01".to_vec();
         assert!(push_answer(&mut message, &QUESTION_NAME, 1, 300, &[192, 0, 2, 1]));

@@ -27,7 +27,7 @@ use dns_platform::metrics::{families, labels};
 /// The metric families of this crate.
 #[derive(Clone)]
 pub struct UpstreamMetrics {
-    /// The recursors and handlers in force.
+    /// The recursors and handlers in use.
     in_force: Arc<InForce>,
     /// Value of the label `server`.
     server: String,
@@ -36,7 +36,7 @@ pub struct UpstreamMetrics {
 }
 
 impl UpstreamMetrics {
-    /// Creates metrics of the recursors and handlers in force at scrape time.
+    /// Creates the metrics of the recursors and handlers in use at scrape time.
     pub fn new(in_force: Arc<InForce>, server: String) -> prometheus::Result<Self> {
         let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
         Ok(Self { in_force, server, desc })
@@ -56,7 +56,7 @@ const LIMITS: [(&str, usize); 4] = [
     ("remembered_failures", failures::MAX_FAILURES),
 ];
 
-/// The families depend on the configuration; one description stands for all.
+/// The families depend on the configuration; a single description represents all.
 impl Collector for UpstreamMetrics {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
@@ -108,8 +108,8 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
     ]
 }
 
-/// Returns the families of the queries that wait for a source. `handler` is its domain, empty for
-/// the configured recursors.
+/// Returns the metric families of the queries waiting for a source. `handler` is its domain, empty
+/// for the configured recursors.
 fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
     let AdmissionStatus { limit, waiting, refused, .. } = source.admission();
     [
@@ -148,7 +148,7 @@ fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
     let mut count = 0;
     for (index, replies) in latencies.iter().enumerate() {
         count += replies.load(Relaxed);
-        // The last bucket has no bound: its cumulative count is the total.
+        // The last bucket is unbounded: its cumulative count is the total.
         if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(seconds(bound));

@@ -6,30 +6,30 @@ use dns_core::config::RecursorSelection;
 
 /// Number of recent tries that count.
 const HISTORY: u32 = 25;
-/// Failures within the history after which the next recursor is preferred.
+/// Number of failures in the history from which the next recursor is preferred.
 const MAX_FAILURES: u32 = 5;
 
-/// The order of a fixed number of recursors, determined by their tries.
+/// Order of a fixed number of recursors, determined by the results of their tries.
 #[derive(Debug)]
 pub(crate) struct RecursorOrder {
-    /// How the order is determined.
+    /// Configured way of ordering.
     mode: RecursorSelection,
     /// Index of the recursor to ask first.
     preferred: AtomicUsize,
     histories: Box<[History]>,
 }
 
-/// The recent tries of one recursor: one bit per try, set if it failed, the latest in the lowest.
+/// Recent tries of one recursor: one bit per try, set if it failed, the latest in the lowest bit.
 #[derive(Debug, Default)]
 struct History {
-    /// Tries since the recursor was last preferred, which decide about the preference.
+    /// Tries since the recursor was last preferred, which decide whether it stays preferred.
     turn: AtomicU32,
     /// All tries, for operators.
     all: AtomicU32,
 }
 
 impl History {
-    /// Records a try; returns the failures of this turn.
+    /// Records a try; returns the number of failures since the recursor was last preferred.
     fn record(&self, failed: bool) -> u32 {
         let Self { turn, all } = self;
         let add = |history: &AtomicU32| {
@@ -38,7 +38,7 @@ impl History {
                 // The common case: nothing to write.
                 return 0;
             }
-            // Two tries that end at the same instant may count as one, which is harmless.
+            // Two tries that end at the same time may count as one, which is harmless.
             let after = (before << 1 | u32::from(failed)) & ((1 << HISTORY) - 1);
             history.store(after, Ordering::Relaxed);
             after.count_ones()
@@ -49,7 +49,7 @@ impl History {
 }
 
 impl RecursorOrder {
-    /// Creates the order of `count` untried recursors; the first is preferred.
+    /// Creates the order of `count` recursors; the first is preferred.
     pub(crate) fn new(mode: RecursorSelection, count: usize) -> Self {
         let histories = (0..count).map(|_| History::default()).collect();
         Self { mode, preferred: AtomicUsize::new(0), histories }
@@ -67,7 +67,7 @@ impl RecursorOrder {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Returns the failures among a recursor's last 25 tries.
+    /// Returns the number of failures among a recursor's last 25 tries.
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
         self.histories.get(index).map_or(0, |history| history.all.load(Ordering::Relaxed).count_ones())
     }
@@ -81,7 +81,7 @@ impl RecursorOrder {
             let moved =
                 self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if moved {
-                // The recursor's next turn starts without failures.
+                // The recursor starts without failures when it is preferred again.
                 history.turn.store(0, Ordering::Relaxed);
             }
         }

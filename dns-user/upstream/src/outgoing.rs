@@ -1,8 +1,8 @@
-//! Builds queries to recursors from the question of a client.
+//! Builds queries to recursors from a client's question.
 //!
 //! Only the parts of a client's message that a recursor needs are forwarded: name, type and class,
-//! RD, CD and DO, and Client Subnet if configured. An option or flag of one client therefore cannot
-//! spoil the reply that other clients share.
+//! RD, CD and DO, and Client Subnet if configured. An option or flag from one client therefore
+//! cannot affect a reply that other clients share.
 
 use smallvec::SmallVec;
 
@@ -13,10 +13,10 @@ const RD: u16 = 0x0100;
 pub(crate) const AD: u16 = 0x0020;
 const CD: u16 = 0x0010;
 
-/// Decides which parts of a client's query are forwarded.
+/// Selects the parts of a client's query that are forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// A query without EDNS is forwarded without it, and AD as the client set it
+    /// Forwards a query without EDNS without it, and AD as set by the client
     /// (`compat.transparent_forwarding`). Otherwise every query carries an OPT and AD, so that AD
     /// in the reply shows whether the recursor has validated it (RFC 6840, section 5.7).
     pub(crate) transparent: bool,
@@ -74,14 +74,14 @@ impl Form {
         if has_opt {
             let [fields @ .., _, _] = opt_record(UDP_PAYLOAD_SIZE, 0, query.dnssec_ok());
             message.extend_from_slice(&fields);
-            // The option was parsed with a length of 16 bits and is not longer.
+            // The option's length was parsed from 16 bits.
             message.extend_from_slice(&(subnet.len() as u16).to_be_bytes());
             message.extend_from_slice(subnet);
         }
         message
     }
 
-    /// Returns the key of the recursor query. Queries with equal keys are equal for every recursor.
+    /// Returns the key of the recursor query. Recursors cannot distinguish queries with equal keys.
     pub(crate) fn key(self, query: &Query<'_>) -> Key {
         let mut key = Key::new();
         let mut flags = u8::from(query.dnssec_ok())

@@ -8,12 +8,12 @@ const POOL: usize = 512;
 /// Unused random bytes of this thread.
 struct Pool {
     bytes: [u8; POOL],
-    /// Number of used bytes.
+    /// Number of consumed bytes.
     used: usize,
 }
 
 thread_local! {
-    /// The pool of this thread: one system call for many numbers.
+    /// The pool of this thread: one system call yields many numbers.
     static RANDOM: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL], used: POOL }) };
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn u32() -> u32 {
 }
 
 /// Fills `bytes` from the kernel. If the system call is unavailable, uses an ordinary generator,
-/// whose numbers are random but not secret.
+/// whose numbers are random but predictable.
 fn fill(bytes: &mut [u8; POOL]) {
     let mut done = 0;
     while done < POOL {

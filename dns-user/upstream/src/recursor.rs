@@ -33,19 +33,19 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecursorOptions {
     pub(crate) timeout: Duration,
-    /// Further tries after network errors.
+    /// Number of retries after network errors.
     pub(crate) max_retries: u32,
     /// The parts of a client's query that are forwarded.
     pub(crate) form: Form,
     /// How strictly the question of a reply is checked.
     pub(crate) matching: Matching,
-    /// Random letter case in the question (0x20).
+    /// Whether to randomise the letter case of the question (0x20).
     pub(crate) randomise_case: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Recursor {
-    /// As configured, `host:port`.
+    /// Name as configured, `host:port`.
     name: String,
     /// Settings shared with the other recursors of the list.
     options: RecursorOptions,
@@ -55,14 +55,14 @@ pub(crate) struct Recursor {
     sockets: ArcSwapOption<Sockets>,
     /// Counters of tries, by result.
     pub(crate) counters: RecursorCounters,
-    /// Whether the recursor has fallen silent.
+    /// Detects that the recursor has fallen silent.
     silence: Silence,
 }
 
-/// State that tells a silent recursor from one that answers.
+/// State that distinguishes a silent recursor from a responsive one.
 #[derive(Debug)]
 struct Silence {
-    /// Consecutive tries without any answer.
+    /// Number of consecutive tries without any answer.
     tries: AtomicU32,
     /// Start of the clock for `probed_ms`.
     since: Instant,
@@ -70,7 +70,7 @@ struct Silence {
     probed_ms: AtomicU64,
 }
 
-/// Whether a query that already holds an NXDOMAIN should wait for this recursor.
+/// Result of [`Recursor::worth`] for a query that already holds an NXDOMAIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
     /// The recursor has answered recently.
@@ -94,12 +94,12 @@ struct Sockets {
 pub(crate) struct RecursorCounters {
     /// Tries, and failures by reason.
     pub(crate) failed: Arc<FailedTries>,
-    /// Datagrams that matched no query in flight: late, wrong or forged.
+    /// Number of datagrams that matched no query in flight: late, wrong or forged.
     pub(crate) mismatched: Arc<AtomicU64>,
-    /// Smoothed time to a reply in microseconds; 0 before the first.
+    /// Smoothed response time in microseconds; 0 before the first reply.
     pub(crate) latency_us: AtomicU64,
-    /// Replies by latency, with the bounds of [`LATENCY_BOUNDS_US`] in microseconds; the last
-    /// bucket counts all slower ones.
+    /// Number of replies per latency bucket, with the bounds of [`LATENCY_BOUNDS_US`] in
+    /// microseconds; the last bucket counts all slower ones.
     pub(crate) latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
     /// Sum of all latencies in microseconds.
     pub(crate) latency_sum_us: AtomicU64,
@@ -140,12 +140,12 @@ impl Recursor {
         &self.name
     }
 
-    /// Returns its address, if known.
+    /// Returns the current address, if known.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
-    /// Asks the recursor with the configured retries. `message` comes from [`Form::message`] for
+    /// Asks the recursor, with the configured retries. `message` comes from [`Form::message`] for
     /// `query`; its id and, with 0x20, its letter case are overwritten.
     pub(crate) async fn ask(
         &self,
@@ -155,7 +155,7 @@ impl Recursor {
     ) -> Result<ValidatedReply, TryError> {
         let mut tries = 0;
         let reply = loop {
-            // The last try serves recursors that do not preserve the letter case.
+            // The last try is for recursors that do not preserve the letter case.
             let randomise_case = self.options.randomise_case && tries == 0;
             let outcome = self.ask_once(query, transport, message, randomise_case).await;
             match outcome {
@@ -167,9 +167,9 @@ impl Recursor {
         Ok(self.made_whole(query, transport, message, reply).await)
     }
 
-    /// Replaces a reply that is truncated, or that rejects EDNS, with a better one by TCP or
-    /// without EDNS (RFC 6891, section 7). A client without TCP, such as musl, gets as much of the
-    /// whole answer as fits.
+    /// Replaces a reply that is truncated or rejects EDNS with a better one by TCP or without EDNS
+    /// (RFC 6891, section 7). A client without TCP, such as musl, gets as much of the complete
+    /// answer as fits.
     async fn made_whole(
         &self,
         query: &Query<'_>,
@@ -220,7 +220,7 @@ impl Recursor {
         if outcome.as_ref().is_err_and(|error| error.is_network_error())
             && let Some((host, _)) = &self.host
         {
-            // The host name may have another address by now.
+            // The host name may have a different address now.
             host.failed();
         }
         outcome
@@ -272,7 +272,7 @@ impl Recursor {
         let open = self.sockets.load_full();
         let address = match (&self.host, &open) {
             (None, Some(sockets)) => return Ok(Arc::clone(sockets)),
-            // The zone of the address was not an interface before.
+            // The address's zone was not an interface before.
             (None, None) => socket_address(&self.name),
             (Some((host, port)), _) => {
                 host.address(self.options.timeout).await.map(|address| SocketAddr::new(address, *port))
@@ -300,8 +300,8 @@ impl Sockets {
     }
 }
 
-/// Gives every letter of the question's name a random case (draft-vixie-dnsext-dns0x20). The last
-/// four bytes, type and class, stay.
+/// Randomises the letter case of the question's name (draft-vixie-dnsext-dns0x20). The last four
+/// bytes, type and class, are unchanged.
 fn randomise(question: &mut [u8]) {
     let Some(end) = question.len().checked_sub(4) else { return };
     for bytes in question[..end].chunks_mut(32) {

@@ -1,4 +1,4 @@
-//! Recursors from /etc/resolv.conf, reread when it changes.
+//! Recursors from /etc/resolv.conf, which is read again when it changes.
 
 use std::{
     fs,
@@ -14,8 +14,8 @@ use dns_platform::files::FileStamp;
 
 /// The system's list of nameservers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// How often the file is checked. It is often a symbolic link into a folder that is recreated
-/// (systemd, DHCP clients), which a watch would lose.
+/// Interval of the check for changes. The file is often a symbolic link into a folder that is
+/// recreated (systemd, DHCP clients), which a watch would lose.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The usable nameservers of the file, followed as it changes.
@@ -24,7 +24,7 @@ pub(super) struct Nameservers {
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
     /// Excluded recursors, `host:port`.
     excluded: Vec<String>,
-    /// Versions of the file and of `own` that `names` were read from.
+    /// Versions of the file and of `own` from which `names` was read.
     seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
     names: Vec<String>,
 }
@@ -38,13 +38,14 @@ impl Nameservers {
         new
     }
 
-    /// Returns the nameservers as last read.
+    /// Returns the nameservers last read.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }
 
     /// Updates a forwarder's list until the forwarder is dropped. An empty list is ignored: the
-    /// file may be in the middle of an update, and recursors that may be gone are better than none.
+    /// file may be in the middle of an update, and possibly outdated recursors are better than
+    /// none.
     pub(super) async fn follow(mut self, forwarder: Weak<Forwarder>) {
         loop {
             tokio::time::sleep(INTERVAL).await;
@@ -54,7 +55,7 @@ impl Nameservers {
             if now.0 == self.seen.0 && same_own {
                 continue;
             }
-            // Taken before the file is read: a change in between is noticed next time.
+            // Taken before the file is read, so that a change in between is noticed next time.
             self.seen = now;
             let new = self.read();
             // If this server's addresses have changed, an empty list is better than forwarding to
@@ -72,7 +73,7 @@ impl Nameservers {
         }
     }
 
-    /// Returns the version of all inputs of the list.
+    /// Returns the version of all inputs to the list.
     fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
         (FileStamp::of(RESOLV_CONF), self.own.load_full())
     }
@@ -111,9 +112,9 @@ fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
     own
 }
 
-/// Returns the nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own addresses
-/// and, unless `with_loopback` is set, without loopback addresses, because a server there may
-/// forward to us.
+/// Parses the nameservers of a resolv.conf (resolv.conf(5)), with port 53, without our own
+/// addresses and, unless `with_loopback` is set, without loopback addresses, because a server there
+/// may forward to us.
 fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -167,7 +168,7 @@ mod tests {
     fn wildcard_covers_own_addresses() {
         for wildcard in ["0.0.0.0:53", "[::]:53"] {
             let own = own_addresses(&[wildcard.parse().unwrap()]);
-            // Every machine has a loopback, though it may be down and without addresses.
+            // Every machine has a loopback interface, though it may be down and without addresses.
             assert!(own.len() > 1 || nix::ifaddrs::getifaddrs().unwrap().all(|one| one.address.is_none()));
         }
     }

@@ -8,14 +8,14 @@ use dns_core::{
     wire::{Query, TYPE_ANY, TYPE_PTR, append_opt},
 };
 
-/// Returns the reply to a query for the name of an address that `records` know; `None` if it
-/// is not one. AA is set and RA clear (observed). Types other than PTR exist for no reverse
-/// name: NOERROR without answers.
+/// Returns the reply to a query for the reverse name of an address in `records`; `None` if there is
+/// none. AA is set and RA clear (observed). Reverse names have no types other than PTR: the reply
+/// is NOERROR without answers.
 pub fn reverse_reply(query: &Query<'_>, records: &Snapshot) -> Option<Vec<u8>> {
     reply(query, |address| records.reverse(address))
 }
 
-/// Returns the reply by the names of an address: wire format, letter case as in the file.
+/// Returns the reply with the names of an address: wire format, letter case as in the file.
 fn reply(query: &Query<'_>, names: impl Fn(IpAddr) -> Vec<Box<[u8]>>) -> Option<Vec<u8>> {
     let mut names = names(address_of(query.question.raw_name)?);
     if names.is_empty() {
@@ -35,7 +35,7 @@ fn reply(query: &Query<'_>, names: impl Fn(IpAddr) -> Vec<Box<[u8]>>) -> Option<
     Some(reply)
 }
 
-/// Parses a complete reverse name (RFC 1035, section 3.5; RFC 3596, section 2.5) in wire format and
+/// Parses a complete reverse name (RFC 1035, section 3.5; RFC 3596, section 2.5) in wire format, in
 /// any letter case.
 fn address_of(name: &[u8]) -> Option<IpAddr> {
     /// Suffix of the reverse names of IPv4 addresses.
@@ -81,7 +81,7 @@ mod tests {
         wire::{Parsed, parse},
     };
 
-    /// Returns the address of a name in presentation format.
+    /// Parses the address from a name in presentation format.
     fn address(text: &str) -> Option<String> {
         address_of(Name::from_text(text).unwrap().as_wire()).map(|address| address.to_string())
     }

@@ -1,8 +1,8 @@
-//! Whether names and data inside a message are what they claim to be.
+//! Validates names and record data inside a message.
 //!
-//! A reply is passed on as the bytes it was, so whatever is wrong in it would be
-//! wrong for the client, and from the cache for everybody. Types whose form is not
-//! known here are opaque (RFC 3597): any data is right for them.
+//! A reply is passed on with its original bytes, so a malformed part would reach the client, and
+//! through the cache all others. Types whose format is not known here are opaque (RFC 3597): any
+//! data is valid.
 
 use std::ops::Range;
 
@@ -10,47 +10,47 @@ use smallvec::SmallVec;
 
 use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
-/// Longest name in wire format, in bytes (RFC 1035, section 2.3.4).
+/// Maximum length of a name in wire format, in bytes (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
-/// Most pointers in one name: it has at most 127 labels, and a pointer in front of
-/// each is more than any server writes.
+/// Maximum number of pointers in a name: it has at most 127 labels, and no server writes a pointer
+/// in front of each.
 const MAX_POINTERS: usize = 127;
 const CLASS_IN: u16 = 1;
 
-/// Ranges of a message that hold numbers: TYPE and CLASS of a question; TYPE, CLASS, TTL and
-/// RDLENGTH of a record; in ascending order.
+/// Ranges of a message that contain numbers, in ascending order: TYPE and CLASS of a question;
+/// TYPE, CLASS, TTL and RDLENGTH of a record.
 ///
-/// A pointer to them would read a name from a number. No server writes such a pointer, and the name
-/// would change (or break) when the cache rewrites the TTL.
+/// A pointer into such a range would read a name from a number. No server writes such a pointer,
+/// and the name would change (or break) when the cache rewrites the TTL.
 #[derive(Debug, Default)]
 pub(crate) struct FixedFields(SmallVec<[Range<usize>; 8]>);
 
 impl FixedFields {
-    /// Adds the fields at `range`, which lie after all previous ones.
+    /// Adds the fields at `range`, which follow all previous ones.
     pub(super) fn add(&mut self, range: Range<usize>) {
         self.0.push(range);
     }
 
-    /// Removes the most recently noted positions.
+    /// Removes the range added last.
     pub(super) fn take_back(&mut self) {
         self.0.pop();
     }
 
-    /// Returns whether `part` overlaps such fields.
+    /// Returns whether `part` overlaps any of these fields.
     fn touch(&self, part: &Range<usize>) -> bool {
         let next = self.0.partition_point(|fields| fields.end <= part.start);
         self.0.get(next).is_some_and(|fields| fields.start < part.end)
     }
 }
 
-/// Where the name at `at` ends, if it is one: labels of at most 63 bytes, at most 255
-/// bytes in all, each pointer to a name, or the end of one, that stands whole before
-/// the part that points (RFC 1035, section 4.1.4: "a prior occurrence"): neither in the
-/// header nor over `numbers`. So no name loops.
+/// Returns the end of the name at `at` if it is valid: labels of at most 63 bytes, at most 255
+/// bytes in total, each pointer to a name or the end of one that precedes the pointing part
+/// completely (RFC 1035, section 4.1.4: "a prior occurrence"), outside the header and `numbers`.
+/// This excludes loops.
 pub(super) fn name_end(message: &[u8], at: usize, numbers: &FixedFields) -> Option<usize> {
     let mut name_end = None;
     let mut length = 0;
-    // The part of the name that is being read, and where it must have ended.
+    // The part of the name being read, up to its latest possible end.
     let mut part = at..message.len();
     for _ in 0..=MAX_POINTERS {
         let last = labels_end(message.get(..part.end)?, part.start)?;
@@ -117,7 +117,7 @@ enum Field {
     Rest,
 }
 
-/// Returns the format of a type's data. Classes other than IN have other addresses.
+/// Returns the format of a type's data. Classes other than IN have different addresses.
 fn form(rtype: u16, class: u16) -> &'static [Field] {
     use Field::{Bytes, Name, Options, Rest, Text, Texts};
     match rtype {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(name_end(&message(&longest), 12), Some(12 + 255));
         let too_long = [[&[63][..], &[b'x'; 63]].concat().repeat(3), vec![62; 63], vec![0]].concat();
         assert_eq!(name_end(&message(&too_long), 12), None);
-        // Each pointer leads to the previous one; no real server emits a chain this long.
+        // Each pointer refers to the previous one; no real server emits a chain this long.
         let chain = |count: u16| {
             let pointers = (0..count).flat_map(|number| (0xc000 | (12 + 2 * number)).to_be_bytes());
             message(&[&[0, 0][..], &pointers.collect::<Vec<_>>()].concat())
@@ -270,7 +270,7 @@ mod tests {
                 "type {rtype}: {data:?}"
             );
         }
-        // An A of Chaosnet is a name and a number (RFC 1035, section 3.4.1 knows IN alone).
+        // An A record of Chaosnet is a name and a number (RFC 1035, section 3.4.1 covers IN only).
         assert!(is_sound_data(&message(b"\0\0\x01"), 1, 3, 12..15, &FixedFields::default()));
     }
 

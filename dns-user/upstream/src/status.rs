@@ -12,22 +12,22 @@ use super::{
 /// Status of one recursor.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RecursorStatus {
-    /// As configured, `host:port`.
+    /// Address as configured, `host:port`.
     pub address: String,
-    /// The current address of a host name; `None` if unknown.
+    /// Current address of a host name; `None` if unknown.
     pub resolved: Option<SocketAddr>,
     /// Whether it is asked first.
     pub preferred: bool,
-    /// Queries sent to it since the start, retries included.
+    /// Number of queries sent to it since the start, including retries.
     pub tries: u64,
-    /// Failed tries since the start, by reason; reasons without a failure are left out.
+    /// Failed tries since the start, by reason; reasons without failures are omitted.
     pub failures: BTreeMap<&'static str, u64>,
-    /// Datagrams that matched no query in flight: late, wrong or forged.
+    /// Number of datagrams that matched no query in flight: late, wrong or forged.
     #[serde(rename = "strays")]
     pub mismatched: u64,
-    /// Failures among its last 25 tries.
+    /// Number of failures among its last 25 tries.
     pub recent_failures: u32,
-    /// Smoothed time to a reply in milliseconds; `None` before the first reply.
+    /// Smoothed response time in milliseconds; `None` before the first reply.
     pub latency_ms: Option<f64>,
 }
 
@@ -36,17 +36,17 @@ pub struct RecursorStatus {
 pub struct CacheStatus {
     /// Number of cached answers.
     pub entries: u64,
-    /// Entries that deny a name or its data (NXDOMAIN, NODATA).
+    /// Number of entries that deny a name or its data (NXDOMAIN, NODATA).
     pub denials: u64,
-    /// Approximate size of the entries with overhead, in bytes.
+    /// Approximate size of the entries in bytes, including overhead.
     pub bytes: u64,
-    /// Queries that were answered from it.
+    /// Number of queries answered from it.
     pub hits: u64,
-    /// Queries that were not.
+    /// Number of queries not answered from it.
     pub misses: u64,
-    /// Answers served stale because no recursor was reachable.
+    /// Number of answers served stale because no recursor was reachable.
     pub served_stale: u64,
-    /// Answers evicted to make room.
+    /// Number of answers evicted to make room.
     pub evictions: u64,
 }
 

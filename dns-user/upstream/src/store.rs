@@ -1,10 +1,10 @@
-//! The entries of a cache: found by key, limited in bytes, evicted by second chance.
+//! Entries of a cache: looked up by key, limited in bytes, evicted by second chance.
 //!
-//! The entries are divided into shards with a lock each, so that threads seldom wait for one another.
-//! A full shard passes over its entries in turn: an entry used since the last pass stays, an unused
-//! one makes room. A flood of names therefore evicts little but itself.
-//! Every insertion also passes over a few entries and removes expired ones, so the memory of a cache
-//! in use follows its fresh answers.
+//! The entries are divided into shards with a lock each, so that threads rarely wait for one
+//! another. A full shard passes over its entries in turn: an entry used since the last pass stays,
+//! an unused one is evicted. A flood of names therefore evicts little but itself. Every insertion
+//! also passes over a few entries and removes expired ones, so the memory of an active cache
+//! follows its fresh answers.
 
 use std::{
     hash::BuildHasher,
@@ -19,15 +19,16 @@ use parking_lot::Mutex;
 
 use dns_platform::clock::BootInstant;
 
-/// Shards of a store; a store of less than [`LEAST_SHARD`] bytes for each has a single one.
+/// Number of shards of a store; a store with less than [`LEAST_SHARD`] bytes per shard has only
+/// one.
 const SHARDS: usize = 8;
-/// Smallest limit of a shard in bytes.
+/// Minimum limit of a shard in bytes.
 const LEAST_SHARD: u64 = 1 << 20;
-/// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of 16
-/// buckets in use, so about one entry is visited for each new one.
+/// Buckets passed at each insertion in search of expired entries. A growing table has at least 7 of
+/// 16 buckets in use, so about one entry is visited per new one.
 const PASSED: usize = 2;
-/// Bytes of an entry besides key and value: its slot, with the free slots of the table, and two
-/// headers of the allocator.
+/// Bytes of an entry in addition to key and value: its slot, including the table's free slots, and
+/// two allocator headers.
 pub(crate) const SLOT_SIZE: usize = 2 * size_of::<Slot<()>>() + 32;
 
 /// Values by key.
@@ -39,7 +40,7 @@ pub(crate) struct Store<V> {
     generation: AtomicU64,
 }
 
-/// The time between two flushes of a store.
+/// Period between two flushes of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Generation(u64);
 
@@ -52,13 +53,13 @@ impl Generation {
 /// Contents of a store, and its evictions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// Entries with data.
+    /// Number of entries with data.
     pub(crate) entries: u64,
-    /// Entries without data (NXDOMAIN, NODATA).
+    /// Number of entries without data (NXDOMAIN, NODATA).
     pub(crate) denials: u64,
-    /// Sum of the weights.
+    /// Sum of the weights in bytes.
     pub(crate) bytes: u64,
-    /// Entries evicted to make room.
+    /// Number of entries evicted to make room.
     pub(crate) evictions: u64,
 }
 
@@ -67,7 +68,7 @@ pub(crate) struct Totals {
 pub(crate) struct Terms {
     /// Bytes that count against the limit.
     pub(crate) weight: u32,
-    /// End of its use, after which it is removed.
+    /// Time after which the entry is useless and removed.
     pub(crate) until: BootInstant,
     /// Whether it is an answer without data.
     pub(crate) denial: bool,
@@ -76,7 +77,7 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 struct Shard<V> {
     slots: HashTable<Slot<V>>,
-    /// Bucket that was passed last.
+    /// The bucket passed last.
     hand: usize,
     /// Limit of `totals.bytes`.
     most: u64,
@@ -110,7 +111,7 @@ impl<V> Store<V> {
         }
     }
 
-    /// Returns the value of a key and notes its use. It may have expired since the last pass.
+    /// Returns the value of a key and records its use. It may have expired since the last pass.
     pub(crate) fn get(&self, key: &[u8]) -> Option<Arc<V>> {
         let (hash, shard) = self.shard(key);
         let mut shard = shard.lock();
@@ -119,8 +120,8 @@ impl<V> Store<V> {
         Some(Arc::clone(&slot.value))
     }
 
-    /// Stores a value that was requested in `generation`, evicting others if there is no room. A value
-    /// of an earlier generation, or heavier than a shard, is not stored.
+    /// Stores a value that was requested in `generation`, evicting others if there is no room. A
+    /// value of an earlier generation, or heavier than a shard, is not stored.
     pub(crate) fn insert(
         &self,
         key: &[u8],
@@ -132,7 +133,7 @@ impl<V> Store<V> {
         let (hash, shard) = self.shard(key);
         let slot = Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false };
         let mut shard = shard.lock();
-        // Under the lock, which a flush takes after it has begun another generation.
+        // Checked under the lock, which a flush takes after starting a new generation.
         if self.generation() == generation {
             shard.insert(slot, now);
         }
@@ -142,8 +143,8 @@ impl<V> Store<V> {
         Generation(self.generation.load(Ordering::SeqCst))
     }
 
-    /// Begins another generation and removes the entries for which `goes` holds; returns how many
-    /// there were.
+    /// Starts a new generation and removes the entries for which `goes` holds; returns their
+    /// number.
     pub(crate) fn flush(&self, mut goes: impl FnMut(&[u8], &V) -> bool) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst);
         let flush = |shard: &Mutex<Shard<V>>| shard.lock().retain(|slot| !goes(&slot.key, &slot.value));
@@ -173,7 +174,7 @@ impl<V> Store<V> {
         })
     }
 
-    /// Returns the hash of a key and its shard. The table of a shard uses the lowest and the highest
+    /// Returns the hash of a key and its shard. The shard's table uses the lowest and the highest
     /// bits of the hash.
     fn shard(&self, key: &[u8]) -> (u64, &Mutex<Shard<V>>) {
         let hash = self.hasher.hash_one(key);
@@ -205,8 +206,8 @@ impl<V> Shard<V> {
         }
     }
 
-    /// Passes over the next bucket: removes an expired entry, and with `evicts` also an unused one,
-    /// while a used one becomes unused.
+    /// Passes over the next bucket: removes an expired entry, and with `evicts` also an unused one;
+    /// a used entry becomes unused.
     fn pass(&mut self, now: BootInstant, evicts: bool) {
         self.hand = if self.hand + 1 < self.slots.num_buckets() { self.hand + 1 } else { 0 };
         let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
@@ -224,7 +225,7 @@ impl<V> Shard<V> {
         self.totals.evictions += u64::from(!is_over);
     }
 
-    /// Keeps only the slots for which `keep` holds; returns how many others there were.
+    /// Keeps only the slots for which `keep` holds; returns the number of removed ones.
     fn retain(&mut self, mut keep: impl FnMut(&Slot<V>) -> bool) -> u64 {
         let (totals, before) = (&mut self.totals, self.slots.len());
         self.slots.retain(|slot| {
@@ -276,7 +277,7 @@ mod tests {
         let (store, now) = (Store::new(10_000), BootInstant::now());
         (0..100).for_each(|number| insert(&store, number, 60, now));
         assert_eq!(store.totals(), Totals { entries: 100, bytes: 10_000, ..Totals::default() });
-        // A flood of new names leaves the names in steady use.
+        // A flood of new names does not evict names in steady use.
         for number in 100..1000 {
             assert!((0..20).all(|used| holds(&store, used)), "before {number}");
             insert(&store, number, 60, now);

@@ -1,8 +1,8 @@
-//! Asks one address by TCP over persistent connections with many queries each (RFC 7766).
+//! Asks one address by TCP, over persistent connections with many queries each (RFC 7766).
 //!
 //! A query uses an idle connection, or a new one while there are few, or else the one with the
 //! fewest queries. Unneeded connections become idle and are closed, so the pool follows its use,
-//! and a port serves many queries.
+//! and one port serves many queries.
 
 use std::{
     collections::HashMap,
@@ -30,24 +30,24 @@ use super::{
     udp::{Matching, Verdict, judge},
 };
 
-/// Connections opened before queries share one.
+/// Number of connections opened before queries share one.
 const FEW: usize = 4;
-/// Most connections to one recursor.
+/// Maximum number of connections to one recursor.
 pub(crate) const MAX_CONNECTIONS: usize = 64;
-/// Most queries on one connection.
+/// Maximum number of queries on one connection.
 pub(crate) const MAX_PIPELINED: usize = 64;
-/// How long an idle connection is kept: less than servers keep it (RFC 7766, section 6.2.3 mentions
-/// a few seconds).
+/// Time for which an idle connection is kept: shorter than servers keep it (RFC 7766, section 6.2.3
+/// mentions a few seconds).
 const MAX_IDLE: Duration = Duration::from_secs(4);
-/// How long queries use separate connections after one was closed with queries unanswered: some
-/// servers close a connection after each reply.
+/// Time for which queries use separate connections after one was closed with queries unanswered:
+/// some servers close a connection after each reply.
 const UNSHARED: Duration = Duration::from_secs(10);
 
 /// The TCP connections to one recursor.
 #[derive(Debug)]
 pub(crate) struct TcpConnections {
     address: SocketAddr,
-    /// Time limit of a query, connecting included.
+    /// Time limit of a query, including connecting.
     timeout: Duration,
     /// How replies are matched to queries.
     matching: Matching,
@@ -61,7 +61,7 @@ pub(crate) struct TcpConnections {
 struct Pool {
     /// Connections that accept queries.
     open: Vec<Arc<Connection>>,
-    /// When a connection was last closed with queries unanswered.
+    /// Time at which a connection was last closed with queries unanswered.
     cut_off: Option<Instant>,
 }
 
@@ -77,10 +77,10 @@ struct Connection {
 /// The queries on a connection.
 #[derive(Debug, Default)]
 struct Pending {
-    /// By id. Expired queries stay, because a late reply to them is not a wrong one.
+    /// Queries by id. Expired ones stay, because a late reply to them is not a wrong one.
     waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
     uses: u64,
-    /// The connection accepts no more queries.
+    /// Whether the connection accepts no more queries.
     ended: bool,
 }
 
@@ -96,13 +96,13 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
     error: TryError,
-    /// The connection was closed and carried other queries, too: the server may never have read
-    /// this one.
+    /// Whether the connection was closed and also carried other queries: the server may never have
+    /// read this one.
     shared: bool,
 }
 
 impl TcpConnections {
-    /// Creates a pool without connections to `address`.
+    /// Creates a pool for `address`, without connections.
     pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching, persistent: bool) -> Self {
         Self { address, timeout, matching, persistent, pool: Arc::default() }
     }
@@ -161,7 +161,7 @@ impl TcpConnections {
         let (address, matching) = (self.address, self.matching);
         tokio::spawn(async move {
             let ended = served.serve(address, matching, queue).await;
-            // Only idleness ends the task without an error.
+            // The task ends without an error only when idle.
             let error = ended.err().map_or(TryError::Closed, TryError::from);
             if served.end(error) {
                 pool.lock().cut_off = Some(Instant::now());
@@ -172,7 +172,7 @@ impl TcpConnections {
 }
 
 impl Connection {
-    /// Sends a query and waits for its reply without a time limit.
+    /// Sends a query and waits for its reply, without a time limit.
     async fn exchange(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, Unanswered> {
         let alone = |error: TryError| Unanswered { error, shared: false };
         let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
@@ -202,14 +202,14 @@ impl Connection {
         Ok(id)
     }
 
-    /// Returns whether the connection may take further queries. After an unanswered query it may
-    /// not: the server may answer sequentially.
+    /// Returns whether the connection may take more queries. It may not after an unanswered query,
+    /// because the server may answer sequentially.
     fn takes_queries(&self) -> bool {
         let pending = self.pending.lock();
         !pending.ended && !pending.waiting.values().any(|waiting| waiting.sender.is_closed())
     }
 
-    /// Queries that wait for replies.
+    /// Returns the number of queries that wait for replies.
     fn load(&self) -> usize {
         self.pending.lock().waiting.values().filter(|waiting| !waiting.sender.is_closed()).count()
     }
@@ -251,8 +251,8 @@ impl Connection {
         }
     }
 
-    /// Delivers a reply to its query. Returns an error if there is none, because the server is then
-    /// not trustworthy.
+    /// Delivers a reply to its query. Returns an error if there is none, because the server is not
+    /// trustworthy then.
     fn deliver(&self, reply: &[u8], matching: Matching) -> io::Result<()> {
         let mut pending = self.pending.lock();
         let waiting = message::u16_at(reply, 0).and_then(|id| pending.waiting.remove(&id));
@@ -265,7 +265,7 @@ impl Connection {
             Verdict::Unreadable => Err(TryError::Unreadable),
             Verdict::OtherQuestion | Verdict::NoReply => Err(TryError::WrongReply),
         };
-        // The client may have gone.
+        // The client may be gone.
         let _ = sender.send(outcome.map_err(|error| Unanswered { error, shared: false }));
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Connection {
         pending.ended
     }
 
-    /// Fails all waiting queries; returns whether a reply has arrived before.
+    /// Fails all waiting queries; returns whether a reply had arrived before.
     fn end(&self, error: TryError) -> bool {
         let mut pending = self.pending.lock();
         pending.ended = true;

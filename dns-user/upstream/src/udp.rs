@@ -3,7 +3,7 @@
 //! Each socket is connected, so the kernel drops datagrams from other addresses and reports closed
 //! ports. A forger must guess one of several random source ports and a random id, and repeat the
 //! question. The number of identical questions in flight is limited ([`super::flight`]), which
-//! gives the odds of RFC 5452, section 7 (docs/operating.md has the numbers).
+//! gives the probabilities of RFC 5452, section 7 (docs/operating.md has the numbers).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,21 +26,21 @@ use tokio::{
 
 use super::{TryError, inbox, message, random};
 
-/// Sockets, and so source ports, in use per recursor.
+/// Number of sockets, and thus source ports, in use per recursor.
 const SOCKETS: usize = 8;
-/// Age at which a socket takes no more queries...
+/// Age from which a socket takes no more queries...
 const LIFETIME: Duration = Duration::from_secs(10);
-/// ...or number of queries; its successor has another port.
+/// ...or number of queries; its successor has a different port.
 const MAX_USES: u32 = 8192;
-/// Most queries in flight on one socket: enough ids stay free. Admission (see
-/// [`super::admission`]) lets fewer pass.
+/// Maximum number of queries in flight on one socket, so that enough ids stay free. Admission (see
+/// [`super::admission`]) permits fewer.
 pub(crate) const MAX_IN_FLIGHT: usize = 16_384;
-/// Pause and number of tries while the send buffer is full.
+/// Pause and number of retries while the send buffer is full.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 const SEND_TRIES: usize = 50;
-/// Longest sleep of a socket's task, so that an unused socket is closed in time.
+/// Maximum sleep of a socket's task, so that an unused socket is closed in time.
 const MAX_NAP: Duration = Duration::from_secs(5);
-/// Receive buffer in bytes. The kernel grants at most `net.core.rmem_max`.
+/// Size of the receive buffer in bytes. The kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
 /// How strictly the question of a reply is checked.
@@ -63,12 +63,12 @@ pub(crate) struct UdpSockets {
     matching: Matching,
     /// The sockets that accept queries.
     slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
-    /// Datagrams that matched no query in flight.
+    /// Number of datagrams that matched no query in flight.
     mismatched: Arc<AtomicU64>,
 }
 
 impl UdpSockets {
-    /// Creates the sockets' slots for `address`, none open yet.
+    /// Creates the slots for sockets to `address`; none is open yet.
     pub(crate) fn new(
         address: SocketAddr,
         timeout: Duration,
@@ -79,8 +79,8 @@ impl UdpSockets {
     }
 
     /// Sends `query` with a new id and waits for its reply; the query keeps the id. `question` is
-    /// the range of its question. With `alone` a socket carries only one query with this question,
-    /// for queries that differ in more than that.
+    /// the range of its question. With `alone`, a socket carries only one query with this question,
+    /// for queries that differ in more than their question.
     pub(crate) async fn ask(
         &self,
         query: &mut [u8],
@@ -94,7 +94,7 @@ impl UdpSockets {
         message::set_id(query, id);
         socket.send(query).await?;
         // A lost reply is a timeout: the sender is dropped unused only if the socket's task has
-        // ended early, which it does not while queries wait.
+        // ended early, which does not happen while queries wait.
         waiting.await.unwrap_or(Err(TryError::TimedOut))
     }
 
@@ -109,7 +109,7 @@ impl UdpSockets {
         all.find(|&at| !asks_it(at)).ok_or(TryError::Busy)
     }
 
-    /// Registers the query with one of the sockets.
+    /// Registers the query with a socket.
     fn register(
         &self,
         chosen: usize,
@@ -140,8 +140,8 @@ impl UdpSockets {
         Ok((socket, id, receiver))
     }
 
-    /// Registers the query with any open socket, even a worn one: a port in use for longer is
-    /// better than no forwarding.
+    /// Registers the query with any open socket, even a worn one: a port that is in use for longer
+    /// is better than no forwarding.
     fn make_do(&self, mut waiting: Waiting) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
             let Some(socket) = slot.lock().clone() else { continue };
@@ -154,11 +154,11 @@ impl UdpSockets {
     }
 }
 
-/// Whether age and use keep a socket from taking further queries.
+/// Whether age and number of queries keep a socket from taking more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wear {
     Counts,
-    /// Uses are ignored, because no new socket can be opened.
+    /// The number of queries is ignored, because no new socket can be opened.
     IsIgnored,
 }
 
@@ -167,7 +167,7 @@ type Exchange = Result<Vec<u8>, TryError>;
 
 #[derive(Debug)]
 struct Socket {
-    /// The socket, registered only for replies and errors. For write readiness the runtime would
+    /// The socket, registered only for replies and errors. With write readiness, the runtime would
     /// wake a thread for every datagram that leaves the send buffer.
     io: AsyncFd<UdpSocket>,
     born: Instant,
@@ -182,13 +182,13 @@ struct Pending {
     /// Queries by expiry, which is the order of sending because all have the same timeout. Answered
     /// queries may still be listed.
     order: VecDeque<(Instant, u16, u64)>,
-    /// Number of the next query, to tell uses of one id apart.
+    /// Number of the next query, to distinguish uses of the same id.
     next_serial: u64,
-    /// Queries sent so far.
+    /// Number of queries sent so far.
     uses: u32,
-    /// Another socket has taken its slot.
+    /// Whether another socket has taken its slot.
     retired: bool,
-    /// The task has ended; nothing reads the socket any more.
+    /// Whether the task has ended, so that nothing reads the socket any more.
     ended: bool,
 }
 
@@ -207,7 +207,7 @@ struct Waiting {
 }
 
 impl Socket {
-    /// Opens a socket connected to `address`. The kernel selects a random port of
+    /// Opens a socket connected to `address`. The kernel selects a random port from
     /// `ip_local_port_range`, except reserved ones.
     fn open(address: SocketAddr) -> io::Result<Self> {
         let domain = socket2::Domain::for_address(address);
@@ -221,7 +221,7 @@ impl Socket {
         Ok(Self { io, born: Instant::now(), pending: Mutex::default() })
     }
 
-    /// Registers a query under a free random id; returns it if this socket takes no more.
+    /// Registers a query under a free random id; returns the query if this socket takes no more.
     fn enter(&self, mut query: Waiting, sockets: &UdpSockets, wear: Wear) -> Result<u16, Waiting> {
         let now = Instant::now();
         let mut pending = self.pending.lock();
@@ -232,7 +232,7 @@ impl Socket {
         }
         pending.forget_answered();
         if pending.waiting.len() >= MAX_IN_FLIGHT {
-            // Its free ids could be guessed.
+            // The few free ids could be guessed.
             return Err(query);
         }
         let id = loop {
@@ -252,7 +252,7 @@ impl Socket {
     /// Sends a registered query.
     async fn send(&self, query: &[u8]) -> Result<(), TryError> {
         // An error may belong to an earlier query (a closed port, reported by ICMP). Reporting
-        // clears it, so a second try decides.
+        // clears it, so a second attempt decides.
         let mut errors = 0;
         for _ in 0..SEND_TRIES {
             match self.io.get_ref().send(query) {
@@ -268,7 +268,7 @@ impl Socket {
         Err(TryError::Refused)
     }
 
-    /// Delivers replies and expires queries until the socket has served its time.
+    /// Delivers replies and expires queries until the socket is retired and no longer needed.
     async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, mismatched: Arc<AtomicU64>) {
         let nap = tokio::time::sleep(timeout.min(MAX_NAP));
         tokio::pin!(nap);
@@ -327,7 +327,7 @@ impl Socket {
 }
 
 impl Pending {
-    /// Delivers a datagram to the query it answers; `false` if there is none.
+    /// Delivers a datagram to the query that it answers; `false` if there is none.
     fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
         let Some(id) = message::u16_at(datagram, 0) else { return false };
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
@@ -343,7 +343,7 @@ impl Pending {
             Verdict::NoReply => return false,
         };
         if let Some(waiting) = self.waiting.remove(&id) {
-            // The client has gone.
+            // The client is gone.
             let _ = waiting.sender.send(outcome);
         }
         true
@@ -399,10 +399,10 @@ impl Pending {
     }
 }
 
-/// How a message with the id of a query relates to it.
+/// Relation of a message to the query with the same id.
 pub(super) enum Verdict {
     Reply,
-    /// From the right address and with the right id, but not a message.
+    /// Not a DNS message, though address and id match.
     Unreadable,
     /// A reply to another question.
     OtherQuestion,

@@ -8,7 +8,7 @@ use super::{
 };
 use dns_core::wire::Query;
 
-/// A recursor's reply that is a whole and sound message ([`MessageIndex`]).
+/// A recursor's reply that is a complete and well-formed message ([`MessageIndex`]).
 #[derive(Debug)]
 pub(crate) struct ValidatedReply {
     pub(crate) reply: Vec<u8>,
@@ -16,8 +16,8 @@ pub(crate) struct ValidatedReply {
 }
 
 impl ValidatedReply {
-    /// Validates a reply. A malformed one is treated like no reply, because clients would get it
-    /// broken.
+    /// Validates a reply. A malformed one is treated like a missing one, because clients would get
+    /// it malformed.
     pub(crate) fn new(reply: Vec<u8>) -> Result<Self, TryError> {
         let index = MessageIndex::of(&reply).ok_or(TryError::Unreadable)?;
         Ok(Self { reply, index })
@@ -42,7 +42,7 @@ impl ValidatedReply {
         Flags::of(&self.reply).truncated()
     }
 
-    /// Returns the reply with the client's id and letter case, without the recursor's OPT, which
+    /// Returns the reply with the client's id and letter case and without the recursor's OPT, which
     /// concerns only this hop (RFC 6891, section 6.1.1).
     pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
         let Self { mut reply, mut index } = self;

@@ -1,4 +1,4 @@
-//! Tests of the cache: which answers it keeps, for how long, and for which clients.
+//! Tests of the cache: the answers that it keeps, for how long, and for which clients.
 
 use std::sync::{
     Arc,
@@ -17,11 +17,11 @@ use dns_core::config::CacheConfig;
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
-/// A cache with ordinary limits.
+/// Ordinary limits.
 const CONFIG: CacheConfig =
     CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
 
-/// A source with one recursor and a cache.
+/// Returns a source with one recursor and a cache.
 fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
     let cache = Arc::new(Cache::new(config, form(compat), compat));
     let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
@@ -35,7 +35,7 @@ async fn ask(source: &CachedSource, message: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// `query` with an OPT of 1232 bytes.
+/// Appends an OPT of 1232 bytes to `query`.
 fn with_opt(mut query: Vec<u8>, dnssec_ok: bool) -> Vec<u8> {
     message::append_opt(&mut query, 1232);
     let flags = query.len() - 4;
@@ -43,13 +43,13 @@ fn with_opt(mut query: Vec<u8>, dnssec_ok: bool) -> Vec<u8> {
     query
 }
 
-/// The TTL of the first record of a reply.
+/// Returns the TTL of a reply's first record.
 fn ttl(reply: &[u8]) -> u32 {
     let index = message::MessageIndex::of(reply).unwrap();
     index.walk(reply).next().map_or(0, |(_, record)| record.ttl)
 }
 
-/// A recursor whose answers have these TTLs.
+/// Returns a recursor whose answers have these TTLs.
 async fn with_ttls(ttls: &'static [u32]) -> Scripted {
     Scripted::start(move |query| {
         let mut reply = refuse(query, message::NOERROR);
@@ -378,7 +378,7 @@ async fn clients_share_upstream_query() {
             })
         })
         .collect();
-    // No client can have got an answer before this.
+    // No client can have received an answer before this.
     while count.load(Ordering::Relaxed) == 0 {
         tokio::task::yield_now().await;
     }
@@ -432,7 +432,7 @@ async fn cache_is_bounded_and_flushable() {
     assert_eq!((entries, evictions), (100, 900));
     assert!(bytes <= config.max_bytes);
 
-    // Also for an entry in frequent use.
+    // This applies to an entry in frequent use, too.
     for _ in 0..40 {
         ask(&source, &query(NAME, 1)).await;
     }

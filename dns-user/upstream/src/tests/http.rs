@@ -18,7 +18,7 @@ use crate::{
     http::{HttpSource, client},
 };
 
-/// Requests and connections that the server has seen.
+/// Requests and connections seen by the server.
 #[derive(Default)]
 struct Seen {
     /// First lines of requests.
@@ -60,7 +60,7 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
     (address, seen)
 }
 
-/// A source that uses the server at this address.
+/// Returns a source that uses the server at this address.
 fn source(url: &str) -> CachedSource {
     let source = HttpSource::new(url.parse().unwrap(), client(&Arc::default()), Duration::from_millis(600));
     let compat = Compat { forget_failures: true, ..Compat::default() };

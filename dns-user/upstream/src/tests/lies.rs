@@ -9,7 +9,7 @@ use dns_core::config::CacheConfig;
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
-/// A reply with an alias, an address, an SOA and an OPT, names compressed.
+/// Returns a reply with an alias, an address, an SOA and an OPT, names compressed.
 fn reply_to(query: &[u8]) -> Vec<u8> {
     let mut reply = message::begin_reply(&parsed(query), false, true, message::NOERROR);
     assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\xc0\x0f"));
@@ -21,7 +21,7 @@ fn reply_to(query: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// A cache with ordinary limits.
+/// Returns a cache with ordinary limits.
 fn cache() -> Cache {
     let config = CacheConfig { enabled: true, max_entries: 10, max_bytes: 1 << 20, serve_stale: None };
     Cache::new(&config, Form::default(), Compat::default())

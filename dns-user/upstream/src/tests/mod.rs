@@ -17,7 +17,7 @@ use dns_core::{
 /// Timeout of one try: long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A query for `name` (wire format) and type with RD set, without EDNS.
+/// Returns a query for `name` (wire format) and type with RD set, without EDNS.
 fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     let mut query = b"\xab\xcd\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     query.extend_from_slice(name);
@@ -31,7 +31,7 @@ fn form(compat: Compat) -> Form {
     Form { transparent: compat.transparent_forwarding, client_subnet: false }
 }
 
-/// Settings of recursors in tests.
+/// Returns the settings of recursors in tests.
 fn options(retries: u32, compat: Compat) -> RecursorOptions {
     let matching = if compat.accept_other_questions { Matching::Lenient } else { Matching::Strict };
     RecursorOptions {
@@ -43,7 +43,7 @@ fn options(retries: u32, compat: Compat) -> RecursorOptions {
     }
 }
 
-/// A forwarder to these addresses.
+/// Returns a forwarder to these addresses.
 fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
     Forwarder::new(names, options(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
 }
@@ -64,7 +64,7 @@ async fn ask(forwarder: &Forwarder, query: &[u8], transport: Transport) -> Vec<u
     reply
 }
 
-/// The RCODE of a reply.
+/// Returns the RCODE of a reply.
 fn rcode(reply: &[u8]) -> u8 {
     message::Flags::of(reply).rcode()
 }

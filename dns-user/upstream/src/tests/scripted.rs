@@ -19,12 +19,12 @@ use crate::message;
 /// The replies of a scripted recursor to a query, in order.
 type Script = dyn Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync;
 
-/// A recursor on a port of 127.0.0.1 or ::1 over UDP and TCP, until it is dropped.
+/// A recursor on a port of 127.0.0.1 or ::1 over UDP and TCP; runs until dropped.
 pub(super) struct Scripted {
     pub(super) address: SocketAddr,
-    /// Queries by UDP so far.
+    /// Number of queries by UDP so far.
     pub(super) udp: Arc<AtomicUsize>,
-    /// Queries by TCP so far.
+    /// Number of queries by TCP so far.
     pub(super) tcp: Arc<AtomicUsize>,
     /// Number of TCP connections.
     pub(super) connections: Arc<AtomicUsize>,
@@ -60,12 +60,12 @@ impl Scripted {
         Self { address, udp, tcp, connections, tasks }
     }
 
-    /// Returns the address as recursors are configured.
+    /// Returns the address in the form in which recursors are configured.
     pub(super) fn name(&self) -> String {
         self.address.to_string()
     }
 
-    /// Queries by UDP and TCP so far.
+    /// Returns the number of queries by UDP and by TCP so far.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.udp.load(Ordering::Relaxed), self.tcp.load(Ordering::Relaxed))
     }
@@ -119,7 +119,7 @@ async fn serve_tcp(
     }
 }
 
-/// NOERROR with the given addresses, TTL 300.
+/// Returns a NOERROR reply with the given addresses, TTL 300.
 pub(super) fn answer(query: &[u8], addresses: &[[u8; 4]]) -> Vec<u8> {
     let mut reply = refuse(query, message::NOERROR);
     for address in addresses {
@@ -128,12 +128,12 @@ pub(super) fn answer(query: &[u8], addresses: &[[u8; 4]]) -> Vec<u8> {
     reply
 }
 
-/// A reply without records.
+/// Returns a reply without records.
 pub(super) fn refuse(query: &[u8], rcode: u8) -> Vec<u8> {
     message::begin_reply(&super::parsed(query), false, true, rcode)
 }
 
-/// NXDOMAIN with an SOA of TTL 900 and minimum 120 in the authority section.
+/// Returns an NXDOMAIN reply with an SOA of TTL 900 and minimum 120 in the authority section.
 pub(super) fn nxdomain(query: &[u8]) -> Vec<u8> {
     let mut reply = refuse(query, message::NXDOMAIN);
     reply[9] = 1;
