@@ -160,8 +160,8 @@ impl Locality {
     }
 }
 
-/// Returns service and tag: of `_service._tag`, where `tcp` is no filter, or else the last label
-/// and all others joined.
+/// Returns service and tag. `_service._tag` contains both, where the tag `tcp` is no filter;
+/// otherwise the last label is the service and all others together are the tag.
 fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
     if let [service, tag] = labels
         && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))

@@ -1,5 +1,5 @@
-//! Manifests for Kubernetes: a Deployment of external-dns per DNS Update Record, and `DNSEndpoint`
-//! resources that its label filter selects. Pure.
+//! Renders Kubernetes manifests: a Deployment of external-dns per DNS Update Record, and
+//! `DNSEndpoint` resources that its label filter selects. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::{
     update_record::{PROVIDER_LABEL, Setting},
 };
 
-/// Image of the Deployments unless the command says otherwise.
+/// Default image of the Deployments.
 pub const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.19.0";
 
-/// Renders every provider: file names and their YAML.
+/// Renders every provider. Returns YAML by file name.
 pub fn manifests(publication: &Publication, image: &str) -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
     for target in publication.targets.values() {
@@ -44,8 +44,8 @@ fn deployment(target: &Target, image: &str) -> Value {
     let mut environment = Vec::new();
     for (parameter, setting) in record.parameters.iter() {
         if parameter.name == "rfc2136-tsig-secret" {
-            // external-dns reads every flag from the environment as well; a manifest is no place
-            // for a secret.
+            // external-dns also reads every flag from the environment, and a manifest must not
+            // contain a secret.
             environment.push(json!({
                 "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
                 "valueFrom": { "secretKeyRef": { "name": name, "key": parameter.name } },
@@ -74,8 +74,8 @@ fn deployment(target: &Target, image: &str) -> Value {
     })
 }
 
-/// A parameter in the syntax of external-dns's command line, which differs from the document's
-/// for some.
+/// Formats a parameter for external-dns's command line, whose syntax differs from the document's
+/// for some parameters.
 fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
     let Setting::Text(text) = setting else {
         return match (name.strip_prefix("no-"), setting) {
@@ -98,7 +98,7 @@ fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
             }
             _ => vec![setting.argument(name)],
         },
-        // A switch of external-dns, although the document makes it text.
+        // A boolean flag of external-dns, although the document declares it as text.
         "rfc2136-tsig-axfr" | "publish-host-ip" => {
             let is_off = matches!(text.trim(), "" | "false" | "no" | "disabled");
             vec![Setting::Boolean(!is_off).argument(name)]
@@ -107,7 +107,7 @@ fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
     }
 }
 
-/// `DNSEndpoint` resources of a target: one per document.
+/// Returns the `DNSEndpoint` resources of a target, one per document.
 fn endpoints(target: &Target) -> Vec<Value> {
     let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in target.desired.records.iter().filter(|record| !record.targets.is_empty()) {
@@ -143,7 +143,7 @@ fn endpoints(target: &Target) -> Vec<Value> {
     by_resource.into_iter().map(resource).collect()
 }
 
-/// Joins words to a name that Kubernetes admits (RFC 1123, up to 63 octets).
+/// Joins words to a valid Kubernetes name (RFC 1123, up to 63 octets).
 fn kubernetes_name(words: &[&str]) -> String {
     let mut name: String = words
         .join("-")
@@ -155,7 +155,7 @@ fn kubernetes_name(words: &[&str]) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Writes a value as YAML in block style.
+/// Formats a value as YAML in block style.
 fn yaml(value: &Value) -> String {
     let mut text = String::new();
     match value {
@@ -174,7 +174,7 @@ fn write_members(text: &mut String, members: &Map<String, Value>, depth: usize) 
     }
 }
 
-/// Writes a value behind `name:`.
+/// Appends a value after `name:`.
 fn write_value(text: &mut String, value: &Value, depth: usize) {
     match value {
         Value::Object(members) if !members.is_empty() => {
@@ -214,7 +214,7 @@ fn flow(value: &Value) -> String {
     }
 }
 
-/// Writes text plainly where YAML can only read it as text, and in quotes otherwise.
+/// Formats text as a plain scalar where YAML can only parse it as text, and quoted otherwise.
 fn scalar(text: &str) -> String {
     let starts_plain =
         text.chars().next().is_some_and(|letter| letter.is_ascii_alphabetic() || letter == '/');

@@ -18,7 +18,7 @@ impl Zone {
     pub(super) fn one_address(&self, search: &Search<'_>, address: IpAddr) -> Found {
         let record = Record::address(search.owner.cloned(), self.config.dns.node_ttl, address);
         let mut found = Found::default();
-        // Unlike for services, TXT makes no exception here.
+        // Unlike for services, a TXT query is not answered with addresses here.
         let is_answer = search.qtype != dns_core::wire::TYPE_TXT && answers(search.qtype, address);
         if is_answer {
             found.answers.push(record)

@@ -124,7 +124,7 @@ pub enum Reason {
     /// The document that wanted the record is unreadable.
     #[error("its document cannot be read; the record stays until it can")]
     SourceUnreadable,
-    /// There is no record for the owner record.
+    /// The owner record belongs to no record.
     #[error(
         "the owner record of {} has no record; if its publisher is gone, `retire --orphans={owner}` deletes it",
         Owner(owner)

@@ -1,15 +1,15 @@
-//! Sends transactions in groups, and finds the one that spoils its group.
+//! Sends transactions in groups, and isolates the ones that make a group fail.
 
 use std::future::Future;
 
 use super::{Progress, ProviderError, TransactionResult};
 
-/// Refused groups after which a batch stops looking for the transactions at fault.
+/// Number of refused groups in a batch after which failing transactions are no longer isolated.
 const MAX_REFUSALS: usize = 64;
 
 /// Sends a group of transactions in one message, which succeeds or fails as a whole.
 pub(super) trait GroupSender: Send {
-    /// A transaction as it is sent.
+    /// A transaction in the provider's form.
     type Item: Send + Sync;
 
     /// Returns how many of the first transactions fit into one message; at least 1.
@@ -20,9 +20,9 @@ pub(super) trait GroupSender: Send {
 
 /// Sends all transactions.
 ///
-/// A refused group is halved until its bad transactions stand alone; a group that met another
-/// writer is halved only with `isolate`. After an unreachable server, or when refusals do not
-/// end, the rest fails with the last error.
+/// A refused group is halved until its failing transactions are isolated; a group in conflict with
+/// another writer is halved only if `isolate` is set. If the server is unreachable, or after too
+/// many refusals, the rest fails with the last error.
 pub(super) async fn send_groups<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: &[Sender::Item],
@@ -31,7 +31,7 @@ pub(super) async fn send_groups<Sender: GroupSender>(
 ) -> Vec<TransactionResult> {
     let mut results = Vec::with_capacity(transactions.len());
     let mut refusals = 0;
-    // Lengths of the groups that come next, the first one last.
+    // Lengths of the next groups, the first one last.
     let mut halves: Vec<usize> = Vec::new();
     while results.len() < transactions.len() {
         let rest = &transactions[results.len()..];

@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use super::{ProviderError, TlsFiles};
 
-/// Octets of the largest response that is read.
+/// Maximum size of a response in octets.
 const MAX_BODY: usize = 256 << 20;
 
-/// A client that keeps connections open between requests.
+/// A client that reuses connections.
 pub(super) struct Http {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     patience: Duration,
@@ -29,8 +29,8 @@ pub(super) struct Response {
 }
 
 impl Http {
-    /// Creates a client of servers at `urls`; TLS needs its files only for `https`. Each request takes at most
-    /// `patience`.
+    /// Creates a client of servers at `urls`; reads the TLS files only for `https`. Each request
+    /// takes at most `patience`.
     pub(super) fn new<'a>(
         mut urls: impl Iterator<Item = &'a str>,
         files: &TlsFiles,
@@ -49,7 +49,7 @@ impl Http {
         Ok(Self { client, patience })
     }
 
-    /// Sends a request and reads the whole response. `server` names it in errors.
+    /// Sends a request and reads the whole response. `server` identifies the server in errors.
     pub(super) async fn send(
         &self,
         server: &str,
@@ -70,7 +70,7 @@ impl Http {
     }
 }
 
-/// Returns an error with its causes.
+/// Formats an error with its causes.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -21,7 +21,7 @@ use self::{
 pub use self::{parameters::Parameters, tls::TlsFiles};
 use crate::record::{Name, Record, RecordType};
 
-/// Providers by their name in `spec.provider`. A new provider is one row here.
+/// Providers by name in `spec.provider`. A new provider is one row here.
 const TABLE: &[Row] = &[
     Row {
         kind: "rfc2136",
@@ -40,7 +40,7 @@ struct Row {
     open: fn(&Parameters) -> Result<Box<dyn Provider>, ProviderError>,
 }
 
-/// Opens the provider of this name. Nothing is sent yet.
+/// Opens the provider with this name, without sending a request.
 pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
     let Some(row) = TABLE.iter().find(|row| row.kind == kind) else {
         let known: Vec<&str> = TABLE.iter().map(|row| row.kind).collect();
@@ -56,65 +56,65 @@ pub trait Provider: Send {
     /// Returns the name in `spec.provider`.
     fn kind(&self) -> &'static str;
 
-    /// Adjusts wanted records to what the service can hold: minimum TTL, aliases,
-    /// properties. It runs before the plan, so that a second plan is empty.
+    /// Adjusts wanted records to the capabilities of the service: minimum TTL, aliases, properties.
+    /// It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}
 
-    /// Lists all zones. An error means that not even the zones are known; a zone that cannot
-    /// be listed to its end carries its own error.
+    /// Lists all zones. An error means that not even the zones are known; a zone that cannot be
+    /// listed completely carries its own error.
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>>;
 
-    /// Applies a batch that was planned on the last listing. `progress` is called with the
-    /// number of transactions that were completed since the last call.
+    /// Applies a batch that was planned on the last listing. `progress` is called with the number
+    /// of transactions completed since the last call.
     fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome>;
 }
 
-/// Receives the number of transactions that were completed.
+/// Callback for the number of completed transactions.
 pub type Progress<'a> = &'a (dyn Fn(usize) + Send + Sync);
 
-/// A zone as it was listed.
+/// A listed zone.
 #[derive(Debug, Clone)]
 pub struct Zone {
     /// Identity within the provider.
     pub id: String,
-    /// Apex. Every name of the zone is at or below it.
+    /// Apex; every name of the zone is at or below it.
     pub apex: Name,
     /// Clients that see the zone.
     pub visibility: Visibility,
-    /// Sets of all types, including owner records and foreign ones; or the reason why they
-    /// are unknown.
+    /// Sets of all types, including owner records and foreign ones, or the error if the zone could
+    /// not be listed.
     pub records: Result<Vec<Record>, ProviderError>,
-    /// Foreign data that could not be read, and is left alone.
+    /// Problems of unreadable foreign data, which is left unchanged.
     pub warnings: Vec<String>,
 }
 
-/// Clients that see a zone. A name belongs to the longest public zone, and to every private
-/// zone that contains it.
+/// Visibility of a zone. A name belongs to the longest public zone, and to every private zone that
+/// contains it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Visibility {
     /// Visible to all clients on the Internet.
     #[default]
     Public,
-    /// Those within a private network.
+    /// Visible within a private network only.
     Private,
 }
 
 /// Transactions in the order in which they are applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// Zone of all names.
+    /// Id of the zone that contains all names.
     pub zone: String,
-    /// Whether transactions that share a message with a conflicting one are tried again in
-    /// smaller groups. Without it all of them count as conflicts, and the next listing decides.
+    /// Whether transactions that share a message with a conflicting one are retried in smaller
+    /// groups. Otherwise all of them count as conflicts, and the next listing decides.
     pub isolate: bool,
-    /// Each is applied as a whole, or not at all.
+    /// Transactions, each applied as a whole or not at all.
     pub transactions: Vec<Transaction>,
 }
 
 /// Changes of one name and its owner records, applied atomically.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
-    /// Name that the documents contain.
+    /// Name in the documents.
     pub name: Name,
     /// Changes and requirements, applied atomically.
     pub steps: Vec<Step>,
@@ -122,23 +122,23 @@ pub struct Transaction {
 
 /// One change of a record set, or a requirement.
 ///
-/// Every change states the old set: a provider refuses the transaction if it finds another.
+/// Every change states the old set: a provider refuses the transaction if the set differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// The set must not exist; it is created.
+    /// Creates a set, which must not exist.
     Create(Record),
-    /// The set must be as it was listed; it is replaced.
+    /// Replaces a set, which must be as listed.
     Replace {
         /// Record set as the provider listed it.
         before: Record,
         /// Record set that replaces `before`.
         after: Record,
     },
-    /// The set must be as it was listed; it is deleted.
+    /// Deletes a set, which must be as listed.
     Delete(Record),
-    /// The set must be as it was listed; it stays.
+    /// Requires a set to be as listed, without a change.
     Require(Record),
-    /// No set of this name and type must exist.
+    /// Requires that no set of this name and type exists.
     RequireAbsent(Name, RecordType),
 }
 
@@ -152,11 +152,11 @@ pub struct Outcome {
 /// Result of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransactionResult {
-    /// All its changes are visible.
+    /// All changes were applied.
     Applied,
-    /// The zone has changed since it was listed: list and plan again.
+    /// The zone has changed since it was listed; list and plan again.
     Conflict,
-    /// The provider refused it, or its fate is unknown (the next listing decides).
+    /// The provider refused it, or its outcome is unknown (the next listing decides).
     Failed(ProviderError),
 }
 
@@ -166,31 +166,31 @@ pub enum ProviderError {
     /// The configuration is unusable.
     #[error("{0}")]
     Settings(String),
-    /// The server cannot be reached or broke off.
+    /// The server is unreachable, or the connection broke.
     #[error("{server}: {reason}")]
     Unreachable {
         /// Address or URL of the server.
         server: String,
-        /// Error of the transport.
+        /// Transport error.
         reason: String,
     },
-    /// The server rejects the request.
+    /// The server rejected the request.
     #[error("{server} refused: {reason}")]
     Refused {
         /// Address or URL of the server.
         server: String,
-        /// The server's error code, and a remedy.
+        /// Error code of the server, and a remedy.
         reason: String,
     },
-    /// The server's answer is malformed or incomplete.
+    /// The server's response is malformed or incomplete.
     #[error("{server}: bad answer: {reason}")]
     BadAnswer {
         /// Address or URL of the server.
         server: String,
-        /// Defect found in the answer.
+        /// Defect of the response.
         reason: String,
     },
-    /// The server asks to slow down.
+    /// The server throttles requests.
     #[error("{server} throttles; the next attempt waits {} s", wait.as_secs())]
     Throttled {
         /// Address or URL of the server.
@@ -198,12 +198,12 @@ pub enum ProviderError {
         /// Pause before the next attempt.
         wait: Duration,
     },
-    /// The provider cannot hold the records of one name.
+    /// The provider cannot represent the records of one name.
     #[error("{name}: {reason}")]
     Unfit {
         /// Name of the transaction.
         name: Name,
-        /// Limit that is exceeded, and a remedy.
+        /// The exceeded limit, and a remedy.
         reason: String,
     },
 }

@@ -1,10 +1,10 @@
-//! Settings of a provider by the names of external-dns's parameters.
+//! Settings of a provider, named like external-dns's parameters.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::ProviderError;
 
-/// Parameters of one record, as text, under external-dns's names, for example `rfc2136-host`. A blank text
+/// Parameters of one record as text, by external-dns's names such as `rfc2136-host`. A blank text
 /// counts as absent.
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(pub BTreeMap<String, String>);
@@ -15,12 +15,12 @@ impl Parameters {
         self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
-    /// Returns a text that must be there.
+    /// Returns a mandatory parameter's text.
     pub fn required(&self, name: &str) -> Result<&str, ProviderError> {
         self.text(name).ok_or_else(|| ProviderError::Settings(format!("{name} is missing; set it")))
     }
 
-    /// Returns the parts of a list that is separated by commas.
+    /// Returns the elements of a comma-separated list.
     pub fn list(&self, name: &str) -> Vec<&str> {
         let parts = self.text(name).unwrap_or("").split(',').map(str::trim);
         parts.filter(|part| !part.is_empty()).collect()
@@ -31,7 +31,7 @@ impl Parameters {
         self.text(name).map(PathBuf::from)
     }
 
-    /// Returns a flag; false if it is absent.
+    /// Returns a flag; false if absent.
     pub fn flag(&self, name: &str) -> Result<bool, ProviderError> {
         match self.text(name) {
             None | Some("false") => Ok(false),
@@ -40,13 +40,13 @@ impl Parameters {
         }
     }
 
-    /// Returns a number, or the default.
+    /// Returns a number, or the default if absent.
     pub fn number(&self, name: &str, default: u32) -> Result<u32, ProviderError> {
         let Some(text) = self.text(name) else { return Ok(default) };
         text.parse().map_err(|_| bad(name, text, "a number that is not negative"))
     }
 
-    /// Returns a duration such as `500ms`, `1s` or `2m`, or the default.
+    /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.
     pub fn duration(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
         let Some(text) = self.text(name) else { return Ok(default) };
         let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());

@@ -11,14 +11,14 @@ use super::{Parameters, ProviderError};
 /// Files of a TLS client.
 #[derive(Debug, Clone, Default)]
 pub struct TlsFiles {
-    /// Authorities that may sign the server's certificate; the system's if it is absent.
+    /// CA certificates for the server's certificate; the system's if absent.
     pub ca: Option<PathBuf>,
     /// Client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl TlsFiles {
-    /// Reads `tls-ca`, `tls-client-cert` and `tls-client-cert-key`.
+    /// Parses `tls-ca`, `tls-client-cert` and `tls-client-cert-key`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let identity = match (parameters.path("tls-client-cert"), parameters.path("tls-client-cert-key")) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -31,7 +31,8 @@ impl TlsFiles {
         Ok(Self { ca: parameters.path("tls-ca"), identity })
     }
 
-    /// Returns a configuration for a client that makes no TLS connection: a machine may have no authorities.
+    /// Returns a configuration for a client that never uses TLS, because the system may have no CA
+    /// certificates.
     pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();

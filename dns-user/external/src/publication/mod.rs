@@ -1,4 +1,4 @@
-//! Which records each provider should have: documents and resources joined. Pure.
+//! Computes the wanted records of each provider from documents and resources. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use crate::{
     update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
 };
 
-/// A provider with everything that is wanted there.
+/// A provider with all records wanted there.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The DNS Update Record.
+    /// Identity of the DNS Update Record.
     pub id: DocumentId,
     /// DNS Update Record with the provider's parameters.
     pub record: UpdateRecord,
@@ -26,7 +26,7 @@ pub struct Target {
     pub desired: Desired,
     /// Documents that want each name.
     pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,
-    /// Record sets that each document wants.
+    /// Number of record sets wanted by each document.
     pub counts: BTreeMap<DocumentId, usize>,
 }
 
@@ -39,7 +39,7 @@ pub struct Publication {
     pub problems: BTreeMap<DocumentId, Vec<String>>,
 }
 
-/// Returns what a fleet name publishes, or why it publishes nothing.
+/// Function that returns the records of a fleet name, or the reason why there are none.
 pub type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, String>;
 
 impl Target {
@@ -48,7 +48,7 @@ impl Target {
         format!("{}/{}", self.id.namespace, self.id.name)
     }
 
-    /// Returns whether another state of the target asks for the same.
+    /// Returns whether another state of the target wants the same.
     pub fn wants_the_same(&self, other: &Self) -> bool {
         self.record == other.record
             && self.desired.records == other.desired.records
@@ -56,8 +56,8 @@ impl Target {
     }
 }
 
-/// Joins the documents of the folder with stored resources. A document of the folder wins over a
-/// resource of the same name.
+/// Combines the documents of the folder with stored resources. A document of the folder takes
+/// precedence over a resource with the same name.
 pub fn publish(scan: &Scan, stored: &[Document], resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
     let in_folder: BTreeSet<&DocumentId> = scan
@@ -90,7 +90,7 @@ pub fn publish(scan: &Scan, stored: &[Document], resolve_fleet: ResolveFleet<'_>
             _ => None,
         })
         .collect();
-    // A list or intent that cannot be read may hide wishes.
+    // An unreadable list or intent may want any record.
     let hold_intents = scan.holds_intents;
     for document in &all {
         let Some(content) = &document.content else { continue };
@@ -134,7 +134,7 @@ fn hold(targets: &mut BTreeMap<String, Target>, id: &DocumentId) {
 }
 
 impl Publication {
-    /// Gives records to the targets that select the document.
+    /// Adds records to the targets that select the document.
     fn select(&mut self, document: &Document, records: Vec<Record>, targets: &mut BTreeMap<String, Target>) {
         let mut is_selected = false;
         for target in targets.values_mut() {
@@ -151,7 +151,7 @@ impl Publication {
         }
     }
 
-    /// Resolves fleet names. A name without addresses keeps the records that it has.
+    /// Resolves fleet names. A name without addresses keeps its existing records.
     fn resolve(&mut self, document: &Document, names: &FleetNames, resolve: ResolveFleet<'_>) -> Vec<Record> {
         let mut records = Vec::new();
         let mut kept: Vec<&Name> = names.damaged.iter().collect();
@@ -166,7 +166,7 @@ impl Publication {
             }
         }
         for name in kept {
-            // A wish without targets leaves the present set alone.
+            // A record set without targets leaves the existing set unchanged.
             let none: [RecordTarget; 0] = [];
             let wish = |record_type| Record::new(name.clone(), record_type, none.clone());
             records.extend([wish(RecordType::A), wish(RecordType::AAAA)]);
@@ -187,7 +187,7 @@ impl Target {
     }
 }
 
-/// Returns the fleet's names that documents ask for.
+/// Returns the fleet names that documents refer to.
 pub fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetDomain> {
     let mut found = BTreeSet::new();
     for document in documents {

@@ -1,4 +1,4 @@
-//! Record sets, in the form that documents, plans and providers share.
+//! Record sets in the form shared by documents, plans and providers.
 
 mod name;
 mod target;
@@ -26,9 +26,10 @@ pub struct Record {
     pub record_type: RecordType,
     /// Distinguishes weighted or regional sets of one name and type (Route 53); otherwise empty.
     pub set_identifier: String,
-    /// Record data. An empty set is a wish for a name that has no healthy address at present.
+    /// Record data. An empty set is wanted for a name that currently has no healthy address.
     pub targets: BTreeSet<Target>,
-    /// Seconds, at most 2^31 - 1 (RFC 2181, section 8). `None` leaves the choice to the provider.
+    /// TTL in seconds, at most 2^31 - 1 (RFC 2181, section 8). `None` leaves the choice to the
+    /// provider.
     pub ttl: Option<u32>,
     /// Ownership, as read from or written to the TXT registry.
     pub labels: Labels,
@@ -50,7 +51,7 @@ impl Record {
         }
     }
 
-    /// Parses name and targets, naming the part that is wrong.
+    /// Parses name and targets; an error states which part is invalid.
     pub fn parse(
         name: &str,
         record_type: RecordType,
@@ -65,7 +66,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Returns the key that is unique in a zone.
+    /// Returns the key of the set, which is unique in a zone.
     pub fn key(&self) -> Key {
         Key {
             name: self.name.clone(),
@@ -75,7 +76,7 @@ impl Record {
     }
 }
 
-/// `name ttl type target,target[ set=identifier]`, with TTL 0 if it is not set.
+/// Formats as `name ttl type target,target[ set=identifier]`, with TTL 0 if unset.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} ", self.name, self.ttl.unwrap_or(0), self.record_type)?;
@@ -94,13 +95,13 @@ impl fmt::Display for Record {
 pub struct Key {
     /// Name in normalised form.
     pub name: Name,
-    /// Empty except for sets that share name and type.
+    /// Set identifier; empty except for sets that share name and type.
     pub set_identifier: String,
     /// Type of the set.
     pub record_type: RecordType,
 }
 
-/// DNS record type by its number.
+/// Numeric DNS record type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordType(pub u16);
 
@@ -111,9 +112,9 @@ impl RecordType {
     pub const NS: Self = Self(2);
     /// Canonical name of an alias (RFC 1035).
     pub const CNAME: Self = Self(5);
-    /// Start of a zone (RFC 1035).
+    /// Start of authority of a zone (RFC 1035).
     pub const SOA: Self = Self(6);
-    /// Name of an address (RFC 1035).
+    /// Domain name of an address (RFC 1035).
     pub const PTR: Self = Self(12);
     /// Mail exchanger (RFC 1035).
     pub const MX: Self = Self(15);
@@ -126,10 +127,10 @@ impl RecordType {
     /// Name authority pointer (RFC 3403).
     pub const NAPTR: Self = Self(35);
 
-    /// Types that a publisher manages unless it is told otherwise.
+    /// Types that a publisher manages by default.
     pub const DEFAULT_MANAGED: [Self; 3] = [Self::A, Self::AAAA, Self::CNAME];
 
-    /// Types that have a name and a text form here. All others use RFC 3597.
+    /// Types with a name and a text form. All others use RFC 3597.
     const NAMED: [(Self, &str); 10] = [
         (Self::A, "A"),
         (Self::NS, "NS"),
@@ -149,7 +150,7 @@ impl RecordType {
     }
 }
 
-/// The mnemonic, or `TYPE<number>` (RFC 3597, section 5).
+/// Formats as mnemonic, or as `TYPE<number>` (RFC 3597, section 5).
 impl fmt::Display for RecordType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Self::NAMED.iter().find(|(record_type, _)| record_type == self) {
@@ -173,14 +174,14 @@ impl FromStr for RecordType {
     }
 }
 
-/// Ownership labels of a record set: `owner`, `resource` and any others that were read.
+/// Ownership labels of a record set: `owner`, `resource` and any others found in the owner record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(pub BTreeMap<String, String>);
 
 impl Labels {
     /// Label of the publisher that owns the record.
     pub const OWNER: &str = "owner";
-    /// Label of the document or object that asked for the record.
+    /// Label of the document or object that wants the record.
     pub const RESOURCE: &str = "resource";
 
     /// Returns labels with this owner and resource; an empty text sets no label.
@@ -201,13 +202,13 @@ impl Labels {
     }
 }
 
-/// Reason why text is no record.
+/// Reason why a text is not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The name is malformed.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A target does not suit the type.
+    /// A target is invalid for the type.
     #[error(transparent)]
     Target(#[from] TargetError),
     /// The type is unknown.

@@ -2,18 +2,18 @@
 
 use std::{fmt, sync::Arc};
 
-/// A domain name: lower case, without final dot, with escapes only where they are needed.
+/// A domain name: lower case, without final dot, with the fewest escapes.
 ///
-/// The root is `.`. Octets outside of printable ASCII, dots inside of a label and
-/// backslashes are escaped (RFC 1035, section 5.1), so that every name on the wire has
-/// exactly one form.
+/// The root is `.`. Octets outside printable ASCII, dots inside a label, backslashes and a few
+/// special characters are escaped (RFC 1035, section 5.1), so that every name in wire format has
+/// exactly one text form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// Octets of the longest label (RFC 1035, section 2.3.4).
+    /// Maximum length of a label in octets (RFC 1035, section 2.3.4).
     pub const MAX_LABEL: usize = 63;
-    /// Octets of the longest name on the wire, with length octets and root.
+    /// Maximum length of a name in wire format in octets, including length octets and root.
     pub const MAX_WIRE: usize = 255;
 
     /// Returns the root name, which has no labels.
@@ -21,7 +21,7 @@ impl Name {
         Self(".".into())
     }
 
-    /// Parses presentation form, with or without final dot, in any case.
+    /// Parses presentation form, with or without final dot, in any letter case.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         let trimmed = text.trim();
         if trimmed == "." {
@@ -46,7 +46,7 @@ impl Name {
         Self::from_labels(&labels).map_err(error)
     }
 
-    /// Builds a name from the octets of its labels, first label first.
+    /// Builds a name from the octets of its labels, leftmost label first.
     pub(crate) fn from_labels(labels: &[impl AsRef<[u8]>]) -> Result<Self, Reason> {
         if labels.is_empty() {
             return Ok(Self(".".into()));
@@ -80,7 +80,7 @@ impl Name {
         &*self.0 == "."
     }
 
-    /// Iterates over the escaped labels, first label first.
+    /// Returns the escaped labels, leftmost first.
     pub fn labels(&self) -> impl Iterator<Item = &str> {
         let mut rest = if self.is_root() { "" } else { &*self.0 };
         std::iter::from_fn(move || {
@@ -93,13 +93,13 @@ impl Name {
         })
     }
 
-    /// Iterates over the octets of the labels, first label first.
+    /// Returns the octets of the labels, leftmost first.
     pub fn raw_labels(&self) -> impl Iterator<Item = Vec<u8>> {
         self.labels().map(|label| {
             let mut octets = label.bytes();
             let mut raw = Vec::with_capacity(label.len());
             while let Some(octet) = octets.next() {
-                // Only well-formed escapes get into a `Name`.
+                // A `Name` contains only well-formed escapes.
                 raw.push(if octet == b'\\' { unescape(&mut octets).unwrap_or(octet) } else { octet });
             }
             raw
@@ -115,7 +115,7 @@ impl Name {
         Some(Self(if behind.is_empty() { "." } else { behind }.into()))
     }
 
-    /// Returns whether this name is `zone` or below it, at a label boundary.
+    /// Returns whether this name is `zone` or a subdomain of it.
     pub fn is_within(&self, zone: &Self) -> bool {
         if zone.is_root() {
             return true;
@@ -139,7 +139,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// Reads what follows a backslash: three decimal digits, or one character.
+/// Parses an escape after its backslash: three decimal digits, or one character.
 fn unescape(octets: &mut std::str::Bytes<'_>) -> Option<u8> {
     let first = octets.next()?;
     if !first.is_ascii_digit() {
@@ -150,7 +150,7 @@ fn unescape(octets: &mut std::str::Bytes<'_>) -> Option<u8> {
     text.parse::<u8>().ok().map(|octet| octet.to_ascii_lowercase())
 }
 
-/// Appends a label with the escapes that it needs, in lower case.
+/// Appends a label in lower case with the necessary escapes.
 fn push_escaped(text: &mut String, label: &[u8]) {
     for &octet in label {
         match octet {
@@ -161,7 +161,7 @@ fn push_escaped(text: &mut String, label: &[u8]) {
     }
 }
 
-/// Splits escaped text at its first dot that is none of a label.
+/// Splits escaped text at its first unescaped dot.
 fn split_first(text: &str) -> (&str, &str) {
     let mut escaped = false;
     for (index, octet) in text.bytes().enumerate() {
@@ -173,7 +173,7 @@ fn split_first(text: &str) -> (&str, &str) {
     (text, "")
 }
 
-/// Returns whether a character right behind `text` would be escaped.
+/// Returns whether a character appended to `text` would be escaped.
 fn ends_in_escape(text: &str) -> bool {
     text.bytes().rev().take_while(|octet| *octet == b'\\').count() % 2 == 1
 }

@@ -7,16 +7,16 @@ use std::{
 
 use super::{Name, RecordType};
 
-/// Data of one record, in a form that is equal for equal data.
+/// Data of one record, normalised so that equal data is equal.
 ///
-/// Addresses are in canonical spelling, names in the form of [`Name`]. TXT is the value
-/// of all its strings joined, without quotes; octets outside of UTF-8 appear as `\DDD`, and
-/// a backslash as `\\`. All other types use RFC 3597 (`\# length hex`).
+/// Addresses are in canonical spelling, names in the form of [`Name`]. TXT is the concatenated
+/// value of all its strings, without quotes; octets that are not UTF-8 appear as `\DDD`, and a
+/// backslash as `\\`. All other types use RFC 3597 (`\# length hex`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target(Box<str>);
 
 impl Target {
-    /// Parses the text form of a type's data, as documents contain it.
+    /// Parses the text form of a type's data, as used in documents.
     pub fn parse(record_type: RecordType, text: &str) -> Result<Self, TargetError> {
         let error = |reason: String| TargetError { record_type, text: text.to_owned(), reason };
         let name = |text: &str| Name::parse(text).map_err(|reason| error(reason.to_string()));
@@ -39,13 +39,12 @@ impl Target {
         Ok(Self(normal.into()))
     }
 
-    /// Returns the target of an alias set of Route 53, which has an address type but holds a
-    /// name.
+    /// Returns the target of a Route 53 alias set, which has an address type but holds a name.
     pub fn alias(name: &Name) -> Self {
         Self(name.as_str().into())
     }
 
-    /// Returns the TXT value of these octets.
+    /// Returns the TXT value with these octets.
     pub fn text(octets: &[u8]) -> Self {
         let mut text = String::with_capacity(octets.len());
         for chunk in octets.utf8_chunks() {
@@ -75,7 +74,7 @@ impl Target {
         value
     }
 
-    /// Splits `"one" "two"` into the octets of its strings; `None` if a quote is open.
+    /// Parses `"one" "two"` to the octets of its strings; `None` if a quote is not closed.
     pub(crate) fn quoted(text: &str) -> Option<Vec<Vec<u8>>> {
         quoted_strings(text)
     }
@@ -92,7 +91,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Reads a TXT value: as it is, or as strings in quotes, which are joined.
+/// Parses a TXT value: unquoted, or quoted strings, which are concatenated.
 fn text_value(text: &str) -> Option<String> {
     let trimmed = text.trim();
     if trimmed.len() < 2 || !(trimmed.starts_with('"') && trimmed.ends_with('"')) {
@@ -101,7 +100,7 @@ fn text_value(text: &str) -> Option<String> {
     Some(Target::text(&quoted_strings(trimmed)?.concat()).0.into())
 }
 
-/// Splits `"one" "two"` into the octets of its strings.
+/// Parses `"one" "two"` to the octets of its strings.
 fn quoted_strings(text: &str) -> Option<Vec<Vec<u8>>> {
     let mut strings = Vec::new();
     let mut octets = text.bytes();
@@ -124,7 +123,7 @@ fn quoted_strings(text: &str) -> Option<Vec<Vec<u8>>> {
     }
 }
 
-/// Reads what follows a backslash: three decimal digits, or one character.
+/// Parses an escape after its backslash: three decimal digits, or one character.
 fn escaped(octets: &mut std::str::Bytes<'_>) -> Option<u8> {
     let first = octets.next()?;
     if !first.is_ascii_digit() {
@@ -177,7 +176,7 @@ fn generic(text: &str) -> Option<String> {
     is_hex.then(|| format!(r"\# {length} {hex}").trim_end().to_owned())
 }
 
-/// Data that does not suit its record type.
+/// Record data that is invalid for its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no data of a record of type {record_type}: {reason}")]
 pub struct TargetError {

@@ -1,4 +1,4 @@
-//! Engines from DNS Update Records.
+//! Creates engines from DNS Update Records.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
     update_record::UpdateRecord,
 };
 
-/// Settings of the process that every engine shares.
+/// Process-wide settings shared by all engines.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
     managed: BTreeSet<RecordType>,
@@ -25,7 +25,7 @@ pub struct LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// Reads the settings of a configuration, and the key file that it names.
+    /// Takes the settings from a configuration, and reads the key file that it names.
     pub fn of(config: &Config) -> Result<Self, String> {
         let cipher = config.txt_encryption_key.as_deref().map(|path| {
             let failed = |reason: String| format!("{}: {reason}", path.display());
@@ -40,9 +40,9 @@ impl LaunchOptions {
     }
 }
 
-/// Makes the engine of a record; `name` is `PROJECT/RECORD`.
+/// Creates the engine of a record; `name` is `PROJECT/RECORD`.
 ///
-/// An error names the provider and says what to change.
+/// An error names the provider and the remedy.
 pub fn launch(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, String> {
     let obstacles = record.obstacles();
     if !obstacles.is_empty() {
@@ -58,7 +58,7 @@ pub fn launch(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Res
     Ok(Engine { provider, registry, rules })
 }
 
-/// Settings that external-dns and its libraries take from the environment.
+/// Parameters that external-dns and its libraries take from the environment.
 const ENVIRONMENT: [(&str, &str); 8] = [
     ("ETCD_URLS", "etcd-urls"),
     ("ETCD_USERNAME", "etcd-username"),
@@ -70,8 +70,8 @@ const ENVIRONMENT: [(&str, &str); 8] = [
     ("AWS_REGION", "aws-region"),
 ];
 
-/// Returns the settings of a provider: the environment, over it the configuration's
-/// `provider_settings`, over these the record's parameters with their defaults.
+/// Returns the settings of a provider. In ascending precedence: the environment,
+/// `provider_settings` of the configuration, the record's parameters with their defaults.
 fn parameters(
     record: &UpdateRecord,
     name: &str,
@@ -90,7 +90,7 @@ fn parameters(
 
 fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, String> {
     let owner = match parameters.text("registry") {
-        // Without ownership records are only created.
+        // Without ownership, records are only created.
         Some("noop") => "",
         _ => parameters.text("txt-owner-id").unwrap_or_default(),
     };

@@ -1,5 +1,5 @@
-//! The loop: sources are read at every change, and each provider is reconciled by a task of its
-//! own, so that a provider that hangs or fails delays no other.
+//! The main loop: reads the sources after every change, and reconciles each provider in its own
+//! task, so that a slow or failing provider delays no other.
 
 mod launch;
 mod one_shot;

@@ -1,4 +1,4 @@
-//! The sources, read once for a command.
+//! Reads the sources once for a command.
 
 use std::{
     path::Path,
@@ -12,21 +12,21 @@ use crate::{
     store::{Resource, Store, StoreError},
 };
 
-/// Longest wait for a publisher that is starting or ending.
+/// Maximum wait for a publisher that is starting or stopping.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// Sources at one moment.
+/// The sources at one point in time.
 #[derive(Debug)]
 pub struct Read {
-    /// Documents and what is wanted.
+    /// Documents and wanted records.
     pub state: State,
-    /// Resources that came by the API.
+    /// Resources stored through the API.
     pub resources: Vec<Resource>,
 }
 
 /// Reads documents, stored resources and the fleet.
 ///
-/// While `run` holds the store, the resources come through its control socket.
+/// While `run` has the store open, the resources are read through its control socket.
 pub async fn read_once(config: &Config) -> anyhow::Result<Read> {
     let resources = resources(config).await?;
     let mut sources = Sources::new(config, false).map_err(anyhow::Error::msg)?;
@@ -36,10 +36,10 @@ pub async fn read_once(config: &Config) -> anyhow::Result<Read> {
 
 async fn resources(config: &Config) -> anyhow::Result<Vec<Resource>> {
     if !Path::new(&config.store).exists() {
-        // No API was ever used; a command leaves no files behind.
+        // The API was never used, and a command must not create the store.
         return Ok(Vec::new());
     }
-    // A publisher that is starting or ending holds the store and does not answer.
+    // A publisher that is starting or stopping has the store open but does not respond.
     let deadline = Instant::now() + PATIENCE;
     loop {
         let problem = match Store::open(&config.store) {

@@ -1,4 +1,4 @@
-//! Status of documents and providers, from what the last rounds did. Pure.
+//! Status of documents and providers, derived from the results of the last rounds. Pure.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::{
 /// Result of a provider's last round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProviderState {
-    /// Whether a round has ended.
+    /// Whether a round has completed.
     pub ran: bool,
-    /// Names that are ours.
+    /// Number of owned names.
     pub owned: usize,
-    /// Problems of the provider or a zone, which concern every document.
+    /// Problems of the provider or a zone, which affect all documents.
     pub general: Vec<String>,
     /// Problems of single names.
     pub names: Vec<(Name, String)>,
 }
 
 impl ProviderState {
-    /// Summarises a report for the status file.
+    /// Summarises a report for the status.
     pub fn of_report(report: &Report) -> Self {
         let mut state = Self { ran: true, ..Self::default() };
         let mut notes = report.notes.clone();
@@ -53,12 +53,12 @@ impl ProviderState {
         state
     }
 
-    /// Makes the state of a provider that could not run.
+    /// Returns the result of a provider that could not run.
     pub fn failed(problem: impl ToString) -> Self {
         Self { ran: true, general: vec![problem.to_string()], ..Self::default() }
     }
 
-    /// Returns everything that keeps wanted records from being published.
+    /// Returns all problems that prevent the publication of wanted records.
     pub fn problems(&self, target: &Target) -> Vec<String> {
         let wanted = self.names.iter().filter(|(name, _)| target.origins.contains_key(name));
         self.general.iter().chain(wanted.map(|(_, problem)| problem)).cloned().collect()
@@ -80,7 +80,8 @@ impl ProviderState {
     }
 }
 
-/// Makes the status of everything. `before` is the last status, which counts generations.
+/// Returns the status of all documents and resources. `before` is the previous status, from which
+/// generations are counted.
 pub fn statuses(
     scan: &Scan,
     stored: &[Resource],
@@ -157,7 +158,7 @@ pub fn statuses(
     Overview { providers: providers.collect(), documents, problems: of_files }
 }
 
-/// Digest of what a document says, to count its changes.
+/// Returns a digest of a document's content, from which changes are detected.
 fn digest(document: &Document) -> String {
     let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
     let digest = ring::digest::digest(&ring::digest::SHA256, format!("{labels:?}{content:?}").as_bytes());

@@ -1,4 +1,4 @@
-//! `run`: starts everything, follows the sources, ends in order.
+//! Implements `run`: starts all tasks, follows the sources, and shuts down in order.
 
 use std::{
     collections::BTreeMap,
@@ -32,10 +32,10 @@ use crate::{
     store::{Resource, Store},
 };
 
-/// Longest wait at the end for rounds that have begun.
+/// Maximum wait at shutdown for rounds in progress.
 const FAREWELL: Duration = Duration::from_secs(20);
 
-/// Events within this time count as one.
+/// Time within which events are combined.
 const SETTLING: Duration = Duration::from_millis(200);
 
 /// Publishes until SIGTERM or SIGINT.
@@ -60,7 +60,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         desk.set_scan(state.scan.clone());
         workers.update(&shared, &state.publication);
         status.write(&shared, &state, &resources);
-        // systemd, if it started us.
+        // Succeeds only if systemd started the process.
         let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         loop {
             tokio::select! {
@@ -115,12 +115,12 @@ struct Worker {
 }
 
 impl Workers {
-    /// Starts, changes and ends tasks.
+    /// Starts, updates and stops tasks.
     fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
         let gone: Vec<String> =
             self.0.keys().filter(|name| !publication.targets.contains_key(*name)).cloned().collect();
         for name in gone {
-            // Its round ends by itself; what it has published stays.
+            // Its current round completes; published records stay.
             drop(self.0.remove(&name));
             shared.board.states.lock().remove(&name);
             shared.desk.metrics().forget(&name);
@@ -155,7 +155,7 @@ impl Workers {
         }
     }
 
-    /// Lets rounds that have begun end.
+    /// Waits until rounds in progress have ended.
     async fn end(self) -> anyhow::Result<()> {
         let tasks: Vec<JoinHandle<()>> =
             self.0.into_values().map(|Worker { targets: _, task }| task).collect();
@@ -167,7 +167,7 @@ impl Workers {
     }
 }
 
-/// Status files, and the last status of every document.
+/// Writes status files, and keeps the last status of every document.
 #[derive(Default)]
 struct Status {
     known: BTreeMap<DocumentId, DocumentStatus>,
@@ -221,7 +221,7 @@ impl Status {
     }
 }
 
-/// Documents of a file that cannot be read now: a restart still has to know them.
+/// Returns the unreadable documents of a file, which a restart must still know.
 fn missing(
     file: &crate::documents::FileState,
     scan: &Scan,
@@ -238,7 +238,7 @@ fn missing(
     missing.map(|status| known.get(&status.id).cloned().unwrap_or(status)).collect()
 }
 
-/// Shows the sources in metrics.
+/// Exposes the sources in metrics.
 fn expose(desk: &Desk, state: &State) {
     let metrics = desk.metrics();
     let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
@@ -263,7 +263,7 @@ fn expose(desk: &Desk, state: &State) {
     metrics.deduplicated_endpoints.set(i64::try_from(duplicates).unwrap_or(i64::MAX));
 }
 
-/// Counts record sets by type.
+/// Returns the number of record sets by type.
 pub(super) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
     let mut counts: BTreeMap<String, usize> =
         SHOWN_TYPES.into_iter().map(|record_type| (record_type.to_string(), 0)).collect();

@@ -1,4 +1,4 @@
-//! Everything that says what is wanted: documents, stored resources, fleet and health.
+//! The sources of wanted records: documents, stored resources, fleet and health.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,10 @@ use crate::{
     publication::{Publication, fleet_names, publish},
 };
 
-/// Time between two questions about health.
+/// Interval of health queries.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Longest time between two readings of all files, in case an event was lost.
+/// Maximum interval between scans of all files, in case an event was lost.
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The sources of one publisher.
@@ -29,7 +29,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Sources {
     folder: Folder,
     fleet: Option<Fleet>,
-    /// Whether the state of health is written for the next process.
+    /// Whether the health state is saved for the next process.
     saves_health: bool,
 }
 
@@ -41,39 +41,39 @@ struct Fleet {
     book: HealthBook,
     health_file: PathBuf,
     saved: SavedHealth,
-    /// The last failure that was logged.
+    /// The last problem logged.
     problem: Option<String>,
 }
 
-/// One state of all sources.
+/// State of all sources.
 #[derive(Debug)]
 pub struct State {
     /// Documents of the folder.
     pub scan: Scan,
     /// Wanted records of every provider.
     pub publication: Publication,
-    /// When the sources may say something else without an event.
+    /// Time at which the sources may change without an event.
     pub next: Instant,
-    /// Failure to read the fleet's files or health; what was known before is in use.
+    /// Failure to read the fleet's files or health; the last known state is in use.
     pub fleet_problem: Option<String>,
 }
 
 impl Sources {
     /// Prepares the sources that a configuration names.
     ///
-    /// A configuration of the server that cannot be read is an error: without it the names of the
-    /// fleet have no meaning.
+    /// An unreadable configuration of the server is an error, because fleet names cannot be
+    /// resolved without it.
     pub fn new(config: &Config, saves_health: bool) -> Result<Self, String> {
         let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
         Ok(Self { folder: Folder::new(config.documents.clone()), fleet, saves_health })
     }
 
-    /// Returns the files of the fleet, to be watched.
+    /// Returns the files of the fleet to watch.
     pub fn fleet_files(&self) -> Vec<PathBuf> {
         self.fleet.as_ref().map(|fleet| fleet.files.files()).unwrap_or_default()
     }
 
-    /// Reads everything that changed.
+    /// Reads all changed sources.
     pub async fn read(&mut self, stored: &[Document]) -> State {
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
@@ -165,8 +165,8 @@ impl Fleet {
         })
     }
 
-    /// Writes since when instances have been ill, so that a restart does not begin their hold
-    /// time again.
+    /// Saves the time since which instances have been unhealthy, so that a restart does not restart
+    /// their hold time.
     fn save(&mut self, now: Instant) {
         let current = self.book.save(now, SystemTime::now());
         if current.is_like(&self.saved) {
@@ -208,7 +208,7 @@ fn write(path: &Path, health: &SavedHealth) -> io::Result<()> {
     Ok(())
 }
 
-/// Problems of documents, by the document that contains their line.
+/// Returns the problems by the document that contains their line.
 pub(super) fn problems_by_document(
     scan: &Scan,
 ) -> (BTreeMap<crate::documents::DocumentId, Vec<String>>, Vec<String>) {
@@ -216,7 +216,7 @@ pub(super) fn problems_by_document(
     let mut of_files = Vec::new();
     for file in &scan.files {
         for problem in &file.problems {
-            // Documents stand in the order of their lines.
+            // Documents are sorted by line.
             let document = file.documents.iter().rev().find(|document| document.line <= problem.line);
             let is_inside = document.filter(|document| problem.line <= document.last_line);
             match is_inside {

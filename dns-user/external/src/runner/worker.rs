@@ -1,4 +1,4 @@
-//! One provider's rounds.
+//! Runs the rounds of one provider.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,24 +20,24 @@ use crate::{
     record::RecordType,
 };
 
-/// Shortest time between two rounds.
+/// Minimum pause between two rounds.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// States of all providers, and a signal when one changes.
+/// Results of all providers, and a signal of changes.
 #[derive(Debug, Default)]
 pub(super) struct Board {
     pub(super) states: Mutex<BTreeMap<String, ProviderState>>,
     pub(super) changed: Notify,
 }
 
-/// State that the workers share.
+/// State shared by the workers.
 pub(super) struct Shared {
     pub(super) desk: Arc<Desk>,
     pub(super) board: Board,
     pub(super) options: LaunchOptions,
 }
 
-/// Reconciles until the sender of targets is gone. A round that has begun is finished.
+/// Reconciles until the sender of targets is dropped. A round in progress is completed.
 pub(super) async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Arc<Target>>) {
     let mut launched: Option<(Arc<Target>, Engine)> = None;
     loop {
@@ -56,7 +56,7 @@ pub(super) async fn work(shared: Arc<Shared>, name: String, mut targets: watch::
             shared.round(&name, engine, &target).await;
         }
         let interval = target.record.parameters.duration("interval").unwrap_or(Duration::from_secs(60));
-        // Publishers that started together do not stay together.
+        // Spreads publishers that started together.
         let pause = interval.max(SHORTEST_PAUSE).mul_f64(0.9 + 0.2 * fastrand::f64());
         tokio::select! {
             changed = targets.changed() => {
@@ -159,7 +159,7 @@ impl Shared {
     }
 }
 
-/// Plans and logs, and changes nothing.
+/// Plans and logs without applying changes.
 async fn dry_round(
     name: &str,
     engine: &mut Engine,
@@ -183,5 +183,5 @@ pub(super) fn seconds_now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// Types whose gauges are shown even at zero.
+/// Types whose gauges are exposed even at zero.
 pub(super) const SHOWN_TYPES: [RecordType; 3] = RecordType::DEFAULT_MANAGED;

@@ -1,8 +1,8 @@
-//! The store of resources that came by the API.
+//! Store of the resources written through the API.
 //!
-//! redb, because a resource is acknowledged only after its transaction is on disk, and a
-//! `kill -9` or power loss at any moment leaves the state before or after a transaction: redb
-//! writes pages copy-on-write and switches between two checksummed commit slots. It is one file of
+//! It uses redb, because a resource is acknowledged only after its transaction is on disk, and a
+//! `kill -9` or power loss at any time must leave the state before or after a transaction: redb
+//! writes pages copy-on-write and switches between two checksummed commit slots. It is one file and
 //! pure Rust, without a server, a C library or a log to replay. A JSON file that is replaced as a
 //! whole would write every resource again for each change, and could not serve two changes at once.
 
@@ -20,7 +20,7 @@ use crate::documents::{DocumentId, Kind};
 /// Resources by kind, namespace and name, separated by zero octets.
 const RESOURCES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("resources");
 
-/// An open store. One process holds it at a time.
+/// An open store. Only one process can open it at a time.
 #[derive(Debug)]
 pub struct Store {
     database: Database,
@@ -32,18 +32,18 @@ pub struct Store {
 pub struct Resource {
     /// Kind and name of the document.
     pub id: DocumentId,
-    /// Counts replacements, from 1.
+    /// Number of different contents so far, from 1.
     pub generation: u64,
-    /// `{metadata, spec}` as it was accepted.
+    /// `{metadata, spec}` as accepted.
     pub body: Value,
 }
 
-/// How a resource is written.
+/// Mode of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Only if there is none.
+    /// Leaves an existing resource unchanged.
     Create,
-    /// In place of the one that may be there.
+    /// Replaces an existing resource.
     Put,
 }
 
@@ -54,17 +54,17 @@ pub enum Written {
     Created,
     /// An existing resource was overwritten.
     Replaced,
-    /// There is one, and it stays.
+    /// The resource exists and was not changed.
     Exists,
 }
 
 /// Failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process holds it.
+    /// Another process has opened it.
     #[error("{}: another bosh-dns-publish has opened it; ask that one through its control socket", .0.display())]
     InUse(PathBuf),
-    /// It cannot be used.
+    /// It is unusable.
     #[error("{}: {reason}", path.display())]
     Unusable {
         /// Path of the store's file or folder.
@@ -115,7 +115,7 @@ impl Store {
         found.map(|value| self.decode(value.value())).transpose()
     }
 
-    /// Writes a resource. When this returns, it is on disk.
+    /// Writes a resource. It is on disk when the function returns.
     pub fn write(&self, id: &DocumentId, body: Value, how: Write) -> Result<(Written, Resource), StoreError> {
         let transaction = self.begin()?;
         let result = {
@@ -139,7 +139,7 @@ impl Store {
         Ok(result)
     }
 
-    /// Deletes a resource; returns whether there was one.
+    /// Deletes a resource. Returns whether it existed.
     pub fn delete(&self, id: &DocumentId) -> Result<bool, StoreError> {
         let transaction = self.begin()?;
         let was_there = {

@@ -1,8 +1,8 @@
-//! YAML and JSON read into trees whose nodes know their lines, and readers that collect every
-//! problem instead of stopping at the first. Pure.
+//! Parses YAML and JSON to trees whose nodes know their lines, with readers that collect all
+//! problems instead of stopping at the first. Pure.
 //!
-//! One reader serves files and API bodies, so a mistake is reported in the same words by both:
-//! where it is, what is wrong, and how to put it right.
+//! Files and API bodies share one reader, so errors have the same wording: position, cause and
+//! remedy.
 
 mod node;
 mod problem;

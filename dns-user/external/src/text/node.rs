@@ -1,4 +1,4 @@
-//! The tree.
+//! The parsed tree.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use serde_saphyr::Spanned;
 
 use super::Problems;
 
-/// A value and the line it begins on.
+/// A value and its first line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Line in the file, from 1.
     pub line: u64,
-    /// Parsed value of the node.
+    /// Parsed value.
     pub value: Value,
 }
 
-/// A value of YAML's core schema, of which JSON is a part.
+/// A value of YAML's core schema, which includes JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `null`, `~`, or an empty value.
@@ -49,15 +49,15 @@ pub struct Member {
 /// One document of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
-    /// Its first line in the file, from 1.
+    /// First line in the file, from 1.
     pub line: u64,
     /// Text of this document only.
     pub text: &'a str,
 }
 
-/// Splits a file at its `---` lines; documents without content are left out.
+/// Splits a file at its `---` lines, skipping documents without content.
 ///
-/// A syntax error then stays within its document.
+/// A syntax error therefore affects only its document.
 pub fn documents(text: &str) -> Vec<Document<'_>> {
     let mut found = Vec::new();
     let (mut start, mut first, mut line, mut at) = (0, 1, 0, 0);
@@ -82,7 +82,7 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
     found
 }
 
-/// Reads one document; reports why it cannot be read.
+/// Parses one document; reports the reason if it is unreadable.
 pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
     match serde_saphyr::from_str::<Tree>(document.text) {
         Ok(Tree(node)) => Some(shift(node, document.line - 1)),
@@ -100,7 +100,7 @@ pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
     }
 }
 
-/// Moves all lines of a tree down.
+/// Adds an offset to all lines of a tree.
 fn shift(mut node: Node, by: u64) -> Node {
     if by > 0 {
         shift_in_place(&mut node, by);
@@ -122,7 +122,7 @@ fn shift_in_place(node: &mut Node, by: u64) {
     }
 }
 
-/// A [`Node`] in the form that serde reads.
+/// A [`Node`] that serde can deserialize.
 struct Tree(Node);
 
 impl<'de> Deserialize<'de> for Tree {
@@ -132,7 +132,7 @@ impl<'de> Deserialize<'de> for Tree {
     }
 }
 
-/// A [`Value`] in the form that serde reads.
+/// A [`Value`] that serde can deserialize.
 struct Bare(Value);
 
 impl<'de> Deserialize<'de> for Bare {

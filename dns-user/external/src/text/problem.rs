@@ -4,10 +4,10 @@ use std::{cell::RefCell, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// One mistake in a document. `Display` writes `file:line: path: reason; remedy`.
+/// A problem in a document. `Display` writes `file:line: path: reason; remedy`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
-    /// File name, or `body` for a request's body.
+    /// File name, or `body` for the body of a request.
     pub file: Arc<str>,
     /// Line in the file, from 1.
     pub line: u64,
@@ -56,12 +56,12 @@ impl Problems {
         });
     }
 
-    /// How many there are; compared before and after a step, it tells whether the step found any.
+    /// Returns the number of problems so far, by which a caller can tell whether a step found any.
     pub fn count(&self) -> usize {
         self.found.borrow().len()
     }
 
-    /// All of them, in the order of discovery.
+    /// Returns all problems in the order of discovery.
     pub fn into_vec(self) -> Vec<Problem> {
         self.found.into_inner()
     }

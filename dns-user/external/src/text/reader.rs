@@ -1,4 +1,4 @@
-//! Typed reading of a tree.
+//! Typed readers of a tree.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::{
     node::{Member, Node, Value},
 };
 
-/// A node with its path, and where its problems go.
+/// A node with its path and problem list.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     node: &'a Node,
@@ -15,7 +15,7 @@ pub struct Reader<'a> {
     problems: &'a Problems,
 }
 
-/// The members of a map, each taken at most once.
+/// The members of a map, each read at most once.
 #[derive(Debug)]
 pub struct Fields<'a> {
     map: Reader<'a>,
@@ -23,27 +23,27 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the root of a document.
+    /// Creates a reader of a document's root.
     pub fn root(node: &'a Node, problems: &'a Problems) -> Self {
         Self { node, path: String::new(), problems }
     }
 
-    /// The value as it stands in the text.
+    /// Returns the unconverted value.
     pub fn value(&self) -> &'a Value {
         &self.node.value
     }
 
-    /// Line in the file, from 1.
+    /// Returns the line in the file, from 1.
     pub fn line(&self) -> u64 {
         self.node.line
     }
 
-    /// Path from the root, such as `spec.endpoints[0]`.
+    /// Returns the path from the root, such as `spec.endpoints[0]`.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Where problems of this document go.
+    /// Returns the problem list of this document.
     pub fn problems(&self) -> &'a Problems {
         self.problems
     }
@@ -53,12 +53,12 @@ impl<'a> Reader<'a> {
         self.problems.add(self.node.line, &self.path, reason, remedy);
     }
 
-    /// Returns whether nothing is there.
+    /// Returns whether the value is null.
     pub fn is_null(&self) -> bool {
         self.node.value == Value::Null
     }
 
-    /// Reads a text; reports any other type.
+    /// Returns a text; reports any other type.
     pub fn text(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Text(text) => Some(text),
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads text that is not empty.
+    /// Returns a non-empty text.
     pub fn filled_text(&self) -> Option<&'a str> {
         let text = self.text()?;
         if text.trim().is_empty() {
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Reads `true` or `false`.
+    /// Returns a boolean.
     pub fn boolean(&self) -> Option<bool> {
         match self.node.value {
             Value::Bool(value) => Some(value),
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a whole number within a range.
+    /// Returns an integer within a range.
     pub fn integer<T>(&self, range: std::ops::RangeInclusive<T>) -> Option<T>
     where
         T: Copy + TryFrom<i128> + PartialOrd + std::fmt::Display,
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a list; reports any other type.
+    /// Returns the items of a list; reports any other type.
     pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Reader<'a>> + use<'a>> {
         let Value::List(items) = &self.node.value else { return self.expected("a list") };
         let (path, problems) = (self.path.clone(), self.problems);
@@ -118,13 +118,13 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Reads a map; reports any other type.
+    /// Returns the members of a map; reports any other type.
     pub fn fields(&self) -> Option<Fields<'a>> {
         let Value::Map(members) = &self.node.value else { return self.expected("a map") };
         Some(Fields { map: self.clone(), rest: members.iter().collect() })
     }
 
-    /// Reports that something else was expected.
+    /// Reports an unexpected value.
     fn expected<T>(&self, wanted: &str) -> Option<T> {
         self.problem(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"));
         None
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A scalar as text.
+    /// Formats a scalar as text.
     fn scalar(&self) -> String {
         match &self.node.value {
             Value::Bool(value) => value.to_string(),
@@ -153,12 +153,12 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The map itself, for problems about it.
+    /// Returns the map itself, for problems that concern it.
     pub fn map(&self) -> &Reader<'a> {
         &self.map
     }
 
-    /// Takes a member; one that is null counts as absent.
+    /// Takes a member; null counts as absent.
     pub fn optional(&mut self, name: &str) -> Option<Reader<'a>> {
         let index = self.rest.iter().position(|member| member.name == name)?;
         let member = self.rest.remove(index);
@@ -175,13 +175,13 @@ impl<'a> Fields<'a> {
         found
     }
 
-    /// Takes all members that are left.
+    /// Takes all remaining members.
     pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
         let rest = std::mem::take(&mut self.rest);
         rest.into_iter().map(|member| (member.name.as_str(), self.reader(member))).collect()
     }
 
-    /// Reports members that nothing took. `known` lists what may stand here, for the remedy.
+    /// Reports remaining members as unknown. `known` lists the allowed ones for the remedy.
     pub fn finish(mut self, known: &[&str]) {
         for (name, reader) in self.others() {
             reader.problem(format!("the member {name:?} is unknown"), remedy_for_unknown(name, known));
@@ -195,12 +195,12 @@ impl<'a> Fields<'a> {
         }
         // Writing to a String cannot fail.
         let _ = write!(path, "{}", member.name);
-        // A value that begins on a later line is still looked for at its name.
+        // A problem is reported at the member's name even if the value begins on a later line.
         Reader { node: &member.node, path, problems: self.map.problems }
     }
 }
 
-/// Suggests the known name nearest to an unknown one, as the remedy of a problem.
+/// Returns a remedy that suggests the known name closest to an unknown one.
 pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     let near = known.iter().map(|word| (distance(name, word), *word)).min();
     match near {
@@ -212,7 +212,7 @@ pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Levenshtein distance between two short words.
+/// Returns the Levenshtein distance between two short words.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -227,7 +227,7 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// The beginning of a text, for messages.
+/// Returns the beginning of a text, for messages.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 60;
     match text.char_indices().nth(LONGEST) {

@@ -1,4 +1,4 @@
-//! Inbound intents, and the document's algorithm that turns them into endpoints.
+//! Inbound intents, and the document's algorithm that converts them to endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
 pub struct Intent {
     /// Name and free text.
     pub metadata: Metadata,
-    /// The application or microservice that is reached under the names.
+    /// Application or microservice that is reached under the names.
     pub app: String,
     /// First labels of the published names.
     pub external_name: Option<String>,
@@ -25,7 +25,7 @@ pub struct Intent {
     pub local_domain: Option<String>,
     /// TTL of the endpoints in seconds.
     pub ttl: Option<u32>,
-    /// Where the application runs.
+    /// Locations of the application.
     pub placements: Vec<Placement>,
 }
 
@@ -43,9 +43,9 @@ pub struct Placement {
 pub struct ClusterAddresses {
     /// The cluster, as the owner of a list.
     pub cluster: ListOwner,
-    /// Reachable from public networks: IP addresses, or one host name.
+    /// Addresses reachable from public networks: IP addresses, or one host name.
     pub public: Vec<String>,
-    /// Reachable within the cluster's network.
+    /// Addresses reachable within the cluster's network.
     pub local: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ pub struct IntentOutcome {
 const MEMBERS: [&str; 6] = ["app", "externalName", "publicDomain", "localDomain", "ttl", "placements"];
 
 impl Intent {
-    /// Reads `{metadata, spec}`; `None` if anything is wrong, which is reported.
+    /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map().problems();
         let before = problems.count();
@@ -112,7 +112,7 @@ impl Intent {
         (problems.count() == before).then_some(intent)
     }
 
-    /// The intent as the API returns it.
+    /// Formats the intent as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, app, external_name, public_domain, local_domain, ttl, placements } = self;
         let mut spec = json!({ "app": app });
@@ -130,7 +130,7 @@ impl Intent {
         json!({ "metadata": metadata.to_json(Spelling::Lower), "spec": spec })
     }
 
-    /// Follows the document's algorithm.
+    /// Returns the bindings by the document's algorithm.
     ///
     /// `externalName` + `publicDomain` goes to the records of each logical cloud's list, with the
     /// public addresses of its clusters. `externalName` + `localDomain` goes to the records of each
@@ -143,7 +143,7 @@ impl Intent {
         is_record: impl Fn(&str) -> bool,
     ) -> IntentOutcome {
         let mut outcome = IntentOutcome::default();
-        // By update record and whether the name is the public one.
+        // Keyed by update record and by whether the name is the public one.
         let mut wanted: BTreeMap<(String, bool), BTreeSet<&str>> = BTreeMap::new();
         let Some(first) = &self.external_name else { return outcome };
         for Placement { logical_cloud, clusters } in &self.placements {
@@ -166,7 +166,7 @@ impl Intent {
         }
         for ((update_record, is_public), addresses) in wanted {
             let domain = if is_public { &self.public_domain } else { &self.local_domain };
-            // A binding is only wanted where there is a domain.
+            // Without a domain there is no binding.
             let Some(domain) = domain else { continue };
             match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
                 Ok(records) => outcome.bindings.push(Binding {
@@ -186,7 +186,7 @@ impl Intent {
 }
 
 impl IntentOutcome {
-    /// The records of a list that exist; reports the others.
+    /// Returns the existing records of a list; reports missing ones.
     fn records_of(
         &mut self,
         owner: &ListOwner,
@@ -213,7 +213,7 @@ impl IntentOutcome {
     }
 }
 
-/// Record sets of a name with these addresses.
+/// Returns the record sets of a name with these addresses.
 fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<Vec<Record>, String> {
     let owner = Name::parse(name).map_err(|error| error.to_string())?;
     if addresses.is_empty() {

@@ -1,11 +1,11 @@
-//! Key-value lists: which DNS Update Records a logical cloud or a cluster uses.
+//! Key-value lists: the DNS Update Records used by a logical cloud or a cluster.
 
 use serde_json::{Map, Value, json};
 
 use super::{Metadata, Spelling, read_identifier};
 use crate::text::{Fields, Reader};
 
-/// Whose list it is.
+/// Owner of a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ListOwner {
     /// A logical cloud of a project.
@@ -34,10 +34,10 @@ pub struct RecordList {
 }
 
 impl RecordList {
-    /// The only name of a list that binds records.
+    /// The only allowed name of a list that binds records.
     pub const NAME: &str = "dns-update-record-list";
 
-    /// Reads `{metadata, spec}`; `None` if anything is wrong, which is reported.
+    /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let (list, spec) = Self::read_open(fields)?;
         let before = spec.map().problems().count();
@@ -46,7 +46,7 @@ impl RecordList {
         (problems.count() == before).then_some(list)
     }
 
-    /// As [`RecordList::read`], leaving other members of `spec` for the caller.
+    /// Like [`RecordList::read`], but leaves other members of `spec` to the caller.
     pub fn read_open<'a>(fields: &mut Fields<'a>) -> Option<(Self, Fields<'a>)> {
         let problems = fields.map().problems();
         let before = problems.count();
@@ -75,7 +75,7 @@ impl RecordList {
         (problems.count() == before).then_some((list, spec))
     }
 
-    /// The list as the API returns it.
+    /// Formats the list as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, pairs } = self;
         let pair = |(key, record): &(String, String)| {
@@ -87,7 +87,7 @@ impl RecordList {
         })
     }
 
-    /// Names of the records, each once, in order.
+    /// Returns the distinct names of the records, in order.
     pub fn records(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for (_, record) in &self.pairs {
@@ -100,7 +100,7 @@ impl RecordList {
 }
 
 impl ListOwner {
-    /// Reads a cluster in the form `PROVIDER/NAME`.
+    /// Parses a cluster in the form `PROVIDER/NAME`.
     pub fn read_cluster(reader: &Reader<'_>) -> Option<Self> {
         let text = reader.text()?;
         match text.split_once('/') {

@@ -24,13 +24,13 @@ use crate::{
     text::{Fields, Reader},
 };
 
-/// Label that ties endpoints to a DNS Update Record.
+/// Label that assigns endpoints to a DNS Update Record.
 pub const PROVIDER_LABEL: &str = "dnsprovider";
 
-/// Namespace, and project, of documents that name none.
+/// Default namespace, and project, of documents.
 pub const DEFAULT_PROJECT: &str = "default";
 
-/// Provider named by `spec.provider` of a DNS Update Record.
+/// Value of `spec.provider` in a DNS Update Record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Provider {
     /// Amazon Route 53, public or private zones.
@@ -39,7 +39,7 @@ pub enum Provider {
     AwsServiceDiscovery,
     /// Azure DNS, for public zones.
     Azure,
-    /// Azure DNS by its other name.
+    /// Alternative name of Azure DNS.
     AzureDns,
     /// Azure Private DNS, for virtual networks.
     AzurePrivateDns,
@@ -49,15 +49,15 @@ pub enum Provider {
     Rfc2136,
 }
 
-/// A DNS Update Record: a provider and the parameters by which it is updated.
+/// A DNS Update Record: a provider and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateRecord {
     /// Name and free text.
     pub metadata: Metadata,
     /// Provider from `spec.provider`.
     pub provider: Provider,
-    /// `spec.selector`, an addition to the document: which endpoints go to this provider. Without
-    /// it, those whose label `dnsprovider` is the record's name.
+    /// `spec.selector`, an extension of the document: selects the endpoints for this provider. By
+    /// default, endpoints whose label `dnsprovider` equals the record's name.
     pub selector: Option<Selector>,
     /// `spec.external-dns-parameters`.
     pub parameters: Parameters,
@@ -66,7 +66,7 @@ pub struct UpdateRecord {
 /// `metadata` of all resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// Unique within its project and kind.
+    /// Name, unique within its project and kind.
     pub name: String,
     /// `description`, free text for people.
     pub description: Option<String>,
@@ -76,12 +76,12 @@ pub struct Metadata {
     pub user_data2: Option<String>,
 }
 
-/// How a resource spells its free-text members: the document writes both.
+/// Spelling of a resource's free-text members; the document uses both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// `userdata1`, as records spell it.
+    /// `userdata1`, as in records.
     Lower,
-    /// `userData1`, as lists spell it.
+    /// `userData1`, as in lists.
     Camel,
 }
 
@@ -97,7 +97,7 @@ impl Provider {
         Self::Rfc2136,
     ];
 
-    /// Returns the provider's name as documents spell it.
+    /// Returns the provider's name as used in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aws => "aws",
@@ -110,7 +110,7 @@ impl Provider {
         }
     }
 
-    /// The schema with its parameters.
+    /// Returns the schema of its parameters.
     pub fn group(self) -> Group {
         match self {
             Self::Aws | Self::AwsServiceDiscovery => Group::Aws,
@@ -139,7 +139,7 @@ impl fmt::Display for Provider {
 }
 
 impl UpdateRecord {
-    /// Reads `{metadata, spec}`; `None` if anything is wrong, which is reported.
+    /// Parses `{metadata, spec}`; reports problems, and returns `None` if there are any.
     pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
         let problems = fields.map().problems();
         let before = problems.count();
@@ -159,7 +159,7 @@ impl UpdateRecord {
         (problems.count() == before).then_some(record)
     }
 
-    /// The record as the API returns it.
+    /// Formats the record as in API responses.
     pub fn to_json(&self) -> Value {
         let Self { metadata, provider, selector, parameters } = self;
         let mut spec = json!({ "provider": provider.name(), "external-dns-parameters": parameters });
@@ -169,7 +169,7 @@ impl UpdateRecord {
         json!({ "metadata": metadata.to_json(Spelling::Lower), "spec": spec })
     }
 
-    /// Returns whether endpoints with these labels go to this record's provider.
+    /// Returns whether endpoints with these labels are published by this record's provider.
     pub fn selects(&self, labels: &Labels) -> bool {
         match &self.selector {
             Some(selector) => selector.matches(labels),
@@ -177,7 +177,8 @@ impl UpdateRecord {
         }
     }
 
-    /// Why the publisher cannot act on the record although it fits the document's schema.
+    /// Returns the reasons why the publisher cannot use the record although it is valid in the
+    /// document's schema.
     pub fn obstacles(&self) -> Vec<String> {
         let Self { metadata: _, provider, selector: _, parameters } = self;
         let missing =
@@ -211,7 +212,8 @@ impl UpdateRecord {
         found
     }
 
-    /// Remarks for the status: parameters without effect, and contradictions that have an answer.
+    /// Returns remarks for the status: parameters without effect, and contradictions that have a
+    /// defined resolution.
     pub fn remarks(&self) -> Vec<String> {
         let mut found = self.parameters.without_effect();
         if self.parameters.is_set("aws-evaluate-target-health")
@@ -233,7 +235,7 @@ fn unavailable(provider: Provider) -> String {
     )
 }
 
-/// TSIG algorithms that external-dns knows.
+/// TSIG algorithms supported by external-dns.
 pub const TSIG_ALGORITHMS: [&str; 5] =
     ["hmac-sha1", "hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"];
 
@@ -265,7 +267,7 @@ fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
         }
     }
     if parameters.text("rfc2136-tsig-secret").is_some_and(|secret| STANDARD.decode(secret).is_err()) {
-        // The secret itself stays out of messages.
+        // The secret itself must not appear in messages.
         found.push("rfc2136-tsig-secret is not base64; copy it from the server's key file".to_owned());
     }
     if let Some(name) = algorithm.filter(|name| !TSIG_ALGORITHMS.contains(name)) {
@@ -278,13 +280,13 @@ fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
 }
 
 impl Metadata {
-    /// Reads `metadata`. Members that Kubernetes adds are ignored, as are unknown ones.
+    /// Parses `metadata`. Unknown members, including those that Kubernetes adds, are ignored.
     pub fn read(reader: &Reader<'_>) -> Option<Self> {
         let mut fields = reader.fields()?;
         Self::read_fields(&mut fields)
     }
 
-    /// As [`Metadata::read`], leaving other members for the caller.
+    /// Like [`Metadata::read`], but leaves other members to the caller.
     pub fn read_fields(fields: &mut Fields<'_>) -> Option<Self> {
         let name = fields.required("name").and_then(|name| read_identifier(&name));
         let text = |field: Option<Reader<'_>>| field?.text().map(str::to_owned);
@@ -302,7 +304,7 @@ impl Metadata {
         Some(Self { name: name?, description, user_data1, user_data2 })
     }
 
-    /// The metadata as the API returns it.
+    /// Formats the metadata as in API responses.
     pub fn to_json(&self, spelling: Spelling) -> Value {
         let Self { name, description, user_data1, user_data2 } = self;
         let (first, second) = match spelling {
@@ -319,7 +321,7 @@ impl Metadata {
     }
 }
 
-/// Reads a name that can stand in a URL and in a Kubernetes label.
+/// Parses a name that is valid in a URL and in a Kubernetes label.
 pub fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
     if !is_identifier(text) {
@@ -332,7 +334,7 @@ pub fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Returns whether a text can stand in a URL and in a Kubernetes label.
+/// Returns whether a text is valid in a URL and in a Kubernetes label.
 pub fn is_identifier(text: &str) -> bool {
     let ends = |edge: Option<char>| edge.is_some_and(|letter| letter.is_ascii_alphanumeric());
     text.len() <= 63

@@ -1,4 +1,4 @@
-//! The OpenAPI document, generated from the table of parameters and the providers.
+//! Generates the OpenAPI document from the table of parameters and the providers.
 
 use serde_json::{Map, Value, json};
 
@@ -7,18 +7,18 @@ use super::{
     parameters::{Group, Kind, PARAMETERS, Parameter},
 };
 
-/// A collection of the API for which create, read, replace, delete and list exist.
+/// A collection of the API with create, read, replace, delete and list.
 #[derive(Clone, Copy, Debug)]
 pub struct Collection {
     /// Path with placeholders, such as `/v2/projects/{project}/dns-update-records`.
     pub path: &'static str,
-    /// Component with the schema of an item.
+    /// Name of the schema component of an item.
     pub schema: &'static str,
-    /// An item, in words.
+    /// Description of an item.
     pub item: &'static str,
 }
 
-/// Writes the document for these collections.
+/// Builds the OpenAPI document for these collections.
 pub fn document(collections: &[Collection], version: &str) -> Value {
     let mut paths = Map::new();
     for collection in collections {
@@ -40,8 +40,8 @@ pub fn document(collections: &[Collection], version: &str) -> Value {
 
 fn schemas() -> Value {
     let provider = Provider::ALL.map(Provider::name);
-    // A schema of one provider admits the others' parameters as unknown members, so `oneOf` would
-    // refuse every record.
+    // A schema of one provider accepts the others' parameters as unknown members, so `oneOf` would
+    // reject every record.
     let providers =
         [Group::Aws, Group::Azure, Group::CoreDns, Group::Rfc2136].map(|group| reference(group.schema()));
     let mut schemas = json!({
@@ -138,7 +138,7 @@ fn parameter_schema(parameter: &Parameter) -> Value {
     let Parameter { name: _, group: _, kind, default, example, summary, effect: _ } = parameter;
     let typed = |text: &str| match kind {
         Kind::Boolean => Value::from(text == "true"),
-        // A test holds every example and default against its type.
+        // A test checks every example and default against its type.
         Kind::Integer => Value::from(text.parse::<u32>().unwrap_or_default()),
         Kind::Text | Kind::TextOrBoolean | Kind::Duration | Kind::Choice(_) => Value::from(text),
     };

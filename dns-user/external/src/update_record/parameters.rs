@@ -1,4 +1,4 @@
-//! Parameters of external-dns: what a row of the table says.
+//! Definition of a row in the table of external-dns's parameters.
 
 use super::Provider;
 
@@ -9,7 +9,7 @@ pub use super::table::PARAMETERS;
 pub struct Parameter {
     /// Name in the API, which is also external-dns's flag.
     pub name: &'static str,
-    /// For which providers it may be given.
+    /// Providers for which it is allowed.
     pub group: Group,
     /// Type of the parameter's value.
     pub kind: Kind,
@@ -23,7 +23,7 @@ pub struct Parameter {
     pub effect: Effect,
 }
 
-/// The schemas among which the document divides the parameters.
+/// Schemas into which the document divides the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// `extdns_general`: for every provider.
@@ -43,33 +43,33 @@ pub enum Group {
 pub enum Kind {
     /// A JSON string, taken unchanged.
     Text,
-    /// A JSON string that the document's own example writes as a boolean, so both are read.
+    /// A JSON string, or the boolean that the document's own example uses instead.
     TextOrBoolean,
     /// A JSON string holding a Go duration, such as `30s`.
     Duration,
     /// The JSON literals `true` and `false`.
     Boolean,
-    /// A JSON integer, not negative.
+    /// A non-negative JSON integer.
     Integer,
-    /// A JSON string out of these.
+    /// A JSON string with one of these values.
     Choice(&'static [&'static str]),
 }
 
-/// Effect of a parameter on the publisher. Rendered Deployments carry all parameters.
+/// Effect of a parameter on the publisher. Rendered Deployments contain all parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It applies to the record's provider.
+    /// Applies to the record's provider.
     Used,
-    /// It concerns external-dns's sources inside Kubernetes.
+    /// Concerns external-dns's sources inside Kubernetes.
     KubernetesOnly,
-    /// It concerns the external-dns process; the publisher's configuration has the equivalent.
+    /// Concerns the external-dns process; the publisher's configuration has an equivalent.
     Process,
-    /// The publisher always behaves in the way given here.
+    /// The publisher's behaviour is fixed, as described.
     Fixed(&'static str),
 }
 
 impl Group {
-    /// Name of its schema in the document.
+    /// Returns the name of the schema in the document.
     pub fn schema(self) -> &'static str {
         match self {
             Self::General => "extdns_general",
@@ -80,19 +80,19 @@ impl Group {
         }
     }
 
-    /// Whether a record of `provider` may have its parameters.
+    /// Returns whether a record of `provider` may have parameters of this schema.
     pub fn fits(self, provider: Provider) -> bool {
         self == Self::General || self == provider.group()
     }
 }
 
 impl Parameter {
-    /// Looks a parameter up.
+    /// Returns the parameter with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         PARAMETERS.iter().find(|parameter| parameter.name == name)
     }
 
-    /// Why the publisher ignores it; `None` if it does not.
+    /// Returns the reason why the publisher ignores it; `None` if it has an effect.
     pub fn without_effect(&self) -> Option<&'static str> {
         match self.effect {
             Effect::Used => None,

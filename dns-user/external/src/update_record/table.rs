@@ -1,7 +1,7 @@
-//! The table of parameters: names, types, enumerations and defaults of document 003.
+//! Table of parameters: names, types, enumerations and defaults of document 003.
 //!
-//! Reading, validation, the OpenAPI document and the arguments of rendered Deployments all come
-//! from this one table.
+//! Parsing, validation, the OpenAPI document and the arguments of rendered Deployments are all
+//! derived from this table.
 
 use super::parameters::{
     Effect::{self, Fixed, KubernetesOnly, Process, Used},
@@ -115,7 +115,7 @@ pub const PARAMETERS: &[Parameter] = &[
         .with_effect(Fixed("has no effect here: zones are always listed by AXFR, signed if there is a key")),
 ];
 
-/// A parameter that the publisher uses.
+/// Returns a parameter that the publisher uses.
 const fn used(
     group: Group,
     name: &'static str,
@@ -126,7 +126,7 @@ const fn used(
     Parameter { name, group, kind, default: None, example, summary, effect: Used }
 }
 
-/// A general parameter with another effect.
+/// Returns a general parameter with another effect.
 const fn general(
     name: &'static str,
     kind: Kind,

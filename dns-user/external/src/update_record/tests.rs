@@ -24,7 +24,7 @@ fn record(provider: &str, parameters: Value) -> Result<UpdateRecord, Vec<String>
     read(&body.to_string(), UpdateRecord::read)
 }
 
-/// The general parameters of the document's example.
+/// Returns the general parameters of the document's example.
 fn general_example() -> Value {
     json!({
         "contour-load-balancer": "heptio-contour/contour", "fqdn-template": "template",
@@ -39,7 +39,7 @@ fn general_example() -> Value {
     })
 }
 
-/// The parameters of each provider in the document's example.
+/// Returns the parameters of each provider in the document's example.
 fn provider_example(group: Group) -> Value {
     match group {
         Group::General => json!({}),

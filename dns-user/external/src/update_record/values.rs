@@ -1,4 +1,4 @@
-//! Values of parameters: read by the table, written back as they came.
+//! Values of parameters, parsed by the table and written back unchanged.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::text::{Reader, Value};
 
-/// The parameters that a record states. Defaults are left out, so a record reads back as written.
+/// Parameters set in a record. Defaults are omitted, so a record is returned as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Parameters(BTreeMap<&'static str, Setting>);
@@ -29,11 +29,11 @@ pub enum Setting {
 }
 
 impl Parameters {
-    /// Reads `external-dns-parameters`; reports every member that the table does not allow.
+    /// Parses `external-dns-parameters`; reports members that the table does not allow.
     pub fn read(reader: &Reader<'_>, provider: Option<Provider>) -> Self {
         let mut settings = BTreeMap::new();
         let Some(mut fields) = reader.fields() else { return Self(settings) };
-        // The document's schema asks for `provider` among the general parameters as well.
+        // The document's schema also requires `provider` among the general parameters.
         if let (Some(again), Some(provider)) = (fields.optional("provider"), provider)
             && again.text().is_some_and(|name| name != provider.name())
         {
@@ -62,13 +62,13 @@ impl Parameters {
         Self(settings)
     }
 
-    /// Each stated parameter with its value.
+    /// Returns each parameter that is set, with its value.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Parameter, &Setting)> {
-        // Every name comes from the table.
+        // All names come from the table.
         self.0.iter().filter_map(|(name, setting)| Some((Parameter::named(name)?, setting)))
     }
 
-    /// Text of a parameter, or its default; empty text counts as none.
+    /// Returns the text of a parameter, or its default; `None` if empty.
     pub fn text(&self, name: &str) -> Option<&str> {
         let text = match self.0.get(name) {
             Some(Setting::Text(text)) => text.as_str(),
@@ -77,18 +77,18 @@ impl Parameters {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
 
-    /// Parts of a text separated by commas.
+    /// Returns the elements of a comma-separated text.
     pub fn list(&self, name: &str) -> Vec<String> {
         let parts = self.text(name).unwrap_or_default().split(',').map(str::trim);
         parts.filter(|part| !part.is_empty()).map(str::to_owned).collect()
     }
 
-    /// Returns whether a boolean is stated and true.
+    /// Returns whether a boolean is set and true.
     pub fn is_set(&self, name: &str) -> bool {
         self.0.get(name) == Some(&Setting::Boolean(true))
     }
 
-    /// Returns every parameter that is stated or has a default, as text.
+    /// Returns every parameter that is set or has a default, as text.
     pub fn texts(&self) -> BTreeMap<String, String> {
         let defaults = PARAMETERS.iter().filter_map(|parameter| Some((parameter.name, parameter.default?)));
         let mut texts: BTreeMap<String, String> =
@@ -97,13 +97,13 @@ impl Parameters {
         texts
     }
 
-    /// A duration, or its default.
+    /// Returns a duration, or its default.
     pub fn duration(&self, name: &str) -> Option<Duration> {
-        // Reading has let only durations through.
+        // Only valid durations are accepted by `read`.
         parse_duration(self.text(name)?).ok()
     }
 
-    /// Stated parameters that the publisher ignores, with the reason.
+    /// Returns the parameters that are set but ignored by the publisher, with the reasons.
     pub fn without_effect(&self) -> Vec<String> {
         let reason = |(parameter, _): (&Parameter, &Setting)| {
             parameter.without_effect().map(|reason| format!("{} {reason}", parameter.name))
@@ -123,7 +123,7 @@ impl fmt::Display for Setting {
 }
 
 impl Setting {
-    /// The value as external-dns's command line has it.
+    /// Formats the value for external-dns's command line.
     pub fn argument(&self, name: &str) -> String {
         match self {
             Self::Boolean(true) => format!("--{name}"),
@@ -135,7 +135,7 @@ impl Setting {
 }
 
 impl Kind {
-    /// Reads a value of this type.
+    /// Parses a value of this type.
     fn read(self, value: &Reader<'_>) -> Option<Setting> {
         match self {
             Self::Text => value.text().map(|text| Setting::Text(text.to_owned())),

@@ -1,4 +1,4 @@
-//! Calls to Route 53 and to the token service, signed and retried.
+//! Calls to Route 53 and the token service, signed and retried.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::{
 };
 use crate::provider::{ProviderError, http::Http};
 
-/// Version in paths, and in the name space of requests.
+/// API version in paths and in the XML namespace of requests.
 pub(super) const VERSION: &str = "2013-04-01";
 
-/// First pause after a throttled call; it doubles with every further one.
+/// First pause after a throttled call; it doubles with each further call.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Pause that is recommended after throttling does not end.
+/// Recommended pause if throttling does not end.
 const LONG_PAUSE: Duration = Duration::from_mins(1);
 
 const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T[hour][minute][second]Z");
@@ -35,10 +35,10 @@ pub(super) struct Api {
     retries: u32,
 }
 
-/// Result of a call that Route 53 did not accept.
+/// Error of a call to Route 53.
 #[derive(Debug)]
 pub(super) enum CallError {
-    /// The change does not suit the zone's present state.
+    /// The change conflicts with the current state of the zone.
     InvalidBatch(Vec<String>),
     Other(ProviderError),
 }
@@ -87,7 +87,7 @@ impl Api {
         self.call("POST", path, &[], Some(body.document(&namespace))).await
     }
 
-    /// Calls until the service does not throttle, with growing random pauses.
+    /// Repeats a call with growing random pauses while the service throttles.
     async fn call(
         &mut self,
         method: &str,
@@ -111,7 +111,7 @@ impl Api {
                 result => return result,
             }
         }
-        // The loop has no end.
+        // Unreachable: the loop is infinite.
         Err(ProviderError::Throttled { server: self.endpoint.clone(), wait: LONG_PAUSE }.into())
     }
 }

@@ -1,7 +1,7 @@
 //! Hosted zones of AWS's load balancers and distributions (AWS General Reference, "Elastic
 //! Load Balancing endpoints", "CloudFront", "Global Accelerator").
 
-/// Suffix of the target's name, and the hosted zone that an alias names.
+/// Suffix of the target's name, and the hosted zone to use in an alias.
 const ZONES: &[(&str, &str)] = &[
     // Application and classic load balancers.
     ("us-east-2.elb.amazonaws.com", "Z3AADJGX6KTTL2"),

@@ -6,16 +6,16 @@ use crate::{
     record::Record,
 };
 
-/// Changes in a batch.
+/// Maximum number of changes in a batch.
 pub(super) const MAX_CHANGES: usize = 1_000;
 
-/// Characters of all values in a batch.
+/// Maximum number of characters of all values in a batch.
 const MAX_OCTETS: usize = 32_000;
 
-/// Values in a batch.
+/// Maximum number of values in a batch.
 const MAX_VALUES: usize = 1_000;
 
-/// Change of one record set. Its order within a batch: deletions first, then by name and type.
+/// Change of one record set, in the order within a batch: deletions first, then by name and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Delete,
@@ -31,7 +31,7 @@ impl Verb {
     }
 }
 
-/// Amounts that Route 53 limits.
+/// Quantities that Route 53 limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) changes: usize,
@@ -40,7 +40,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// Counts one set. An alias counts its target once.
+    /// Returns the size of one set. An alias counts as one value.
     pub(super) fn of(set: &Element) -> Self {
         if let Some(alias) = set.child("AliasTarget") {
             return Self {
@@ -65,7 +65,7 @@ impl Size {
     }
 }
 
-/// Changes of one transaction. They are never parted.
+/// Changes of one transaction, always sent in one batch.
 #[derive(Debug, Clone)]
 pub(super) struct Changes {
     changes: Vec<(Verb, Element)>,
@@ -73,10 +73,10 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Turns steps into changes. `listed` returns a set exactly as Route 53 listed it.
+    /// Converts steps to changes. `listed` returns a set exactly as Route 53 listed it.
     ///
-    /// A deletion must name the exact set, so it also compares: a set that must stay is
-    /// deleted and created in the same batch. A creation fails if the set exists.
+    /// A deletion must name the exact set, so it also compares: a set that must stay is deleted and
+    /// created in the same batch. A creation fails if the set exists.
     pub(super) fn new(transaction: &Transaction, listed: impl Fn(&Record) -> Option<Element>) -> Self {
         let old = |record: &Record| listed(record).unwrap_or_else(|| sets::write(record));
         let mut changes = Vec::new();
@@ -109,7 +109,7 @@ impl Changes {
     }
 }
 
-/// Counts the first transactions that fit into one batch.
+/// Returns the number of leading transactions that fit into one batch.
 pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
     let mut size = Size::default();
     let fits = |changes: &&Changes| {
@@ -149,7 +149,7 @@ mod tests {
                 .targets
                 .extend(words[3].split(',').map(|target| Target::parse(record_type, target).unwrap()));
         }
-        // A replacement stands for UPSERT: both count the values twice.
+        // A replacement corresponds to UPSERT: both count the values twice.
         let step = match words[0] {
             "CREATE" => Step::Create(record),
             "DELETE" => Step::Delete(record),

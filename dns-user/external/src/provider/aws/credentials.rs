@@ -1,4 +1,5 @@
-//! Keys to sign with: configured, from the machine's instance profile, or from an assumed role.
+//! Credentials for signing: configured, from the machine's instance profile, or from an assumed
+//! role.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,13 +16,13 @@ use super::{
 };
 use crate::provider::{ProviderError, http::Http};
 
-/// Time before the end of temporary keys at which new ones are fetched.
+/// Time before the expiration of temporary credentials at which they are renewed.
 const RENEWAL: Duration = Duration::from_mins(5);
 
-/// Seconds for which a token of the metadata service is good.
+/// Lifetime of a metadata service token in seconds.
 const METADATA_TOKEN_SECONDS: &str = "300";
 
-/// Path of the instance profile's keys.
+/// Path of the instance profile's credentials.
 const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
 
 pub(super) struct Keys {
@@ -33,7 +34,7 @@ pub(super) struct Keys {
     temporary: Option<(Credentials, SystemTime)>,
 }
 
-/// Answer of the metadata service.
+/// Response of the metadata service.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Profile {
@@ -55,7 +56,7 @@ impl Keys {
         }
     }
 
-    /// Returns keys that are good for at least [`RENEWAL`].
+    /// Returns credentials that remain valid for at least [`RENEWAL`].
     pub(super) async fn current(&mut self, http: &Http) -> Result<Credentials, ProviderError> {
         if let (Some(given), None) = (&self.given, &self.role) {
             return Ok(given.clone());
@@ -78,7 +79,7 @@ impl Keys {
         Ok(credentials)
     }
 
-    /// Fetches the keys of the machine's instance profile (IMDSv2).
+    /// Fetches the credentials of the machine's instance profile (IMDSv2).
     async fn of_machine(&self, http: &Http) -> Result<(Credentials, SystemTime), ProviderError> {
         let server = &self.metadata_endpoint;
         let missing = |reason: String| {
@@ -140,7 +141,7 @@ impl Keys {
         if credentials.key_id.is_empty() || credentials.secret.is_empty() {
             return Err(bad());
         }
-        // `Expiration` agrees with the duration that was asked for.
+        // `Expiration` matches the requested duration.
         Ok((credentials, SystemTime::now() + Duration::from_hours(1)))
     }
 }

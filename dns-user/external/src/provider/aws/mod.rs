@@ -1,7 +1,7 @@
 //! Route 53.
 //!
-//! A deletion has to name a set exactly as it is, and a batch is applied as a whole:
-//! deleting the listed set and creating the new one in one batch is a compare-and-set.
+//! A deletion must name the exact set, and a batch is applied as a whole: deleting the listed set
+//! and creating the new one in one batch is a compare-and-set.
 
 mod api;
 mod balancers;
@@ -34,10 +34,10 @@ use crate::{
     record::{Key, Name, Record, RecordType},
 };
 
-/// Zones in one call for tags.
+/// Number of zones in one request for tags.
 const TAGS_PER_CALL: usize = 10;
 
-/// Sets in one page of a listing.
+/// Number of sets in one page of a listing.
 const PAGE: &str = "300";
 
 /// Settings of one account.
@@ -51,38 +51,38 @@ pub struct Settings {
     pub metadata_endpoint: String,
     /// AWS region that signatures name.
     pub region: String,
-    /// Keys of the account; `None` takes the keys of the machine's instance profile.
+    /// Credentials of the account; `None` to use the machine's instance profile.
     pub credentials: Option<Credentials>,
     /// ARN of the role to assume.
     pub role: Option<String>,
-    /// Only zones that these clients see.
+    /// Restricts the zones by visibility.
     pub visibility: Option<Visibility>,
-    /// Only zones with these tags; without a value the key suffices.
+    /// Restricts the zones to those with all these tags; without a value only the key is compared.
     pub tags: Vec<(String, Option<String>)>,
-    /// Only zones whose id ends with one of these.
+    /// Restricts the zones to ids with one of these suffixes.
     pub zone_ids: Vec<String>,
-    /// Only zones that the filter matches.
+    /// Restricts the zones by domain.
     pub domains: DomainFilter,
-    /// Changes in a batch.
+    /// Maximum number of changes in a batch.
     pub batch_size: usize,
-    /// Pause between two batches of changes.
+    /// Minimum pause between two batches of changes.
     pub batch_interval: Duration,
-    /// Attempts after a throttled call.
+    /// Number of retries of a throttled call.
     pub retries: u32,
-    /// Whether CNAMEs to load balancers stay CNAMEs.
+    /// Whether CNAMEs to load balancers remain CNAMEs.
     pub prefer_cname: bool,
-    /// Whether aliases follow the health of their target.
+    /// Whether aliases follow the health of their targets.
     pub evaluate_health: bool,
     /// Certificates for the connection to AWS.
     pub files: TlsFiles,
-    /// Longest wait for an answer.
+    /// Timeout of a response.
     pub patience: Duration,
 }
 
 impl Settings {
-    /// Reads the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
-    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`. `aws-region`
-    /// selects the partition only: Route 53 is one service for all its regions.
+    /// Parses the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
+    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`. `aws-region` only
+    /// selects the partition: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let credentials =
             match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
@@ -145,11 +145,11 @@ impl Settings {
     }
 }
 
-/// Publisher to one account.
+/// Provider for one account.
 pub struct Aws {
     settings: Settings,
     api: Api,
-    /// Sets as Route 53 listed them, by zone.
+    /// Sets as listed by Route 53, by zone.
     listed: HashMap<String, BTreeMap<Key, Element>>,
     last_batch: Option<Instant>,
 }
@@ -162,7 +162,7 @@ struct Hosted {
 }
 
 impl Aws {
-    /// Returns a provider that has listed nothing yet.
+    /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
         let api = Api::new(&settings)?;
         Ok(Self { settings, api, listed: HashMap::new(), last_batch: None })
@@ -199,7 +199,7 @@ impl Aws {
         Ok(hosted)
     }
 
-    /// Returns a zone unless a filter excludes it.
+    /// Parses a zone; `None` if a filter excludes it.
     fn accept(&self, zone: &Element) -> Result<Option<Hosted>, ProviderError> {
         let Settings { visibility: wanted, zone_ids, domains, .. } = &self.settings;
         let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
@@ -215,7 +215,7 @@ impl Aws {
         Ok(accepted.then_some(Hosted { id, apex, visibility }))
     }
 
-    /// Keeps the zones with all wanted tags.
+    /// Filters the zones by tags.
     async fn with_tags(&mut self, hosted: Vec<Hosted>) -> Result<Vec<Hosted>, ProviderError> {
         let mut kept: Vec<String> = Vec::new();
         for zones in hosted.chunks(TAGS_PER_CALL) {
@@ -237,7 +237,7 @@ impl Aws {
         Ok(hosted.into_iter().filter(|zone| kept.contains(&zone.id)).collect())
     }
 
-    /// Lists a zone, page by page. Its SOA and its own name servers are left out.
+    /// Lists a zone page by page, without its SOA and its own NS records.
     async fn list_zone(&mut self, id: &str, apex: &Name) -> Result<Vec<Record>, ProviderError> {
         let mut records = Vec::new();
         let mut listed = BTreeMap::new();
@@ -262,7 +262,7 @@ impl Aws {
                         listed.insert(record.key(), set.clone());
                         records.push(record);
                     }
-                    // Types that only Route 53 writes as text stay as they are.
+                    // Types in a text form specific to Route 53 are left unchanged.
                     Err(reason) => tracing::debug!(zone = id, reason, "record set is left alone"),
                 }
             }
@@ -329,7 +329,7 @@ impl Provider for Aws {
     }
 }
 
-/// Sends batches to one zone, not faster than the interval.
+/// Sends batches to one zone, at most one per interval.
 struct Sender<'a> {
     aws: &'a mut Aws,
     zone: &'a str,
@@ -359,7 +359,7 @@ impl GroupSender for Sender<'_> {
     }
 }
 
-/// Returns whether a message reports another state than the one that was listed.
+/// Returns whether a message reports that the zone differs from the listed state.
 fn is_conflict(message: &str) -> bool {
     ["but it already exists", "but it was not found", "but the values provided do not match"]
         .iter()

@@ -1,12 +1,12 @@
-//! Record sets between Route 53's XML and the record model. Pure.
+//! Conversion of record sets between Route 53's XML and the record model. Pure.
 
 use super::{balancers, xml::Element};
 use crate::record::{Name, Record, RecordType, Target};
 
-/// TTL of new sets if none is wanted, and the TTL by which alias sets compare.
+/// Default TTL of new sets, and the TTL with which alias sets are compared.
 pub(super) const DEFAULT_TTL: u32 = 300;
 
-/// Properties with an element of the same meaning, in the order of the schema.
+/// Properties that correspond to an element, in the order of the schema.
 const ROUTING: [(&str, &str); 5] = [
     ("aws/weight", "Weight"),
     ("aws/region", "Region"),
@@ -15,7 +15,7 @@ const ROUTING: [(&str, &str); 5] = [
     ("aws/health-check-id", "HealthCheckId"),
 ];
 
-/// Properties with a child of `GeoLocation`.
+/// Properties that correspond to a child of `GeoLocation`.
 const GEOLOCATION: [(&str, &str); 3] = [
     ("aws/geolocation-continent-code", "ContinentCode"),
     ("aws/geolocation-country-code", "CountryCode"),
@@ -90,7 +90,7 @@ pub(super) fn write(record: &Record) -> Element {
         .collect();
     let mut location = Some(location).filter(|location| !location.is_empty());
     for (name, element) in routing {
-        // The schema has GeoLocation before Failover.
+        // In the schema, GeoLocation precedes Failover.
         if *element == "Failover"
             && let Some(location) = location.take()
         {
@@ -121,7 +121,7 @@ pub(super) fn write(record: &Record) -> Element {
     Element::of("ResourceRecordSet", children)
 }
 
-/// Returns a value as Route 53 takes it: TXT in quoted strings of at most 255 octets.
+/// Formats a value for Route 53: TXT in quoted strings of at most 255 octets.
 fn value_text(record_type: RecordType, target: &Target) -> String {
     if record_type != RecordType::TXT {
         return target.as_str().to_owned();
@@ -133,7 +133,7 @@ fn value_text(record_type: RecordType, target: &Target) -> String {
             .map(|octet| match octet {
                 b'"' | b'\\' => format!("\\{}", char::from(*octet)),
                 b' '..=b'~' => char::from(*octet).to_string(),
-                // Route 53 escapes in octal.
+                // Route 53 uses octal escapes.
                 _ => format!("\\{octet:03o}"),
             })
             .collect();
@@ -145,7 +145,8 @@ fn value_text(record_type: RecordType, target: &Target) -> String {
     octets.chunks(255).map(quoted).collect::<Vec<_>>().join(" ")
 }
 
-/// Rewrites Route 53's octal escapes, such as `\052` for `*`, in decimal. Other escapes stay.
+/// Converts Route 53's octal escapes, such as `\052` for `*`, to decimal ones. Other escapes are
+/// kept.
 fn octal_to_decimal(text: &str) -> String {
     let mut rewritten = String::with_capacity(text.len());
     let mut rest = text;
@@ -167,8 +168,8 @@ fn octal_to_decimal(text: &str) -> String {
     rewritten + rest
 }
 
-/// Adjusts wanted sets: a CNAME to a load balancer becomes alias sets of both address types,
-/// unless `prefer_cname`.
+/// Adjusts wanted sets: a CNAME to a load balancer becomes alias sets of both address types, unless
+/// `prefer_cname`.
 pub(super) fn adjust(desired: &mut Vec<Record>, prefer_cname: bool, evaluate_health: bool) {
     let mut adjusted = Vec::with_capacity(desired.len());
     for mut record in desired.drain(..) {

@@ -1,7 +1,7 @@
 //! AWS Signature Version 4. Pure.
 //!
-//! The crate `aws-sigv4` brings the runtime of AWS's SDK along; the scheme itself is a hash
-//! over seven lines.
+//! The crate `aws-sigv4` would add the runtime of AWS's SDK as a dependency; the scheme itself is a
+//! hash over seven lines.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use ring::digest;
@@ -24,7 +24,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// Service and region that a signature is for.
+/// Service and region covered by a signature.
 #[derive(Debug, Clone)]
 pub(super) struct Scope {
     pub(super) region: String,
@@ -36,7 +36,7 @@ pub(super) struct Request<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,
     pub(super) query: &'a [(&'a str, &'a str)],
-    /// Headers in lower case, `host` among them.
+    /// Headers in lower case, including `host`.
     pub(super) headers: &'a [(&'a str, &'a str)],
     pub(super) body: &'a [u8],
 }
@@ -90,7 +90,7 @@ pub(super) fn encode_query(query: &[(&str, &str)]) -> String {
     pairs.join("&")
 }
 
-/// Encodes everything but unreserved characters (RFC 3986, section 2.3).
+/// Percent-encodes all but unreserved characters (RFC 3986, section 2.3).
 fn encode(text: &str) -> String {
     let octet = |octet: u8| match octet {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(octet).to_string(),

@@ -1,4 +1,4 @@
-//! XML elements, as Route 53 sends and takes them. Pure.
+//! XML elements as used by Route 53. Pure.
 
 use quick_xml::{
     Reader,
@@ -6,10 +6,10 @@ use quick_xml::{
     events::{BytesRef, Event},
 };
 
-/// Deepest nesting that is read.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 32;
 
-/// An element without attributes: either text, or children.
+/// An element without attributes: either text or children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Element {
     pub(super) name: String,
@@ -47,7 +47,7 @@ impl Element {
                 Event::End(_) => {
                     let mut closed = open.pop().ok_or("an element is closed twice")?;
                     if !closed.children.is_empty() {
-                        // The rest is indentation.
+                        // Text between children is indentation.
                         closed.text.clear();
                     }
                     innermost(&mut open)?.children.push(closed);
@@ -68,22 +68,22 @@ impl Element {
         root.children.pop().ok_or_else(|| "it has no element".to_owned())
     }
 
-    /// Returns the first child of a name.
+    /// Returns the first child with this name.
     pub(super) fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
     }
 
-    /// Returns the text of the first child of a name; empty without one.
+    /// Returns the text of the first child with this name; empty without one.
     pub(super) fn text_of(&self, name: &str) -> &str {
         self.child(name).map_or("", |child| child.text.trim())
     }
 
-    /// Iterates over the children of a child.
+    /// Returns the children of the first child with this name.
     pub(super) fn list(&self, name: &str) -> impl Iterator<Item = &Self> {
         self.child(name).into_iter().flat_map(|list| &list.children)
     }
 
-    /// Finds the first element of a name, at any depth.
+    /// Returns the first element with this name at any depth.
     pub(super) fn find(&self, name: &str) -> Option<&Self> {
         if self.name == name {
             return Some(self);
@@ -101,7 +101,7 @@ impl Element {
         xml.push_str(&format!("</{name}>"));
     }
 
-    /// Returns a document with a name space.
+    /// Returns an XML document with a namespace.
     pub(super) fn document(&self, namespace: &str) -> String {
         let mut xml = String::new();
         self.write(&mut xml);
@@ -116,7 +116,7 @@ fn innermost(open: &mut [Element]) -> Result<&mut Element, String> {
     open.last_mut().ok_or_else(|| "an element is closed twice".to_owned())
 }
 
-/// Returns the character of `&name;` or `&#number;`.
+/// Returns the character for `&name;` or `&#number;`.
 fn character(reference: &BytesRef<'_>) -> Result<char, String> {
     if let Some(character) = reference.resolve_char_ref().map_err(|error| error.to_string())? {
         return Ok(character);

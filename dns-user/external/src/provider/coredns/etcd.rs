@@ -1,4 +1,5 @@
-//! etcd's JSON gateway (`/v3/kv/...`). Keys and values are base64, 64-bit numbers are text.
+//! Client of etcd's JSON gateway (`/v3/kv/...`). Keys and values are base64, 64-bit numbers are
+//! text.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -10,13 +11,13 @@ use serde_json::{Value, json};
 use super::Settings;
 use crate::provider::{ProviderError, http::Http};
 
-/// A key's octets.
+/// Octets of a key.
 pub(super) type EtcdKey = Vec<u8>;
 
-/// Keys in one response of a listing.
+/// Maximum number of keys in one response of a listing.
 const PAGE: usize = 4_000;
 
-/// Listings that are begun again because etcd compacted their revision meanwhile.
+/// Maximum number of restarts of a listing because etcd compacted its revision.
 const MAX_COMPACTIONS: usize = 5;
 
 /// Client of one cluster.
@@ -53,7 +54,7 @@ impl Txn {
         self.compare.len()
     }
 
-    /// Requires a key in its listed revision.
+    /// Requires a key at its listed revision.
     pub(super) fn compare_revision(&mut self, key: &[u8], revision: i64) {
         let key = STANDARD.encode(key);
         let revision = revision.to_string();
@@ -64,7 +65,7 @@ impl Txn {
     pub(super) fn compare_unchanged(&mut self, key: &[u8], revision: i64) {
         let next = (revision + 1).to_string();
         let below = [key, b"/"].concat();
-        // The octet after the slash is a zero.
+        // `0` follows `/` in ASCII.
         let end = [key, b"0"].concat();
         let (key, below, end) = (STANDARD.encode(key), STANDARD.encode(below), STANDARD.encode(end));
         self.compare.push(json!({"key": key, "target": "MOD", "result": "LESS", "mod_revision": next}));
@@ -107,9 +108,9 @@ struct TokenResponse {
     token: String,
 }
 
-/// Failure of a call.
+/// Error of a call.
 enum CallError {
-    /// The token has expired, or is missing.
+    /// The token is missing or has expired.
     Unauthenticated(String),
     Other(ProviderError),
 }
@@ -121,8 +122,8 @@ impl Etcd {
         Ok(Self { urls: settings.urls.clone(), user: settings.user.clone(), token: None, http })
     }
 
-    /// Returns all keys that begin with `prefix`, which ends with a slash, as they are at
-    /// one revision of the store.
+    /// Returns all keys that start with `prefix`, which ends with a slash, at one revision of the
+    /// store, and this revision.
     pub(super) async fn range(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
         for _ in 0..MAX_COMPACTIONS {
             match self.range_once(prefix).await {
@@ -136,7 +137,7 @@ impl Etcd {
 
     async fn range_once(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
         let mut end = prefix.as_bytes().to_vec();
-        // The octet after the slash is a zero.
+        // `0` follows `/` in ASCII.
         end.pop();
         end.push(b'0');
         let mut from = prefix.as_bytes().to_vec();
@@ -186,7 +187,7 @@ impl Etcd {
         Ok(response.succeeded)
     }
 
-    /// Calls the gateway, with a fresh token if the old one has expired.
+    /// Calls the gateway, and renews the token if it has expired.
     async fn call<T: serde::de::DeserializeOwned>(
         &mut self,
         path: &str,
@@ -213,16 +214,16 @@ impl Etcd {
         Ok(())
     }
 
-    /// Asks the first member that can be reached; the order then starts with it.
+    /// Calls the first reachable member, which then comes first in the order.
     ///
-    /// A transaction is sent only once: after a broken connection its fate is unknown, and
-    /// the next listing decides.
+    /// A transaction is sent only once: after a broken connection its outcome is unknown, and the
+    /// next listing decides.
     async fn try_members<T: serde::de::DeserializeOwned>(
         &mut self,
         path: &str,
         body: &Value,
     ) -> Result<T, CallError> {
-        // One attempt more than members: an idle connection may have been closed meanwhile.
+        // One attempt more than members, because an idle connection may have been closed.
         let attempts = if path == "/v3/kv/txn" { 1 } else { self.urls.len() + 1 };
         let mut result = self.post(path, body).await;
         for _ in 1..attempts {
@@ -265,7 +266,7 @@ impl Etcd {
     }
 
     fn server(&self) -> String {
-        // Settings have at least one URL.
+        // The settings contain at least one URL.
         self.urls.first().cloned().unwrap_or_default()
     }
 

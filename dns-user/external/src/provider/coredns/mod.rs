@@ -1,8 +1,8 @@
-//! CoreDNS, which answers from keys in etcd (its plugin `etcd`, the format of SkyDNS).
+//! CoreDNS, which answers from keys in etcd (plugin `etcd`, in the format of SkyDNS).
 //!
-//! Keys are read and written through etcd's JSON gateway: the few calls that are needed do
-//! not justify a gRPC stack. A transaction compares the revisions of all keys of its names,
-//! and touches exact keys only, never a prefix.
+//! Keys are read and written through etcd's JSON gateway: the few calls do not justify a gRPC
+//! stack. A transaction compares the revisions of all keys of its names, and modifies exact keys
+//! only, never a prefix.
 
 mod etcd;
 mod value;
@@ -24,36 +24,36 @@ use super::{
 };
 use crate::record::{Key, Name, Record, RecordType};
 
-/// Operations, and comparisons, that a transaction may have: etcd's default of
+/// Maximum number of operations, and of comparisons, in a transaction: etcd's default of
 /// `--max-txn-ops`.
 const MAX_OPERATIONS: usize = 128;
 
-/// Property with the group of CoreDNS.
+/// Property that holds CoreDNS's group.
 const GROUP: &str = "coredns/group";
 
-/// Types that the format can hold.
+/// Types that the format can represent.
 const HELD: [RecordType; 5] =
     [RecordType::A, RecordType::AAAA, RecordType::CNAME, RecordType::PTR, RecordType::TXT];
 
 /// Settings of one etcd cluster.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// URLs of the members; the first one that can be reached is used.
+    /// URLs of the members; the first reachable one is used.
     pub urls: Vec<String>,
-    /// Keys begin with `/<prefix>/`.
+    /// First component of all keys, which begin with `/<prefix>/`.
     pub prefix: String,
-    /// User and password for etcd.
+    /// User name and password for etcd.
     pub user: Option<(String, String)>,
-    /// Owner that is written into values. Keys of others are not even listed then.
+    /// Owner label to write into values. If set, keys of other owners are not listed.
     pub strict_owner: Option<String>,
     /// Certificates for the connection to etcd.
     pub files: TlsFiles,
-    /// Longest wait for an answer.
+    /// Timeout of a response.
     pub patience: Duration,
 }
 
 impl Settings {
-    /// Reads the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
+    /// Parses the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
     /// `etcd-username`, `etcd-password` and `tls-*`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let mut urls: Vec<String> = parameters.list("etcd-urls").into_iter().map(str::to_owned).collect();
@@ -94,7 +94,7 @@ impl Settings {
     }
 }
 
-/// Publisher to one etcd cluster.
+/// Provider for one etcd cluster.
 pub struct CoreDns {
     settings: Settings,
     etcd: Etcd,
@@ -107,12 +107,12 @@ struct Listed {
     revision: i64,
     /// Keys of each record set.
     sets: HashMap<Key, Vec<EtcdKey>>,
-    /// Values of keys that hold records.
+    /// Values of keys that hold records, with the revision of each.
     services: HashMap<EtcdKey, (i64, Service)>,
 }
 
 impl CoreDns {
-    /// Returns a provider that has listed nothing yet.
+    /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
         let etcd = Etcd::new(&settings)?;
         Ok(Self { settings, etcd, listed: Listed::default() })
@@ -184,7 +184,7 @@ impl CoreDns {
         Outcome { results }
     }
 
-    /// Turns a transaction into comparisons and operations on keys.
+    /// Converts a transaction to comparisons and operations on keys.
     fn draft(&self, transaction: &Transaction) -> Result<Txn, ProviderError> {
         let mut edits: BTreeMap<EtcdKey, Option<Service>> = BTreeMap::new();
         let mut txn = Txn::default();
@@ -229,7 +229,7 @@ impl CoreDns {
         Ok(txn)
     }
 
-    /// Edits the keys of a set: keys whose target stays are kept.
+    /// Changes the keys of a set; keys of unchanged targets are kept.
     fn edit(
         &self,
         edits: &mut BTreeMap<EtcdKey, Option<Service>>,
@@ -310,7 +310,7 @@ impl Provider for CoreDns {
     }
 }
 
-/// Sends transactions, as many in one of etcd as fit.
+/// Sends as many transactions as fit in one etcd transaction.
 struct Sender<'a> {
     etcd: &'a mut Etcd,
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::record::{Name, RecordType, Target};
 
-/// Value of a key. Empty members are left out; unknown ones are kept.
+/// Value of a key. Empty members are omitted; unknown ones are kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Service {
     #[serde(skip_serializing_if = "String::is_empty", default)]
@@ -16,7 +16,7 @@ pub(super) struct Service {
     pub(super) text: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) ttl: Option<u32>,
-    /// Labels of the key that do not belong to the name.
+    /// Number of labels in the key that do not belong to the name.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub(super) targetstrip: u32,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -44,12 +44,12 @@ impl Service {
         Self { text, ..Self::default() }
     }
 
-    /// Returns the records of the value: one of the host, and one of the text.
+    /// Returns the records of the value: one for the host, and one for the text.
     pub(super) fn records(&self, name: &Name) -> Vec<(RecordType, Target)> {
         let mut records = Vec::new();
         if !self.host.is_empty() {
             let record_type = host_type(&self.host, name);
-            // A host that is no name cannot be answered by CoreDNS either.
+            // CoreDNS cannot answer an invalid host name either.
             records.extend(Target::parse(record_type, &self.host).ok().map(|target| (record_type, target)));
         }
         if !self.text.is_empty() {
@@ -59,7 +59,7 @@ impl Service {
         records
     }
 
-    /// Returns whether this value has the target that another one wants.
+    /// Returns whether this value has the target of `wanted`.
     pub(super) fn has_target_of(&self, wanted: &Self, record_type: RecordType) -> bool {
         if record_type == RecordType::TXT {
             let value = |text: &str| Target::parse(RecordType::TXT, text).ok();
@@ -70,7 +70,7 @@ impl Service {
         }
     }
 
-    /// Returns the value without the target of one type.
+    /// Returns the value without the target of the given type.
     pub(super) fn without(mut self, record_type: RecordType) -> Self {
         if record_type == RecordType::TXT {
             self.text.clear()
@@ -86,7 +86,7 @@ impl Service {
     }
 }
 
-/// Returns the type that CoreDNS answers for a host.
+/// Returns the type with which CoreDNS answers for a host.
 fn host_type(host: &str, name: &Name) -> RecordType {
     let is_reverse = [".in-addr.arpa", ".ip6.arpa"].iter().any(|suffix| name.as_str().ends_with(suffix));
     match host.parse() {
@@ -97,7 +97,7 @@ fn host_type(host: &str, name: &Name) -> RecordType {
     }
 }
 
-/// Returns the key of a name: its labels in reverse order.
+/// Returns the key of a name, with its labels in reverse order.
 pub(super) fn key_of(prefix: &str, name: &Name) -> Vec<u8> {
     let labels: Vec<&str> = name.labels().collect();
     let path: Vec<&str> = labels.into_iter().rev().collect();

@@ -23,7 +23,7 @@ use crate::provider::ProviderError;
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Host name or address.
+    /// Host name or IP address.
     pub host: String,
     /// TCP port of the server.
     pub port: u16,
@@ -71,7 +71,7 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// Failure of a connection.
+/// Error of a connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
     #[error("{0}")]
@@ -88,12 +88,12 @@ pub(super) enum ConnectionError {
     Wire(#[from] WireError),
 }
 
-/// Bytes in both directions.
+/// A bidirectional byte stream.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// An open connection. Messages have a length in front (RFC 1035, section 4.2.2).
+/// An open connection. Messages are prefixed with their length (RFC 1035, section 4.2.2).
 pub(super) struct Connection {
     stream: Box<dyn Stream>,
     patience: Duration,
@@ -120,8 +120,8 @@ impl Connection {
         Ok(Self { stream, patience, clock })
     }
 
-    /// Sends a message, signed if there is a key, and passes every response to `take`
-    /// until it returns true. Signatures are verified and removed before.
+    /// Sends a message, signed if there is a key, and passes every response to `take` until it
+    /// returns true. Signatures are verified and removed first.
     pub(super) async fn ask<E: From<ConnectionError>>(
         &mut self,
         mut message: Vec<u8>,
@@ -145,7 +145,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the seconds since 1970.
+    /// Returns the time in seconds since 1970.
     fn now(&self) -> u64 {
         (self.clock)().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }

@@ -1,8 +1,7 @@
-//! Name servers that take updates by RFC 2136, such as BIND and Knot.
+//! Name servers that accept updates by RFC 2136, such as BIND and Knot.
 //!
-//! A zone is listed by AXFR, which counts only if it is complete and its signatures are
-//! right. An update requires the sets that were listed, so that it either meets the state
-//! that was planned on or changes nothing.
+//! A zone is listed by AXFR, which must be complete and correctly signed. An update requires the
+//! listed sets, so it either finds the planned state or changes nothing.
 
 mod connection;
 #[cfg(test)]
@@ -36,10 +35,10 @@ use super::{
 };
 use crate::record::{Name, Record, RecordType};
 
-/// TTL of new records if none is wanted, in seconds.
+/// Default TTL of new records in seconds.
 pub const DEFAULT_TTL: u32 = update::DEFAULT_TTL;
 
-/// Longest wait for a connection or a message.
+/// Timeout of a connection or a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Settings of one server.
@@ -49,20 +48,20 @@ pub struct Settings {
     pub server: Server,
     /// Zones to publish to.
     pub zones: Vec<Name>,
-    /// Key that signs messages; `None` sends them unsigned.
+    /// Key for signing messages; `None` to send them unsigned.
     pub key: Option<Key>,
-    /// Least TTL of published records, in seconds.
+    /// Minimum TTL of published records in seconds.
     pub min_ttl: u32,
     /// Certificates for DNS over TLS.
     pub files: TlsFiles,
-    /// Longest wait for a connection or a message.
+    /// Timeout of a connection or a message.
     pub patience: Duration,
     /// Clock for the time in signatures.
     pub clock: fn() -> SystemTime,
 }
 
 impl Settings {
-    /// Reads the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
+    /// Parses the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let mut server = Server::parse(parameters.required("rfc2136-host")?)?;
         server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
@@ -100,7 +99,7 @@ impl Settings {
     }
 }
 
-/// Publisher to one server.
+/// Provider for one server.
 pub struct Rfc2136 {
     settings: Settings,
     /// Last transfer of each zone, with its serial number.
@@ -108,7 +107,7 @@ pub struct Rfc2136 {
 }
 
 impl Rfc2136 {
-    /// Returns a provider that has listed nothing yet.
+    /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Self {
         Self { settings, transferred: HashMap::new() }
     }
@@ -117,7 +116,7 @@ impl Rfc2136 {
         Connection::open(&self.settings).await
     }
 
-    /// Lists one zone. An unchanged serial number saves the transfer.
+    /// Lists one zone. The transfer is skipped if the serial number is unchanged.
     async fn list_zone(&mut self, apex: &Name) -> Result<Vec<Record>, ProviderError> {
         let failed = |error: ListError| error.of(&self.settings, apex);
         let mut connection = self.connect().await.map_err(|error| failed(error.into()))?;
@@ -301,7 +300,7 @@ impl Sender<'_> {
     }
 }
 
-/// Failure of a listing.
+/// Error of a listing.
 #[derive(Debug, thiserror::Error)]
 enum ListError {
     #[error(transparent)]
@@ -317,7 +316,7 @@ impl From<WireError> for ListError {
 }
 
 impl ListError {
-    /// Returns the error with server, zone and remedy.
+    /// Adds server, zone and remedy to the error.
     fn of(self, settings: &Settings, zone: &Name) -> ProviderError {
         let server = settings.server.to_string();
         let about = |reason: String| format!("zone {zone}: {reason}");

@@ -85,7 +85,7 @@ fn unsigned_messages_are_refused() {
     let mut verifier = key.sign(&mut request, NOW);
     let mut plain = response(9, &[None]);
     assert_eq!(verifier.verify(&mut plain, NOW), Err(TsigError::Missing));
-    // A request is no response to itself: its signature covers no earlier one.
+    // A request is not a valid response to itself: its signature covers no earlier one.
     assert_eq!(verifier.verify(&mut request, NOW), Err(TsigError::BadSignature));
 }
 
@@ -135,7 +135,7 @@ proptest! {
         let mut section = Records::default();
         section.push(&apex(), &apex(), RecordType::TXT, CLASS_IN, 60, &data).unwrap();
         let mut reader = Reader::new(&section.octets);
-        // The name is a pointer to the question, which this section lacks.
+        // The name points to the question, which this section lacks.
         prop_assert!(reader.name().is_err());
         let mut message = Message::new(1, 0, &apex(), RecordType::TXT.0);
         message.append(1, section.count, &section.octets);

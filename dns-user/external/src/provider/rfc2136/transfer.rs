@@ -3,10 +3,10 @@
 use super::wire::{CLASS_IN, Reader, Sets, TYPE_AXFR, WireError, decode};
 use crate::record::{Name, Record, RecordType};
 
-/// Types that belong to DNSSEC's signatures: servers make them, and they block nothing.
+/// DNSSEC types that are ignored: servers generate them, and they conflict with nothing.
 const SIGNATURES: [u16; 4] = [46, 47, 50, 51];
 
-/// A transfer under way.
+/// A transfer in progress.
 pub(super) struct Transfer {
     apex: Name,
     id: u16,
@@ -21,7 +21,7 @@ pub(super) struct Transferred {
     pub(super) records: Vec<Record>,
 }
 
-/// Defect of a transfer. Nothing of it counts.
+/// Defect of a transfer, which is discarded as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TransferError {
     #[error(transparent)]
@@ -47,7 +47,7 @@ impl Transfer {
         Self { apex: apex.clone(), id, serial: None, is_complete: false, sets: Sets::default() }
     }
 
-    /// Takes the next message, without its signature. Returns whether it was the last one.
+    /// Processes the next message, without its signature. Returns whether it was the last one.
     pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
         let mut reader = Reader::new(message);
         let header = reader.header()?;
@@ -57,7 +57,7 @@ impl Transfer {
         if header.rcode() != 0 {
             return Err(TransferError::Code(header.rcode()));
         }
-        // Messages after the first one may leave the question out (RFC 5936, section 2.2.1).
+        // Messages after the first one may omit the question (RFC 5936, section 2.2.1).
         for _ in 0..header.counts[0] {
             let (name, record_type) = reader.question()?;
             if name != self.apex || record_type != TYPE_AXFR {
@@ -94,8 +94,7 @@ impl Transfer {
         Ok(self.is_complete)
     }
 
-    /// Returns the zone. The SOA and the zone's own name servers are left out: they are the
-    /// server's business.
+    /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
     pub(super) fn finish(self) -> Result<Transferred, TransferError> {
         let Self { apex, id: _, serial, is_complete, sets } = self;
         let serial = serial.filter(|_| is_complete).ok_or(TransferError::Incomplete)?;
@@ -105,7 +104,7 @@ impl Transfer {
     }
 }
 
-/// Reads the serial number of a SOA's data.
+/// Reads the serial number from the data of an SOA.
 pub(super) fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
     let mut reader = Reader::at(message, data);
     reader.name()?;

@@ -1,6 +1,6 @@
 //! Transaction signatures (RFC 8945), over one message or a sequence of them. Pure.
 //!
-//! The hashes are RustCrypto's: `ring`, on which the crate `domain` builds, lacks SHA-224.
+//! The hashes come from RustCrypto: `ring`, on which the crate `domain` builds, lacks SHA-224.
 
 use std::{fmt, str::FromStr};
 
@@ -10,10 +10,10 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use super::wire::{CLASS_ANY, HEADER, Reader, TYPE_TSIG, WireError, push_name};
 use crate::{provider::ProviderError, record::Name};
 
-/// Seconds by which clocks may differ (RFC 8945, section 10).
+/// Allowed clock difference in seconds (RFC 8945, section 10).
 pub(super) const FUDGE: u16 = 300;
 
-/// Unsigned messages between two signed ones (RFC 8945, section 5.3.1).
+/// Maximum number of unsigned messages between two signed ones (RFC 8945, section 5.3.1).
 const MAX_UNSIGNED: usize = 99;
 
 /// MAC algorithms for TSIG (RFC 8945, section 6).
@@ -75,7 +75,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Takes a secret in base64.
+    /// Decodes a secret in base64.
     pub fn new(name: &str, algorithm: Algorithm, secret: &str) -> Result<Self, ProviderError> {
         let name = Name::parse(name)
             .map_err(|error| ProviderError::Settings(format!("rfc2136-tsig-keyname: {error}")))?;
@@ -87,8 +87,7 @@ impl Key {
         Ok(Self { name, algorithm, secret })
     }
 
-    /// Appends a signature of `now` (seconds since 1970) and returns a verifier of the
-    /// responses.
+    /// Appends a signature at `now` (seconds since 1970) and returns a verifier of the responses.
     pub(super) fn sign(&self, message: &mut Vec<u8>, now: u64) -> Verifier<'_> {
         let mut mac = MacState::new(self);
         mac.update(message);
@@ -116,8 +115,7 @@ impl Key {
         Verifier { key: self, mac: next, is_first: true, unsigned: 0 }
     }
 
-    /// Returns the variables that a signature covers besides the message (RFC 8945,
-    /// section 4.3.3).
+    /// Returns the variables that a signature covers besides the message (RFC 8945, section 4.3.3).
     fn variables(&self, time: u64, error: u16, other: &[u8]) -> Vec<u8> {
         let mut variables = Vec::new();
         push_name(&mut variables, &self.name);
@@ -133,10 +131,10 @@ impl Key {
     }
 }
 
-/// Verifies the responses to one request, in their order.
+/// Verifies the responses to one request, in order.
 pub(super) struct Verifier<'a> {
     key: &'a Key,
-    /// Covers the last signature and the messages since.
+    /// Covers the last signature and all messages since.
     mac: MacState,
     is_first: bool,
     unsigned: usize,
@@ -164,7 +162,7 @@ pub(super) enum TsigError {
 }
 
 impl Verifier<'_> {
-    /// Verifies one message, and removes its signature. `now` is in seconds since 1970.
+    /// Verifies one message and removes its signature. `now` is in seconds since 1970.
     pub(super) fn verify(&mut self, message: &mut Vec<u8>, now: u64) -> Result<(), TsigError> {
         let Some(signature) = Signature::find(message)? else {
             self.unsigned += 1;
@@ -193,12 +191,12 @@ impl Verifier<'_> {
         message[..2].copy_from_slice(&wire_id);
         if self.is_first {
             let mut variables = self.key.variables(signature.time, signature.error, &signature.other);
-            // The fudge that counts is the server's.
+            // The server's fudge applies.
             let fudge_at = variables.len() - signature.other.len() - 6;
             variables[fudge_at..fudge_at + 2].copy_from_slice(&signature.fudge.to_be_bytes());
             self.mac.update(&variables);
         } else {
-            // Later messages are covered with their time alone (RFC 8945, section 5.3.1).
+            // In later messages only the time is covered (RFC 8945, section 5.3.1).
             self.mac.update(&signature.time.to_be_bytes()[2..]);
             self.mac.update(&signature.fudge.to_be_bytes());
         }
@@ -219,13 +217,13 @@ impl Verifier<'_> {
         }
     }
 
-    /// Fails if messages came after the last signature.
+    /// Returns an error if messages followed the last signature.
     pub(super) fn finish(&self) -> Result<(), TsigError> {
         if self.is_first || self.unsigned > 0 { Err(TsigError::Missing) } else { Ok(()) }
     }
 }
 
-/// The last record of a signed message.
+/// TSIG record, the last record of a signed message.
 struct Signature {
     start: usize,
     key: Name,
@@ -239,7 +237,7 @@ struct Signature {
 }
 
 impl Signature {
-    /// Finds the signature of a message; `None` if it has none.
+    /// Parses the signature of a message; `None` if it is unsigned.
     fn find(message: &[u8]) -> Result<Option<Self>, WireError> {
         let mut reader = Reader::new(message);
         let header = reader.header()?;
@@ -298,7 +296,7 @@ fn algorithm_name(algorithm: Algorithm) -> Vec<u8> {
     name
 }
 
-/// An HMAC under way.
+/// An HMAC in progress.
 enum MacState {
     Sha1(Hmac<sha1::Sha1>),
     Sha224(Hmac<sha2::Sha224>),
@@ -307,7 +305,7 @@ enum MacState {
     Sha512(Hmac<sha2::Sha512>),
 }
 
-/// Runs an expression on whichever HMAC is in use.
+/// Evaluates an expression for the HMAC in use.
 macro_rules! on_mac {
     ($state:expr, $mac:ident => $work:expr) => {
         match $state {
@@ -338,7 +336,7 @@ impl MacState {
         on_mac!(self, mac => mac.update(octets));
     }
 
-    /// Begins with the previous signature, after its length.
+    /// Covers the previous MAC, preceded by its length.
     fn chain(&mut self, code: &[u8]) {
         self.update(&(code.len() as u16).to_be_bytes());
         self.update(code);
@@ -348,7 +346,7 @@ impl MacState {
         on_mac!(self, mac => mac.finalize().into_bytes().to_vec())
     }
 
-    /// Compares in constant time. Truncated codes are refused.
+    /// Compares in constant time. Truncated MACs are rejected.
     fn is(self, code: &[u8]) -> bool {
         on_mac!(self, mac => mac.verify_slice(code).is_ok())
     }

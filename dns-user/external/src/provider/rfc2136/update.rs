@@ -6,16 +6,16 @@ use crate::{
     record::{Name, Record, RecordType},
 };
 
-/// Octets of the largest update, below the limit of TCP with room for a signature.
+/// Maximum size of an update in octets, below the limit of TCP with room for a signature.
 const MAX_MESSAGE: usize = 64_000;
 
-/// Octets of a zone section at most, with header.
+/// Maximum size of header and zone section in octets.
 const MAX_HEAD: usize = HEADER + Name::MAX_WIRE + 4;
 
-/// TTL of new records if none is wanted.
+/// Default TTL of new records.
 pub(super) const DEFAULT_TTL: u32 = 60;
 
-/// A transaction as it goes into a message.
+/// An encoded transaction.
 pub(super) struct Encoded {
     pub(super) name: Name,
     prerequisites: Records,
@@ -25,8 +25,8 @@ pub(super) struct Encoded {
 impl Encoded {
     /// Encodes a transaction of `zone`.
     ///
-    /// An old set is required with all its data, and deleted as a set before new records are
-    /// added: a CNAME and addresses are never there together.
+    /// An old set is required with all its data, and deleted as a set before new records are added,
+    /// so a CNAME and addresses never coexist.
     pub(super) fn new(zone: &Name, transaction: &Transaction) -> Result<Self, WireError> {
         let mut prerequisites = Records::default();
         let mut updates = Records::default();
@@ -67,7 +67,7 @@ impl Encoded {
     }
 }
 
-/// Requires a set with exactly these data (RFC 2136, section 2.4.2).
+/// Requires a set with exactly this data (RFC 2136, section 2.4.2).
 fn same(prerequisites: &mut Records, zone: &Name, record: &Record) -> Result<(), WireError> {
     for target in &record.targets {
         let data = encode(record.record_type, target)?;
@@ -76,7 +76,7 @@ fn same(prerequisites: &mut Records, zone: &Name, record: &Record) -> Result<(),
     Ok(())
 }
 
-/// Counts the first transactions that fit into one message.
+/// Returns the number of leading transactions that fit into one message.
 pub(super) fn fitting(transactions: &[Encoded]) -> usize {
     let mut octets = MAX_HEAD;
     let mut records = (0_u32, 0_u32);

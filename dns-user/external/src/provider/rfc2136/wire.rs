@@ -1,24 +1,24 @@
-//! DNS messages of a publisher: updates and zone transfers. Pure.
+//! DNS messages for updates and zone transfers. Pure.
 
 use std::{collections::HashMap, net::IpAddr};
 
 use crate::record::{Name, Record, RecordType, Target};
 
-/// Octets of a message header.
+/// Size of a message header in octets.
 pub(super) const HEADER: usize = 12;
 pub(super) const CLASS_IN: u16 = 1;
 /// Class NONE: a set must not exist (RFC 2136, section 2.4.3).
 pub(super) const CLASS_NONE: u16 = 254;
 /// Class ANY: a set is deleted (RFC 2136, section 2.5.2).
 pub(super) const CLASS_ANY: u16 = 255;
-/// Query for a whole zone.
+/// Type of a query for a whole zone.
 pub(super) const TYPE_AXFR: u16 = 252;
-/// Signature of a message.
+/// Type of a message signature.
 pub(super) const TYPE_TSIG: u16 = 250;
 pub(super) const UPDATE: u16 = 5;
-/// Pointer to the name of the first question or zone, which follows the header.
+/// Pointer to the name in the question or zone section, which follows the header.
 const ZONE_POINTER: [u8; 2] = [0xc0, HEADER as u8];
-/// Longest string within TXT data.
+/// Maximum length of a string within TXT data.
 const MAX_STRING: usize = 255;
 
 /// Defect of a message.
@@ -26,12 +26,12 @@ const MAX_STRING: usize = 255;
 #[error("{0}")]
 pub(super) struct WireError(pub(super) &'static str);
 
-/// Builds a message that begins with one question, or one zone.
+/// Builds a message with one question or zone.
 #[derive(Debug)]
 pub(super) struct Message(Vec<u8>);
 
 impl Message {
-    /// Begins a message with question `name record_type IN`.
+    /// Starts a message with the question `name record_type IN`.
     pub(super) fn new(id: u16, opcode: u16, name: &Name, record_type: u16) -> Self {
         let mut octets = Vec::with_capacity(512);
         for word in [id, opcode << 11, 1, 0, 0, 0] {
@@ -43,8 +43,8 @@ impl Message {
         Self(octets)
     }
 
-    /// Appends encoded records, and counts them in the section at this index: 1 for
-    /// prerequisites or answers, 2 for updates.
+    /// Appends encoded records to the section with this index (1 for prerequisites or answers, 2
+    /// for updates) and adds to its count.
     pub(super) fn append(&mut self, section: usize, count: u16, records: &[u8]) {
         let at = 4 + 2 * section;
         let before = u16::from_be_bytes([self.0[at], self.0[at + 1]]);
@@ -182,7 +182,7 @@ pub(super) struct Reader<'a> {
 pub(super) struct Header {
     pub(super) id: u16,
     pub(super) flags: u16,
-    /// Records in each section, the first one being questions.
+    /// Number of records in each section; the first are questions.
     pub(super) counts: [u16; 4],
 }
 
@@ -196,14 +196,14 @@ impl Header {
     }
 }
 
-/// One record as it stands in a message.
+/// An undecoded record of a message.
 #[derive(Debug, Clone)]
 pub(super) struct RawRecord {
     pub(super) name: Name,
     pub(super) record_type: RecordType,
     pub(super) class: u16,
     pub(super) ttl: u32,
-    /// Place of the record and of its data in the message.
+    /// Offsets of the record and of its data in the message.
     pub(super) start: usize,
     pub(super) data: std::ops::Range<usize>,
 }
@@ -213,7 +213,7 @@ impl<'a> Reader<'a> {
         Self { message, at: 0 }
     }
 
-    /// Continues at another place of the message.
+    /// Creates a reader at another offset of the message.
     pub(super) fn at(message: &'a [u8], at: usize) -> Self {
         Self { message, at }
     }
@@ -247,7 +247,7 @@ impl<'a> Reader<'a> {
         Ok(u32::from(self.u16()?) << 16 | u32::from(self.u16()?))
     }
 
-    /// Reads a name, following pointers backwards only (RFC 1035, section 4.1.4).
+    /// Reads a name, following only backward pointers (RFC 1035, section 4.1.4).
     pub(super) fn name(&mut self) -> Result<Name, WireError> {
         let mut labels: Vec<&[u8]> = Vec::new();
         let mut reader = *self;
@@ -282,7 +282,7 @@ impl<'a> Reader<'a> {
         Name::from_labels(&labels).map_err(|_| WireError("a malformed name"))
     }
 
-    /// Skips a question and returns its name and type.
+    /// Reads a question and returns its name and type.
     pub(super) fn question(&mut self) -> Result<(Name, u16), WireError> {
         let name = self.name()?;
         let record_type = self.u16()?;
@@ -350,7 +350,7 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
     Target::parse(record.record_type, &text).map_err(|_| WireError("malformed data"))
 }
 
-/// Collects single records into sets.
+/// Groups records into sets.
 #[derive(Debug, Default)]
 pub(super) struct Sets {
     index: HashMap<(Name, RecordType), usize>,
