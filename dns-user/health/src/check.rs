@@ -1,4 +1,4 @@
-//! A single check: `GET https://<ip>:<port>/health` over a connection that is kept open.
+//! A single check: `GET https://<ip>:<port>/health` over a connection that may be kept open.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -18,19 +18,20 @@ use super::{
 };
 use dns_platform::tls::TlsMaterial;
 
-/// Bytes that an instance may send per check, below TLS: a handshake, a head and the longest
-/// report, with room for framing. Chunks of one byte and informational responses count as well.
+/// Maximum number of bytes that an instance may send per check, measured below TLS: a handshake, a
+/// head and the longest report, with room for framing. Chunks of one byte and informational
+/// responses count as well.
 const MAX_RECEIVED: usize = MAX_REPORT + (48 << 10);
 
 /// A connection to an instance's health server, kept between checks.
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: http1::SendRequest<Empty<Bytes>>,
-    /// Drives the connection, and ends with it.
+    /// Drives the connection; aborted on drop.
     driver: AbortHandle,
-    /// Bytes that the instance may still send.
+    /// Number of bytes that the instance may still send.
     allowance: Allowance,
-    /// Generation of the certificates that it was made with.
+    /// Generation of the certificates used for the handshake.
     generation: u64,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Connection {
 pub(super) enum CheckError {
     #[error("no connection: {0}")]
     Connect(std::io::Error),
-    /// The handshake failed: no TLS, another CA, or another name.
+    /// The handshake failed: no TLS, a different CA, or a different name.
     #[error("TLS: {0}")]
     Tls(std::io::Error),
     /// The connection broke, or the response was not HTTP.
@@ -56,8 +57,8 @@ pub(super) enum CheckError {
     Answer(#[from] ReportError),
 }
 
-/// Sends one request. Reuses `kept` if it was made with the current certificates and is still open.
-/// Returns the answer, and the connection if it can be kept for the next check.
+/// Sends one request. Reuses `kept` if it was opened with the current certificates and is still
+/// open. Returns the answer, and the connection if it can be kept for the next check.
 ///
 /// Applies no time limit. Must be polled inside a `LocalSet`.
 pub(super) async fn check(
@@ -68,7 +69,8 @@ pub(super) async fn check(
     let kept = kept.filter(|kept| kept.generation == tls.generation && !kept.sender.is_closed());
     if let Some(mut connection) = kept {
         match connection.ask(address).await {
-            // The instance may have closed it at the same moment; a second request does no harm.
+            // The instance may have closed the connection at the same moment; a second request does
+            // no harm.
             Err(CheckError::Http(_)) => {}
             Err(CheckError::TooLong) => return (Err(CheckError::TooLong), None),
             answered => return (answered, Some(connection)),
@@ -88,7 +90,7 @@ impl Connection {
     /// Connects and performs the handshake.
     async fn open(address: SocketAddr, tls: &TlsMaterial) -> Result<Self, CheckError> {
         let tcp = TcpStream::connect(address).await.map_err(CheckError::Connect)?;
-        // Delaying one small request gains nothing.
+        // Delaying a single small request gains nothing.
         let _ = tcp.set_nodelay(true);
         let name = ServerName::try_from(HEALTH_NAME).expect("the constant is a DNS name");
         let allowance = Allowance::new(MAX_RECEIVED);
@@ -122,7 +124,7 @@ impl Connection {
 }
 
 /// Reads a body of at most [`MAX_REPORT`] bytes into one buffer: a list of its chunks could take
-/// many times their bytes.
+/// many times that memory.
 async fn read(mut incoming: Incoming) -> Result<Vec<u8>, CheckError> {
     let mut body = Vec::new();
     while let Some(frame) = incoming.frame().await {

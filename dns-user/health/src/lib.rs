@@ -1,4 +1,4 @@
-//! Health of instances: checks them and keeps their states; and the health server that other
+//! Health of instances: checks them and keeps their states; also the health server that other
 //! machines check.
 //! * [`HealthStates`]: the known states, read by [`dns_core::resolve::resolve`].
 //! * [`Tracker`]: the names queried most recently, and the instances they need.
@@ -27,5 +27,5 @@ pub use self::{
     tracker::{Limits, Order, Tracker},
 };
 
-/// The name that certificates of both ends are issued to (observed).
+/// Name in the certificates of both sides (observed).
 pub const HEALTH_NAME: &str = "health.bosh-dns";

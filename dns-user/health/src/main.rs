@@ -1,5 +1,4 @@
-//! The binary `bosh-dns-xdp-health FILE`: the health server, called as the
-//! reference's is.
+//! The binary `bosh-dns-xdp-health FILE`: the health server, with the reference's command line.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 

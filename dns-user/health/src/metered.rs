@@ -10,7 +10,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that a [`Metered`] stream may still receive; clones share the limit.
+/// Number of bytes that a [`Metered`] stream may still receive; clones share the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Allowance(Rc<Cell<usize>>);
 
@@ -19,13 +19,14 @@ impl Allowance {
         Self(Rc::new(Cell::new(bytes)))
     }
 
-    /// Permits `bytes` from now on.
+    /// Sets the number of bytes permitted from now on.
     pub(super) fn renew(&self, bytes: usize) {
         self.0.set(bytes);
     }
 }
 
-/// Fails reads after the allowance is used up; the last read may exceed it by one buffer.
+/// A stream whose reads fail once the allowance is used up; the last read may exceed it by one
+/// buffer.
 pub(super) struct Metered<T> {
     inner: T,
     allowance: Allowance,

@@ -25,7 +25,7 @@ pub struct HealthMetrics {
     pub(super) blind: IntGauge,
 }
 
-/// The result of a check.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Running,
@@ -36,7 +36,7 @@ pub(super) enum CheckResult {
     Tls,
     /// Any status except 200.
     Status,
-    /// No HTTP, or an invalid body.
+    /// The response is not HTTP, or its body is invalid.
     Malformed,
     /// No answer within the time limit.
     Timeout,
@@ -66,7 +66,7 @@ impl HealthMetrics {
         registry.register(Box::new(blind.clone()))
     }
 
-    /// Returns the number of completed checks, whatever their result.
+    /// Returns the number of completed checks, regardless of their result.
     pub fn checks(&self) -> u64 {
         CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
     }
@@ -96,7 +96,7 @@ impl CheckResult {
         Self::Timeout,
     ];
 
-    /// Returns the result of a check that got an answer.
+    /// Returns the result of a check that was answered.
     pub(super) fn of(state: HealthState) -> Self {
         match state {
             HealthState::Running => Self::Running,

@@ -1,4 +1,4 @@
-//! The body of a health server's reply: `{"state": "running", "group_state": {"7": "failing"}}`.
+//! The body of a health server's response: `{"state": "running", "group_state": {"7": "failing"}}`.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::states::InstanceHealth;
 use dns_core::{config::json::Json, resolve::HealthState};
 
-/// Length of the longest report in bytes: twice what [`MAX_GROUPS`] groups need.
+/// Maximum length of a report in bytes: twice the space that [`MAX_GROUPS`] groups need.
 pub(super) const MAX_REPORT: usize = 64 << 10;
 
-/// Most groups in a report. An instance has one for each link that its jobs provide.
+/// Maximum number of groups in a report. An instance has one per link that its jobs provide.
 const MAX_GROUPS: usize = 1024;
 
 /// A health server's report.
@@ -29,13 +29,13 @@ pub(super) enum ReportError {
     /// The body is not JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The body is JSON of another structure.
+    /// The body is JSON with another structure.
     #[error("is {0}, not an object")]
     NoObject(&'static str),
     /// The states of groups have another structure.
     #[error("group_state is {0}, not an object")]
     NoGroups(&'static str),
-    /// The body names more groups than any instance has.
+    /// The body contains more groups than any instance has.
     #[error("group_state has more than {MAX_GROUPS} groups")]
     TooManyGroups,
     /// A state has another JSON type.
@@ -77,7 +77,7 @@ pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
     Ok(InstanceHealth { state, groups })
 }
 
-/// Returns the text of a state, `None` for null; anything else is an error.
+/// Returns the text of a state, `None` for null; any other type is an error.
 fn text(value: &Json) -> Result<Option<&str>, ReportError> {
     match value {
         Json::Text(text) => Ok(Some(text)),

@@ -1,4 +1,4 @@
-//! Schedules the checks of instances. Does no I/O; the caller passes the time.
+//! Schedules the checks of instances. Does no I/O; the caller passes in the time.
 //!
 //! Every instance has a phase within the interval. Phases are chosen so that any number of
 //! instances is spread evenly. The first check of an instance does not wait for its phase.
@@ -20,43 +20,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The golden ratio's fraction in units of 2⁻³²: multiples of it, modulo one,
-/// lie as evenly as can be for every count (Weyl's sequence).
+/// The golden ratio's fraction in units of 2⁻³²: its multiples modulo one are evenly distributed
+/// for any count (Weyl sequence).
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// How many checks may run at once.
+/// Limits of concurrent checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lanes {
-    /// In the fast lane.
+    /// Maximum number of checks in the fast lane.
     pub(super) fast: usize,
-    /// In the slow lane.
+    /// Maximum number of checks in the slow lane.
     pub(super) slow: usize,
-    /// Least time between two checks that begin in the slow lane: they would end
-    /// together as they began, and begin together again.
+    /// Minimum time between the starts of two checks in the slow lane: checks that start together
+    /// would end together, and start together again.
     pub(super) pace: Duration,
 }
 
-/// Where a check runs.
+/// Lane in which a check runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Left when the patience ends.
+    /// A check must leave it when the patience ends.
     Fast,
-    /// Until the check's own time limit.
+    /// A check may use its whole time limit.
     Slow,
 }
 
-/// How a check ended, as far as the next one is concerned.
+/// Result of a check, as far as it affects the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// There was an answer of some kind, a refused connection included.
+    /// The instance responded in some way, including a refused connection.
     Answered,
-    /// Time went by without one.
+    /// The time limit passed without a response.
     Silent,
-    /// It had to leave the fast lane while the slow one was full: nothing is known.
+    /// The check had to leave the fast lane while the slow one was full: nothing is known.
     CutOff,
 }
 
-/// Identifies one check from its start to its end.
+/// Identifies a check from its start to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(u64);
 
@@ -73,8 +73,8 @@ pub(super) struct Schedule {
     /// Number of the next ticket.
     next_ticket: u64,
     targets: HashMap<IpAddr, Target>,
-    /// Instances never checked for which a query waits. May list instances that have since left the
-    /// schedule or this queue; these are skipped.
+    /// Instances never checked for which a query waits. May contain instances that have since left
+    /// the schedule or this queue; these are skipped.
     urgent: VecDeque<IpAddr>,
     /// Other instances never checked, with the same caveat.
     first: VecDeque<IpAddr>,
@@ -83,11 +83,11 @@ pub(super) struct Schedule {
     /// Next checks of silent instances.
     silent: BTreeSet<(Instant, IpAddr)>,
     running: HashMap<Ticket, (IpAddr, Lane)>,
-    /// How many of them are in the slow lane.
+    /// Number of checks in the slow lane.
     running_slow: usize,
-    /// When the next check may begin in the slow lane.
+    /// Earliest start of the next check in the slow lane.
     next_slow: Instant,
-    /// Which end of the queues of first checks comes next.
+    /// Whether the next first check is taken from the new end of its queue.
     newest_next: bool,
 }
 
@@ -108,7 +108,7 @@ enum Waits {
     First,
     Due(Instant),
     Silent(Instant),
-    /// Its check is running.
+    /// The instance's check is running.
     Running(Ticket),
 }
 
@@ -156,7 +156,7 @@ impl Schedule {
             Waits::Due(at) => _ = self.due.remove(&(at, ip)),
             Waits::Silent(at) => _ = self.silent.remove(&(at, ip)),
             Waits::Running(ticket) => return Some(ticket),
-            // Skipped when its turn comes.
+            // Skipped at its turn.
             Waits::Urgent | Waits::First => {}
         }
         None
@@ -167,7 +167,7 @@ impl Schedule {
         self.targets.contains_key(&ip)
     }
 
-    /// Starts the next check that is due and has room.
+    /// Starts the next check that is due and has a place.
     pub(super) fn start(&mut self, now: Instant) -> Option<(Ticket, IpAddr, Lane)> {
         let (ip, lane) = if let Some(ip) = self.next_fast(now) {
             (ip, Lane::Fast)
@@ -190,7 +190,7 @@ impl Schedule {
         Some((ticket, ip, lane))
     }
 
-    /// Takes the next instance for the fast lane out of its queue: first checks that a query waits
+    /// Takes the next instance for the fast lane from its queue: first checks that a query waits
     /// for, then due checks, then other first checks.
     fn next_fast(&mut self, now: Instant) -> Option<IpAddr> {
         if self.running.len() - self.running_slow >= self.lanes.fast {
@@ -207,8 +207,9 @@ impl Schedule {
         Self::pop(&mut self.first, &self.targets, Waits::First, !self.newest_next)
     }
 
-    /// Returns the first or the last instance that still waits in `queue`, alternately, so that a
-    /// small group waits neither for a big group added before it nor for one added after it.
+    /// Takes the first (or, with `newest`, the last) instance still waiting in `queue`. The caller
+    /// alternates, so that a small group waits neither for a big group added before it nor for one
+    /// added after it.
     fn pop(
         queue: &mut VecDeque<IpAddr>,
         targets: &HashMap<IpAddr, Target>,
@@ -223,8 +224,8 @@ impl Schedule {
         None
     }
 
-    /// Moves a check that exceeded its patience to the slow lane; `false` if that is full, and the
-    /// check must be ended as cut off.
+    /// Moves a check that exceeded its patience to the slow lane; `false` if that is full, in which
+    /// case the check must be ended as cut off.
     pub(super) fn slow_down(&mut self, ticket: Ticket) -> bool {
         let Some((ip, _)) = self.running.get(&ticket) else { return false };
         let room = self.has_slow_room(self.targets.get(ip).is_some_and(|target| target.answered));
@@ -248,8 +249,8 @@ impl Schedule {
             return;
         }
         let at = match ending {
-            // Some time after the last one, so that the first check is not
-            // followed at once by the second.
+            // Some time after the previous check, so that the second check does not immediately
+            // follow the first.
             Ending::Answered | Ending::Silent => {
                 next_moment(self.epoch, self.interval, target.phase, now + self.interval / 4)
             }
@@ -265,7 +266,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the time of the next call of [`Self::start`], unless a check ends before.
+    /// Returns the time of the next call of [`Self::start`], unless a check ends earlier.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
         let fast = self.due.first().filter(|_| has_fast_room).map(|(at, _)| *at);
@@ -279,15 +280,15 @@ impl Schedule {
         self.running.len()
     }
 
-    /// Whether another check may run in the slow lane, of an instance that
-    /// `answered` last time or of another.
+    /// Returns whether the slow lane has a place for another check; `answered` is whether the last
+    /// check of its instance was answered.
     fn has_slow_room(&self, answered: bool) -> bool {
         let kept = if answered { 0 } else { self.lanes.slow / 4 };
         self.running_slow < self.lanes.slow - kept
     }
 }
 
-/// Returns the first moment not before `earliest` that lies at `phase` within an interval.
+/// Returns the earliest time at or after `earliest` that is at `phase` within an interval.
 fn next_moment(epoch: Instant, interval: Duration, phase: u32, earliest: Instant) -> Instant {
     let length = interval.as_nanos().max(1);
     let offset = (length * u128::from(phase)) >> 32;
@@ -305,7 +306,7 @@ mod tests {
         IpAddr::from(n.to_be_bytes())
     }
 
-    /// A schedule of an interval of ten seconds, and the moment it begins.
+    /// Returns a schedule with an interval of ten seconds, and its start.
     fn schedule(fast: usize, slow: usize) -> (Schedule, Instant) {
         let epoch = Instant::now();
         (
@@ -321,7 +322,7 @@ mod tests {
             for n in 0..count {
                 schedule.add(ip(n), false);
             }
-            // One in three leaves again: the rest must still be spread.
+            // One in three is removed: the rest must still be spread evenly.
             for n in (0..count).step_by(3) {
                 schedule.remove(ip(n));
             }
@@ -335,7 +336,7 @@ mod tests {
                 }
                 now = schedule.next_wake().unwrap();
             }
-            // From the second interval on, the first checks being over.
+            // From the second interval on, when the first checks are over.
             starts.retain(|at| *at >= epoch + Duration::from_secs(20));
             let window = Duration::from_millis(500);
             let most = (0..starts.len())
@@ -380,7 +381,7 @@ mod tests {
             schedule.add(ip(n), false);
         }
         schedule.add(ip(5000), false);
-        // All are silent but one, which stands behind them all.
+        // All are silent except the last one in the queue.
         let mut waited = Duration::ZERO;
         'rounds: loop {
             let mut started = Vec::new();
@@ -398,7 +399,8 @@ mod tests {
             now += patience;
             waited += patience;
         }
-        // Both ends of the queue take turns, so it does not even wait for the others' patience.
+        // The queue is taken from both ends alternately, so the instance does not even wait for the
+        // others' patience.
         assert!(waited <= patience, "{waited:?}");
         assert!(schedule.running_slow <= 6);
     }

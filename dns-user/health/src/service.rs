@@ -30,17 +30,19 @@ use dns_platform::{
     tls::{RotatingTls, TlsError},
 };
 
-/// Most checks in the fast lane. A few suffice for 50 instances a second; this many serve the first
-/// checks of a big group, and their handshakes take less CPU time than the patience with one check.
+/// Maximum number of checks in the fast lane. A few suffice for 50 instances per second; this many
+/// serve the first checks of a big group, and their handshakes take less CPU time than the patience
+/// with one check.
 const FAST_LANE: usize = 128;
 
-/// Most checks in the slow lane, if the limit on open files allows.
+/// Maximum number of checks in the slow lane, if the limit on open files allows.
 const SLOW_LANE: usize = 1024;
 
-/// Most connections kept between checks, if the limit on open files allows. Each takes some 20 KiB.
+/// Maximum number of connections kept between checks, if the limit on open files allows. Each takes
+/// about 20 KiB.
 const KEPT: usize = 2048;
 
-/// Shortest interval between two checks, whatever the configuration.
+/// Minimum interval between two checks, regardless of the configuration.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Health checks: states, tracker and the watcher's thread, started and stopped together.
@@ -55,7 +57,7 @@ pub struct HealthService {
     pulse: Arc<Pulse>,
     /// Results of the last checks.
     sight: Arc<Sight>,
-    /// The watcher, before and while it runs.
+    /// The watcher, before and while running.
     watch: Mutex<Watch>,
     /// Port, interval and time limit.
     settings: Settings,
@@ -74,10 +76,10 @@ struct Settings {
 
 /// The watcher's thread.
 enum Watch {
-    /// Not started; orders of the tracker wait here.
+    /// Not started; the tracker's orders wait here.
     Waiting(mpsc::UnboundedReceiver<Order>),
     Running {
-        /// Stops the thread, also by being dropped.
+        /// Stops the thread, also when dropped.
         stop: oneshot::Sender<()>,
         thread: JoinHandle<()>,
     },
@@ -104,8 +106,8 @@ pub enum HealthError {
 }
 
 impl HealthService {
-    /// Loads the certificates; nothing is checked until [`Self::start`].
-    /// `request_timeout` is the time limit of a check (observed).
+    /// Loads the certificates; checks begin with [`Self::start`]. `request_timeout` is the time
+    /// limit of a check (observed).
     pub fn new(
         config: &HealthConfig,
         request_timeout: Duration,
@@ -158,7 +160,7 @@ impl HealthService {
         &self.tls
     }
 
-    /// Starts the watcher's thread; does nothing if it has been started.
+    /// Starts the watcher's thread; does nothing if it was already started.
     pub fn start(&self) -> Result<(), HealthError> {
         let mut watch = self.watch.lock();
         let orders = match std::mem::replace(&mut *watch, Watch::Stopped) {
@@ -208,8 +210,8 @@ impl HealthService {
         Ok(())
     }
 
-    /// Returns by how much the watcher's loop is late: the states may be outdated by this much.
-    /// Zero while the watcher does not run.
+    /// Returns the delay of the watcher's loop: the states may be outdated by this much. Zero while
+    /// the watcher does not run.
     pub fn silent_for(&self) -> Duration {
         match *self.watch.lock() {
             Watch::Running { .. } => self.pulse.silent_for().saturating_sub(BEAT),
@@ -218,13 +220,13 @@ impl HealthService {
     }
 
     /// Returns why no instance can be checked if the certificates are the cause; `None` while some
-    /// can.
+    /// can be checked.
     pub fn blindness(&self) -> Option<String> {
         self.sight.blindness(&self.tls.current(), SystemTime::now())
     }
 
-    /// Checks one instance now, independently of the watcher, without keeping the result. Returns
-    /// unknown without a usable answer.
+    /// Checks one instance now, independently of the watcher, without storing the result. Returns
+    /// `unknown` without a usable answer.
     pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
         let address = SocketAddr::new(ip, self.settings.port);
         let (tls, limit) = (self.tls.current(), self.settings.timeout);
@@ -237,14 +239,14 @@ impl HealthService {
         asked.await.ok().flatten().unwrap_or_else(InstanceHealth::unknown)
     }
 
-    /// Stops the watcher's thread and waits for its end. The states stay.
+    /// Stops the watcher's thread and waits for it to end. The states are kept.
     pub fn stop(&self) {
         let watch = {
             let mut watch = self.watch.lock();
             std::mem::replace(&mut *watch, Watch::Stopped)
         };
         if let Watch::Running { stop, thread } = watch {
-            // Fails only if the thread has ended already.
+            // Fails only if the thread has already ended.
             let _ = stop.send(());
             if thread.join().is_err() {
                 tracing::error!("the health check thread panicked");
@@ -259,11 +261,11 @@ impl Drop for HealthService {
     }
 }
 
-/// The health checks' share: a quarter of the permitted open files.
+/// Limits of the health checks: a quarter of the permitted open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Budget {
     lanes: Lanes,
-    /// Connections kept between checks; checks of other instances open one each time.
+    /// Number of connections kept between checks; checks of other instances open one each time.
     kept: usize,
 }
 
@@ -272,7 +274,7 @@ impl Budget {
         let share = usize::try_from(files / 4).unwrap_or(usize::MAX);
         let fast = (share / 4).clamp(4, FAST_LANE);
         let slow = (share / 4).clamp(4, SLOW_LANE);
-        // If all instances are silent, checks begin twice as fast as they end, so the lane is full.
+        // If all instances are silent, checks start twice as fast as they end, so the lane is full.
         let lanes = Lanes { fast, slow, pace: timeout / 2 / slow as u32 };
         Self { lanes, kept: (share / 2).min(KEPT) }
     }

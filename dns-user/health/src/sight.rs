@@ -8,15 +8,15 @@ use parking_lot::Mutex;
 use super::metrics::CheckResult;
 use dns_platform::tls::TlsMaterial;
 
-/// Results of the last check of each instance.
+/// Results of the latest check of each instance.
 #[derive(Debug, Default)]
 pub(super) struct Sight(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The reason why the last check of each instance failed; `None` if it was answered.
+    /// Reason why the latest check of each instance failed; `None` if it was answered.
     last: HashMap<IpAddr, Option<Failure>>,
-    /// Error of the newest failed handshake.
+    /// Error of the latest failed handshake.
     tls_error: String,
 }
 
@@ -27,7 +27,7 @@ enum Failure {
 }
 
 impl Sight {
-    /// Records the end of a check.
+    /// Records the result of a check.
     pub(super) fn note(&self, ip: IpAddr, result: CheckResult) {
         let failure = match result {
             CheckResult::Tls => Some(Failure::Tls),
@@ -37,12 +37,12 @@ impl Sight {
         self.0.lock().last.insert(ip, failure);
     }
 
-    /// Records the error of the newest failed handshake.
+    /// Records the error of the latest failed handshake.
     pub(super) fn note_tls_error(&self, error: &std::io::Error) {
         self.0.lock().tls_error = error.to_string();
     }
 
-    /// Forgets an instance that is no longer checked.
+    /// Removes an instance that is no longer checked.
     pub(super) fn forget(&self, ip: IpAddr) {
         self.0.lock().last.remove(&ip);
     }

@@ -14,10 +14,10 @@ use dns_core::resolve::{Health, HealthState};
 /// Number of shards, so that a writer blocks few readers.
 const SHARDS: usize = 32;
 
-/// The state of every checked instance, by address.
+/// State of every checked instance, by address.
 ///
-/// Readers hold one shard's lock only for a map look-up, and writers hold it no longer, so no query
-/// ever waits for a check.
+/// Readers and writers hold the lock of one shard only for a map look-up, so no query ever waits
+/// for a check.
 #[derive(Debug)]
 pub struct HealthStates {
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
@@ -26,12 +26,12 @@ pub struct HealthStates {
     changes: AtomicU64,
 }
 
-/// The health that one instance reported.
+/// Health reported by one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceHealth {
-    /// Of the whole instance.
+    /// State of the whole instance.
     pub state: HealthState,
-    /// Of link groups, sorted by group id, each id once.
+    /// State of link groups, sorted by group id, without duplicates.
     pub groups: Box<[(Box<str>, HealthState)]>,
 }
 
@@ -41,7 +41,7 @@ impl InstanceHealth {
         Self { state: HealthState::Unknown, groups: Box::default() }
     }
 
-    /// Drops groups in the state of the instance, because they follow it anyway.
+    /// Drops groups whose state equals the instance's, because they follow it anyway.
     fn condensed(self) -> Self {
         let Self { state, groups } = self;
         Self { state, groups: groups.into_iter().filter(|(_, of_group)| *of_group != state).collect() }
@@ -90,13 +90,13 @@ impl HealthStates {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Returns whether the instance has been checked since it has been tracked.
+    /// Returns whether the instance has been checked since tracking began.
     pub fn is_checked(&self, ip: IpAddr) -> bool {
         self.read(ip).contains_key(&ip)
     }
 
     /// Returns the number of instances in each state, in the order running, failing, unknown,
-    /// unchecked (only instances that report themselves so).
+    /// unchecked (only instances that report themselves as such).
     pub fn counts(&self) -> [usize; 4] {
         let mut counts = [0; 4];
         for shard in &self.shards {

@@ -1,7 +1,7 @@
 //! The watcher: runs the checks on a separate thread.
 //!
-//! A handshake costs a millisecond of CPU; on a separate thread with a lower priority it delays no
-//! query.
+//! A handshake costs a millisecond of CPU time; on a separate thread with a lower priority it
+//! delays no query.
 
 use std::{
     cell::RefCell,
@@ -30,14 +30,14 @@ use dns_core::catalog::Snapshot;
 use dns_fastpath::FastPathHandle;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
-/// How long a check may stay in the fast lane. An instance in the same data centre answers within a
-/// few milliseconds, handshake included.
+/// Time for which a check may stay in the fast lane. An instance in the same data centre answers
+/// within a few milliseconds, including the handshake.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Longest pause of the loop, which bounds the age of the heartbeat.
+/// Maximum pause of the loop, which bounds the age of the heartbeat.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
 
-/// Most orders processed before checks are started again.
+/// Maximum number of orders processed before checks are started again.
 const ORDERS_AT_ONCE: usize = 256;
 
 /// State and settings of the watcher.
@@ -50,10 +50,10 @@ pub(super) struct Watcher {
     pub(super) timeout: Duration,
     /// Limits of running checks.
     pub(super) lanes: Lanes,
-    /// Most connections kept between checks.
+    /// Maximum number of connections kept between checks.
     pub(super) kept: usize,
     pub(super) tls: Arc<RotatingTls>,
-    /// Decides which instances are checked.
+    /// Determines which instances are checked.
     pub(super) tracker: Arc<Tracker>,
     /// The fast path, notified of every change.
     pub(super) fast_path: FastPathHandle,
@@ -67,12 +67,12 @@ pub(super) struct Watcher {
 struct Work {
     /// Shared state and settings.
     watcher: Watcher,
-    /// Decides when instances are checked.
+    /// Determines when instances are checked.
     schedule: RefCell<Schedule>,
     /// Connections kept for the next check.
     connections: RefCell<HashMap<IpAddr, Connection>>,
     tasks: RefCell<HashMap<Ticket, AbortHandle>>,
-    /// Wakes the loop: a place is free, or the next wake-up time has changed.
+    /// Wakes the loop when a place is free or the next wake-up time has changed.
     room: Notify,
 }
 
@@ -148,8 +148,8 @@ impl Work {
             Order::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             Order::Dropped { names, instances } => {
                 fast_path.withdraw(&names);
-                // An instance that is needed again meanwhile starts over: its order comes after
-                // this one.
+                // An instance that is needed again in the meantime starts over: its order comes
+                // after this one.
                 instances.iter().for_each(|ip| self.drop_instance(*ip));
                 fast_path.health_changed(&instances);
             }
@@ -159,8 +159,8 @@ impl Work {
                 }
             }
             Order::Decide(new) => {
-                // First all newly needed instances, then those no longer needed: an instance that
-                // moves between names is not lost.
+                // Newly needed instances first, then those no longer needed, so that an instance
+                // that moves between names is not lost.
                 let before: Vec<_> =
                     tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
                 tracker.let_go(&before);
@@ -169,7 +169,7 @@ impl Work {
         }
     }
 
-    /// Removes everything about an instance.
+    /// Removes all state of an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
         self.watcher.sight.forget(ip);
@@ -238,8 +238,8 @@ impl Running {
         }
     }
 
-    /// Returns the check's outcome; `Some(None)` if its time limit has passed; `None` if it had to
-    /// leave the fast lane and the slow one was full.
+    /// Returns the check's outcome; `Some(None)` if its time limit was exceeded; `None` if it had
+    /// to leave the fast lane while the slow one was full.
     async fn in_time<T>(
         &mut self,
         check: impl Future<Output = T>,
@@ -265,8 +265,8 @@ impl Running {
     }
 
     /// Keeps the connection for the next check, unless there will be none or the limit is reached.
-    /// Kept connections stay: closing the oldest would leave none for its next check if instances
-    /// take turns.
+    /// Connections already kept are never closed for it: closing the oldest would leave none for
+    /// its next check if instances take turns.
     fn keep(&self, ip: IpAddr, connection: Option<Connection>) {
         let mut kept = self.work.connections.borrow_mut();
         if let Some(connection) = connection

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use dns_core::config::json::Json;
 use dns_platform::files::FileStamp;
 
-/// Most bytes read from the file.
+/// Maximum number of bytes read from the file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The agent's file, reread when it changes.
+/// The agent's file, read again when it changes.
 #[derive(Debug)]
 pub(super) struct AgentFile {
     path: PathBuf,
@@ -28,7 +28,8 @@ impl AgentFile {
         Self { path, last: Mutex::new((None, false)) }
     }
 
-    /// Returns whether the agent reports `running`; a missing or invalid file does not (observed).
+    /// Returns whether the agent reports `running`; a missing or invalid file does not count as
+    /// such (observed).
     pub(super) fn is_running(&self) -> bool {
         let stamp = FileStamp::of(&self.path);
         // A panic cannot leave the value half changed.
@@ -40,15 +41,15 @@ impl AgentFile {
     }
 }
 
-/// The bytes of the file at `path`.
+/// Reads the file at `path`; `None` on any error.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
-/// Returns whether the content reports `running`: the member name in any letter case, the state in
-/// exactly this one.
+/// Returns whether the content reports `running`. The member name matches in any letter case, the
+/// state only in this one.
 fn says_running(bytes: &[u8]) -> bool {
     let Ok(Json::Object(members)) = Json::parse(bytes) else { return false };
     let mut running = false;

@@ -1,4 +1,4 @@
-//! The jobs of this VM: their scripts, run at an interval, and their groups.
+//! The jobs of this VM: their scripts, which run at an interval, and their groups.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ use tokio::sync::{Semaphore, watch};
 
 use dns_core::config::json::Json;
 
-/// Path of the description of a job's links, below its folder (observed).
+/// Path of the file with a job's links, below the job's folder (observed).
 const LINKS_FILE: &str = ".bosh/links.json";
 
-/// Shortest time limit of a script.
+/// Minimum time limit of a script.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 
-/// Most scripts running concurrently.
+/// Maximum number of scripts that run concurrently.
 const SCRIPTS_AT_ONCE: usize = 16;
 
 /// The state of all jobs of this VM.
@@ -45,16 +45,16 @@ pub(super) struct Jobs {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Job {
-    /// Groups of its links.
+    /// Groups of the job's links.
     groups: BTreeSet<String>,
     /// The script's state; `None` without a script.
     script: Option<Script>,
 }
 
-/// The last result of a job's script.
+/// The latest result of a job's script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Script {
-    /// Whether the last run reported the job as healthy; `None` before the first end.
+    /// Whether the latest run reported the job as healthy; `None` before the first run has ended.
     healthy: Option<bool>,
     /// Whether the script is running.
     running: bool,
@@ -65,7 +65,7 @@ struct Script {
 pub(super) struct Summary {
     /// Whether every script reports its job as healthy.
     pub(super) all_healthy: bool,
-    /// Groups of jobs with a script, and its result; the worst of several.
+    /// Groups of jobs with a script, with its result; the worst of several.
     pub(super) scripted: BTreeMap<String, bool>,
     /// Groups of jobs without a script.
     pub(super) unscripted: BTreeSet<String>,
@@ -87,7 +87,7 @@ impl Jobs {
             ticks.tick().await;
             while scripts.try_join_next().is_some() {}
             let jobs = self.clone();
-            // A panic in a task is a bug that its own message reports; continue.
+            // A panic in the task is a bug and logs its own message; continue.
             let due = tokio::task::spawn_blocking(move || jobs.due()).await.unwrap_or_default();
             if due.is_empty() {
                 self.note_ready();
@@ -118,7 +118,7 @@ impl Jobs {
                 summary.unscripted.extend(job.groups.iter().cloned());
                 continue;
             };
-            // The script of a new job counts after its first end.
+            // The script of a new job counts as unhealthy until its first run has ended.
             let healthy = script.healthy.unwrap_or(false);
             summary.all_healthy &= healthy;
             for group in &job.groups {
@@ -161,7 +161,7 @@ impl Jobs {
     fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
         let healthy = outcome.is_ok();
         let mut known = self.known();
-        // The job or its script may have been removed meanwhile.
+        // The job or its script may have been removed in the meantime.
         if let Some(script) = known.get_mut(name).and_then(|job| job.script.as_mut()) {
             if script.healthy != Some(healthy) {
                 match outcome {
@@ -188,13 +188,13 @@ impl Jobs {
     }
 }
 
-/// Returns the jobs in `folder`: every folder in it, or link to one, is a job.
+/// Returns the jobs in `folder`: each folder in it, or link to a folder, is a job.
 fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>> {
     let mut jobs = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
-        // Follows links: on a VM the jobs are links to their installation.
+        // Follows links: on a VM, jobs are links to their installation.
         if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
             continue;
         }
@@ -248,7 +248,7 @@ enum ScriptError {
     /// Waiting for the script failed.
     #[error(transparent)]
     Wait(#[from] io::Error),
-    /// The script exited with another status than 0.
+    /// The script exited with a status other than 0.
     #[error("{0}")]
     Status(ExitStatus),
     /// The script exceeded its time limit.
@@ -256,7 +256,7 @@ enum ScriptError {
     TooLong(Duration),
 }
 
-/// Runs a script in its own process group; `Ok` for exit status 0. After `limit` the script is
+/// Runs a script in its own process group; `Ok` for exit status 0. After `limit`, the script is
 /// killed with all its children.
 async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
     let mut child = tokio::process::Command::new(path)
@@ -270,14 +270,14 @@ async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
     let mut group = Group(group);
     match tokio::time::timeout(limit, child.wait()).await {
         Ok(ended) => {
-            // Background processes that the script started may go on.
+            // Background processes started by the script may continue.
             group.0 = None;
             let status = ended?;
             if status.success() { Ok(()) } else { Err(ScriptError::Status(status)) }
         }
         Err(_) => {
             drop(group);
-            // Killed; remove it from the process table.
+            // Reap the killed process.
             let _ = child.wait().await;
             Err(ScriptError::TooLong(limit))
         }
@@ -290,7 +290,7 @@ struct Group(Option<Pid>);
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
-            // Fails only if the whole group has ended already.
+            // Fails only if the whole group has already ended.
             let _ = killpg(group, Signal::SIGKILL);
         }
     }
@@ -302,7 +302,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes a job: its script and the groups of its links.
+    /// Creates a job with its script and links file.
     fn job(folder: &Path, name: &str, script: Option<&str>, links: Option<&str>) {
         let path = folder.join(name);
         fs::create_dir_all(path.join(".bosh")).unwrap();
@@ -383,7 +383,7 @@ mod tests {
         assert!(matches!(outcome, Err(ScriptError::Start(_))));
         fs::set_permissions(&script, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(run_script(&script, Duration::from_secs(9)).await.is_err());
-        // Without the folder there are no jobs, and all are healthy.
+        // Without the folder there are no jobs, so all are healthy.
         let none = jobs(&folder.path().join("none"));
         let work = tokio::spawn(none.clone().run());
         none.ready().await;

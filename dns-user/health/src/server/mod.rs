@@ -34,18 +34,18 @@ use dns_platform::{
     tls::{RotatingTls, TlsError, common_name},
 };
 
-/// Most open connections, if the limit on open files allows: every VM that looks this VM's names up
-/// keeps one.
+/// Maximum number of open connections, if the limit on open files allows: every VM that resolves
+/// this VM's names keeps one.
 const MAX_CONNECTIONS: usize = 8192;
 
-/// Open files that scripts, certificates and the agent's file need.
+/// File descriptors for scripts, certificates and the agent's file.
 const OTHER_FILES: u64 = 64;
 
-/// How long a connection may stay open without a request: a little more than three check intervals
-/// of bosh-dns.
+/// Time for which a connection may stay open without a request: slightly longer than three check
+/// intervals of bosh-dns.
 const IDLE_LIMIT: Duration = Duration::from_secs(75);
 
-/// How long connections may finish their requests when the server stops.
+/// Time for requests in progress to finish when the server stops.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 /// A health server bound to its address.
@@ -62,17 +62,17 @@ struct Vm {
     agent: AgentFile,
     /// State reported by the jobs' scripts.
     jobs: Arc<Jobs>,
-    /// How long a request may wait for the first round of scripts.
+    /// Time for which a request may wait for the first round of scripts.
     patience: Duration,
 }
 
-/// Why the health server cannot start.
+/// Reasons why the health server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthServerError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address cannot be listened on.
+    /// The address is unavailable.
     #[error("cannot listen on {address}: {error}; stop the other health server or change the port")]
     Listen {
         /// The configured listen address.
@@ -83,7 +83,7 @@ pub enum HealthServerError {
 }
 
 impl HealthServer {
-    /// Loads the certificates and begins to listen.
+    /// Loads the certificates and starts listening.
     pub async fn bind(config: &HealthServerConfig) -> Result<Self, HealthServerError> {
         let tls = RotatingTls::load("health_server", HEALTH_NAME, &config.tls)?;
         if !tls.current().certificate.is_issued_to(HEALTH_NAME) {
@@ -140,7 +140,7 @@ impl HealthServer {
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(left_out, "cannot accept a connection: {error}");
                     }
-                    // Out of files, most likely; some will be closed soon.
+                    // Most likely out of file descriptors; some will be closed soon.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -150,7 +150,7 @@ impl HealthServer {
         background.shutdown().await;
         stopping.send_replace(true);
         let all_ended = async { while connections.join_next().await.is_some() {} };
-        // Cut the remaining connections.
+        // Close the remaining connections.
         let _ = tokio::time::timeout(STOP_LIMIT, all_ended).await;
     }
 }
@@ -202,7 +202,7 @@ async fn serve(
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(StallLimit::new(stream, WRITE_TIMEOUT)), service);
     let mut connection = std::pin::pin!(connection);
-    // An error means that the server has gone: stop as well.
+    // An error means that the server is gone: stop as well.
     let told = async { _ = stopping.wait_for(|stopping| *stopping).await };
     let ended = tokio::select! {
         ended = &mut connection => ended,
@@ -240,7 +240,7 @@ async fn answer(request: &Request<Incoming>, is_known: bool, vm: &Vm) -> Respons
 
 impl Vm {
     /// Builds the current report. Groups of jobs with a script follow the script, all others the
-    /// whole VM (observed); a group with both is failing if either is.
+    /// whole VM (observed); a group with both kinds of jobs fails if either does.
     fn report(&self) -> Report {
         let Summary { all_healthy, scripted, unscripted } = self.jobs.summary();
         let whole = all_healthy && self.agent.is_running();

@@ -7,8 +7,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{HealthServer, HealthServerConfig};
 use dns_platform::logs::{LogFormat, Logs};
 
-/// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. An error at the
-/// start is written to standard error as one line.
+/// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. A startup error
+/// is written to standard error as one line.
 pub fn run(file: &Path, format: LogFormat) -> ExitCode {
     match start(file, format) {
         Ok(()) => ExitCode::SUCCESS,
@@ -20,7 +20,7 @@ pub fn run(file: &Path, format: LogFormat) -> ExitCode {
     }
 }
 
-/// Runs as described for [`run`]; returns without an error after a signal.
+/// Implements [`run`]; returns `Ok` after a signal.
 fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error>> {
     let config = HealthServerConfig::load(file)?;
     let logs = Logs::init(&config.logging, format)?;
@@ -40,8 +40,8 @@ fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error
     result
 }
 
-/// Completes when the process is told to stop. SIGHUP is ignored: everything that can change is
-/// checked continuously.
+/// Completes on SIGTERM or SIGINT. SIGHUP is ignored: everything that can change is checked
+/// continuously.
 async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
     loop {
         tokio::select! {

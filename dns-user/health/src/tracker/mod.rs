@@ -30,9 +30,9 @@ use dns_platform::clock::kernel_monotonic_ns;
 /// Bounds of the tracker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most tracked names (`max_tracked_queries`).
+    /// Maximum number of tracked names (`max_tracked_queries`).
     pub names: usize,
-    /// How long a y1 query waits for first checks (`synchronous_check_timeout`).
+    /// Time for which a y1 query waits for first checks (`synchronous_check_timeout`).
     pub first_checks: Duration,
     /// Time after its last query at which a name is forgotten (`tracked_query_ttl`).
     pub ttl: Option<Duration>,
@@ -41,7 +41,7 @@ pub struct Limits {
 /// The most recently queried names, up to a limit, and the instances that they need.
 ///
 /// Query paths never wait for checks: a known name costs a look-up and a store, a new one a few map
-/// changes under a lock that is only held for short operations.
+/// changes under a briefly held lock.
 pub struct Tracker {
     limits: Limits,
     /// States of the instances.
@@ -50,11 +50,11 @@ pub struct Tracker {
     names: RwLock<HashMap<Name, Arc<Tracked>>>,
     /// The order of use and the instances. Locked before `names`.
     registry: Mutex<Registry>,
-    /// The time of the latest use; every use gets a distinct time.
+    /// Time of the latest use; every use gets a distinct time.
     latest_use: AtomicU64,
     /// The fast path, whose answers count as uses as well.
     fast_path: FastPathHandle,
-    /// To the watcher's thread.
+    /// Channel to the watcher's thread.
     orders: mpsc::UnboundedSender<Order>,
     /// Number of orders not carried out yet.
     queued: AtomicUsize,
@@ -63,16 +63,16 @@ pub struct Tracker {
 #[derive(Debug)]
 pub struct Tracked {
     name: Name,
-    /// Last use in userspace, `CLOCK_MONOTONIC` in ns.
+    /// Time of the last use in userspace, `CLOCK_MONOTONIC` in ns.
     last_use: AtomicU64,
-    /// Instances that it needs checked, each once. Changed under the registry's lock.
+    /// Instances that it needs checked, without duplicates. Changed under the registry's lock.
     instances: Mutex<Box<[IpAddr]>>,
     /// Queries that wait for the first checks of its instances.
     first_checks: Mutex<Option<Arc<FirstChecks>>>,
 }
 
-/// Orders past which no further name is tracked until the watcher's thread has caught up.
-/// One takes some 40 bytes.
+/// Number of queued orders above which no new names are tracked until the watcher's thread has
+/// caught up. An order takes about 40 bytes.
 const MAX_QUEUED: usize = 65_536;
 
 /// An order to the watcher's thread.
@@ -91,10 +91,10 @@ pub enum Order {
         /// Instances that are unchecked again.
         instances: Vec<IpAddr>,
     },
-    /// A name is newly tracked. It was resolved before that, and the snapshot may have changed
-    /// since.
+    /// A name is newly tracked. It was resolved before that, and the snapshot may have changed in
+    /// the meantime.
     Began(Arc<Tracked>),
-    /// There are new records: decide again for every name which instances it needs.
+    /// There are new records: determine again which instances every name needs.
     Decide(Arc<Snapshot>),
 }
 
@@ -130,7 +130,7 @@ impl Tracker {
         &self.states
     }
 
-    /// Notes a query for the name that was answered in userspace. Starts first checks in the
+    /// Records a query for the name that was answered in userspace. Starts first checks in the
     /// background; never waits.
     pub fn asked(&self, name: &Name, resolution: &Resolution) {
         if !resolution.checks.tracked || self.limits.names == 0 {
@@ -148,7 +148,7 @@ impl Tracker {
         self.limits.names == 0 || self.used(name, self.use_now())
     }
 
-    /// Notes a use of a name; `false` if it is not tracked.
+    /// Records a use of a name; `false` if it is not tracked.
     fn used(&self, name: NameRef<'_>, now: u64) -> bool {
         let names = self.names();
         let tracked = names.get(name.as_wire());
@@ -160,7 +160,7 @@ impl Tracker {
 
     /// Waits until all instances of the name have been checked once, for at most
     /// `synchronous_check_timeout`. Serves y1 queries; returns immediately if all are checked.
-    /// Notes the use as [`Self::asked`] does.
+    /// Records the use as [`Self::asked`] does.
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
         self.asked(name, resolution);
         if !resolution.checks.tracked
@@ -172,7 +172,7 @@ impl Tracker {
         let _ = tokio::time::timeout(self.limits.first_checks, first_checks.done()).await;
     }
 
-    /// Returns whether the interface may answer a resolved name now: its first query must reach
+    /// Returns whether the fast path may answer a resolved name now: its first query must reach
     /// userspace, which starts the checks, and a y1 name needs all its instances checked.
     pub fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
         let Checks { instances, tracked, synchronous } = &resolution.checks;
@@ -203,13 +203,13 @@ impl Tracker {
         self.registry().instance_count()
     }
 
-    /// Takes new records: the watcher's thread decides again for every name which instances it
+    /// Installs new records: the watcher's thread determines again which instances every name
     /// needs.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
         self.order(Order::Decide(snapshot));
     }
 
-    /// Begins to track a name. If the watcher's thread is far behind, as in a flood of names, the
+    /// Starts tracking a name. If the watcher's thread is far behind, as in a flood of names, the
     /// name is left for its next query: it is not published until then, and memory stays bounded.
     fn begin(&self, name: &Name, checks: &Checks, now: u64) {
         if self.queued.load(Ordering::Relaxed) >= MAX_QUEUED {
@@ -247,7 +247,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets names without a query within the time limit, if one is set.
+    /// Removes names without a query within the time limit, if one is set.
     pub(super) fn expire(&self) {
         let Some(ttl) = self.limits.ttl else { return };
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
@@ -258,7 +258,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets a name and the instances that no other name needs.
+    /// Removes a name and the instances that no other name needs.
     fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
         self.names.write().remove(&tracked.name);
         let instances = self.release(registry, &tracked.replace_instances(Box::default()));
@@ -286,10 +286,10 @@ impl Tracker {
         gone
     }
 
-    /// Decides by the newest records which instances a name needs. The previous ones are returned,
-    /// still held, and must be passed to [`Self::let_go`].
+    /// Determines from the newest records which instances a name needs. The previous ones are
+    /// returned, still held, and must be passed to [`Self::let_go`].
     pub(super) fn decide(&self, tracked: &Tracked, records: &Snapshot) -> Box<[IpAddr]> {
-        // The health of instances does not matter for which of them need checks.
+        // The health of instances does not affect which of them need checks.
         let checks = resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
         self.set_checks(tracked, checks)
     }
@@ -299,7 +299,7 @@ impl Tracker {
         let checks = checks.filter(|checks| checks.tracked).unwrap_or_default();
         let needed = needed(&checks);
         let mut registry = self.registry();
-        // The name was dropped meanwhile.
+        // The name was dropped in the meantime.
         let is_current = self.names().get(&tracked.name).is_some_and(|held| std::ptr::eq(&**held, tracked));
         if !is_current || *tracked.instances() == needed {
             return Box::default();
@@ -365,7 +365,7 @@ impl Tracker {
         tracked.last_use.load(Ordering::Relaxed).max(used_there)
     }
 
-    /// Returns the time for a use: now, but later than any previous one, so that uses have a total
+    /// Returns the time for a use: now, but later than any previous use, so that uses have a total
     /// order.
     fn use_now(&self) -> u64 {
         let now = kernel_monotonic_ns();
@@ -375,19 +375,19 @@ impl Tracker {
             .map_or(now, |latest| now.max(latest + 1))
     }
 
-    /// Sends an order to the watcher's thread. After its end orders are dropped.
+    /// Sends an order to the watcher's thread. Orders are dropped after the thread has ended.
     fn order(&self, order: Order) {
         if self.orders.send(order).is_ok() {
             self.queued.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the watcher's thread has taken this many orders.
+    /// Records that the watcher's thread has taken this many orders.
     pub(super) fn taken(&self, count: usize) {
         self.queued.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// The tracked names, for reading.
+    /// Locks the tracked names for reading.
     fn names(&self) -> RwLockReadGuard<'_, HashMap<Name, Arc<Tracked>>> {
         self.names.read()
     }
@@ -404,7 +404,7 @@ impl Admission for Tracker {
 }
 
 impl Tracked {
-    /// Returns the instances that the name needs checked.
+    /// Locks the instances that the name needs checked.
     fn instances(&self) -> MutexGuard<'_, Box<[IpAddr]>> {
         self.instances.lock()
     }
@@ -415,7 +415,7 @@ impl Tracked {
     }
 }
 
-/// Returns the instances that need checks, each once, in order.
+/// Returns the instances that need checks, sorted and without duplicates.
 fn needed(checks: &Checks) -> Box<[IpAddr]> {
     let mut instances = checks.instances.clone();
     instances.sort_unstable();

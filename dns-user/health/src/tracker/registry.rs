@@ -1,4 +1,4 @@
-//! The tracker's bookkeeping: names by last use, and instances by the names that need them.
+//! Bookkeeping of the tracker: names by last use, and instances by the names that need them.
 
 use std::{
     cmp::{Ordering as Order, Reverse},
@@ -14,11 +14,11 @@ use tokio::sync::Notify;
 
 use super::Tracked;
 
-/// Everything that changes with the tracked names.
+/// All data that changes with the tracked names.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    /// Every tracked name once, with a time not later than its last use; the exact one is read when
-    /// the name reaches the top.
+    /// Every tracked name once, with a time not later than its last use; the exact time is read
+    /// when the name reaches the top.
     order: BinaryHeap<Reverse<Use>>,
     instances: HashMap<IpAddr, Held>,
 }
@@ -49,14 +49,14 @@ pub(super) struct FirstChecks {
 }
 
 impl Registry {
-    /// Begins to track a name.
+    /// Starts tracking a name.
     pub(super) fn push(&mut self, at: u64, tracked: Arc<Tracked>) {
         self.order.push(Reverse(Use { at, tracked }));
     }
 
     /// Removes the least recently used name.
     ///
-    /// Amortised O(log n): a name is put back only if it was used since it was last examined.
+    /// Amortised O(log n): a name is reinserted only if it was used since it was last examined.
     pub(super) fn pop_oldest(&mut self, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
         self.pop_before(u64::MAX, last_use)
     }
@@ -119,12 +119,12 @@ impl Registry {
 }
 
 impl FirstChecks {
-    /// Waits for `count` checks, at least one.
+    /// Creates a set of `count` checks, at least one.
     pub(super) fn new(count: usize) -> Self {
         Self { left: AtomicUsize::new(count), done: Notify::new() }
     }
 
-    /// Ends one of the checks.
+    /// Counts one check as done.
     pub(super) fn one_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.notify_waiters();
@@ -140,7 +140,7 @@ impl FirstChecks {
     pub(super) async fn done(&self) {
         let done = self.done.notified();
         let mut done = std::pin::pin!(done);
-        // Registers before the test, so that no wake-up is missed.
+        // Register before the test, so that no wake-up is missed.
         done.as_mut().enable();
         if !self.is_done() {
             done.await;

@@ -1,4 +1,4 @@
-//! The tracker without a watcher: the tests read its orders themselves.
+//! Tests of the tracker without a watcher: they read its orders themselves.
 
 use super::*;
 use dns_core::resolve::{Existence, HealthState};
@@ -11,7 +11,7 @@ fn name(text: &str) -> Name {
     Name::from_text(text).unwrap()
 }
 
-/// A resolution that needs these instances checked.
+/// Returns a resolution that needs these instances checked.
 fn needs(instances: &[u8], synchronous: bool) -> Resolution {
     let instances = instances.iter().map(|n| ip(*n)).collect();
     Resolution {
@@ -22,7 +22,7 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
     }
 }
 
-/// A tracker of two names.
+/// Returns a tracker with a limit of two names, its orders and its states.
 fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, Arc<HealthStates>) {
     let states = Arc::new(HealthStates::new());
     let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
@@ -41,7 +41,7 @@ fn checks(orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Names and instances that fell out.
+/// Returns the names and instances that were dropped.
 fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAddr>) {
     let mut all = (Vec::new(), Vec::new());
     while let Ok(order) = orders.try_recv() {
@@ -69,7 +69,7 @@ fn oldest_name_is_dropped() {
     // Shared with a, which stays.
     assert!(states.is_checked(ip(2)) && !states.is_checked(ip(3)));
     assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 3));
-    // A check that was under way changes nothing any more.
+    // The result of a check that was in progress changes nothing.
     assert!(!tracker.checked(ip(3), running()) && !states.is_checked(ip(3)));
 }
 
@@ -78,7 +78,7 @@ fn later_uses_elsewhere_count() {
     let (tracker, _orders, _) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1], false));
     tracker.asked(&name("b"), &needs(&[2], false));
-    // As an interface would tell of the first name.
+    // Simulates later use of the first name on the fast path.
     let last_use = |tracked: &Tracked| match tracked.name == name("a") {
         true => tracker.last_use(tracked) + 1_000_000_000,
         false => tracker.last_use(tracked),
@@ -133,7 +133,7 @@ async fn y1_waits_for_first_checks() {
     assert!(!waits.is_finished());
     tracker.checked(ip(1), running());
     waits.await.unwrap();
-    // Everything is known, so there is no wait; no check would end it.
+    // All states are known, so there is no wait; no check would end it.
     tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await;
 }
 
@@ -173,7 +173,7 @@ fn new_records_keep_moved_instances() {
         }
     }
     assert_eq!((new, gone), (vec![ip(4)], vec![ip(1)]));
-    // A name that means nothing any more stays tracked and needs nothing.
+    // A name without a meaning in the records stays tracked and needs no instances.
     let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.set_checks(tracked, None)).collect();
     tracker.let_go(&before);
     assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 0));
@@ -189,7 +189,7 @@ fn lagging_watcher_stops_tracking() {
     };
     flood(0);
     let queued = orders.len();
-    // Nobody takes any: the last name that was begun may have gone past the bound.
+    // No orders are taken: the last name that was tracked may have exceeded the limit.
     assert!((MAX_QUEUED..MAX_QUEUED + 8).contains(&queued), "{queued} orders wait");
     while orders.try_recv().is_ok() {}
     tracker.taken(queued);
