@@ -4,27 +4,27 @@ use std::{fs, ops::Add, sync::OnceLock, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Returns the clock of BPF programs (`bpf_ktime_get_ns`) in nanoseconds: `CLOCK_MONOTONIC` without
-/// the offset of the time namespace (kernel 5.6). Programs ignore time namespaces, so a lease in
-/// the process's own time would expire too late, or immediately.
+/// Returns the time of BPF programs' clock (`bpf_ktime_get_ns`) in nanoseconds: `CLOCK_MONOTONIC`
+/// without the offset of the time namespace (kernel 5.6). Programs ignore time namespaces, so a
+/// lease in the process's own time would expire too late, or immediately.
 pub fn kernel_monotonic_ns() -> u64 {
     static OFFSET: OnceLock<i128> = OnceLock::new();
     let offset = OFFSET.get_or_init(|| namespace_offset_ns("monotonic"));
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC");
     let own = i128::from(time.tv_sec()) * 1_000_000_000 + i128::from(time.tv_nsec());
-    // The kernel's clock starts at 0, so it is positive.
+    // The kernel's clock starts at 0, so the result is not negative.
     u64::try_from(own - offset).unwrap_or(0)
 }
 
-/// Returns the offset of a clock in this process's time namespace, which a process never changes.
-/// Without /proc the initial namespace is assumed.
+/// Returns the offset of a clock in this process's time namespace, which never changes for a
+/// process. Without /proc, the initial namespace is assumed.
 fn namespace_offset_ns(clock: &str) -> i128 {
     let text = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
     offset_ns(&text, clock).unwrap_or(0)
 }
 
 /// A point in time of `CLOCK_BOOTTIME`, which includes suspend (unlike `std::time::Instant`): for
-/// periods of real time, such as the TTL of an answer.
+/// periods of real time such as the TTL of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(Duration);
 
@@ -63,7 +63,7 @@ impl Add<Duration> for BootInstant {
     }
 }
 
-/// Returns the offset of a clock from `/proc/PID/timens_offsets`: name, seconds, nanoseconds.
+/// Parses the offset of a clock from `/proc/PID/timens_offsets`: name, seconds, nanoseconds.
 fn offset_ns(text: &str, clock: &str) -> Option<i128> {
     let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
     let mut numbers = line.split_whitespace().map(str::parse::<i64>);

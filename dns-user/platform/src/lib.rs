@@ -1,7 +1,7 @@
 //! Operating-system services of the server: files, sockets, certificates, clocks and threads, and
 //! common code for metrics and logging.
 //!
-//! * [`files`]: reading and stamping of the files named in the configuration.
+//! * [`files`]: reads and stamps the files named in the configuration.
 //! * [`tls`]: certificates that are reloaded while in use.
 //! * [`mmsg`]: many datagrams per system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.

@@ -12,7 +12,7 @@ const CONTROL_SIZE: usize = 64;
 
 //----------- Incoming -------------------------------------------------------
 
-/// The data requested from the kernel in addition to the datagrams.
+/// Data requested from the kernel in addition to the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReceiveMetadata {
     /// No further data, for connected sockets.
@@ -28,7 +28,7 @@ pub struct Incoming<const COUNT: usize, const SIZE: usize> {
     /// Datagram buffers, one after another. Unused pages take no memory.
     rooms: Box<[u8]>,
     peers: Box<[libc::sockaddr_storage; COUNT]>,
-    /// Control messages with the destinations.
+    /// Control messages, with the destinations.
     controls: Box<[ControlMessages; COUNT]>,
     metadata: ReceiveMetadata,
     /// Headers; their pointers refer to the boxes in this struct, whose contents never move.
@@ -74,8 +74,8 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
         }
     }
 
-    /// Receives the datagrams in the socket's queue, as many as fit, and returns their number, at
-    /// least one. `flags` are passed to `recvmmsg`: they decide whether it waits for the first one.
+    /// Receives as many queued datagrams as fit and returns their number, at least one. `flags` are
+    /// passed to `recvmmsg` and determine whether it waits for the first one.
     pub fn receive(&mut self, socket: RawFd, flags: libc::c_int) -> io::Result<usize> {
         for (at, room) in self.rooms.chunks_exact_mut(SIZE).enumerate().take(self.used) {
             self.slices[at] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: SIZE };
@@ -92,10 +92,11 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
             }
         }
         // SAFETY: every pointer and length in the COUNT headers was written by the loop above, now
-        // or in an earlier call: the first call prepares all of them (`used` starts as COUNT), and a
-        // later one those that the kernel has changed since. Each pointer leads to a separate
+        // or in an earlier call: the first call prepares all of them (`used` starts as COUNT), and
+        // a later one those that the kernel has changed since. Each pointer leads to a separate
         // element of a box of `self`, whose content never moves, with the length of that element.
-        // The boxes are private and borrowed exclusively, so nothing else uses them meanwhile.
+        // The boxes are private and borrowed exclusively, so nothing else uses them in the
+        // meantime.
         let count = unsafe {
             libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
         };
@@ -115,8 +116,8 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
         })
     }
 
-    /// Returns a header for the reply to the datagram at `at`, without the reply itself:
-    /// destination is the sender, source the original destination.
+    /// Returns a header for the reply to the datagram at `at`, without the reply itself: the
+    /// destination is the sender, the source the original destination.
     pub fn reply_header(&mut self, at: usize) -> libc::msghdr {
         let mut header = self.headers[at].msg_hdr;
         if self.metadata >= ReceiveMetadata::PeersAndControls {
@@ -156,7 +157,7 @@ pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
 //----------- ControlMessages ------------------------------------------------
 
 impl ControlMessages {
-    /// Converts the control message of a query for its reply: keeps the source address and
+    /// Converts the control message of a query to that of its reply: keeps the source address and
     /// leaves the interface to the routing table.
     pub fn clear_interface(&mut self, length: usize) {
         let length = length.min(CONTROL_SIZE);
@@ -188,7 +189,8 @@ impl ControlMessages {
         self.destination(length).map(|(ifindex, _)| ifindex)
     }
 
-    /// Returns the receiving interface and the destination address, IPv4-mapped ones as IPv4.
+    /// Returns the receiving interface and the destination address; IPv4-mapped addresses become
+    /// IPv4.
     pub fn destination(&self, length: usize) -> Option<(u32, IpAddr)> {
         let header_len = size_of::<libc::cmsghdr>();
         let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;

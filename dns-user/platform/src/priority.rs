@@ -3,8 +3,8 @@
 /// Increment of the nice value.
 const NICENESS: i32 = 5;
 
-/// Lowers the priority of the calling thread, so that answering comes first. `work` names it in the
-/// log.
+/// Lowers the priority of the calling thread, so that answering queries comes first. `work` is its
+/// name in the log.
 pub fn lower(work: &str) {
     // SAFETY: takes plain numbers; process 0 is the calling thread (Linux, not POSIX).
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io};
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-/// The task of a process, which determines its permitted system calls.
+/// Task of a process, which determines its permitted system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// Serves DNS.
@@ -13,9 +13,9 @@ pub enum Work {
     Attach,
 }
 
-/// Restricts this thread and its future children to the system calls needed for `work`; others fail
-/// with EPERM. No list contains execve(2), ptrace(2), mount(2), setns(2), unshare(2) or calls that
-/// change the user. Sets `no_new_privs`.
+/// Restricts this thread and its future children to the system calls needed for `work`; all others
+/// fail with EPERM. No list contains execve(2), ptrace(2), mount(2), setns(2), unshare(2) or calls
+/// that change the user. Sets `no_new_privs`.
 ///
 /// Must be called before the process starts a second thread.
 pub fn enter(work: Work) -> io::Result<()> {

@@ -12,11 +12,11 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// Time that an HTTP client may leave a reply unread.
+/// Time for which an HTTP client may leave a reply unread.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes that a peer must read to restart its time limit, so that reading a byte now and then does
-/// not hold resources.
+/// Number of bytes that a peer must read to restart its time limit, so that reading a byte now and
+/// then does not hold resources.
 const PROGRESS: usize = 16 << 10;
 
 /// A stream that fails with [`io::ErrorKind::TimedOut`] if the peer leaves written data unread for
@@ -31,12 +31,12 @@ pub struct StallLimit<T> {
 }
 
 impl<T> StallLimit<T> {
-    /// Wraps `inner`: its peer may leave written data unread for `limit`.
+    /// Wraps `inner`, whose peer may leave written data unread for `limit`.
     pub fn new(inner: T, limit: Duration) -> Self {
         Self { inner, limit, deadline: None, written: 0 }
     }
 
-    /// Passes on the result of a write or flush unless the deadline has passed.
+    /// Passes through the result of a write or flush unless the deadline has passed.
     fn bounded<R>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if outcome.is_ready() {
             return outcome;

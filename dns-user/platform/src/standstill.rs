@@ -1,5 +1,5 @@
-//! Detects that the process did not run for a while: SIGSTOP, a suspended or paused machine, or no CPU
-//! time at all.
+//! Detects that the process did not run for a while: SIGSTOP, a suspended or paused machine, or no
+//! CPU time at all.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const TOLERANCE: Duration = Duration::from_secs(2);
 /// A period in which the process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standstill {
-    /// Length of the period, suspend included.
+    /// Length of the period, including suspend.
     pub length: Duration,
     /// Time that the machine was suspended.
     pub suspended: Duration,
@@ -43,7 +43,7 @@ impl Clocks {
     }
 }
 
-/// Logs every standstill with its length; never ends.
+/// Logs every standstill with its length; never returns.
 pub async fn watch() {
     let mut before = Clocks::now();
     loop {

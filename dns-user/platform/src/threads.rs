@@ -1,4 +1,4 @@
-//! Threads of the process, each with its consequence of a panic.
+//! Threads of the process, each with the consequence of a panic.
 
 use std::{
     cell::Cell,
@@ -7,17 +7,17 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// Consequence of a panic on a thread, for the panic hook of the server.
+/// Consequence of a panic on a thread, for the server's panic hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPanic {
-    /// The process must end and be restarted, because a part of it is gone for good.
+    /// The process must end and be restarted, because a part of it is lost for good.
     EndProcess,
     /// One unit of work is lost; the thread continues with the next.
     Continue,
 }
 
 thread_local! {
-    /// Threads of libraries do not set it, so their panics end the process.
+    /// Library threads do not set it, so their panics end the process.
     static ON_PANIC: Cell<OnPanic> = const { Cell::new(OnPanic::EndProcess) };
 }
 

@@ -3,7 +3,7 @@
 //! [`RotatingTls`] holds the last valid set of certificate, key and CA bundle, and reloads it when
 //! one of the files changes. An inconsistent set (a new certificate with the old key, a partial
 //! file) is never used: the last valid set stays in use and every poll tries again. Connections
-//! keep the set with which they began.
+//! keep the set that they started with.
 
 mod certificate;
 mod verify;
@@ -27,7 +27,7 @@ use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
 
 /// Interval between checks of the files. A rotation by the agent or an operator is never more
-/// urgent.
+/// urgent than this.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval between repeated warnings about a certificate.
@@ -42,9 +42,9 @@ pub struct RotatingTls {
     server_name: &'static str,
     files: TlsFiles,
     current: ArcSwap<TlsMaterial>,
-    /// State of the last attempt to load.
+    /// Result of the latest attempt to load.
     attempt: Mutex<Attempt>,
-    /// Failed loads since the start, for metrics.
+    /// Number of failed loads since the start, for metrics.
     failures: AtomicU64,
 }
 
@@ -64,21 +64,21 @@ pub struct TlsMaterial {
     pub authorities: Vec<CertificateFacts>,
 }
 
-/// Stamps of the three files; `None`: missing.
+/// Stamps of the three files; `None` for a missing one.
 type FileStamps = [Option<FileStamp>; 3];
 
-/// The last attempt to load, and the last warning.
+/// The latest attempt to load, and the latest warning.
 #[derive(Debug)]
 struct Attempt {
     /// Stamps taken just before the attempt.
     seen: FileStamps,
-    /// Reason of the failure, if it failed.
+    /// Reason of the failure; `None` after a success.
     error: Option<String>,
     /// Time of the last warning about expiry.
     warned: Option<SystemTime>,
 }
 
-/// The reason why certificates are unusable.
+/// Reason why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file is unreadable or contains no PEM section of the required kind.
@@ -210,15 +210,15 @@ impl RotatingTls {
         }
     }
 
-    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. `after` is called after every poll,
-    /// for metrics.
+    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. Calls `after` after every poll, for
+    /// metrics.
     pub async fn watch(self: Arc<Self>, after: impl Fn(&Self) + Send + 'static) {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let tls = self.clone();
-            // The panic hook reports a panic inside; polling continues.
+            // The panic hook reports a panic in the task; polling continues.
             let _ = tokio::task::spawn_blocking(move || tls.poll()).await;
             after(&self);
         }
@@ -318,8 +318,8 @@ impl TlsMaterial {
             .with_custom_certificate_verifier(Arc::new(verify::IssuedTo::new(server_name, roots, provider)))
             .with_client_auth_cert(chain, key)
             .map_err(unusable(private_key))?;
-        // The session store is keyed by name, which all servers have in common: one instance's
-        // ticket would be offered to the others.
+        // The session store is keyed by name, which all servers share: one instance's ticket would
+        // be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();
         // The name is the same for every instance, so SNI would be useless to the server.
         client.enable_sni = false;

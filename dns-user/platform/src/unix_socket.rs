@@ -1,7 +1,7 @@
 //! Unix sockets in folders that other users may write to.
 //!
-//! No attribute is changed by path: the folder is opened once, and the socket is created with its
-//! final mode and group. Clients can connect once ownership is set and the socket listens.
+//! Attributes are never changed by path: the folder is opened once, and the socket is created with
+//! its final mode and group. Clients can connect once ownership is set and the socket listens.
 
 use std::{
     ffi::OsStr,
@@ -24,12 +24,12 @@ use nix::{
     unistd::{Gid, Uid, UnlinkatFlags, fchownat, setfsgid, unlinkat},
 };
 
-/// Ownership of a socket, which decides the permitted clients.
+/// Ownership of a socket, which determines the permitted clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// Owner of the socket; `None`: the process's user.
+    /// Owner of the socket; `None` for the process's user.
     pub user: Option<Uid>,
-    /// Group whose members may connect; `None`: owner only.
+    /// Group whose members may connect; `None` for the owner only.
     pub group: Option<Gid>,
 }
 
@@ -77,8 +77,8 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
             return Err(io::Error::other("was replaced by something else at once"));
         }
-        // Setting the group by the file system id needs root; group membership suffices for a
-        // change.
+        // Setting the group by the file system id needs root; group membership suffices for
+        // changing it afterwards.
         if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
             fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
         }
@@ -135,7 +135,7 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
     let owner = Uid::from_raw(found.st_uid);
     let is_ours = owner.is_root() || owner == Uid::effective() || trusted.contains(&owner);
     let is_open = found.st_mode & 0o022 != 0 && found.st_mode & 0o1000 == 0;
-    // Without root a mistake harms only the user itself.
+    // Without root, a mistake harms only the user itself.
     if Uid::effective().is_root() && (!is_ours || is_open) {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
@@ -206,7 +206,7 @@ mod tests {
         let access = Access { user: None, group: Some(Gid::from_raw(65534)) };
         let error = bind(&theirs.join("x.sock"), access, &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
-        // Even with a trusted owner the other file stays unchanged.
+        // Even with a trusted owner, the other file stays unchanged.
         bind(&theirs.join("x.sock"), access, &[Uid::from_raw(65534)]).unwrap();
         let found = fs::metadata(&precious).unwrap();
         assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (0, 0, 0o644));

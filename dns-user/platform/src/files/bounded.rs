@@ -1,7 +1,7 @@
-//! File reading that cannot block on special files or exhaust memory.
+//! Reads files without blocking on special files or exhausting memory.
 //!
 //! A pattern may match anything: opening a FIFO blocks, opening a device may have side effects, and
-//! a file may exceed the memory.
+//! a file may exceed the available memory.
 
 use std::{
     fs::{self, Metadata, OpenOptions},
@@ -15,11 +15,11 @@ const MOST_BYTES: u64 = 256 << 20;
 
 /// Reads a regular file of at most [`MOST_BYTES`].
 ///
-/// The call can still block on a mount whose server is gone; latency-sensitive callers run it on a
-/// separate thread.
+/// The call can still block on a mount whose server is unreachable; latency-sensitive callers run
+/// it on a separate thread.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     check(&fs::metadata(path)?)?;
-    // The path may have been replaced since: do not wait for a FIFO's writer.
+    // The path may have been replaced since the check: do not wait for a FIFO's writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let data = file.metadata()?;
     check(&data)?;

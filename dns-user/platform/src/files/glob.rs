@@ -17,19 +17,19 @@ pub fn glob(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
 }
 
 /// Returns the folders in which changes can affect the result of [`glob`]: the searched ones, and
-/// for each missing folder its nearest existing ancestor.
+/// the nearest existing ancestor of each missing folder.
 pub fn folders(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
     Ok(walk(pattern)?.searched)
 }
 
-/// The result of following a pattern.
+/// Result of evaluating a pattern.
 struct Walk {
     found: Vec<PathBuf>,
-    /// Folders read on the way.
+    /// Folders that were read.
     searched: Vec<PathBuf>,
 }
 
-/// Follows the pattern component by component.
+/// Evaluates the pattern component by component.
 fn walk(pattern: &str) -> Result<Walk, BadPattern> {
     let mut result = Walk { found: Vec::new(), searched: Vec::new() };
     if pattern.is_empty() {

@@ -1,5 +1,5 @@
-//! Reading of the files named in the configuration: pattern matching, and passing their content to
-//! the pure parsers of `dns-core`.
+//! Reads the files named in the configuration: matches patterns and passes file contents to the
+//! pure parsers of `dns-core`.
 
 pub mod bounded;
 pub mod glob;

@@ -5,8 +5,8 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 /// The metadata of a file that changes with its content: replacing it by rename changes the inode,
 /// writing in place changes both times, and setting the modification time changes the inode's.
 ///
-/// The kernel's time stamps have tick resolution (1 to 10 ms): two writes within a tick may look
-/// the same.
+/// The kernel's time stamps have tick resolution (1 to 10 ms): two writes within a tick may be
+/// indistinguishable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     /// Device and inode number of the file.

@@ -106,7 +106,7 @@ impl Line<'_> {
     }
 }
 
-/// The fields of an event, its message included.
+/// Fields of an event, including its message.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -181,21 +181,21 @@ fn is_bare(text: &str) -> bool {
         && text.chars().all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
 }
 
-/// Returns message and fields of an event as in a text line.
+/// Returns message and fields of an event in the format of a text line.
 pub(super) fn text_of(event: &Event<'_>) -> String {
     let mut fields = Fields::default();
     event.record(&mut fields);
     fields.to_string()
 }
 
-/// Returns the current time for a line.
+/// Returns the current time in the format of a line.
 pub(super) fn now() -> String {
     rfc3339(OffsetDateTime::now_utc())
 }
 
-/// Returns a time in seconds since 1970 as in a line.
+/// Formats a time in seconds since 1970 as in a line.
 pub fn time_of(seconds: f64) -> String {
-    // Times outside of the calendar are no times of this process.
+    // A time outside the calendar cannot come from this process.
     rfc3339(
         OffsetDateTime::UNIX_EPOCH
             .checked_add(time::Duration::seconds_f64(seconds))
@@ -205,7 +205,8 @@ pub fn time_of(seconds: f64) -> String {
 
 fn rfc3339(time: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
-    // A UTC time has all components of the format; in any case the line matters more than its time.
+    // A UTC time has all components of the format; in any case, the line is more important than its
+    // time.
     time.format(&format).unwrap_or_default()
 }
 

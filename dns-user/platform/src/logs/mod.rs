@@ -43,7 +43,7 @@ pub struct Logs {
     shared: Arc<Shared>,
 }
 
-/// State common to all handles.
+/// State shared by all handles.
 struct Shared {
     /// Handle that replaces the subscriber's filter.
     filter: reload::Handle<Targets, Registry>,
@@ -65,7 +65,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// The reason why logging could not be set up or changed.
+/// Reason why logging could not be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
     /// Logging is already set up in this process.
@@ -103,7 +103,7 @@ impl Logs {
         Ok(logs)
     }
 
-    /// Applies the levels of a new configuration; changes made at run time are lost.
+    /// Applies the levels of a new configuration; run-time changes are lost.
     pub fn apply(&self, config: &LoggingConfig) -> Result<(), LogsError> {
         self.replace(|levels| *levels = Levels::from_config(config))?;
         self.warn_of_unknown_tags();
@@ -153,7 +153,7 @@ impl Logs {
         }
     }
 
-    /// Waits until all earlier lines are written, at most for a second.
+    /// Waits until all earlier lines are written, for at most one second.
     pub fn flush(&self) {
         self.shared.writer.flush(Duration::from_secs(1));
     }
@@ -190,7 +190,7 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Creates the configured levels. If a tag occurs twice, its last level counts.
+    /// Creates the configured levels. If a tag occurs twice, its last level applies.
     pub fn from_config(config: &LoggingConfig) -> Self {
         Self { general: config.level, tags: config.tags.iter().cloned().collect() }
     }
@@ -215,7 +215,8 @@ impl Levels {
         for ours in tags::OUR_CRATES {
             targets = targets.with_target(*ours, general);
         }
-        // All tags, also tags without a level: modules of one tag may lie within modules of another.
+        // All tags, including those without a level: modules of one tag may be inside modules of
+        // another.
         for tag in tags::TAGS {
             let is_set = self.tags.keys().any(|name| name.eq_ignore_ascii_case(tag.name));
             let is_ours = |target: &&&str| tags::OUR_CRATES.iter().any(|ours| target.starts_with(ours));

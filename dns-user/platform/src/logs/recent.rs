@@ -15,7 +15,7 @@ use super::{Problem, format, tags};
 /// Maximum number of lines kept.
 const KEPT: usize = 20;
 
-/// The kept lines, common to all clones.
+/// The kept lines, shared by all clones.
 #[derive(Clone, Default)]
 pub(super) struct Recent {
     problems: Arc<Mutex<VecDeque<Problem>>>,

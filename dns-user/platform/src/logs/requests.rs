@@ -1,7 +1,7 @@
-//! The request log: one line per request, off by default and limited in rate.
+//! The request log: one line per request, off by default and rate-limited.
 //!
 //! Enabled by `log_level: DEBUG`, or for the tag `RequestLoggerHandler` alone (in the
-//! configuration, or by `bosh-dns-xdp log --tag RequestLoggerHandler --level DEBUG`). It contains
+//! configuration, or with `bosh-dns-xdp log --tag RequestLoggerHandler --level DEBUG`). It contains
 //! only requests that reach userspace; `tap` shows both paths.
 
 use std::{
@@ -18,7 +18,7 @@ pub const TARGET: &str = "dns_resolver::requests";
 /// Default limit in lines per second; see [`set_limit`].
 pub const DEFAULT_LIMIT: u32 = 100;
 
-/// Returns whether request lines are enabled; costs one load if not.
+/// Returns whether request lines are enabled; costs a single load if not.
 #[inline]
 pub fn wanted() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
@@ -32,7 +32,7 @@ pub fn log(request: &Request<'_>) {
     }
 }
 
-/// Sets the maximum number of lines per second; 0: none.
+/// Sets the maximum number of lines per second; 0 disables them.
 pub fn set_limit(lines_per_second: u32) {
     LIMITER.limit.store(lines_per_second, Ordering::Relaxed);
 }

@@ -48,7 +48,7 @@ impl LineLimit {
         self.0.lock().admit(Some(peer), Instant::now())
     }
 
-    /// Like [`Self::admit`], for a line about a single thing: one per [`PEER_PAUSE`].
+    /// Like [`Self::admit`], for a line about a single subject: one per [`PEER_PAUSE`].
     pub fn admit_per_minute(&self) -> Option<u64> {
         self.admit(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
@@ -87,8 +87,8 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Returns the lines admitted for `peers` peers in `seconds`, at a hundred attempts per second
-    /// each.
+    /// Returns the number of lines admitted for `peers` peers in `seconds`, with a hundred attempts
+    /// per second each.
     fn lines(peers: u32, seconds: u32) -> u64 {
         let limit = LineLimit::new();
         let mut state = limit.0.lock();

@@ -1,4 +1,4 @@
-//! Tags of log lines: bosh-dns' names for corresponding parts, our own names for the rest.
+//! Tags of log lines: bosh-dns's names for corresponding parts, our own for the rest.
 //!
 //! A tag covers a set of modules. A line shows the tag with the most specific module; a level set
 //! for a tag applies to all of its modules.

@@ -21,7 +21,7 @@ const QUEUE_LINES: usize = 8192;
 /// Interval of the reports about suppressed request lines.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Sending end of the queue; clones refer to the same queue.
+/// Sending side of the queue; clones share the queue.
 #[derive(Clone)]
 pub(super) struct LineWriter {
     lines: Sender<Message>,
@@ -52,7 +52,7 @@ impl LineWriter {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier lines are written, at most for `limit`.
+    /// Waits until all earlier lines are written, for at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let (done, wait) = bounded(1);
         if self.lines.send_timeout(Message::Flush(done), limit).is_ok() {
@@ -155,7 +155,7 @@ mod tests {
         for _ in 0..QUEUE_LINES + 100 {
             writer.write_all(b"line\n").unwrap();
         }
-        // The thread may hold one line, the queue has the rest.
+        // The thread may hold one line; the rest is in the queue.
         assert!(writer.dropped() >= 99, "{}", writer.dropped());
         drop(stuck);
     }

@@ -1,5 +1,5 @@
-//! A family of metrics: name, type, labels and help. It is exposed either as a stored counter,
-//! gauge or histogram of [`prometheus`], or built at scrape time from values counted elsewhere.
+//! A metric family: name, type, labels and help. It is exposed either as a stored counter, gauge or
+//! histogram of [`prometheus`], or built at scrape time from values counted elsewhere.
 
 use std::marker::PhantomData;
 
@@ -17,16 +17,16 @@ pub struct Family<K, const LABELS: usize> {
     kind: PhantomData<K>,
 }
 
-/// Type of families of monotonic counters.
+/// Marker for families of monotonic counters.
 pub struct Counter;
 
-/// Type of families of current values.
+/// Marker for families of current values.
 pub struct Gauge;
 
-/// Type of families of distributions of sizes or durations.
+/// Marker for families of distributions of sizes or durations.
 pub struct Histogram;
 
-/// The type of a family's metrics.
+/// Type of a family's metrics.
 pub trait Kind {
     /// Value of one metric in a scrape.
     type Value;

@@ -1,9 +1,9 @@
-//! Labels and values common to all families.
+//! Labels and values shared by all families.
 
 use std::borrow::Cow;
 
-/// Label `type` of CoreDNS: the name of common types, `other` for the rest, so that clients cannot
-/// create unlimited series.
+/// Returns CoreDNS's label `type`: the name of common types, `other` for the rest, so that clients
+/// cannot create unlimited series.
 pub fn type_label(query_type: u16) -> &'static str {
     match query_type {
         1 => "A",
@@ -37,7 +37,7 @@ pub fn type_text(query_type: u16) -> String {
     }
 }
 
-/// Label `rcode`: the name in the IANA registry, or the number.
+/// Returns the label `rcode`: the name in the IANA registry, or the number.
 pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
     Cow::Borrowed(match rcode {
         0 => "NOERROR",
@@ -56,20 +56,20 @@ pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
     })
 }
 
-/// Label `family` of CoreDNS: `1` for IPv4, `2` for IPv6.
+/// Returns CoreDNS's label `family`: `1` for IPv4, `2` for IPv6.
 pub fn family_label(address: std::net::IpAddr) -> &'static str {
     if address.to_canonical().is_ipv4() { "1" } else { "2" }
 }
 
-/// Label `server` of CoreDNS, such as `dns://169.254.0.2:53`.
+/// Returns CoreDNS's label `server`, such as `dns://169.254.0.2:53`.
 pub fn server_label(listen: std::net::SocketAddr) -> String {
     format!("dns://{listen}")
 }
 
-/// Label `zone` of CoreDNS; bosh-dns has a single zone (observed).
+/// CoreDNS's label `zone`; bosh-dns has a single zone (observed).
 pub const ZONE: &str = ".";
 
-/// Label `view` of CoreDNS, unused by bosh-dns.
+/// CoreDNS's label `view`, unused by bosh-dns.
 pub const VIEW: &str = "";
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::family::{Counter, Family, Gauge, Histogram};
 /// A declared family, for the metrics reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Declared {
-    /// Full name, unit included.
+    /// Full name, including the unit.
     pub name: &'static str,
     /// Type: `Counter`, `Gauge` or `Histogram`.
     pub kind: &'static str,

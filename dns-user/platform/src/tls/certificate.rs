@@ -8,7 +8,7 @@ use x509_parser::{
     prelude::{FromDer, GeneralName, X509Certificate, X509Name},
 };
 
-/// The properties of a certificate used in logs, metrics and checks.
+/// Properties of a certificate used in logs, metrics and checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
     /// Common name of the subject, if it has one.
@@ -21,7 +21,7 @@ pub struct CertificateFacts {
     pub not_after: SystemTime,
 }
 
-/// The reason why a certificate could not be parsed.
+/// Reason why a certificate could not be parsed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CertificateError {
     /// The data is not a DER certificate.
@@ -81,13 +81,13 @@ impl CertificateFacts {
 
     /// Returns whether the certificate is issued to `name`, by its common name or one of its DNS
     /// names. The common name counts because directors issue certificates without alternative
-    /// names, as bosh-dns accepts them.
+    /// names, and bosh-dns accepts them.
     pub fn is_issued_to(&self, name: &str) -> bool {
         self.common_name.iter().chain(&self.dns_names).any(|held| held.eq_ignore_ascii_case(name))
     }
 }
 
-/// Returns the common name of a certificate's subject; `None` also if it is unparsable.
+/// Returns the common name of a certificate's subject; `None` also if it cannot be parsed.
 pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     first_common_name(parsed.subject())

@@ -15,7 +15,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::CertificateFacts;
 
-/// Verifier for certificates that chain up to one of the CAs and are issued to a fixed name,
+/// Verifier of certificates that chain up to one of the CAs and are issued to a fixed name,
 /// regardless of the address. Unlike the usual check, it accepts a common name without alternative
 /// names, because directors issue such certificates.
 #[derive(Debug)]
