@@ -3,7 +3,7 @@
 //! Modules without I/O (except for reading inventory files):
 //!
 //! * [`inventory`]: the operator's input, validated.
-//! [`ids`]: numeric ids, allocated once.
+//! * [`ids`]: numeric ids, allocated once.
 //! * [`dataset`]: the bytes that become `records.json`.
 //! * [`digest`], [`patch`]: digests, and differences between versions.
 //! * [`message`]: calls, replies, subjects.
@@ -12,8 +12,8 @@
 //! * [`nats_config`]: the configuration of nats-server.
 //! * [`publisher`]'s `plan` and `book`: its decisions.
 //!
-//! Modules with I/O: [`files`] (atomic replacement), [`tls`], [`bus`] (NATS), [`http`], [`store`] (blobs),
-//! [`agent`], [`publisher`], and the command line, [`main`].
+//! Modules with I/O: [`files`] (atomic replacement), [`tls`], [`bus`] (NATS), [`http`], [`store`]
+//! (blobs), [`agent`], [`publisher`], and the command line, [`main`].
 
 pub mod agent;
 pub mod bus;

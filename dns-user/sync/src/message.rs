@@ -1,4 +1,5 @@
-//! Messages on the bus: calls, replies and subjects, byte for byte as a BOSH director and its agents use them.
+//! Messages on the bus: calls, replies and subjects, byte for byte as a BOSH director and its
+//! agents use them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
