@@ -24,7 +24,6 @@ use dns_upstream::HostNames;
 /// Maximum time until a non-blocking response begins.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     /// No connection, or the connection broke.
@@ -48,7 +47,6 @@ pub(crate) enum AgentError {
     },
 }
 
-/// A successful response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     /// Index for the next blocking query.
@@ -163,7 +161,6 @@ impl Agent {
         }
     }
 
-    /// Returns the address of the agent in use.
     pub(crate) fn address(&self) -> &ApiAddress {
         &self.addresses[self.current.load(Ordering::Relaxed) % self.addresses.len()]
     }

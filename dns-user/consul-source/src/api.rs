@@ -339,7 +339,6 @@ struct ApiAddress {
     port: u16,
 }
 
-/// A named port.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiPort {

@@ -29,7 +29,6 @@ const POLL: Duration = Duration::from_secs(30);
 /// Minimum pause of a watch after a change, and first pause after an unchanged response.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The content of a response.
 #[derive(Debug)]
 pub(crate) enum Content {
     Agent(api::Myself),
@@ -70,7 +69,6 @@ impl Content {
     }
 }
 
-/// The outcome of a request.
 #[derive(Debug)]
 pub(crate) struct Update {
     pub(crate) topic: Topic,

@@ -154,7 +154,6 @@ impl Connections {
         }
     }
 
-    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }

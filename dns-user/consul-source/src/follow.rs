@@ -188,7 +188,6 @@ impl Follower {
         }
     }
 
-    /// Processes the outcome of a request.
     fn take(&mut self, update: Update) {
         let Update { topic, cursor, once, told, invalid } = update;
         self.note_outcome(&topic, &told, invalid);
@@ -558,7 +557,6 @@ impl Follower {
         self.watched.insert(topic, Running(tokio::spawn(asking).abort_handle()));
     }
 
-    /// Watches the local datacenter.
     fn watch_own(&mut self, datacenter: &str) {
         self.watch_datacenter(datacenter);
         self.watch(Topic::Queries(datacenter.to_owned()));

@@ -22,9 +22,7 @@ pub(crate) type Key = (Place, String);
 pub(crate) struct Known {
     /// Local datacenter; `None` before the agent's first response.
     pub(crate) own: Option<String>,
-    /// The agent's node.
     pub(crate) node_name: String,
-    /// Names of all datacenters.
     pub(crate) datacenters: Vec<String>,
     /// Datacenters that are unreachable.
     pub(crate) unreachable: HashSet<String>,
@@ -48,7 +46,6 @@ impl Known {
         set_nodes(place, nodes)
     }
 
-    /// Sets the services of a place.
     pub(crate) fn set_services(
         &mut self,
         place: &Place,
@@ -175,7 +172,6 @@ impl Known {
         is_news
     }
 
-    /// Returns all prepared queries.
     pub(crate) fn queries(&self) -> impl Iterator<Item = &PreparedQuery> {
         self.live.queries.values().flat_map(|queries| queries.iter())
     }
@@ -191,7 +187,6 @@ impl Known {
         service().is_some_and(|service| service.told.is_some())
     }
 
-    /// Returns whether the datacenter is known.
     pub(crate) fn is_datacenter(&self, name: &str) -> bool {
         self.own.as_deref() == Some(name)
             || self.datacenters.iter().any(|known| known.eq_ignore_ascii_case(name))
@@ -239,7 +234,6 @@ impl Known {
         Live::unknown(self.own.as_deref().unwrap_or(DEFAULT_DATACENTER))
     }
 
-    /// Returns the registrations of a place.
     fn place(&mut self, place: &Place) -> &mut LivePlace {
         self.live.places.entry(place.clone()).or_default()
     }

@@ -126,7 +126,6 @@ impl Gate {
         }
     }
 
-    /// Returns whether the gate is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().until.is_some()
     }

@@ -59,7 +59,6 @@ struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// Returns the group of an instance.
     fn of(instance: &BoshInstance<'a>) -> Self {
         let BoshInstance { deployment, instance_group, network, domain, .. } = *instance;
         Self { deployment, instance_group, network, domain }
@@ -84,12 +83,10 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Returns whether a text is a single label of a name.
 fn is_label(text: &str) -> bool {
     !text.contains('.') && Name::from_text(text).is_ok_and(|name| name.label_count() == 1)
 }
 
-/// A BOSH instance.
 #[derive(Clone, Copy, Debug)]
 struct Member<'a> {
     id: &'a str,
@@ -204,7 +201,6 @@ impl Maker<'_> {
         }
     }
 
-    /// Adds the name of a node.
     fn add_node(&mut self, place: &Place, name: &str) {
         let Some(id) = self.zone.catalog.find_node(place, &name.to_ascii_lowercase()) else { return };
         let node = self.zone.catalog.node(id);
@@ -250,8 +246,8 @@ impl Maker<'_> {
         addresses
     }
 
-    /// Covers these addresses with targets: whole groups, else whole availability zones of a group, else
-    /// single instances.
+    /// Covers the addresses with targets: whole groups, else whole availability zones of a group,
+    /// else single instances.
     fn lead(&self, addresses: &BTreeSet<IpAddr>) -> Led {
         let mut led = Led::default();
         let mut left = addresses.clone();

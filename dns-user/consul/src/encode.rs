@@ -69,7 +69,6 @@ struct Writer<'a> {
     out: Vec<u8>,
     /// Offsets of written names and their suffixes, by lower-case wire format.
     names: HashMap<&'a [u8], u16, foldhash::fast::RandomState>,
-    /// Whether names are compressed.
     compress: bool,
 }
 

@@ -87,8 +87,8 @@ pub struct Coordinate {
 }
 
 impl Coordinate {
-    /// Returns the estimated round-trip time in seconds, by the formula of Consul's documentation ("Network
-    /// coordinates"); `None` if the coordinates have different dimensions.
+    /// Returns the estimated round-trip time in seconds, by the formula in Consul's documentation
+    /// ("Network coordinates"); `None` if the coordinates have different dimensions.
     pub fn round_trip(&self, other: &Self) -> Option<f64> {
         if self.position.len() != other.position.len() {
             return None;

@@ -537,7 +537,6 @@ impl Node {
     }
 }
 
-/// Returns the text in lower case.
 fn lower(text: &str) -> Box<str> {
     text.to_ascii_lowercase().into()
 }

@@ -224,7 +224,6 @@ fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreErro
         .map(|document| document.id.clone()))
 }
 
-/// A parsed body.
 struct Parsed {
     name: String,
     line: u64,

@@ -306,7 +306,6 @@ impl Draft<'_> {
 }
 
 impl Action {
-    /// Returns the key of the set.
     fn key(&self) -> Key {
         match self {
             Self::Create(record)

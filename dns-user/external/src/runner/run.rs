@@ -105,7 +105,6 @@ async fn listen(config: &Config, desk: &Arc<Desk>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tasks of the providers.
 #[derive(Default)]
 struct Workers(BTreeMap<String, Worker>);
 

@@ -30,7 +30,6 @@ pub(super) struct Board {
     pub(super) changed: Notify,
 }
 
-/// State shared by the workers.
 pub(super) struct Shared {
     pub(super) desk: Arc<Desk>,
     pub(super) board: Board,

@@ -11,7 +11,8 @@ pub struct Problem {
     pub file: Arc<str>,
     /// Line in the file, from 1.
     pub line: u64,
-    /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole document.
+    /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole
+    /// document.
     pub path: String,
     /// Cause of the problem, in lower case.
     pub reason: String,

@@ -157,7 +157,6 @@ pub(super) async fn exchange(
     }))
 }
 
-/// Builds a signed request.
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one request")]
 pub(super) fn signed(
     endpoint: &str,

@@ -31,7 +31,6 @@ pub(super) struct Scope {
     pub(super) service: &'static str,
 }
 
-/// A request to sign.
 pub(super) struct Request<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,

@@ -6,7 +6,6 @@ use quick_xml::{
     events::{BytesRef, Event},
 };
 
-/// Maximum nesting depth.
 const MAX_DEPTH: usize = 32;
 
 /// An element without attributes: either text or children.

@@ -28,7 +28,6 @@ pub(super) struct Etcd {
     http: Http,
 }
 
-/// A key with its value.
 pub(super) struct Pair {
     pub(super) key: EtcdKey,
     pub(super) value: Vec<u8>,

@@ -170,7 +170,7 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
     Ok(data)
 }
 
-/// Reads a message from its start.
+/// Cursor over the bytes of a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reader<'a> {
     message: &'a [u8],
