@@ -1,4 +1,5 @@
-//! Cached answers that the interface gives: the same bytes as userspace, renewed before they expire.
+//! Cached answers that the interface gives: the same bytes as userspace, gone after a flush, renewed
+//! before they expire.
 
 use std::{
     net::Ipv4Addr,
@@ -11,8 +12,12 @@ use dns_platform::metrics::names;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{
-    bpffs::Bpffs, client, metrics::wait_for_fast_path, namespace::Namespace, process::wait_until,
-    requirements,
+    bpffs::Bpffs,
+    client,
+    metrics::wait_for_fast_path,
+    namespace::Namespace,
+    process::{capture, wait_until},
+    requirements, server,
 };
 
 use super::{
@@ -28,6 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn start<'a>(namespace: &'a Namespace, bpffs: &Bpffs, recursors: &[std::net::SocketAddr]) -> Result<Lab<'a>> {
     let config = json!({
         "cache": {"enabled": true},
+        "control": {"socket": bpffs.path().with_extension("sock")},
         "xdp": {"mode": "tc", "interfaces": ["lo"], "cache_entries": 1000, "bpffs": bpffs.path()},
     });
     let lab = Lab::start(namespace, recursors, &config)?;
@@ -148,5 +154,29 @@ fn answers_in_use_are_renewed() -> Result<()> {
     ensure!((2..=4).contains(&fetched), "{fetched} queries to the recursor");
     // One query a second is a probe.
     ensure!(passed <= 27, "{passed} queries passed to userspace");
+    Ok(())
+}
+
+#[test]
+fn flush_ends_answers_at_once() -> Result<()> {
+    let Some(namespace) = namespace("iflush")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let bpffs = Bpffs::new()?;
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
+    })?;
+    let lab = start(&namespace, &bpffs, &[loopback(10)])?;
+    let query = client::query("www.example.com.", RecordType::A, Some(1232))?.to_vec()?;
+    for round in 0..3 {
+        settle(&lab, &query)?;
+        let asked = recursor.count();
+        let mut flush = namespace.command(server::program()?)?;
+        flush
+            .args(["cache", "flush", "www.example.com", "--config"])
+            .arg(lab.server.folder.path().join("config.json"));
+        capture(&mut flush)?;
+        let (_, by_interface) = ask_interface(&lab, &query)?;
+        ensure!(!by_interface, "round {round}: an answer from before the flush");
+        ensure!(recursor.count() == asked + 1, "round {round}: not fetched again");
+    }
     Ok(())
 }
