@@ -3,8 +3,8 @@
 //! Names are resolved by `dns-core`; `docs/architecture.md` shows the flows. Modules:
 //!
 //! * `consul` adds the Consul names of `dns-consul`.
-//! * [`state`] holds the state that answers are built from and notifies its subscribers.
-//! * [`server`] does the DNS I/O; other names are forwarded through `dns-upstream`.
+//! * [`state`] holds the state from which answers are built and notifies its subscribers.
+//! * [`server`] does the DNS I/O; non-local names are forwarded through `dns-upstream`.
 //! * [`daemon`] starts, reloads and stops everything, including `dns-fastpath` and `dns-health`.
 //! * [`ops`] and [`cli`] are the operator's interfaces.
 

@@ -1,4 +1,4 @@
-//! The migration tool `consul-aliases`: from Consul's names to aliases.
+//! The migration tool `consul-aliases`, which generates aliases for Consul's names.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! One binary under several names: the programs of the bosh-dns package, which other jobs and scripts
-//! call, and our health server.
+//! Runs the binary under several names: those of the programs of the bosh-dns package, which other
+//! jobs and scripts call, and that of our health server.
 //!
 //! | Called as | Runs |
 //! |---|---|
@@ -11,12 +11,12 @@
 
 use std::{ffi::OsString, path::Path};
 
-/// Translates a call under another name into the binary's own syntax.
+/// Translates a call under another name to the binary's own syntax.
 pub(super) fn own_form(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().and_then(|path| Path::new(path).file_name()?.to_str()).unwrap_or_default();
     let (command, options): (&[&str], _) = match name {
         "bosh-dns-health" | "bosh-dns-xdp-health" => {
-            // Only a single word that is not an option; clap explains anything else.
+            // Only a single word that is not an option; clap reports anything else.
             let is_file = given.len() == 2 && !given[1].to_string_lossy().starts_with('-');
             (if is_file { &["health", "--config"] } else { &["health"] }, false)
         }

@@ -1,5 +1,5 @@
-//! Reference pages of command lines, generated from clap, and of metrics; the tests of each program include this
-//! file.
+//! Generates reference pages of command lines (from clap) and of metrics; included by the tests of
+//! each program.
 
 use std::{env, fmt::Write, fs, path::Path};
 
@@ -24,12 +24,12 @@ pub(crate) fn compare(page: &str, text: &str) {
     );
 }
 
-/// Text for a table cell.
+/// Returns the text for a table cell.
 pub(crate) fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
 
-/// The page of metrics: name, type, labels and help of each family.
+/// Returns the page of metrics: name, type, labels and help of each family.
 pub(crate) fn metrics<'a>(
     introduction: &str,
     families: impl IntoIterator<Item = (&'a str, String, Vec<&'a str>, &'a str)>,
@@ -43,7 +43,7 @@ pub(crate) fn metrics<'a>(
     page
 }
 
-/// The page of the commands of one program.
+/// Returns the page of the commands of one program.
 pub(crate) fn commands(mut command: Command) -> String {
     command.build();
     let mut page = format!(

@@ -16,7 +16,7 @@ pub(super) struct PrintConfig {
 
 impl PrintConfig {
     pub(super) fn run(self) -> ExitCode {
-        // Not through a sorted map, which would put all explanations first.
+        // A sorted map would put all explanations first.
         println!("{}", text());
         ExitCode::SUCCESS
     }
@@ -64,7 +64,7 @@ mod tests {
         let Loaded { config: printed_config, warnings } =
             Config::parse("config.json", printed.as_bytes()).unwrap();
         assert_eq!(warnings, [] as [&str; 0], "without an API there is the control socket");
-        // A configuration with only the keys that have no default.
+        // A configuration with only those keys that have no default.
         let needed = [
             "address",
             "port",
@@ -78,7 +78,7 @@ mod tests {
         let mut small: Map<String, Value> =
             all.into_iter().filter(|(key, _)| needed.contains(&key.as_str())).collect();
         small.insert("control".to_owned(), json!({"socket": "/run/bosh-dns-xdp/control.sock"}));
-        // bosh-dns's old format applies if none is given.
+        // Without the key, the old format of bosh-dns applies.
         let small = Config::parse("config.json", json!(small).to_string().as_bytes()).unwrap().config;
         assert_eq!(printed_config, small);
     }

@@ -1,5 +1,5 @@
-//! Groups of commands for `--help`, and the manual pages: the sections that clap does not know are
-//! EXIT STATUS, FILES and EXAMPLES.
+//! Groups the commands for `--help` and writes the manual pages, with the sections EXIT STATUS,
+//! FILES and EXAMPLES, which clap does not support.
 
 use std::{fs::File, io, path::Path};
 
@@ -16,9 +16,9 @@ const SECTION: &str = "8";
 enum Exits {
     /// A long-running process.
     Process,
-    /// A command with a good or bad result.
+    /// A command with a positive or negative result.
     Result,
-    /// A command that asks a running server.
+    /// A command that queries a running server.
     Asks,
 }
 
@@ -238,7 +238,7 @@ pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Re
     Ok(Vec::new())
 }
 
-/// Writes the pages of a command and of its own commands.
+/// Writes the pages of a command and its subcommands.
 fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
     if command.is_hide_set() {
         return Ok(());

@@ -119,7 +119,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // If even this cannot be printed, nothing else can be done.
+            // If this cannot be printed, nothing else can be done.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -145,7 +145,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Translates a call in bosh-dns's syntax into ours; also returns the words that bosh-dns ignores.
+/// Translates a call in bosh-dns's syntax to ours; also returns the words that bosh-dns ignores.
 ///
 /// Go's `flag` accepts `-config` for `--config` and stops at the first word that is not an option;
 /// bosh-dns ignores the rest (observed).

@@ -1,4 +1,4 @@
-//! The commands that talk to a running server, or need none.
+//! The commands that query or change a running server, and those that need no server.
 //!
 //! They share these exit codes:
 //!
@@ -85,7 +85,8 @@ enum Problem {
 }
 
 impl Operate {
-    /// Runs the command. `command` is the complete command line, for completions and the manual page.
+    /// Runs the command. `command` is the complete command line, for completions and the manual
+    /// page.
     pub(super) fn run(self, command: clap::Command) -> ExitCode {
         let result = match self {
             Self::Status(status) => status.run(),

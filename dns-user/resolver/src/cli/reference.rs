@@ -1,7 +1,7 @@
-//! The reference pages of the documentation, generated from the declarations they describe.
+//! The reference pages of the documentation, generated from the declarations that they describe.
 //!
-//! The pages are committed, so that they can be read without building anything. The tests
-//! compare them; `UPDATE_REFERENCES=1 cargo nextest run -p dns-resolver reference` rewrites them.
+//! The pages are committed, so that they can be read without a build. The tests compare them;
+//! `UPDATE_REFERENCES=1 cargo nextest run -p dns-resolver reference` rewrites them.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use dns_platform::metrics::names::DECLARED;
 
-/// The page of `config.json`.
+/// Returns the page of `config.json`.
 fn configuration() -> String {
     let mut page = "# Configuration reference\n\n\
         `config.json` is one JSON object. Keys may have any letter case, the last of several equal keys wins, and `null`\n\
@@ -23,7 +23,7 @@ fn configuration() -> String {
         validates a file, `bosh-dns-xdp config --default` prints one to start from. The object `consul` has Consul's own keys\n\
         ([Consul's names](../consul.md)).\n"
         .to_owned();
-    // The keys of one object follow each other.
+    // Keys of the same object are adjacent.
     let object = |path: &str| match path.strip_prefix("consul.") {
         Some(path) => {
             path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
@@ -60,7 +60,7 @@ fn configuration() -> String {
     page
 }
 
-/// The page of the metrics.
+/// Returns the page of the metrics.
 fn metrics() -> String {
     let introduction = "# Metrics reference\n\n\
         Families that `/metrics` exposes. Units are part of the names; counters end in `_total`. Names with `boshdns_`\n\

@@ -1,4 +1,4 @@
-//! `resolver`: makes the server the machine's resolver and keeps it so.
+//! `resolver`: makes the server the machine's resolver and maintains that configuration.
 
 use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -50,7 +50,7 @@ impl Resolver {
         }
     }
 
-    /// Implements [`Self::run`]; returns the error that prevents it.
+    /// Implements [`Self::run`]; returns the error that ended it.
     fn keep_up(self) -> Result<(), SystemError> {
         let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
         let address = match (address, &config) {
@@ -74,8 +74,8 @@ impl Resolver {
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
             loop {
-                // A problem may be temporary (a resolver being installed), and exiting would not help: it is
-                // logged and retried.
+                // A problem may be temporary (such as the installation of a resolver), and exiting
+                // would not help, so it is logged and retried.
                 if let Err(problem) = way.apply() {
                     complain(&problem);
                 }
@@ -113,7 +113,8 @@ impl Way {
             Self::ResolvConf(_) => tokio::time::sleep(INTERVAL).await,
             Self::Resolved(_, domains) => {
                 let (before, end) = (domains.all(), tokio::time::Instant::now() + INTERVAL);
-                // Not cancelled halfway: files already read are not read again.
+                // Must not be cancelled halfway, because files that were read already are not read
+                // again.
                 while domains.all() == before && tokio::time::Instant::now() < end {
                     domains.follow().await;
                 }

@@ -56,8 +56,8 @@ impl Try {
         }
     }
 
-    /// Writes the files; returns their folder, the configuration in it, and the text to print once the
-    /// server answers.
+    /// Writes the files; returns their folder, the configuration in it, and the text to print once
+    /// the server answers.
     fn prepare(self) -> io::Result<(tempfile::TempDir, PathBuf, Welcome)> {
         let Self { records, aliases, port } = self;
         let folder = tempfile::Builder::new().prefix("bosh-dns-xdp-try-").tempdir()?;
@@ -89,7 +89,7 @@ impl Try {
             "alias_files_glob": aliases.unwrap_or_default(),
             "upcheck_domains": ["upcheck.bosh-dns."],
             "control": {"socket": file("control.sock")},
-            // Only root may attach programs; they are detached when the server ends.
+            // Only root may attach programs, which are detached when the server ends.
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
@@ -136,7 +136,8 @@ fn answers(port: u16) -> bool {
     exchange().unwrap_or(false)
 }
 
-/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that uses it.
+/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that uses
+/// it.
 fn is_free(port: u16) -> io::Result<()> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
@@ -152,7 +153,8 @@ fn is_free(port: u16) -> io::Result<()> {
     }
 }
 
-/// Returns name and id of a process with a UDP or TCP socket on this local port, as far as `/proc` shows.
+/// Returns the name and id of a process with a UDP or TCP socket on this local port, if `/proc`
+/// shows it.
 fn port_holder(port: u16) -> Option<String> {
     let mut sockets = Vec::new();
     for table in ["udp", "udp6", "tcp", "tcp6"] {
@@ -166,7 +168,7 @@ fn port_holder(port: u16) -> Option<String> {
             }
         }
     }
-    // Numeric names only: `/proc/self` is listed too.
+    // Numeric names only, because `/proc/self` is listed as well.
     let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
     let is_number =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
@@ -200,7 +202,7 @@ fn explanation(port: u16, config: &Path, name: &str, root: bool) -> String {
 
 /// Returns a port that is free on 127.0.0.1 for UDP and TCP.
 fn free_port() -> io::Result<u16> {
-    // Another process may take the port before the server binds it, which the server then reports.
+    // If another process takes the port before the server binds it, the server reports that.
     for _ in 0..16 {
         let tcp = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = tcp.local_addr()?;

@@ -1,4 +1,4 @@
-//! Merges the catalogs of definition files and of a live Consul.
+//! Merges the catalogs of the definition files and of a live Consul.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use dns_consul_source::{Picture, Settings};
 pub(crate) struct Catalogs {
     /// The latest state of each source.
     parts: Mutex<Parts>,
-    /// The catalog of the last zone, which the next one starts from.
+    /// The catalog of the last zone, on which the next one is based.
     built: Mutex<Option<Built>>,
     /// Settings for a live Consul; `None` if none is configured.
     settings: watch::Sender<Option<Settings>>,
 }
 
-/// A catalog with what it was built from, besides a live Consul.
+/// A catalog with the inputs from which it was built, except for a live Consul.
 #[derive(Debug)]
 struct Built {
     source: Arc<Config>,
@@ -44,13 +44,13 @@ struct Parts {
 /// A zone with the version of its sources.
 #[derive(Debug)]
 pub(crate) struct NewZone {
-    /// Grows with each change of a source.
+    /// Incremented with each change of a source.
     pub(super) version: u64,
     pub(crate) zone: Zone,
 }
 
 impl Catalogs {
-    /// Creates an empty catalog. If a live Consul is configured, its names are unknown until it
+    /// Creates empty catalogs. If a live Consul is configured, its names are unknown until it
     /// answers.
     pub(crate) fn new(config: Config) -> Self {
         let settings = watch::channel(settings_of(&config)).0;
@@ -63,8 +63,8 @@ impl Catalogs {
         self.lock().config.clone()
     }
 
-    /// Installs another object `"consul"`. The files' catalog stays; a live Consul that is no
-    /// longer configured loses its catalog.
+    /// Installs another object `"consul"`. The catalog of the files stays; that of a live Consul
+    /// that is no longer configured is dropped.
     pub(crate) fn set_config(&self, config: Config) {
         let settings = settings_of(&config);
         self.change(|parts| {
@@ -78,7 +78,7 @@ impl Catalogs {
         });
     }
 
-    /// Returns the settings for a live Consul, followed as they change.
+    /// Returns a receiver of the settings for a live Consul.
     pub(super) fn settings(&self) -> watch::Receiver<Option<Settings>> {
         self.settings.subscribe()
     }
@@ -98,8 +98,8 @@ impl Catalogs {
         });
     }
 
-    /// Builds a zone from all registrations. Only what changed since the last call is indexed, unless the files or
-    /// the configuration changed: that takes a tenth of a second for 50,000 instances.
+    /// Builds a zone from all registrations. Indexes only the changes since the last call, unless
+    /// files or configuration changed: a complete index takes 0.1 s for 50,000 instances.
     pub(crate) fn zone(&self) -> NewZone {
         let mut built = self.built.lock();
         let (version, source, files, live) = {
@@ -138,7 +138,7 @@ impl Catalogs {
         parts.version += 1;
     }
 
-    /// Locks the sources. A panic leaves the previous state.
+    /// Locks the sources. After a panic the previous state remains.
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock()
     }

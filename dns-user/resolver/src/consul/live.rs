@@ -13,9 +13,9 @@ use dns_upstream::{HostNames, InForce};
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Queries the Consul of the object `"consul"`, installs its catalogs, and switches when the object
-/// changes. Agents' host names are resolved as for recursors. Calls `installed` with each
-/// new catalog. Returns when a source has failed internally.
+/// Queries the Consul configured in the object `"consul"`, installs its catalogs, and switches to
+/// another one when the object changes. Host names of agents are resolved like those of recursors.
+/// Calls `installed` with each new catalog. Returns when a source has failed internally.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,
     catalogs: Arc<Catalogs>,
@@ -27,8 +27,8 @@ pub(crate) async fn follow(
     loop {
         let wanted = settings.borrow_and_update().clone();
         let keeping_up = async {
-            // Close the predecessor's connections before opening new ones: an agent limits the
-            // connections of a client.
+            // Close the predecessor's connections before opening new ones, because an agent limits
+            // the connections per client.
             let before = predecessor.take();
             let wanted = wanted?;
             let until = before.and_then(|before| good_until(&before, &wanted));
@@ -46,8 +46,8 @@ pub(crate) async fn follow(
     }
 }
 
-/// Waits for the registrations until a live Consul, if configured, has delivered everything; `None`
-/// if it does not in time.
+/// Waits until a live Consul, if configured, has delivered everything and returns the
+/// registrations; `None` after the time limit.
 pub(crate) async fn whole(
     catalogs: &Catalogs,
     hosts: &Arc<HostNames>,
@@ -64,15 +64,15 @@ pub(crate) async fn whole(
     Some(catalogs.zone())
 }
 
-/// Returns how long the previous source's catalog is better than an incomplete one of its
-/// successor; `None` if the previous one has delivered nothing.
+/// Returns until when the catalog of the previous source is better than an incomplete one of its
+/// successor; `None` if the previous source has delivered nothing.
 fn good_until(source: &Source, wanted: &Settings) -> Option<Instant> {
     let age = Duration::try_from_secs_f64(source.status().last_contact_seconds?).ok()?;
     Instant::now().checked_add(wanted.max_stale.saturating_sub(age))
 }
 
-/// Installs a source's catalogs. Until `until`, the previous catalog stays until the source has
-/// delivered everything.
+/// Installs the catalogs of a source. The previous catalog stays until the source has delivered
+/// everything, but no longer than `until`.
 async fn keep_up(
     source: &Source,
     until: Option<Instant>,
@@ -83,7 +83,7 @@ async fn keep_up(
     let mut pictures = source.pictures();
     if let Some(until) = until {
         let complete = pictures.wait_for(|picture| picture.is_complete());
-        // The time has passed, or there is a better catalog; the caller owns the source.
+        // Ends after the time limit or with a better catalog; the caller owns the source.
         let _ = timeout_at(until, complete).await;
         pictures.mark_changed();
     }
@@ -116,7 +116,7 @@ async fn keep_up(
                 warn!("Consul: cannot use the new catalog: {problem}; the current one stays in use")
             }
         }
-        // A large catalog that changes all the time must not occupy the machine.
+        // A large catalog that changes constantly must not occupy the CPU.
         sleep((begun.elapsed() * 4).min(LONGEST_PAUSE)).await;
     }
 }

@@ -13,7 +13,7 @@ use dns_platform::metrics::families;
 
 pub(crate) struct ConsulFamilies {
     consul: Arc<ConsulNames>,
-    /// A description for the registry's bookkeeping.
+    /// Required by the registry.
     description: Desc,
 }
 

@@ -1,10 +1,10 @@
 //! Consul's names: connects the crate `dns-consul`, which does no I/O, to routing and recursors.
 //! * [`ConsulNames`]: answers queries from the current catalog.
-//! * [`ReverseConsulNames`]: the same for names below `arpa.`
+//! * [`ReverseConsulNames`]: does the same for names below `arpa.`.
 //! * [`Catalogs`]: merges definition files and a live Consul.
 //! * [`follow`]: keeps the catalog up to date with a live Consul.
-//! * [`ConsulFamilies`]: exposes metrics of these names.
-//! * `recursors`: recursors of the object `"consul"`, queried the way Consul does.
+//! * [`ConsulFamilies`]: exposes metrics about these names.
+//! * `recursors`: the recursors of the object `"consul"`, queried as by Consul.
 
 mod catalogs;
 mod config;
@@ -48,13 +48,13 @@ pub(crate) use recursors::recursors_of;
 /// How long an answer waits for data that a live Consul has not delivered yet.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Consul's names: the zone in force, and the recursors for host names.
+/// Consul's names: the current zone, and the recursors for host names.
 pub(crate) struct ConsulNames {
     /// Configuration and catalog, replaced as a whole.
     zone: ArcSwap<Zone>,
     /// Resolves host names outside the catalog; `None` without recursors.
     recursors: ArcSwap<Option<Arc<dyn Answer>>>,
-    /// Version of the zone in force; notifies of each new one.
+    /// Version of the current zone; announces each new one.
     version: watch::Sender<u64>,
     /// Requests data from a live Consul; empty if none is configured.
     source: ArcSwapOption<Source>,
@@ -85,11 +85,11 @@ impl ConsulNames {
         Published { zone: self.zone.load_full(), recursion, seed: self.seed }
     }
 
-    /// Installs a new catalog; returns whether it was newer than the one in force.
+    /// Installs a new catalog; returns whether it was newer than the current one.
     pub(crate) fn install(&self, NewZone { version, zone }: NewZone) -> bool {
         let zone = Arc::new(zone);
         self.version.send_if_modified(|in_force| {
-            // Files and a live Consul both deliver zones: the newer one wins.
+            // Both files and a live Consul deliver zones; the newer one wins.
             let is_newer = version >= *in_force;
             if is_newer {
                 self.zone.store(zone);
@@ -147,13 +147,13 @@ impl ConsulNames {
         }
     }
 
-    /// The zone in force.
+    /// Returns the current zone.
     pub(crate) fn zone(&self) -> Arc<Zone> {
         self.zone.load_full()
     }
 
-    /// Requests the query's data from a live Consul, and waits a bounded time for it if it is
-    /// missing.
+    /// Requests the data for the query from a live Consul and, if it is missing, waits for it up to
+    /// [`PATIENCE`].
     async fn until_told(&self, query: &Query<'_>) {
         let Some(source) = self.source.load_full() else { return };
         let mut version = self.version.subscribe();
@@ -166,12 +166,12 @@ impl ConsulNames {
                 let _ = version.changed().await;
             }
         };
-        // Data still missing then leads to SERVFAIL.
+        // If the data is still missing, the reply is SERVFAIL.
         let _ = tokio::time::timeout(PATIENCE, told).await;
     }
 
-    /// Returns whether the answer must wait for a live Consul. If not, reports the use of the
-    /// service to it.
+    /// Returns whether the answer must wait for a live Consul. If not, reports to it that the
+    /// service is in use.
     fn waits(&self, query: &Query<'_>) -> bool {
         let source = self.source.load();
         let Some(source) = &*source else { return false };
@@ -199,12 +199,12 @@ impl ConsulNames {
         self.recursors.store(Arc::new(recursors));
     }
 
-    /// Returns the inputs of an answer besides the question.
+    /// Returns the inputs of an answer other than the question.
     fn asker(&self, query: &Query<'_>, transport: Transport) -> Asker {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Asker {
             transport,
-            // The unspecified address, which no node has.
+            // Falls back to the unspecified address, which no node has.
             client: query.client.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             recursion: self.recursors.load().is_some(),
             // Serials are numbers modulo 2^32 (RFC 1982).
@@ -212,7 +212,7 @@ impl ConsulNames {
         }
     }
 
-    /// Returns the answer as far as the catalog has it, and the zone it comes from.
+    /// Returns the answer, as far as it is in the catalog, and the zone from which it comes.
     fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
         let zone = self.zone.load_full();
         let draft = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
@@ -247,7 +247,7 @@ impl Answer for ConsulNames {
         Box::pin(async move {
             self.until_told(query).await;
             let Some((zone, draft)) = self.draft(query, transport) else {
-                // The domains have changed meanwhile: SERVFAIL makes the client try again.
+                // The domains have changed in the meantime; SERVFAIL makes the client try again.
                 return dns_core::wire::error_reply(query, hickory_proto::op::ResponseCode::ServFail);
             };
             let hosts = draft.hosts();
@@ -280,7 +280,7 @@ impl Answer for ConsulNames {
     }
 }
 
-/// Reverse names: from Consul's catalog, then from the next answerer.
+/// Answers reverse names from Consul's catalog, then from the next answerer.
 pub(crate) struct ReverseConsulNames {
     /// The catalog of nodes and services.
     pub(crate) names: Arc<ConsulNames>,
@@ -289,7 +289,7 @@ pub(crate) struct ReverseConsulNames {
 }
 
 impl ReverseConsulNames {
-    /// Returns the reply, unless another answerer is needed.
+    /// Returns the reply unless another answerer is needed.
     fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
         let asker = self.names.asker(query, transport);

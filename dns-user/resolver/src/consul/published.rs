@@ -31,8 +31,8 @@ impl Published {
         Some((v4, v6, policy))
     }
 
-    /// Selects as many addresses as an entry holds. Each server selects differently, but always the
-    /// same for the same list, so that an entry changes only with the list.
+    /// Selects as many addresses as an entry holds. Each server makes a different choice, but
+    /// always the same one for the same list, so that an entry changes only with the list.
     fn sample<T: Ord>(&self, addresses: &mut Vec<T>, most: usize) {
         if addresses.len() > most {
             addresses.sort_unstable();

@@ -1,4 +1,4 @@
-//! Recursors queried like Consul does: one after the other, with NOERROR and NXDOMAIN as final.
+//! Recursors queried as by Consul: one after the other, until one returns NOERROR or NXDOMAIN.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,7 +15,7 @@ use dns_upstream::{Answer, CachedSource, Upstream};
 /// The recursors of the object `"consul"`.
 struct Recursors {
     each: Vec<CachedSource>,
-    /// Whether they are asked in random order instead of the configured one.
+    /// Whether they are queried in random order instead of the configured order.
     random: bool,
 }
 

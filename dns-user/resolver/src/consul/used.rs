@@ -1,5 +1,5 @@
-//! Names of services that interfaces answer: userspace does not see their queries, and the live source needs to
-//! know which services are in use.
+//! Names of services that interfaces answer. Userspace does not see these queries, but the live
+//! source must know which services are in use.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,18 +7,18 @@ use dns_consul::catalog::Place;
 use dns_core::name::Name;
 use parking_lot::Mutex;
 
-/// Most names kept, which is also the default limit of published names.
+/// Maximum number of names kept, the same as the default limit of published names.
 const MOST: usize = 65_536;
 
 /// A name answered within this time is in use.
 const IN_USE: Duration = Duration::from_secs(60);
 
-/// Place and service in lower case, by name.
+/// Location and service in lower case, by name.
 #[derive(Debug, Default)]
 pub(super) struct Used(Mutex<HashMap<Name, (Place, String)>>);
 
 impl Used {
-    /// Notes the service of a name that is passed to the publisher.
+    /// Records the service of a name that is passed to the publisher.
     pub(super) fn note(&self, name: &Name, service: (Place, String)) {
         let mut names = self.0.lock();
         if names.len() < MOST || names.contains_key(name) {
@@ -26,8 +26,8 @@ impl Used {
         }
     }
 
-    /// Returns the services of names that an interface answered recently. `age` is the time since its last
-    /// answer; names without one make room if there is little.
+    /// Returns the services of names that an interface answered recently. `age` returns the time
+    /// since the last answer for a name; names without one are dropped when room is scarce.
     pub(super) fn recent(&self, age: impl Fn(&Name) -> Option<Duration>) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
         let crowded = names.len() >= MOST / 2;

@@ -1,4 +1,4 @@
-//! Generates aliases from a configuration's Consul catalog and records.
+//! Generates aliases from the Consul catalog and the records of a configuration.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use dns_core::{
 };
 use dns_upstream::HostNames;
 
-/// Reads the configured Consul catalog and records, queries the configured live Consul for at most
+/// Reads the configured Consul catalog and records, queries a configured live Consul for at most
 /// `patience`, and returns the generated aliases.
 pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
     let failed = |problem: String| ConfigError { file: path.display().to_string(), problem };

@@ -29,7 +29,7 @@ use dns_platform::{
     sandbox::{self, Work},
 };
 
-/// Why the attacher did not start, or ended.
+/// The reason why the attacher did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 enum AttacherError {
     /// A required file is invalid.
@@ -71,19 +71,19 @@ enum AttacherError {
 pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
     let (ours, attachers) = UnixStream::pair()?;
     let log_format = log_format.to_possible_value().ok_or(io::ErrorKind::InvalidInput)?;
-    // By its own path, so that the process has the program's name.
+    // Use the path of the program, so that the process has its name.
     let program = env::current_exe().ok().filter(|path| path.exists());
     Command::new(program.as_deref().unwrap_or(Path::new("/proc/self/exe")))
         .arg0("bosh-dns-xdp")
         .args(["attach", "--parent", "--log-format", log_format.get_name(), "--config"])
         .arg(path)
         .stdin(OwnedFd::from(attachers))
-        // Notifications are the server's task.
+        // Only the server notifies the service manager.
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         .spawn()?;
-    // The seccomp filter permits no wait4(2): the kernel shall forget the child when it ends.
-    // SAFETY: no code runs when the signal arrives.
+    // The seccomp filter does not permit wait4(2), so the kernel must reap the child. SAFETY:
+    // SIG_IGN installs no handler.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
     Ok(ours)
 }
@@ -93,7 +93,7 @@ pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream
 pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
     let problem = match start(path, options, for_parent) {
         Ok(()) => return ExitCode::SUCCESS,
-        // A restart by the supervisor would not help.
+        // A restart would not help.
         Err(problem @ (AttacherError::NotWanted(_) | AttacherError::Off(_))) => {
             eprintln!("bosh-dns-xdp: nothing to do: {}", dns_core::terminal::lines(&problem.to_string()));
             return ExitCode::SUCCESS;
@@ -104,11 +104,11 @@ pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The servers of an attacher.
+/// The servers for which the attacher works.
 enum Servers {
-    /// Those that connect to a socket.
+    /// All servers that connect to a socket.
     Any(Attacher),
-    /// The one that started this process.
+    /// The server that started this process.
     Parent(UnixStream),
 }
 
@@ -126,7 +126,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
     let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
-    // The folder may belong to an earlier attacher, or have been prepared by a service manager
+    // The folder may belong to an earlier attacher or have been prepared by a service manager
     // (`prepare-pins`).
     let pins = dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)));
     let servers = match (for_parent, &xdp.attach_socket) {
@@ -151,7 +151,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     let path = path.to_owned();
     let read: ReadAuthority = Box::new(move || match dns_platform::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
-        // Only root may read the file: keep the authority loaded at start.
+        // Only root may read the file, so the authority loaded at start stays in use.
         Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
             Ok(first.clone())
         }
@@ -180,16 +180,16 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
 /// Returns the connection to the server that started this process.
 fn parent() -> io::Result<UnixStream> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // Fails for anything else than a unix socket.
+    // Fails for anything but a unix socket.
     stream.peer_addr()?;
-    // Service managers and terminals send these signals to the whole group; the server decides what
-    // becomes of the programs.
+    // Service managers and terminals send these signals to the whole process group, but the server
+    // decides whether the programs stay.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block()?;
     Ok(stream)
 }
 
-/// Ends the process at a panic: the servers notice, and attached programs stay.
+/// Makes a panic end the process: the servers notice that, and attached programs stay.
 fn end_at_panics() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {

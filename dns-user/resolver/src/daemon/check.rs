@@ -88,7 +88,8 @@ pub fn check(path: &Path) -> CheckReport {
     }
 }
 
-/// Returns problems outside the files: configured users, groups and interfaces missing on this machine.
+/// Returns problems outside the files: configured users, groups and interfaces missing on this
+/// machine.
 fn surroundings(config: &Config) -> Vec<String> {
     let mut errors = Vec::new();
     let users = [
@@ -125,7 +126,7 @@ fn surroundings(config: &Config) -> Vec<String> {
     errors
 }
 
-/// Returns an error for each listen address that this machine does not have.
+/// Returns an error for each listen address that does not belong to this machine.
 fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
     let is_foreign = |address: &&SocketAddr| {
         // Port 0 is always free, so a failure means that the address is wrong.
@@ -157,7 +158,7 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
     let mut errors: Vec<String> = Vec::new();
     let state = service_status.state();
     for (kind, file_state) in &state.files {
-        // Missing records may appear later; a broken file stays broken.
+        // Missing records may still appear; an invalid file stays invalid.
         let starts_without =
             *kind == Kind::Records.label() && config.records_file.as_ref().is_some_and(|path| !path.exists());
         let problem = file_state.error.clone();
@@ -235,8 +236,8 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
     format!("{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}", config.domain)
 }
 
-/// Returns unreadable files of the Consul client; without them Consul is queried unauthenticated or not at
-/// all.
+/// Returns the unreadable files of the Consul client. Without them Consul is queried without
+/// authentication or not at all.
 fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
     let Some(api) = &config.http else { return Vec::new() };
     let (certificate, key) = api.identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();

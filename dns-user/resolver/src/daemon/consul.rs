@@ -13,7 +13,7 @@ use crate::{
 use dns_consul::{config::Config, definition::Definitions};
 use dns_core::config::ConfigError;
 
-/// Followed Consul definition files and the catalogs built from them.
+/// The followed Consul definition files and the catalogs built from them.
 pub(super) struct ConsulFiles {
     /// Catalogs of the definition files and of a live Consul.
     catalogs: Arc<Catalogs>,
@@ -21,20 +21,21 @@ pub(super) struct ConsulFiles {
 }
 
 impl ConsulFiles {
-    /// Performs the first read.
+    /// Creates the source and reads it for the first time.
     pub(super) fn start(
         config: Config,
         service_status: &ServiceStatus,
     ) -> Result<(Self, NewZone), ConfigError> {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
-        // A forced read returns the contents even if nothing changed.
+        // A forced read returns the contents even if they have not changed.
         let zone = files.read(true, service_status).transpose()?;
         let zone = zone.unwrap_or_else(|| files.catalogs.zone());
         Ok((files, zone))
     }
 
-    /// Switches to another object `"consul"` and returns its zone. Call [`Self::refresh`] afterwards.
+    /// Switches to another object `"consul"` and returns its zone. Call [`Self::refresh`]
+    /// afterwards.
     pub(super) fn reconfigure(&mut self, config: Config) -> NewZone {
         if self.catalogs.config().files != config.files {
             self.followed = Followed::new(Source::Patterns(config.files.clone()));

@@ -12,7 +12,7 @@ use crate::ops::{metrics::WholeMetrics, reload_history::ReloadHistory};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
 use dns_upstream::HandlerConfig;
 
-/// Follows records and handlers; re-reads a file only when it has changed.
+/// Follows records and handlers; reads a file again only if it has changed.
 pub struct RoutedDomains {
     files: Files,
     /// Wakes when a file may have changed.
@@ -24,7 +24,8 @@ pub struct RoutedDomains {
 }
 
 impl RoutedDomains {
-    /// Reads the files a server with this configuration would read; the configuration itself is not followed.
+    /// Reads the files that a server with this configuration would read; the configuration itself
+    /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigError> {
         let config = dns_platform::files::load_config(path)?.config;
         let internal = |problem: prometheus::Error| ConfigError {

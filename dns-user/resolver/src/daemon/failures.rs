@@ -1,11 +1,11 @@
-//! Handling of panics.
+//! Handles panics.
 //!
 //! Every panic is a defect: it is logged with its location and counted. The thread's [`OnPanic`]
 //! decides what follows. On runtime threads and UDP workers a panic loses one task: a request,
 //! which the client retries, or a part of the server, whose end `serve` notices. On any other
-//! thread (such as the publisher) a component is lost for good, so the server shuts down with exit
-//! code 70 and its supervisor restarts it. It also shuts down if panics of the first kind repeat: a
-//! restart is better than a degraded server that looks alive.
+//! thread (such as the publisher's) a component is lost permanently, so the server shuts down with
+//! exit code 70 and its supervisor restarts it. It also shuts down if panics of the first kind
+//! repeat, because a restart is better than a degraded server that seems to be alive.
 
 use std::{
     any::Any,
@@ -25,7 +25,7 @@ use dns_platform::{
     threads::{OnPanic, on_panic},
 };
 
-/// Recoverable panics within [`PANIC_WINDOW`] after which the server ends.
+/// Number of recoverable panics within [`PANIC_WINDOW`] after which the server ends.
 const MOST_PANICS: usize = 10;
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
 
@@ -38,7 +38,7 @@ pub(crate) struct Failure {
 }
 
 pub(super) struct Failures {
-    /// Fed by the panic hook and by components that end.
+    /// Receives failures from the panic hook and from components that end.
     receiver: mpsc::UnboundedReceiver<Failure>,
     sender: mpsc::UnboundedSender<Failure>,
     panics: IntCounter,
@@ -94,7 +94,7 @@ impl Failures {
     pub(super) async fn next(&mut self) -> Failure {
         match self.receiver.recv().await {
             Some(failure) => failure,
-            // `self.sender` keeps the channel open.
+            // Unreachable, because `self.sender` keeps the channel open.
             None => std::future::pending().await,
         }
     }

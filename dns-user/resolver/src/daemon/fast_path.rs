@@ -21,11 +21,11 @@ use dns_health::HealthService;
 /// Delay before reconnecting to a lost attacher.
 const ATTACHER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Delay before asking an attacher again after a refusal: each attempt that the kernel rejects costs
-/// a second of CPU.
+/// Delay before the next request after a refusal: each attempt that the kernel rejects costs a
+/// second of CPU time.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(5);
 
-/// The fast path of a running server: empty until its maps exist. DNS does not wait for it.
+/// The fast path of a running server, empty until its maps exist. DNS does not wait for it.
 ///
 /// A reconnected attacher brings a new fast path; until its programs are attached, the previous one
 /// keeps answering, and both receive every change.
@@ -40,7 +40,7 @@ pub(super) struct Lifecycle {
     health: Option<Arc<HealthService>>,
     service_status: ServiceStatus,
     tap: Tap,
-    /// `None` with `xdp.attach_socket`, and after its use: another one cannot be started.
+    /// `None` with `xdp.attach_socket`, and after use, because a second one cannot be started.
     own_attacher: Option<OwnAttacher>,
     loading: Option<JoinHandle<Loaded>>,
     /// Reason the last load attempt failed.
@@ -56,7 +56,7 @@ pub(super) struct Lifecycle {
     missed_heartbeats: u32,
 }
 
-/// The connection to an attacher that this server has started, or the reason why it did not start.
+/// The connection to an attacher started by this server, or the reason why it did not start.
 pub(super) type OwnAttacher = io::Result<UnixStream>;
 
 /// Result of loading maps and programs.
@@ -70,7 +70,7 @@ pub(super) enum Event {
 }
 
 impl Lifecycle {
-    /// Creates a fast path that stays off until [`Self::load`].
+    /// Creates a fast path that is off until [`Self::load`] is called.
     pub(super) fn new(
         config: &Config,
         own_attacher: Option<OwnAttacher>,
@@ -131,7 +131,7 @@ impl Lifecycle {
                 let attacher = connect(&config, own_attacher)?;
                 FastPath::start(&config, attacher, &listen, states, admission).map(Arc::new)
             };
-            // Never cancelled; a panic was already logged with its location.
+            // Never cancelled; a panic has been logged with its location.
             let started = tokio::task::spawn_blocking(start).await;
             started.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
         }));
@@ -149,7 +149,8 @@ impl Lifecycle {
         }
     }
 
-    /// Handles an event. Called from the loop that installs snapshots, so that the fast path misses none.
+    /// Handles an event. Called from the loop that installs snapshots, so that the fast path misses
+    /// none.
     pub(super) fn follow(&mut self, event: Event) {
         match event {
             Event::AttacherLost if self.config.attach_socket.is_some() => self.load_after(ATTACHER_PAUSE),
@@ -162,14 +163,14 @@ impl Lifecycle {
                         self.not_loaded(problem.to_string(), ATTACHER_PAUSE);
                     }
                     Ok(Err(problem)) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
-                    // The panic was already logged with its location.
+                    // The panic has been logged with its location.
                     Err(problem) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
                 }
             }
         }
     }
 
-    /// Makes `fast_path` the current one: it receives everything published from now on.
+    /// Makes `fast_path` the current one, which receives everything published from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         self.problem = None;
         self.service_status.change(|state| state.fast_path_off = None);
@@ -207,8 +208,8 @@ impl Lifecycle {
         }
     }
 
-    /// Ends the fast path after its own attacher has ended: nothing would notice any more that the
-    /// kernel no longer delivers from an interface.
+    /// Ends the fast path after the server's own attacher has ended, because nothing would detect
+    /// interfaces from which the kernel stops delivering.
     fn withdraw(&mut self) {
         const PROBLEM: &str = "the attacher has ended; restart the server to attach programs again";
         error!("no fast path any more: {PROBLEM}; every query is answered from userspace");
@@ -239,7 +240,8 @@ impl Lifecycle {
                 );
                 self.unserved = Some(why);
             }
-            // Also while the gate waits for queries: the reason may return with the next one.
+            // Requires a served interface: while the gate waits for queries, the reason may return
+            // with the next one.
             None if self.unserved.is_some() && interfaces.interfaces.iter().any(|one| one.hook.is_some()) => {
                 info!("an interface is served again");
                 self.unserved = None;
@@ -248,19 +250,20 @@ impl Lifecycle {
         }
     }
 
-    /// Returns the heartbeat interval, short enough for the lease and the service manager's watchdog.
+    /// Returns the heartbeat interval, short enough for the lease and the service manager's
+    /// watchdog.
     pub(super) fn heartbeat_interval(&self) -> Duration {
         (self.config.lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(2))
     }
 
-    /// Sends a heartbeat that states how long the health checks have been silent: interfaces stop
-    /// answering while the checks hang.
+    /// Sends a heartbeat with the time since the last sign of life of the health checks, so that
+    /// interfaces stop answering while the checks hang.
     pub(super) fn heartbeat(&mut self) {
         let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
         let hangs = silent_for >= self.config.lease / 2;
         let now = if hangs { self.missed_heartbeats.saturating_add(1) } else { 0 };
         match (std::mem::replace(&mut self.missed_heartbeats, now), now) {
-            // At the first missed heartbeat the whole process may have been suspended; only the second
+            // After one missed heartbeat the whole process may have been suspended; only a second
             // one shows that the checks hang.
             (1, 2) => {
                 error!("health checks stalled: every query is answered from userspace until they resume")
@@ -278,7 +281,7 @@ impl Lifecycle {
         }
     }
 
-    /// Reports the interfaces that queries arrived on since the last report.
+    /// Reports on which interfaces queries have arrived since the last report.
     pub(super) fn report(&self, arrivals: &Arrivals) {
         let arrivals = arrivals.take();
         for fast_path in self.current.iter().chain(&self.retiring) {
@@ -286,7 +289,7 @@ impl Lifecycle {
         }
     }
 
-    /// Replaces the set of addresses that the interfaces answer for.
+    /// Replaces the set of addresses for which the interfaces answer.
     pub(super) fn set_endpoints(&self, listen: &[SocketAddr]) {
         if let Some(fast_path) = &self.current {
             fast_path.set_endpoints(listen);
@@ -298,7 +301,8 @@ impl Lifecycle {
         self.current.as_ref().map_or(0, |fast_path| fast_path.counters().hits())
     }
 
-    /// Waits until the interfaces answer from the last published state; returns false after `patience`.
+    /// Waits until the interfaces answer from the last published state; returns false if that takes
+    /// longer than `patience`.
     pub(super) async fn flushed(&self, patience: Duration) -> bool {
         tokio::time::timeout(patience, self.server_state.fast_path.flushed()).await.is_ok()
     }
@@ -306,7 +310,7 @@ impl Lifecycle {
     /// Detaches everything, or leaves it to a successor, and waits for completion.
     pub(super) async fn stop(mut self) {
         match self.loading.take() {
-            // The attacher notices the closed connection.
+            // The attacher detects the closed connection.
             Some(loading) if self.config.attach_socket.is_some() => loading.abort(),
             // Programs that finish loading must be detached again.
             Some(loading) => self.current = loading.await.ok().and_then(Result::ok),

@@ -58,7 +58,7 @@ pub(super) struct First {
 }
 
 impl Files {
-    /// Performs the first read of every file.
+    /// Reads every file for the first time.
     pub(super) fn start(
         sources: Sources,
         consul: Option<ConsulConfig>,
@@ -80,11 +80,12 @@ impl Files {
         Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
     }
 
-    /// Checks the files for changes on a blocking thread; `force` re-reads and reapplies all of them.
+    /// Checks the files for changes on a blocking thread; `force` re-reads and reapplies all of
+    /// them.
     pub(super) async fn reload(&self, force: bool) -> Changes {
         let this = self.clone();
         let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(force))).await;
-        // A panic was already logged with its location; the data in use stays.
+        // A panic has been logged with its location; the data in use stays.
         changes.unwrap_or_default()
     }
 
@@ -93,14 +94,14 @@ impl Files {
         self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs().clone()))
     }
 
-    /// Switches to another object `"consul"` on a blocking thread and returns its zone; `None` if Consul
-    /// was not configured at start.
+    /// Switches to another object `"consul"` on a blocking thread and returns its zone; `None` if
+    /// Consul was not configured at start.
     pub(super) async fn reconfigure_consul(&self, config: ConsulConfig) -> Option<NewZone> {
         let this = self.clone();
         let reconfigured = tokio::task::spawn_blocking(move || {
             this.with(|inner| inner.consul.as_mut().map(|files| files.reconfigure(config)))
         });
-        // A panic was already logged with its location; the data in use stays.
+        // A panic has been logged with its location; the data in use stays.
         reconfigured.await.ok().flatten()
     }
 
@@ -121,7 +122,7 @@ impl Files {
         self.with(|inner| inner.folders())
     }
 
-    /// Runs `work` with the state locked. A panic inside leaves the data read before.
+    /// Runs `work` with the state locked. After a panic in it the data read before remains.
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
         work(&mut self.0.lock())
     }
@@ -129,7 +130,8 @@ impl Files {
 
 impl Inner {
     fn reload(&mut self, force: bool) -> Changes {
-        // Start all reads first: each completion has to wake this thread, which is slow on a busy CPU.
+        // Start all reads first: waking this thread for each completion in turn would be slow on a
+        // busy CPU.
         self.catalog.look_ahead(force);
         self.handlers.look_ahead(force);
         self.addresses.look_ahead(force);

@@ -1,4 +1,4 @@
-//! The listening sockets: one server per address, so that addresses files can add and remove
+//! The listening sockets, with one server per address, so that addresses files can add and remove
 //! addresses while the others keep serving.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
@@ -16,13 +16,13 @@ use dns_platform::limits::raise_file_limit;
 
 pub(super) struct Listeners {
     server_state: Arc<ServerState>,
-    /// Answers to `version.bind` and the like.
+    /// Answers to `version.bind` and similar queries.
     identity: Arc<Identity>,
     metrics: ServerMetrics,
     options: Options,
     /// Running servers by address.
     running: HashMap<SocketAddr, Running>,
-    /// Reason each remaining address is not served.
+    /// Reason why each of the other addresses is not served.
     problems: HashMap<SocketAddr, String>,
 }
 
@@ -43,7 +43,8 @@ impl Listeners {
         Self { server_state, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
     }
 
-    /// Listens on every available address and returns the addresses served; fails if there are none.
+    /// Listens on every available address and returns the addresses served; fails if there are
+    /// none.
     pub(super) async fn start(&mut self, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, ServerError> {
         let mut problems = Vec::new();
         for &address in addresses {
@@ -60,8 +61,8 @@ impl Listeners {
         Ok(self.served())
     }
 
-    /// Replaces the set of listen addresses and returns the addresses served. An unavailable address is
-    /// logged once and does not affect the others.
+    /// Replaces the set of listen addresses and returns the addresses served. An unavailable
+    /// address is logged once and does not affect the others.
     pub(super) async fn set(&mut self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
         let gone: Vec<SocketAddr> =
             self.running.keys().filter(|address| !addresses.contains(address)).copied().collect();
@@ -109,7 +110,7 @@ impl Listeners {
             tasks.push(task);
         }
         for task in tasks {
-            // A panic was already logged with its location.
+            // A panic has been logged with its location.
             let _ = task.await;
         }
     }
@@ -119,7 +120,8 @@ impl Listeners {
         self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
     }
 
-    /// Records that an address is not served, and logs each new reason. The next [`Self::set`] tries again.
+    /// Records that an address is not served, and logs each new reason. The next [`Self::set`]
+    /// tries again.
     fn report(&mut self, address: SocketAddr, problem: &ServerError) {
         let text = problem.to_string();
         if self.problems.insert(address, text.clone()).as_ref() != Some(&text) {
@@ -141,7 +143,7 @@ impl Listeners {
         info!("listening on {address}, UDP and TCP");
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(server.run(async {
-            // Dropping the sender stops the server too.
+            // Dropping the sender stops the server as well.
             let _ = stopped.await;
         }));
         self.running.insert(address, Running { stop, task });
@@ -150,7 +152,7 @@ impl Listeners {
 }
 
 /// Returns the options of each of `addresses` servers. Their TCP clients together get at most a
-/// quarter of the file descriptors, leaving the rest to forwarding, health checks and files.
+/// quarter of the file descriptors; the rest is for forwarding, health checks and files.
 pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, tap: Tap) -> Options {
     let share = raise_file_limit() / 4 / addresses.max(1) as u64;
     let most = Options::default().max_tcp_connections;

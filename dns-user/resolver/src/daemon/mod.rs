@@ -1,8 +1,8 @@
 //! The running server: startup, reloads and shutdown of all components.
 //!
 //! * `start`, `serve`, `signals`: startup, main loop and shutdown.
-//! * `upstreams`, `fast_path`: routes for other names; lifecycle of the fast path.
-//! * `files`, `records`, `consul`, `sources`, `watch`: follow the files on disk.
+//! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path.
+//! * `files`, `records`, `consul`, `sources`, `watch`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change.
 //! * `upcheck`: self-checks.
@@ -51,8 +51,8 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Exit code after an internal failure (a panic), on which supervisors should restart the server;
-/// `EX_SOFTWARE` in sysexits.h.
+/// Exit code after an internal failure (a panic), after which supervisors should restart the
+/// server; `EX_SOFTWARE` in sysexits.h.
 const INTERNAL_FAILURE: u8 = 70;
 
 /// Options given on the command line.
@@ -62,7 +62,7 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Reason the server did not start, or ended by itself.
+/// Reason why the server did not start, or ended by itself.
 #[derive(Debug, thiserror::Error)]
 enum DaemonError {
     /// A required file is invalid.
@@ -105,8 +105,8 @@ enum DaemonError {
 
 /// Serves until SIGTERM or SIGINT and returns the process's exit code.
 ///
-/// The code is 0 after a graceful shutdown, 1 for errors an operator can fix, 70 after an internal failure.
-/// The error is one line: in the log, or on standard error if there is no log yet.
+/// The code is 0 after a graceful shutdown, 1 for errors that an operator can fix, and 70 after an
+/// internal failure. The error is one line in the log, or on standard error if there is no log yet.
 pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     let mut is_logged = false;
     let problem = match start(path, options, &mut is_logged) {
@@ -122,8 +122,8 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     }
 }
 
-/// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged` if an
-/// error was written to the log.
+/// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged`
+/// once errors are written to the log.
 fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), DaemonError> {
     let loaded = dns_platform::files::load_config(path)?;
     let xdp = &loaded.config.xdp;

@@ -1,7 +1,7 @@
 //! Switches to another user, keeping only the capabilities that are still needed.
 //!
-//! This happens before the first thread starts: capabilities are per thread, and threads already
-//! running would keep theirs.
+//! This must happen before the first thread starts: capabilities are per thread, and running
+//! threads would keep theirs.
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
@@ -27,8 +27,8 @@ const SERVING: [Capability; 1] = [Capability::CAP_NET_BIND_SERVICE];
 /// Capabilities of the attacher (Linux 5.8).
 const ATTACHING: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_PERFMON];
 
-/// Makes this process the server: switches to `user`, if given, with [`SERVING`] alone; otherwise
-/// gives up the capabilities of the attacher, unless it runs as root.
+/// Drops all privileges that the server does not need: switches to `user`, if given, keeping only
+/// [`SERVING`]; otherwise drops the capabilities of the attacher, unless running as root.
 pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError> {
     let Some(name) = user else {
         if Uid::effective().is_root() {
@@ -42,8 +42,8 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError
     if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
 }
 
-/// Makes this process the attacher: switches to `user`, if given, and permanently keeps
-/// [`ATTACHING`] alone.
+/// Drops all privileges that the attacher does not need: switches to `user`, if given, and
+/// permanently keeps only [`ATTACHING`].
 pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {
     match user.filter(|user| user.uid != Uid::effective()) {
         Some(user) => become_user(user, &ATTACHING.into()),
@@ -96,6 +96,6 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     let kept: CapsHashSet = permitted.intersection(needed).copied().collect();
     caps::set(None, CapSet::Effective, &kept).map_err(failed)?;
     caps::set(None, CapSet::Permitted, &kept).map_err(failed)?;
-    // Clearing inheritable capabilities clears ambient ones too.
+    // Clearing inheritable capabilities also clears ambient ones.
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
 }

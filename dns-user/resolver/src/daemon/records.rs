@@ -1,5 +1,5 @@
-//! Follows records.json and the alias files: new contents become the next snapshot, invalid ones are
-//! reported while the last good snapshot stays.
+//! Follows records.json and the alias files. New contents become the next snapshot; invalid
+//! contents are reported, and the last good snapshot stays.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -13,14 +13,14 @@ use dns_core::{
     config::ConfigError,
 };
 
-/// Warnings logged individually per load; the rest are only counted.
+/// Maximum number of warnings logged individually per load; the rest are only counted.
 const LOGGED_WARNINGS: usize = 20;
 
 /// The files that snapshots are built from.
 pub(super) struct CatalogFiles {
     records: Followed,
     aliases: Followed,
-    /// Contents of the records in use, parsed again when only aliases change.
+    /// Contents of the records in use, which are parsed again if only aliases change.
     good_records: Vec<u8>,
     good_aliases: AliasFiles,
     rules: NameRules,
@@ -28,7 +28,7 @@ pub(super) struct CatalogFiles {
 }
 
 impl CatalogFiles {
-    /// Performs the first read.
+    /// Creates the source and reads it for the first time.
     ///
     /// Missing or invalid records, and invalid alias files, are reported and not served. With
     /// `require_alias_files` an invalid alias file is an error.
@@ -60,7 +60,7 @@ impl CatalogFiles {
         Ok((files, snapshot))
     }
 
-    /// Returns the next snapshot if there are valid changes.
+    /// Returns the next snapshot if anything has changed and is valid.
     pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
         let begun = Instant::now();
         let aliases = self.read_aliases(force).and_then(|read| {
@@ -148,7 +148,7 @@ impl CatalogFiles {
         }
         let (record_files, parsed) = match records {
             Some(NewRecords { files, parsed }) => (Some(files), Some(parsed)),
-            // These bytes parsed when they were loaded.
+            // Cannot fail: these bytes were parsed when they were loaded.
             None => (None, Records::parse(&self.good_records).ok()),
         };
         let (records, rows) = parsed.unwrap_or_default();
@@ -201,7 +201,7 @@ type ParsedRecords = (Records, Vec<RowWarning>);
 /// Contents used until valid records are read.
 const NO_RECORDS: &[u8] = b"{}";
 
-/// Parses records.json; if none is configured there is no file to parse.
+/// Parses records.json; empty records if no file is configured.
 fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
     let Some((file, bytes)) = contents.readable()?.into_iter().next() else {
         return Ok((Records::default(), Vec::new()));
@@ -217,7 +217,7 @@ fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), Confi
     Ok((aliases, warnings.iter().map(ToString::to_string).collect()))
 }
 
-/// Converts the error; its text already begins with the file.
+/// Converts the error; its text already begins with the file name.
 fn refused(error: AliasError) -> ConfigError {
     let text = error.to_string();
     match text.split_once(": ") {

@@ -1,5 +1,5 @@
-//! Renews forwarded answers that interfaces are using, shortly before they expire: off the path of
-//! every query.
+//! Renews forwarded answers in use by interfaces shortly before they expire, so that no query waits
+//! for the renewal.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use crate::state::{Route, ServerState};
 use dns_core::wire::{CLASS_IN, OPT_LEN, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse};
 use dns_fastpath::Renewal;
 
-/// Limit of renewals at a time; further ones wait.
+/// Maximum number of concurrent renewals; further ones wait.
 const AT_ONCE: usize = 16;
 
 /// Time limit of a renewal. Afterwards the answer expires, and a query fetches it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Carries out renewals until the fast path is gone.
+/// Executes renewals until the fast path is gone.
 pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiver<Renewal>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(renewal) = requested.recv().await {
@@ -32,7 +32,7 @@ pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiv
     }
 }
 
-/// Fetches an answer from the server responsible now and publishes it.
+/// Fetches an answer from the currently responsible server and publishes it.
 async fn renew(server_state: &ServerState, renewal: &Renewal) {
     // Read before the state, so that a later change makes the answer void.
     let generation = server_state.fast_path.answer_generation();
@@ -48,7 +48,7 @@ async fn renew(server_state: &ServerState, renewal: &Renewal) {
     }
 }
 
-/// Returns the query of a client with these flags and RD.
+/// Returns the query that a client with these flags and RD would send.
 fn query(renewal: &Renewal) -> Vec<u8> {
     const RD: u8 = 0x01;
     const CD: u8 = 0x10;

@@ -42,13 +42,14 @@ use dns_platform::logs::Logs;
 /// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Limit for interfaces to answer from a new snapshot.
+/// Time limit for interfaces to answer from a new snapshot.
 const PUBLISHING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time limit for reading config.json.
 const CONFIG_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Consecutive rounds without an answer to any client or self-check before the process ends: 30 s.
+/// Number of consecutive rounds without an answer to any client or self-check after which the
+/// process ends: 30 s.
 const MOST_UPCHECK_FAILURES: u32 = 6;
 
 /// All components of a running server.
@@ -82,7 +83,7 @@ pub(super) struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// Serves until SIGTERM or SIGINT, or until a part fails.
+    /// Serves until SIGTERM or SIGINT, or until a component fails.
     pub(super) async fn run(
         &mut self,
         signals: &mut Signals,
@@ -91,8 +92,8 @@ impl Daemon<'_> {
         let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
-        // Heartbeats come from this loop rather than a separate task: the interfaces may answer only as
-        // long as the loop that keeps their answers current is running.
+        // Heartbeats come from this loop rather than a separate task, because interfaces may answer
+        // only while the loop that updates their answers is running.
         let mut beats = time::interval(self.fast_path.heartbeat_interval());
         beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reports = time::interval(REPORT_INTERVAL);
@@ -130,9 +131,9 @@ impl Daemon<'_> {
         }
     }
 
-    /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in which
-    /// neither a self-check nor a client got an answer. One silent address of several is only
-    /// reported: a restart would take the working ones from their clients.
+    /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in
+    /// which neither a self-check nor a client got an answer. If only some of several addresses are
+    /// silent, that is only reported, because a restart would interrupt the working ones.
     async fn ask_itself(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
         let Findings { answered, mut problems } = self.upcheck.once().await;
         let replies = self.replies();
@@ -205,7 +206,7 @@ impl Daemon<'_> {
         self.listen_on(all_addresses(self.config.listen, further)).await;
     }
 
-    /// Listens on the available ones of these addresses.
+    /// Listens on those of these addresses that are available.
     async fn listen_on(&mut self, wanted: Vec<SocketAddr>) {
         self.upstreams.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
@@ -295,7 +296,7 @@ impl Daemon<'_> {
 
     pub(super) async fn stop(self) {
         let Self { listeners, health, fast_path, .. } = self;
-        // Detach first: queries no longer answered by the interfaces then find the sockets open.
+        // Detach first, so that queries no longer answered by interfaces find the sockets open.
         fast_path.stop().await;
         listeners.stop().await;
         if let Some(health) = health {
@@ -306,7 +307,7 @@ impl Daemon<'_> {
     }
 }
 
-/// State of failed self-checks.
+/// State of the failed self-checks.
 #[derive(Default)]
 struct Unanswered {
     /// Consecutive rounds without an answer to any client or self-check.
@@ -330,7 +331,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
     });
     match time::timeout(CONFIG_PATIENCE, reading).await {
         Ok(Ok(result)) => result,
-        // The panic was already logged with its location.
+        // The panic has been logged with its location.
         Ok(Err(panic)) => Err(failed(panic.to_string())),
         Err(_) => {
             Err(failed(format!("the file system did not answer within {} s", CONFIG_PATIENCE.as_secs())))
@@ -338,7 +339,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
     }
 }
 
-/// Describes a difference of the object `"consul"` that needs a restart.
+/// Describes a change of the object `"consul"` that needs a restart.
 fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig>) -> Option<&'static str> {
     match (old, new) {
         (None, None) => None,

@@ -1,9 +1,9 @@
-//! Which settings of `config.json` a reload changes, and which need a restart.
+//! Separates the settings of `config.json` that a reload changes from those that need a restart.
 
 use dns_core::config::Config;
 
-/// Declares the table: every field of [`Config`] is in exactly one of the two lists; a field in neither
-/// or in both does not compile.
+/// Declares the table. Every field of [`Config`] must be in exactly one of the two lists; otherwise
+/// the code does not compile.
 macro_rules! settings {
     (restart { $($fixed:ident: $name:literal,)* } reload { $($free:ident,)* }) => {
         /// Merges a newly read configuration with the one in use: settings that need a restart keep

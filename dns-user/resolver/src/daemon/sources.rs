@@ -1,8 +1,8 @@
-//! The files followed at runtime: which ones exist, whether they changed, their contents.
+//! The files followed at runtime: their existence, changes and contents.
 //!
 //! Each source queries the file system on a dedicated thread (`reader.rs`) with a deadline of
-//! [`PATIENCE`], so that a hung mount blocks neither the main loop nor other sources. Only the first
-//! read of a source, at start or after a configuration change, may take [`FIRST_PATIENCE`].
+//! [`PATIENCE`], so that a hung mount blocks neither the main loop nor other sources. Only the
+//! first read of a source, at start or after a configuration change, may take [`FIRST_PATIENCE`].
 
 mod reader;
 
@@ -28,8 +28,8 @@ use dns_platform::files::{
     glob::{folders, glob},
 };
 
-/// A file written more recently than this may change again without a new time stamp (the kernel
-/// stamps files by its tick, 1 to 10 ms), so it is read once more later.
+/// A file written more recently than this may change again without a new time stamp (the kernel's
+/// stamps have tick resolution, 1 to 10 ms), so it is read once more later.
 const SETTLED: Duration = Duration::from_millis(50);
 
 /// Number of times an unparsable, recently written file is read again, [`SETTLED`] apart.
@@ -87,8 +87,8 @@ impl Sources {
 }
 
 impl Source {
-    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches that are
-    /// not regular files, such as FIFOs and directories, are left out.
+    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches
+    /// that are not regular files, such as FIFOs and directories, are left out.
     fn walk(&self) -> Walk {
         let (left_out, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
@@ -117,7 +117,7 @@ impl Source {
         paths
     }
 
-    /// Returns the contents that stand for a source that does not answer: a timeout error.
+    /// Returns the contents that represent an unresponsive source: a timeout error.
     fn unresponsive(&self, patience: Duration) -> Contents {
         let path = match self {
             Self::File(path) => path.clone(),
@@ -257,16 +257,15 @@ impl Followed {
         &self.folders
     }
 
-    /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the same
-    /// `force` returns the result.
+    /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the
+    /// same `force` returns the result.
     pub(super) fn look_ahead(&mut self, force: bool) {
         let known = self.known(force);
         self.reader.ask(known);
     }
 
-    /// Reads the source if it may have changed; `None` if the contents are the same.
-    /// With `force` it is read and returned in any case. A source that does not answer counts as
-    /// unreadable.
+    /// Reads the source if it may have changed; `None` if the contents are the same. With `force`
+    /// it is read and returned in any case. An unresponsive source is treated as unreadable.
     pub(super) fn changed(&mut self, force: bool) -> Option<Contents> {
         let contents = self.read_now(self.known(force))?;
         let digest = Some(contents.digest());
@@ -277,8 +276,8 @@ impl Followed {
 
     /// Reads and parses the source if it may have changed.
     ///
-    /// An unparsable file that was written recently is probably still being written: it is read again
-    /// a few times before it is reported as invalid.
+    /// An unparsable file that was written recently is probably still being written: it is read
+    /// again a few times before it is reported as invalid.
     pub(super) fn parsed<T, E>(
         &mut self,
         force: bool,
@@ -309,7 +308,7 @@ impl Followed {
         let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
         self.reader.ask(known);
         let Some(Seen { folders, left_out, contents }) = self.reader.answer(patience) else {
-            // Read it again, whatever its stamps, once it answers.
+            // Once it answers, read it again regardless of its stamps.
             self.settled = false;
             return Some(self.source.unresponsive(patience));
         };
@@ -336,7 +335,8 @@ fn is_older(stamp: FileStamp, now: SystemTime) -> bool {
             Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
         })
         .and_then(|since_epoch| SystemTime::UNIX_EPOCH.checked_add(since_epoch));
-    // A time in the future proves nothing; it counts as old, or the file would be read forever.
+    // A time in the future proves nothing. It counts as old; otherwise the file would be read at
+    // every check.
     changed.is_none_or(|changed| now.duration_since(changed).map_or(true, |age| age >= SETTLED))
 }
 
@@ -433,7 +433,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = Source::File(folder.path().join("records.json"));
         fs::write(folder.path().join("records.json"), "{}").unwrap();
-        // Slower than the limit that applies after the first read.
+        // Slower than the time limit that applies after the first read.
         let slow = source.clone();
         let reader = Reader::reading(move |known| {
             thread::sleep(PATIENCE * 3 / 2);

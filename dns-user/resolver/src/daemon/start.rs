@@ -1,5 +1,5 @@
-//! Startup in order: files, sockets and up-check, and only then the fast path and the operator's
-//! ports, which must never keep DNS from starting.
+//! Startup: first files, sockets and up-check, then the fast path and the operator's ports, which
+//! must never keep DNS from starting.
 
 use std::{
     future,
@@ -49,8 +49,8 @@ use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels, standstill};
 use dns_upstream::InForce;
 
-/// Interval at which the fast path reports the Consul names it answers; each report keeps a watch for
-/// a minute.
+/// Interval at which the Consul names answered by the fast path are reported; each report keeps a
+/// watch for a minute.
 const USE_INTERVAL: time::Duration = time::Duration::from_secs(10);
 
 /// Reads the files, opens the sockets, waits until the up-check succeeds, and opens the operator's
@@ -217,7 +217,7 @@ fn health_checks(
             health.metrics().register(metrics.registry())?;
             Ok(Some(Arc::new(health)))
         }
-        // bosh-dns refuses to start too.
+        // bosh-dns refuses to start as well.
         Err(problem) if config.compat.require_health_certificates => Err(problem.into()),
         // Serving DNS without health checks is better than not serving.
         Err(problem) => {

@@ -1,4 +1,4 @@
-//! Self-checks: at start the server either answers them within `timeout` or exits with an error;
+//! Self-checks. At startup the server must answer them within `timeout` or exits with an error;
 //! afterwards they run periodically.
 
 use std::{
@@ -44,7 +44,7 @@ pub(super) enum UpcheckError {
     Failed { name: Name, target: SocketAddr, transport: &'static str, problem: NoAnswer },
 }
 
-/// Reason a query got no usable answer.
+/// Reason why a query got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoAnswer {
     /// The name does not fit in a query.
@@ -85,7 +85,8 @@ impl Upcheck {
         }
     }
 
-    /// Sends every query to every target over UDP and TCP. A failing target does not affect the others.
+    /// Sends every query to every target over UDP and TCP. A failing target does not affect the
+    /// others.
     pub(super) async fn once(&self) -> Findings {
         let mut findings = Findings::default();
         for &target in &self.targets {
@@ -97,7 +98,7 @@ impl Upcheck {
                         Ok(()) => findings.answered += 1,
                         Err(problem) => {
                             findings.problems.push(problem);
-                            // Further queries to this target would each wait for the time limit.
+                            // Further queries to this target would each run into the time limit.
                             break;
                         }
                     }
@@ -180,7 +181,8 @@ pub(super) struct Findings {
     pub(super) problems: Vec<UpcheckError>,
 }
 
-/// Queries a server once over UDP for an address of `name`; returns the reason if there is none.
+/// Queries a server once over UDP for an address of `name`; the error is the reason why there is
+/// none.
 pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
     let id = fastrand::u16(..);
     let question = question(id, name)?;
@@ -212,7 +214,7 @@ fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
     message.to_vec().map_err(|error| NoAnswer::Question(error.into()))
 }
 
-/// Checks id and RCODE of a reply and that it holds an address, 127.0.0.1 for an `upcheck`.
+/// Checks the id and RCODE of a reply and that it contains an address; for an `upcheck` 127.0.0.1.
 fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
     let reply = Message::from_vec(reply).map_err(|error| NoAnswer::Unreadable(error.into()))?;
     if reply.metadata.id != id || reply.metadata.message_type != MessageType::Response {

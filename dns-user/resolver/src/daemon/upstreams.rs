@@ -1,5 +1,5 @@
-//! Routes non-local names: combines recursors, handlers and reverse names into routes, and rebuilds
-//! them when files or the configuration change.
+//! Routes non-local names: combines recursors, handlers and reverse names into routes, which are
+//! rebuilt when files or the configuration change.
 
 use std::{
     collections::HashMap,
@@ -19,15 +19,15 @@ use dns_upstream::{
     Answer, CachedSource, HandlerConfig, Handlers, InForce, Upstream, metrics::UpstreamMetrics,
 };
 
-/// Recursors, handlers and reverse names in use.
+/// The recursors, handlers and reverse names in use.
 pub(super) struct Upstreams {
     server_state: Arc<ServerState>,
     /// Recursors and handlers, shared with status and metrics.
     pub(super) in_force: Arc<InForce>,
-    /// Consul names and their own recursors, if any.
+    /// Consul names and their own recursors; `None` without Consul.
     consul: Option<Consul>,
-    /// Handler domains that the records contain (`None`), or stopped containing at the given time less
-    /// than [`HANDLER_RETURN`] ago.
+    /// Suspended handler domains: contained in the records (`None`), or removed from them at the
+    /// given time, less than [`HANDLER_RETURN`] ago.
     retired: HashMap<Name, Option<Instant>>,
 }
 
@@ -38,13 +38,14 @@ struct Consul {
     recursors: Option<Arc<dyn Answer>>,
 }
 
-/// Delay after which a handler returns once the records no longer contain its domain. Until then its
-/// names go to the recursors, as in bosh-dns (observed), where the handler never returns.
+/// Delay after which a handler returns once the records no longer contain its domain. Until then
+/// its names are forwarded to the recursors, as in bosh-dns (observed), where the handler never
+/// returns.
 const HANDLER_RETURN: Duration = Duration::from_secs(30);
 
 impl Upstreams {
-    /// Installs recursors and handlers at start. `own` are the server's listen addresses. Must be called
-    /// inside a tokio runtime.
+    /// Installs recursors and handlers at start. `own` are the server's listen addresses. Must be
+    /// called inside a tokio runtime.
     pub(super) fn new(
         server_state: Arc<ServerState>,
         config: &Config,
@@ -67,8 +68,9 @@ impl Upstreams {
         Ok(upstreams)
     }
 
-    /// Applies new records and handlers, if any. Suspends handlers whose domain the records contain and
-    /// reinstates the others after a delay, so it must be called periodically even without changes.
+    /// Applies new records and handlers, if any. Suspends handlers whose domain the records contain
+    /// and reinstates the others after a delay, so it must be called periodically even without
+    /// changes.
     pub(super) fn follow(
         &mut self,
         snapshot: Option<Arc<Snapshot>>,
@@ -107,7 +109,8 @@ impl Upstreams {
         changed || self.retired.len() != before
     }
 
-    /// Applies a changed configuration; recursors and their cache are kept if their settings are unchanged.
+    /// Applies a changed configuration; recursors and their cache are kept if their settings are
+    /// unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config, own: &[SocketAddr]) {
         if old.recursion != new.recursion || old.cache != new.cache {
             self.in_force.upstream.store(Arc::new(Upstream::new(new, own)));

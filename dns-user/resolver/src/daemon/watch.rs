@@ -10,8 +10,8 @@ use notify::{
 use tokio::{sync::Notify, time};
 use tracing::{debug, warn};
 
-/// Quiet period after a change of unknown extent. A file closed by its writer or renamed is complete
-/// and needs none.
+/// Quiet period after a change of unknown extent. A file closed by its writer or renamed is
+/// complete and needs none.
 const QUIET: Duration = Duration::from_millis(25);
 
 /// Upper bound of the quiet period, for folders that change constantly.
@@ -22,7 +22,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits for changes in a set of folders.
 pub(super) struct Watch {
-    /// `None` if inotify is unavailable; [`INTERVAL`] then has to suffice.
+    /// `None` if inotify is unavailable; files are then only checked every [`INTERVAL`].
     watcher: Option<RecommendedWatcher>,
     events: Arc<Events>,
     folders: HashSet<PathBuf>,
@@ -40,7 +40,7 @@ struct Changing {
 }
 
 impl Watch {
-    /// Watches nothing yet. Must be called inside a tokio runtime.
+    /// Creates a watch without folders. Must be called inside a tokio runtime.
     pub(super) fn new() -> Self {
         let mut ticks = time::interval_at(time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
@@ -74,8 +74,8 @@ impl Watch {
         self.folders = watched;
     }
 
-    /// Waits until something may have changed, at most a second. Nothing is lost if the future is
-    /// dropped before, as by a `select!` with shorter intervals.
+    /// Waits until something may have changed, at most a second. Cancel-safe, for use in a
+    /// `select!` with shorter intervals.
     pub(super) async fn next(&mut self) {
         let Events { whole, something } = &*self.events;
         loop {
@@ -102,7 +102,7 @@ impl Watch {
     }
 }
 
-/// Coalesced kernel events. Each notification wakes once, even if it precedes the wait.
+/// Coalesced kernel events. Each notification wakes one wait, even a later one.
 #[derive(Default)]
 struct Events {
     /// A file was closed after writing, or renamed.
@@ -119,7 +119,7 @@ impl Events {
                 EventKind::Access(AccessKind::Close(AccessMode::Write))
                 | EventKind::Modify(ModifyKind::Name(_)),
             ) => self.whole.notify_one(),
-            // An error may mean lost events.
+            // An error may mean that events were lost.
             Ok(_) | Err(_) => self.something.notify_one(),
         }
     }
@@ -132,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn interrupted_wait_keeps_events() {
         let mut watch = Watch::new();
-        // As in the daemon's loop, whose other intervals are shorter.
+        // As in the daemon's main loop, whose other intervals are shorter.
         let checked =
             async { while time::timeout(Duration::from_millis(10), watch.next()).await.is_err() {} };
         time::timeout(Duration::from_secs(30), checked).await.expect("a check without events");

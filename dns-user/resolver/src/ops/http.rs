@@ -1,5 +1,5 @@
-//! HTTP server for operators with limits on connections, time per request head, time per response
-//! and bytes of responses that wait for their clients. A connection that exceeds one is closed.
+//! HTTP server for operators, with limits on connections, time per request head, time per response
+//! and bytes of unread responses. A connection that exceeds a limit is closed.
 
 use std::{
     collections::VecDeque,
@@ -29,19 +29,19 @@ use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
 /// Maximum number of connections per port; a new one closes the oldest.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Time limit for the head of the next request, including idle time: longer than Prometheus usually
-/// waits between scrapes.
+/// Time limit for the head of the next request, including idle time: longer than the usual scrape
+/// interval of Prometheus.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
 
-/// Bytes of responses per port that may wait for their clients. A further response closes the
-/// connections that have been waiting longest, so a single larger one is still sent.
+/// Maximum bytes of unread responses per port. A further response closes the connections that have
+/// been waiting longest, so a single larger response is still sent.
 const MAX_WAITING: usize = 16 << 20;
 
 /// Size of the parts in which a body is handed to the connection.
 const PART: usize = 16 << 10;
 
-/// Serves connections until `shutdown` completes, then closes all of them. `routes` returns the router
-/// for a connection.
+/// Serves connections until `shutdown` completes, then closes all of them. `routes` returns the
+/// router for a connection.
 pub(crate) async fn serve<L: Listener>(
     listener: L,
     routes: impl Fn(&L::Io) -> Router,
@@ -107,7 +107,7 @@ struct Responses(Arc<Mutex<Vec<Waiting>>>);
 struct Waiting {
     number: u64,
     bytes: usize,
-    /// When the client last took a part.
+    /// Time at which the client last took a part.
     progress: Instant,
     /// Closes the connection.
     close: Arc<Notify>,
@@ -148,7 +148,7 @@ struct Place {
 }
 
 impl Place {
-    /// Records that the client has taken a part, and left this many bytes.
+    /// Records that the client has taken a part and `left` bytes remain.
     fn progress(&self, left: usize) {
         let mut waiting = self.responses.0.lock();
         if let Some(waiting) = waiting.iter_mut().find(|waiting| waiting.number == self.number) {
@@ -163,7 +163,7 @@ impl Drop for Place {
     }
 }
 
-/// A body that is handed on in parts, so that bytes count as taken when they are.
+/// A body that is handed on in parts, so that the bytes taken by the client can be counted.
 struct CountedBody {
     body: Body,
     /// Bytes received from `body` and not handed on yet.

@@ -4,9 +4,9 @@
 //! * [`readiness`]: liveness and readiness checks.
 //! * [`service_status`]: state of files and sockets, as reported by the daemon.
 //! * [`reload_history`]: reloads and failed reloads.
-//! * [`overload`]: dropped and refused queries, and the clients concerned.
+//! * [`overload`]: dropped and refused queries, and the affected clients.
 //! * [`tap`]: live queries of both paths.
-//! * [`status`], [`api`]: all of it, for programs and for our command line.
+//! * [`status`], [`api`]: all of this, for other programs and for our command line.
 
 pub mod api;
 pub(crate) mod http;

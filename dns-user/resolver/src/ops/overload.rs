@@ -1,5 +1,5 @@
-//! Overload as operators see it: one account of the queries that interfaces drop and that userspace
-//! refuses, and of the clients concerned.
+//! Overload as reported to operators: the queries that interfaces drop and userspace refuses, and
+//! the affected clients.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ use dns_upstream::{
     admission::{Admission, AdmissionStatus, LimitedClient},
 };
 
-/// Most clients of a budget in the metrics. Each is a time series, so they must stay few.
+/// Maximum number of clients per budget in the metrics. Each is a time series, so there must be
+/// few.
 const MAX_CLIENTS: usize = 5;
 
 /// Name of the budget of the whole server.
@@ -29,7 +30,7 @@ const RECURSORS: &str = "recursors";
 /// Reads the state of overload.
 #[derive(Clone)]
 pub struct OverloadSource {
-    /// Queries that wait in the whole server.
+    /// Limits the waiting queries of the whole server.
     pub waiting: Arc<Admission>,
     /// Recursors and handlers, each with a budget.
     pub upstreams: Arc<InForce>,
@@ -37,13 +38,13 @@ pub struct OverloadSource {
     pub fast_path: FastPathHandle,
 }
 
-/// Queries dropped and refused, and the clients with more queries than their share.
+/// Queries dropped and refused, and the clients that exceed their share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OverloadStatus {
     /// Queries dropped by interfaces since the programs were loaded, because userspace could not
     /// answer them.
     pub shed: u64,
-    /// The limits on waiting queries: of the server, of the recursors, of each handler.
+    /// The limits on waiting queries: for the server, the recursors and each handler.
     pub budgets: Vec<Budget>,
 }
 

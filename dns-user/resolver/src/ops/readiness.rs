@@ -12,7 +12,7 @@ use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 
-/// Name of the check whose failure a restart may cure.
+/// Name of the check for whose failure a restart may help.
 pub(super) const SOCKETS: &str = "sockets";
 
 /// A check of one part of the server.
@@ -32,7 +32,8 @@ pub struct Check {
 pub enum CheckResult {
     /// The part works.
     Ok,
-    /// Answers are right but slower, or a part beside DNS is off: the server stays ready.
+    /// Answers are correct but slower, or a component other than DNS is off: the server stays
+    /// ready.
     Degraded,
     /// Not all data is in use: the server is not ready.
     NotReady,
@@ -77,7 +78,7 @@ impl From<Check> for CheckStatus {
 }
 
 impl Check {
-    /// Returns a check that passes without a problem, and else has the result `bad`.
+    /// Returns a check that passes if there is no problem and otherwise has the result `bad`.
     fn of(
         name: &'static str,
         bad: CheckResult,
@@ -101,8 +102,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Returns whether the configuration wants a fast path and no interface is served although one
-    /// should be.
+    /// Returns whether the fast path is enabled and no interface is served although one should be.
     pub(crate) fn is_fast_path_degraded(&self) -> bool {
         match self.service_status.state().fast_path_off {
             Some(FastPathOff::Intended(_)) => false,
@@ -129,7 +129,7 @@ impl Readiness {
             format!("answering on {}", listen.join(", "))
         })];
         if !silent_addresses.is_empty() {
-            // The other addresses answer, and a restart would not bring this one back.
+            // The other addresses answer, and a restart would not repair this one.
             let detail = silent_addresses.join("; ");
             checks.push(Check { name: "every address", result: CheckResult::NotReady, detail });
         }
@@ -161,14 +161,14 @@ impl Readiness {
             }
         });
         if let Some(health) = health {
-            // Until then names resolve to all their instances.
+            // Until the first checks, names resolve to all their instances.
             let blindness = health.blindness();
             checks.push(Check::of("health checks", CheckResult::NotReady, blindness, || {
                 health_in_words(health)
             }));
         }
         if let Some(consul) = consul {
-            // The last known data is served meanwhile; a restart would not help.
+            // The last known data is served until then; a restart would not help.
             checks.push(Check::of("Consul", CheckResult::NotReady, consul.doubt(), || {
                 format!("{} instances", consul.zone().catalog.instance_count())
             }));

@@ -1,4 +1,4 @@
-//! ReloadHistory of reloads and failed reloads, for metrics and status.
+//! History of reloads and failed reloads, for metrics and status.
 
 use std::{
     collections::BTreeMap,
@@ -91,7 +91,7 @@ impl Kind {
 }
 
 impl ReloadHistory {
-    /// Creates an empty history; the server counts as started now.
+    /// Creates an empty history with the current time as the start of the server.
     pub fn new(metrics: WholeMetrics) -> Self {
         Self {
             shared: Arc::new(Shared {

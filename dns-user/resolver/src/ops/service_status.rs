@@ -26,7 +26,7 @@ pub struct ServiceStatus {
 pub struct State {
     /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<SocketAddr>,
-    /// Reason the fast path is off; `None` if it is on.
+    /// Reason why the fast path is off; `None` if it is on.
     pub fast_path_off: Option<FastPathOff>,
     /// Remarks on the configuration for the operator.
     pub notes: Vec<String>,
@@ -34,7 +34,7 @@ pub struct State {
     pub instances: usize,
     /// State of each kind of file, by label.
     pub files: BTreeMap<&'static str, FileState>,
-    /// Failure of the latest self-checks if no client got an answer either.
+    /// Failure of the latest self-checks, if clients got no answers either.
     pub upcheck_error: Option<String>,
     /// Listen addresses that do not answer, with the reason.
     pub silent_addresses: Vec<String>,
@@ -42,7 +42,7 @@ pub struct State {
     pub parts_off: Vec<String>,
 }
 
-/// Reason the fast path is off.
+/// Reason why the fast path is off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum FastPathOff {
     /// The configuration switches it off, or it is being loaded.
@@ -95,7 +95,7 @@ impl ServiceStatus {
         self.change(|state| state.parts_off.push(problem));
     }
 
-    /// Returns the reason the newest files of this kind are not in use, if any.
+    /// Returns the reason why the newest files of this kind are not in use, if any.
     pub fn error(&self, kind: Kind) -> Option<String> {
         self.lock().files.get(kind.label())?.error.clone()
     }
@@ -125,8 +125,8 @@ impl ServiceStatus {
         change(&mut self.lock());
     }
 
-    /// Records that new contents are in use, `took` after the change was noticed; `warnings` lists the
-    /// skipped items.
+    /// Records that new contents are in use, `took` after the change was noticed; `warnings` lists
+    /// the skipped items.
     pub(crate) fn loaded(
         &self,
         kind: Kind,

@@ -20,7 +20,7 @@ pub struct Status {
     pub pid: u32,
     /// Whether no check failed.
     pub ready: bool,
-    /// Whether a check found slower service, or a part that is off.
+    /// Whether a check found slower service or a component that is off.
     #[serde(default)]
     pub degraded: bool,
     /// Results of the checks.
@@ -39,12 +39,13 @@ pub struct Status {
     pub fast_path: Option<FastPathView>,
     /// Reason the fast path is off; null if it is on.
     pub fast_path_off: Option<String>,
-    /// Queries dropped and refused under overload, and the clients concerned.
+    /// Queries dropped and refused under overload, and the affected clients.
     #[serde(default)]
     pub overload: OverloadStatus,
     /// Recursors with their history, in query order.
     pub recursors: Vec<Value>,
-    /// Registrations of Consul names and the state of a live Consul; null if Consul is not configured.
+    /// Registrations of Consul names and the state of a live Consul; null if Consul is not
+    /// configured.
     #[serde(default)]
     pub consul: Value,
     /// The cache; null if disabled.
@@ -184,7 +185,7 @@ pub struct InterfaceView {
     pub state: String,
     /// `native`, `generic`, `tcx`, `clsact` or `none`.
     pub hook: String,
-    /// Reason this hook was chosen, or none.
+    /// Reason why this hook, or none, was chosen.
     pub why: String,
     /// Replies since the start.
     #[serde(rename = "reply_count")]

@@ -1,7 +1,8 @@
 //! The tap: a live stream of sampled queries from both paths.
 //!
-//! Without viewers it costs one relaxed load per request. Each viewer chooses its sampling rate (one
-//! line per N queries); the densest determines the actual rate, and the others thin it out.
+//! Without viewers it costs one relaxed load per request. Each viewer chooses its sampling rate
+//! (one line per N queries); the densest one determines the actual rate, and the other viewers thin
+//! it out.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +51,8 @@ pub struct TapLine {
     /// Query type, as mnemonic if it has one.
     #[serde(rename = "type")]
     pub query_type: String,
-    /// Fast path: `hit` or the reason for passing the query to userspace. Userspace: the source of the answer.
+    /// Fast path: `hit` or the reason for passing the query to userspace. Userspace: the source of
+    /// the answer.
     pub outcome: String,
     /// RCODE; `None` if the fast path passed the query to userspace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -210,8 +212,8 @@ impl Tap {
         let _ = self.shared.lines.send(Arc::new(line));
     }
 
-    /// Returns the sampling rate, followed by the fast path's feeder: one query in this many; 0 without
-    /// viewers.
+    /// Returns the sampling rate, followed by the fast path's feeder: one query in this many; 0
+    /// without viewers.
     pub fn wanted(&self) -> watch::Receiver<u32> {
         self.shared.wanted.subscribe()
     }

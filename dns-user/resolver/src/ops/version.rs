@@ -3,8 +3,8 @@
 /// Version of the package, from Cargo.toml.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Commit the binary was built from, set by `cargo xtask` (`BOSH_DNS_XDP_COMMIT`); `unknown` in a plain
-/// cargo build.
+/// Commit from which the binary was built, set by `cargo xtask` (`BOSH_DNS_XDP_COMMIT`); `unknown`
+/// in a plain cargo build.
 pub const COMMIT: &str = env!("BOSH_DNS_XDP_COMMIT");
 
 /// Version and commit, as shown by `--version`.

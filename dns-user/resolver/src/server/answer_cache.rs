@@ -1,8 +1,8 @@
-//! The answer cache of a UDP worker: a hot name costs one look-up.
+//! The answer cache of a UDP worker, in which a hot name costs one look-up.
 //!
 //! Names and addresses of all entries are stored contiguously in a few buffers. Compared with
-//! separate allocations an entry takes a third of the memory, and a name outside the CPU caches
-//! costs fewer cache misses.
+//! separate allocations, an entry takes a third of the memory, and a name that is not in the CPU
+//! caches causes fewer cache misses.
 
 use std::{
     hash::BuildHasher,
@@ -21,10 +21,10 @@ use dns_core::{
 
 /// Minimum size of each half, in bytes.
 const HALF: usize = 4 << 20;
-/// Size of a half per instance, in bytes, if that is more: a fleet of 100,000 instances has too
-/// many busy names for the minimum.
+/// Size of each half per instance in bytes, if larger than the minimum: a fleet of 100,000
+/// instances has too many busy names for [`HALF`].
 const PER_INSTANCE: usize = 80;
-/// Bytes of an entry besides its name and addresses: its fields and its share of the hash table.
+/// Bytes of an entry other than its name and addresses: its fields and its share of the hash table.
 const ENTRY_WEIGHT: usize = size_of::<Entry>() + 12;
 
 /// Names and their resolutions, all of one generation. When the younger half is full, it replaces
@@ -33,7 +33,7 @@ const ENTRY_WEIGHT: usize = size_of::<Entry>() + 12;
 pub(super) struct AnswerCache {
     /// Entries used since the halves were last exchanged.
     young: Half,
-    /// Entries not used since, or only while the younger half was full.
+    /// Entries not used since then, or only while the younger half was full.
     old: Half,
     /// Maximum size of each half, in bytes.
     room: usize,
@@ -48,7 +48,7 @@ pub(super) struct AnswerCache {
 pub(super) struct Remembered<'a> {
     pub(super) name: NameRef<'a>,
     pub(super) answer: LocalAnswer<'a>,
-    /// Whether a query for the name starts checks.
+    /// Whether a query for the name starts health checks.
     pub(super) is_tracked: bool,
 }
 
@@ -60,8 +60,8 @@ pub(super) struct LowerName {
 }
 
 impl LowerName {
-    /// Lower-cases a wire-format name of at most 255 bytes. Longer ones are truncated, and so equal
-    /// no name.
+    /// Lower-cases a wire-format name of at most 255 bytes. Longer names are truncated and
+    /// therefore equal no name.
     #[inline]
     pub(super) fn new(raw_name: &[u8]) -> Self {
         let mut bytes = [0; MAX_NAME_LEN];
@@ -110,7 +110,7 @@ impl AnswerCache {
         }
     }
 
-    /// Looks the name up in the older half, and copies it to the younger one if that has room.
+    /// Looks up the name in the older half and copies it to the younger half if there is room.
     #[cold]
     fn get_old(&mut self, hash: u64, name: &LowerName) -> Option<Remembered<'_>> {
         let at = self.old.find(hash, name.as_wire())?;
@@ -258,12 +258,12 @@ mod tests {
         (0..count).map(Ipv4Addr::from_bits).collect()
     }
 
-    /// An answer of these.
+    /// Returns an answer with these addresses.
     fn found<'a>(v4: &'a [Ipv4Addr], v6: &'a [Ipv6Addr]) -> LocalAnswer<'a> {
         LocalAnswer { existence: Existence::Found, v4, v6 }
     }
 
-    /// `text` as it may come from a client.
+    /// Returns the name `text` as a client may send it.
     fn name(text: &str) -> LowerName {
         LowerName::new(&Name::from_text(text).unwrap().as_wire().to_ascii_uppercase())
     }

@@ -1,5 +1,5 @@
-//! Records through which interfaces queries arrive. The fast path serves an endpoint on an
-//! interface only after the kernel has delivered queries for that endpoint from that interface.
+//! Records on which interfaces queries arrive. The fast path serves an endpoint on an interface
+//! only after the kernel has delivered queries for that endpoint from that interface.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
 use dns_fastpath::{Arrival, MOST_CLIENTS};
 use parking_lot::Mutex;
 
-/// Most pairs of interface and endpoint between two reports. Further pairs appear in the next
+/// Maximum number of pairs of interface and endpoint per report. Further pairs appear in the next
 /// report.
 const MOST_PAIRS: usize = 2048;
 
@@ -67,7 +67,7 @@ impl fmt::Debug for Arrivals {
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
     all: Arrivals,
-    /// The datagrams of the current batch, each with whether it was answered immediately.
+    /// The datagrams of the current batch; the flag tells whether one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
 
@@ -76,7 +76,7 @@ impl ArrivalCounter {
         Self { all, batch: Vec::new() }
     }
 
-    /// Counts a datagram of `client` that arrived at an endpoint through an interface.
+    /// Counts a datagram from `client` that arrived at an endpoint through an interface.
     pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
         if self.all.is_on() {
             self.batch.push((ifindex, endpoint, client, answered));

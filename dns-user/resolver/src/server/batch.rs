@@ -4,22 +4,21 @@ use std::{io, mem, os::fd::RawFd};
 
 use dns_platform::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata};
 
-/// Most datagrams per system call.
+/// Maximum number of datagrams per system call.
 pub(super) const BATCH: usize = 32;
-/// Longest query in bytes. Real queries are far shorter; a truncated one does not parse and gets
-/// FORMERR.
+/// Maximum length of a query in bytes. Real queries are far shorter; a truncated one cannot be
+/// parsed and gets FORMERR.
 const QUERY_SIZE: usize = 4096;
 
-/// Buffers for incoming datagrams and their replies. The kernel writes addresses and control
-/// messages where the replies take them from, so a reply leaves from the address that its query was
-/// sent to.
+/// Buffers for incoming datagrams and their replies. The replies use the addresses and control
+/// messages written by the kernel, so a reply is sent from the address to which its query was sent.
 pub(super) struct Batch {
     incoming: Incoming<BATCH, QUERY_SIZE>,
-    /// The reply to each.
+    /// The reply to each datagram.
     replies: [Vec<u8>; BATCH],
-    /// Headers of the replies that are sent.
+    /// Headers of the replies to be sent.
     outgoing: Box<[libc::mmsghdr; BATCH]>,
-    /// One buffer for each of these.
+    /// One buffer for each of these headers.
     slices: Box<[libc::iovec; BATCH]>,
 }
 
@@ -29,7 +28,7 @@ pub(super) struct Datagram<'a> {
     /// Buffer for the reply; nothing is sent if it stays empty.
     pub(super) reply: &'a mut Vec<u8>,
     pub(super) peer: &'a libc::sockaddr_storage,
-    /// The control messages that came with it.
+    /// The control messages received with it.
     pub(super) control: &'a ControlMessages,
     pub(super) control_len: usize,
 }
@@ -80,8 +79,8 @@ impl Batch {
             (header.msg_iov, header.msg_iovlen) = (&raw mut self.slices[ready], 1);
             ready += 1;
         }
-        // SAFETY: each header leads to a reply, an address and control messages of this batch,
-        // which live longer than the call.
+        // SAFETY: each header points to a reply, an address and control messages of this batch,
+        // which outlive the call.
         unsafe { mmsg::send(socket, &mut self.outgoing[..ready]) }
     }
 }

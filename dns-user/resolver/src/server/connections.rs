@@ -1,8 +1,8 @@
-//! The open TCP connections, and which one is closed when there are too many.
+//! The open TCP connections, and the choice of the one to close if there are too many.
 //!
-//! A new client is always accepted. Above the limit the idlest connection is closed: one of the
-//! same client if it has more than its share, otherwise one of the client with the most
-//! connections. A client therefore cannot keep others out, however busy its connections are.
+//! A new client is always accepted. Above the limit the idlest connection is closed: of the same
+//! client if it exceeds its share, otherwise of the client with the most connections. A client
+//! therefore cannot keep others out, even with busy connections.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use dns_upstream::admission::{Client, client_of};
 
-/// Connections that the server makes to itself. They are never closed to make room.
+/// Connections that the server makes to itself, which are never closed to make room.
 #[derive(Clone, Debug, Default)]
 pub struct OwnConnections(Arc<Mutex<HashSet<(IpAddr, u16)>>>);
 
@@ -55,7 +55,7 @@ impl Drop for OwnConnection {
 #[derive(Debug)]
 pub(super) struct Connections {
     limit: usize,
-    /// Most connections of one client.
+    /// Maximum number of connections of one client.
     limit_per_client: usize,
     own: OwnConnections,
     /// Start of the clock for `Entry::active`.
@@ -68,7 +68,7 @@ pub(super) struct Connections {
 struct Table {
     /// Number of the next connection.
     next: u64,
-    /// Connections that are open and have not been told to close.
+    /// Open connections that have not been told to close.
     open: HashMap<u64, Arc<Entry>>,
 }
 
@@ -107,7 +107,7 @@ impl Connections {
         (Place { connections: Arc::clone(self), number, entry }, called_off)
     }
 
-    /// Closes the idlest connection of all, for lack of descriptors.
+    /// Closes the idlest of all connections, for lack of descriptors.
     pub(super) fn call_off_idlest(&self) {
         self.table.lock().call_off_idlest(|_| true);
     }
@@ -132,7 +132,7 @@ impl Connections {
         table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
     }
 
-    /// Milliseconds since the listener was created.
+    /// Returns the time since the listener was created, in milliseconds.
     fn now(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
@@ -184,12 +184,12 @@ mod tests {
 
     use super::*;
 
-    /// A client with a distinct port.
+    /// Returns a client with a distinct port.
     fn client(last: u8, port: u16) -> SocketAddr {
         ([192, 0, 2, last], port).into()
     }
 
-    /// Returns which of these were told to close. Each order can be read only once.
+    /// Returns which of these connections were told to close. Each order can be read only once.
     fn called_off(places: &[Place]) -> Vec<usize> {
         (0..places.len()).filter(|&at| places[at].called_off().now_or_never().is_some()).collect()
     }
@@ -198,7 +198,7 @@ mod tests {
     fn heaviest_client_loses_idlest_connection() {
         let connections = Arc::new(Connections::new(8, OwnConnections::default()));
         let enter = |last, port| connections.enter(client(last, port)).0;
-        // Two of each is a client's share.
+        // The share of a client is two connections.
         let mut places: Vec<Place> = (0..8).map(|number| enter(number / 2, number.into())).collect();
         assert_eq!(called_off(&places), [] as [usize; 0]);
         places[0].entry.active.store(9, Ordering::Relaxed);

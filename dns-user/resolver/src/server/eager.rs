@@ -1,10 +1,9 @@
-//! Eager tasks: futures that are polled once where they are created, and become tasks of the
-//! runtime only if they have to wait.
+//! Eager tasks: futures that are polled once where they are created and become tasks of the runtime
+//! only if they must wait.
 //!
-//! A forwarded query is sent within its first poll, and then nothing happens until the reply
-//! arrives. Polled once by the UDP thread, it needs no wake-up of a runtime thread to be sent. The
-//! runtime thread that reads the reply from its socket wakes the future and so turns it into a task
-//! on the same thread.
+//! A forwarded query is sent by the first poll of its future and then waits for the reply. Because
+//! the UDP thread does that poll, no runtime thread has to wake up for sending. The runtime thread
+//! that reads the reply from its socket wakes the future, which becomes a task on the same thread.
 
 use std::{
     future::Future,
@@ -41,7 +40,7 @@ pub(super) fn spawn_eagerly(runtime: &Handle, future: impl Future<Output = ()> +
 /// A future that has been polled once, as its own waker.
 struct EagerTask {
     state: Mutex<State>,
-    /// The runtime of the later task.
+    /// The runtime on which the task is spawned.
     runtime: Handle,
 }
 
@@ -49,7 +48,7 @@ struct EagerTask {
 enum State {
     /// Being polled by [`spawn_eagerly`].
     Polled,
-    /// Still being polled, and already woken again.
+    /// Still being polled, but already woken.
     Woken,
     /// Pending until it is woken.
     Resting(Boxed),
@@ -83,7 +82,7 @@ impl Wake for EagerTask {
             State::Polled | State::Woken => *state = State::Woken,
             State::Resting(future) => {
                 drop(state);
-                // From its next poll on the task has a separate waker.
+                // From its next poll on, the task has its own waker.
                 self.runtime.spawn(future);
             }
             State::Gone => {}

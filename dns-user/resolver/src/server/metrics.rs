@@ -1,8 +1,8 @@
 //! Metrics of the sockets.
 //!
 //! Each UDP worker writes to a separate [`Stripe`] with plain loads and stores; tasks share one
-//! with atomic additions. A scrape adds the stripes up and attaches the labels, so answering a
-//! query does neither.
+//! with atomic additions. A scrape sums the stripes and adds the labels, so that answering a query
+//! requires neither.
 
 use std::{
     borrow::Cow,
@@ -27,7 +27,7 @@ use dns_platform::metrics::{families, labels};
 
 //----------- ServerMetrics --------------------------------------------------
 
-/// All counters of the sockets, shared by clones.
+/// All counters of the sockets. Clones share them.
 #[derive(Clone)]
 pub struct ServerMetrics {
     /// State shared by all clones.
@@ -48,11 +48,11 @@ struct Shared {
     tcp_not_accepted: AtomicU64,
     /// Times a TCP connection reached a limit, by [`Paused`].
     tcp_paused: [AtomicU64; Paused::ALL.len()],
-    /// Most TCP connections of one listener.
+    /// Maximum number of TCP connections per listener.
     tcp_limit: AtomicU64,
     /// TCP connections closed because the client did not read.
     tcp_unread: AtomicU64,
-    /// Queries that wait for recursors, handlers or first checks.
+    /// Number of queries that wait for recursors, handlers or first checks.
     in_flight: AtomicI64,
     /// Descriptions of all families, for the registry.
     description: Desc,
@@ -92,7 +92,7 @@ pub(super) enum By {
     Reverse,
     Upcheck,
     Chaos,
-    /// The server without an answerer: errors and refusals.
+    /// The server itself, without an answerer: errors and refusals.
     Nobody,
 }
 
@@ -109,7 +109,7 @@ impl By {
         Self::Nobody,
     ];
 
-    /// Returns the value of the label `plugin`, which the request log shows as well.
+    /// Returns the value of the label `plugin`, also shown in the request log.
     pub(super) const fn label(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -128,7 +128,7 @@ impl By {
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Dropped {
-    /// Shorter than a header, or a reply itself.
+    /// The message is shorter than a header, or is a reply.
     NoQuery,
     /// The kernel refused to send the reply.
     NotSent,
@@ -139,13 +139,13 @@ impl Dropped {
     const ALL: [(Self, &str); 2] = [(Self::NoQuery, "no_query"), (Self::NotSent, "not_sent")];
 }
 
-/// Reason for reading no query from a TCP connection.
+/// Reason for not reading queries from a TCP connection.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Paused {
     /// Too many bytes of replies are unsent.
     Bytes,
-    /// Too many queries wait.
+    /// Too many queries are waiting.
     Queries,
 }
 
@@ -206,12 +206,12 @@ impl ServerMetrics {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a TCP connection that reached a limit, so that no query is read from it.
+    /// Counts a TCP connection from which no query is read because it reached a limit.
     pub(super) fn tcp_paused(&self, reason: Paused) {
         self.shared.tcp_paused[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets the most TCP connections of one listener.
+    /// Sets the maximum number of TCP connections per listener.
     pub(super) fn tcp_limit(&self, connections: usize) {
         self.shared.tcp_limit.store(connections as u64, Ordering::Relaxed);
     }
@@ -265,7 +265,7 @@ impl Drop for Counted {
 
 //----------- Stripe ---------------------------------------------------------
 
-/// Types with a separate counter; the last place counts all others.
+/// Types with a separate counter; one more counter is for all others.
 const TYPES: [u16; 19] = [1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255];
 /// A type without a separate label.
 const OTHER_TYPE: u16 = u16::MAX;
@@ -273,12 +273,12 @@ const OTHER_TYPE: u16 = u16::MAX;
 /// Transports times address families times types.
 const REQUESTS: usize = 2 * 2 * (TYPES.len() + 1);
 
-/// Bounds of durations, in seconds: CoreDNS's, with finer ones below.
+/// Bucket bounds of durations in seconds: those of CoreDNS, with finer ones below.
 const DURATIONS: [f64; 20] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032,
     0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
 ];
-/// Bounds of sizes, in bytes: CoreDNS's.
+/// Bucket bounds of sizes in bytes, as in CoreDNS.
 const SIZES: [f64; 14] = [
     0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16_000.0, 32_000.0, 48_000.0,
     64_000.0,
@@ -386,7 +386,7 @@ impl Stripe {
     }
 }
 
-/// Index of a transport in the arrays.
+/// Returns the index of a transport in the arrays.
 const fn transport_number(transport: Transport) -> usize {
     match transport {
         Transport::Udp => 0,
@@ -513,7 +513,7 @@ impl Collector for ServerMetrics {
     }
 }
 
-/// Requests by protocol, address family and type, without zeros.
+/// Returns the requests by protocol, address family and type, without zeros.
 fn by_question<'a>(
     requests: &'a [AtomicU64; REQUESTS],
     [server, zone, view]: [&'a str; 3],
@@ -529,7 +529,7 @@ fn by_question<'a>(
     })
 }
 
-/// Responses by RCODE and answerer, without zeros.
+/// Returns the responses by RCODE and answerer, without zeros.
 fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
     let kinds = By::ALL.into_iter().flat_map(|by| (0..16).map(move |rcode| (by, rcode)));
     kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode))).filter(|(.., count)| *count > 0).map(
@@ -563,7 +563,7 @@ mod tests {
     use super::*;
     use crate::ops::metrics::Metrics;
 
-    /// A reply to an A query over UDP.
+    /// Returns a reply to an A query over UDP.
     fn observed(by: By) -> Observed {
         Observed {
             transport: Transport::Udp,

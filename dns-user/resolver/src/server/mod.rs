@@ -1,7 +1,7 @@
 //! The DNS server: sockets and the service behind them.
 //! * [`Server`]: the UDP and TCP sockets and their threads and tasks.
-//! * [`service`]: turns a query into its reply, using the state of the fleet that is in force when
-//!   the query arrives.
+//! * [`service`]: turns a query into its reply, using the state of the fleet at the time of the
+//!   query.
 //!
 //! A UDP worker is a thread with its own sockets. It answers local names directly. A query that
 //! must wait for a recursor, a handler or a check is polled once there and then becomes a task on
@@ -55,28 +55,29 @@ pub struct Options {
     pub request_timeout: Duration,
     /// UDP threads per listen address; `None` for one per available CPU.
     pub workers: Option<NonZeroUsize>,
-    /// Limits the queries that wait for recursors, handlers or first checks at a time, of all
-    /// servers that share it. When a client already holds as many places as are free, its further
-    /// queries get SERVFAIL immediately. Each source has a separate limit in addition.
+    /// Limits how many queries may wait for recursors, handlers or first checks at a time, in all
+    /// servers that share it. If a client already holds as many places as are free, its further
+    /// queries get SERVFAIL immediately. In addition each source has a separate limit.
     pub waiting: Arc<Admission>,
     /// Quirks of bosh-dns to reproduce.
     pub compat: Compat,
-    /// Most open TCP connections; a client may have a quarter of them. Above that the idlest one is
-    /// closed for a new one.
+    /// Maximum number of open TCP connections; a client may have a quarter of them. Above that, a
+    /// new connection replaces the idlest one.
     pub max_tcp_connections: usize,
     /// Connections that the server makes to itself, which do not count against the limit.
     pub own: OwnConnections,
     /// Publishes requests to subscribers of the live query log.
     pub tap: Tap,
-    /// Longest UDP reply in bytes to a client that is not near, see [`near`]; `None` for no limit.
+    /// Maximum length in bytes of a UDP reply to a client that is not near, see [`near`]; `None`
+    /// for no limit.
     pub max_reply: Option<u16>,
-    /// Records through which interfaces queries arrive.
+    /// Records on which interfaces queries arrive.
     pub arrivals: Arrivals,
-    /// Whether interfaces shed a part of the queries while the server is overloaded.
+    /// Lets interfaces shed part of the queries while the server is overloaded.
     pub overload: Overload,
     /// How long a TCP connection may stay open without a complete query.
     pub tcp_idle_timeout: Duration,
-    /// Whether IPv4 has separate sockets: an IPv6 wildcard then takes only IPv6, not both.
+    /// Whether IPv4 has separate sockets, so that an IPv6 wildcard accepts only IPv6.
     pub ipv4_apart: bool,
 }
 
@@ -99,13 +100,13 @@ impl Default for Options {
     }
 }
 
-/// Most queries that wait for recursors, handlers or first checks, unless configured otherwise.
+/// Default limit of queries that wait for recursors, handlers or first checks.
 const MAX_WAITING: usize = 32_768;
 
-/// Most UDP threads per listen address, whatever the number of CPUs.
+/// Maximum number of UDP threads per listen address, for any number of CPUs.
 const MAX_WORKERS: usize = 32;
 
-/// A listen socket that cannot be opened.
+/// Error opening a listen socket.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} ({transport}): {source}; {remedy}")]
 pub struct ServerError {
@@ -123,7 +124,7 @@ pub struct ServerError {
 
 /// Bound sockets, ready to run.
 pub struct Server {
-    /// One per listen address.
+    /// One endpoint per listen address.
     endpoints: Vec<Endpoint>,
     /// The service, shared by all endpoints.
     handler: Arc<QueryHandler>,
@@ -196,8 +197,8 @@ impl Workers {
         let started = threads::spawn(name, OnPanic::Continue, move || worker.run());
         match started {
             Ok(thread) => self.threads.push((socket, thread)),
-            // The other threads of this address continue: the kernel stops steering packets to this
-            // socket as soon as it is closed.
+            // The other threads of this address continue, because the kernel stops steering packets
+            // to this socket once it is closed.
             Err(error) => {
                 tracing::error!(%address, %error, "cannot start a UDP thread: the remaining threads of this address answer its queries")
             }

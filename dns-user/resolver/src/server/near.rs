@@ -1,5 +1,5 @@
-//! Decides which clients are exempt from `max_reply`: clients that cannot send from a forged
-//! address, or whose network is this machine.
+//! Decides which clients are exempt from `max_reply`: clients that cannot forge their address, or
+//! whose network is this machine.
 
 use std::{
     collections::HashMap,
@@ -9,25 +9,25 @@ use std::{
 
 use dns_fastpath::InterfaceKinds;
 
-/// How long the kind of an interface is cached: its index may be reused.
+/// How long the kind of an interface is cached. Limited because its index may be reused.
 const BELIEVED: Duration = Duration::from_secs(10);
 
-/// Most interfaces whose kind is cached.
+/// Maximum number of interfaces whose kind is cached.
 const MOST_INTERFACES: usize = 4096;
 
-/// Distinguishes near clients from far ones. One per worker.
+/// Distinguishes near clients from far ones. Each worker has one.
 #[derive(Default)]
 pub(super) struct NearClients {
-    /// Queries the kernel; `None` if that has not been done or is impossible.
+    /// Queries the kernel; `None` before first use, or if that is impossible.
     kinds: Option<InterfaceKinds>,
-    /// By interface index: whether the interface belongs to this machine, and when that was
-    /// determined.
+    /// Whether an interface belongs to this machine, with the time of that finding, by interface
+    /// index.
     known: HashMap<u32, (bool, Instant)>,
 }
 
 impl NearClients {
     /// Returns whether the client is on the loopback, link-local, or on a container's interface.
-    /// `ifindex` is the interface that its query arrived through, if the kernel reported it.
+    /// `ifindex` is the interface on which its query arrived, if reported by the kernel.
     pub(super) fn holds(&mut self, client: IpAddr, ifindex: Option<u32>) -> bool {
         let is_local = match client.to_canonical() {
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),

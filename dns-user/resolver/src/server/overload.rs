@@ -1,14 +1,15 @@
 //! Overload: more queries reach userspace than the UDP threads can answer.
 //!
-//! A query dropped by a full receive queue has already cost the kernel its whole way through the
-//! network stack, so the more the queues drop, the less CPU is left for answering. While a queue is
-//! full, the program on the interface therefore sheds a part of the queries that it would pass to
-//! the network stack ([`FastPathHandle::shed`](dns_fastpath::FastPathHandle::shed)). Clients are divided into groups
-//! ([`client_bucket`]), and each group gets an equal part of the capacity (max-min fairness): one
-//! client that floods the server takes nothing from the others.
+//! A query dropped by a full receive queue has already cost the kernel its whole path through the
+//! network stack, so the more queries the queues drop, the less CPU time is left for answering.
+//! While a queue is full, the program on the interface therefore sheds part of the queries that it
+//! would pass to the network stack ([`FastPathHandle::shed`](dns_fastpath::FastPathHandle::shed)).
+//! Clients are divided into groups ([`client_bucket`]), and each group gets an equal part of the
+//! capacity (max-min fairness), so that a client that floods the server takes nothing from other
+//! groups.
 //!
-//! A thread checks its queue only after a full batch, or while shedding. An order is valid for
-//! [`ORDER`], so shedding stops that soon after the server dies.
+//! A thread checks its queue only after a full batch or while shedding. An order is valid for
+//! [`ORDER`], so shedding ends within that time if the server dies.
 
 use std::{
     fmt, io,
@@ -29,7 +30,7 @@ use crate::state::ServerState;
 /// Validity of an order to the program.
 const ORDER: Duration = Duration::from_millis(100);
 
-/// Interval between evaluations of the threads' reports.
+/// Interval at which the reports of the threads are evaluated.
 const WINDOW: Duration = Duration::from_millis(10);
 
 /// Consecutive windows with a full queue before shedding begins: a burst is not overload.
@@ -45,15 +46,15 @@ const EMPTY: f64 = 1.0 / 16.0;
 /// too low, because full queues take CPU from the threads.
 const GROWTH: f64 = 1.1;
 
-/// How far below the capacity the passed load is kept, per fraction of a queue in use. Observed:
-/// queries that have waited in a long queue are no longer in the CPU caches and cost twice as much,
+/// How far below the capacity the passed load is kept, per fraction of a queue in use. Queries that
+/// have waited in a long queue are no longer in the CPU caches and cost twice as much (observed),
 /// so the queues are kept nearly empty.
 const DRAIN: f64 = 2.0;
 
-/// Smallest share of a group's queries that is passed: these show how many it sends.
+/// Smallest share of a group's queries that is passed, from which its rate is estimated.
 const LEAST_SHARE: f64 = 1.0 / 1024.0;
 
-/// Shortest interval between two log lines.
+/// Minimum interval between two log lines.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 //----------- Overload -------------------------------------------------------
@@ -109,12 +110,12 @@ impl QueueWatch {
         Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
     }
 
-    /// Counts a datagram taken from the queue, whatever its content.
+    /// Counts a datagram taken from the queue, regardless of its content.
     pub(super) fn took(&mut self, client: IpAddr) {
         self.taken[bucket(client)] += 1;
     }
 
-    /// Ends a batch. `is_full` means that it had the maximum size, so more datagrams may be queued.
+    /// Ends a batch. `is_full` tells that it had the maximum size, so more datagrams may be queued.
     pub(super) fn batch_ended(
         &mut self,
         socket: RawFd,
@@ -126,7 +127,7 @@ impl QueueWatch {
         if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
             self.restart(now);
         } else if now.duration_since(self.since) >= WINDOW {
-            // Without a fill level from the kernel nothing is shed.
+            // If the kernel reports no fill level, nothing is shed.
             let fill = queue_fill(socket).unwrap_or(0.0);
             let seconds = now.duration_since(self.since).as_secs_f64();
             shared.report(Report { taken: &self.taken, seconds, fill }, now, server_state);
@@ -146,16 +147,14 @@ fn bucket(client: IpAddr) -> usize {
     })
 }
 
-/// How much of a socket's receive queue is in use: 0 to about 1 (`SO_MEMINFO`, kernel 4.12).
+/// Returns the fill level of a socket's receive queue: 0 to about 1 (`SO_MEMINFO`, kernel 4.12).
 fn queue_fill(socket: RawFd) -> io::Result<f64> {
-    /// Returns the fill level of a socket's receive queue: 0 to about 1 (`SO_MEMINFO`, kernel
-    /// 4.12).
     const SO_MEMINFO: libc::c_int = 55;
-    /// The first two: `SK_MEMINFO_RMEM_ALLOC`, `SK_MEMINFO_RCVBUF` (`linux/sock_diag.h`).
+    /// The first two words: `SK_MEMINFO_RMEM_ALLOC`, `SK_MEMINFO_RCVBUF` (`linux/sock_diag.h`).
     const WORDS: usize = 2;
     let mut words = [0_u32; WORDS];
     let mut size = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes there.
+    // SAFETY: the kernel writes at most `size` bytes to `words`.
     let result = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, SO_MEMINFO, words.as_mut_ptr().cast(), &raw mut size)
     };
@@ -169,7 +168,7 @@ fn queue_fill(socket: RawFd) -> io::Result<f64> {
 impl Shared {
     /// Evaluates a thread's report and passes the decision to the program.
     fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
-        // Without a program no shedding is possible.
+        // Without a program shedding is impossible.
         let Some(went_up) = server_state.fast_path.went_up() else { return };
         let decision = self.limiter.lock().report(report, went_up, now);
         match decision {
@@ -193,20 +192,20 @@ impl Shared {
 enum Decision {
     /// Keep the current order.
     Nothing,
-    /// Pass this many of 2^32 - 1 queries from now on, by group of clients.
+    /// From now on pass this many of 2^32 - 1 queries, by group of clients.
     Shed(Box<[u32; CLIENT_BUCKETS]>),
     /// Pass all queries again.
     End,
 }
 
-/// Decides which share of the queries is passed.
+/// Decides what share of the queries is passed.
 #[derive(Debug)]
 struct Limiter {
     /// Time of the last decision.
     decided: Option<Instant>,
     /// Queries per second taken by the threads that have reported since then, by group.
     taken: [f64; CLIENT_BUCKETS],
-    /// Queries passed by interfaces up to then.
+    /// Number of queries passed by interfaces up to then.
     went_up: u64,
     /// Highest fill level since then.
     fill: f64,
@@ -216,7 +215,7 @@ struct Limiter {
     capacity: Option<f64>,
     /// Queries per second that reach the interface and are not answered there, by group.
     offered: [f64; CLIENT_BUCKETS],
-    /// The share of these that is passed.
+    /// Share of these queries that is passed, by group.
     shares: [f64; CLIENT_BUCKETS],
     /// Time of the last log line.
     told: Option<Instant>,
@@ -251,7 +250,7 @@ impl Limiter {
         if elapsed < WINDOW {
             return Decision::Nothing;
         }
-        // After a pause the order has expired, and the counts cover an unknown time.
+        // After a pause the order has expired, and the counts cover an unknown period.
         let decision = if elapsed > ORDER {
             self.forget()
         } else {
@@ -269,18 +268,18 @@ impl Limiter {
         if was_shedding { Decision::End } else { Decision::Nothing }
     }
 
-    /// Decides by the reports. `came` is the rate of queries passed, whether or not they found room
-    /// in a queue.
+    /// Makes a decision based on the reports. `came` is the rate of queries passed, including those
+    /// dropped by a queue.
     fn decide(&mut self, came: f64, now: Instant) -> Decision {
         let taken: f64 = self.taken.iter().sum();
-        // A queue drops and delays the queries of all groups alike.
+        // A queue drops and delays the queries of all groups equally.
         let came_for_each = if taken > 0.0 { came / taken } else { 1.0 };
         for ((offered, &taken), share) in self.offered.iter_mut().zip(&self.taken).zip(self.shares) {
             *offered = (*offered + taken * came_for_each / share) / 2.0;
         }
         let is_empty = self.fill <= EMPTY;
         let capacity = match self.capacity {
-            // The threads were busy throughout: this is their capacity.
+            // The threads were busy all the time, so this is their capacity.
             Some(capacity) if !is_empty => (capacity + taken) / 2.0,
             Some(capacity) => GROWTH * capacity,
             None => {
@@ -302,7 +301,7 @@ impl Limiter {
         Decision::Shed(Box::new(self.shares.map(of_all)))
     }
 
-    /// Logs that shedding has begun, rate-limited.
+    /// Logs that shedding has begun; rate-limited.
     fn tell(&mut self, now: Instant) {
         if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_INTERVAL) {
             return;
@@ -314,8 +313,8 @@ impl Limiter {
     }
 }
 
-/// Returns the share of each group's queries to pass, so that the total stays within `limit` and a
-/// group gets more than another only if the other gets everything it offers.
+/// Returns the share of each group's queries to pass, such that the total stays within `limit` and
+/// a group gets more than another only if the other gets everything that it offers.
 fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCKETS] {
     let mut ascending = *offered;
     ascending.sort_by(f64::total_cmp);
@@ -335,13 +334,13 @@ fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCK
 mod tests {
     use super::*;
 
-    /// Queries a second that are answered.
+    /// Queries per second that are answered.
     const CAPACITY: f64 = 100_000.0;
 
-    /// Queries that a queue holds.
+    /// Number of queries that a queue holds.
     const QUEUE: f64 = 4_000.0;
 
-    /// A server that answers [`CAPACITY`] of what comes, with a queue before it.
+    /// A simulated server that answers [`CAPACITY`] queries per second from a queue.
     struct Overloaded {
         limiter: Limiter,
         shares: Option<Box<[u32; CLIENT_BUCKETS]>>,
@@ -353,7 +352,7 @@ mod tests {
     }
 
     impl Overloaded {
-        /// One that has nothing to do.
+        /// Returns an idle server.
         fn new() -> Self {
             Self {
                 limiter: Limiter::default(),
@@ -364,7 +363,8 @@ mod tests {
             }
         }
 
-        /// One window; `offered`: queries a second by group. Returns those answered.
+        /// Simulates one window; `offered` is in queries per second by group. Returns the answered
+        /// queries per second.
         fn window(&mut self, start: Instant, offered: &[f64; CLIENT_BUCKETS]) -> [f64; CLIENT_BUCKETS] {
             let seconds = WINDOW.as_secs_f64();
             for (bucket, (queued, rate)) in self.queue.iter_mut().zip(offered).enumerate() {
@@ -395,8 +395,8 @@ mod tests {
             answered.map(|answered| answered / seconds)
         }
 
-        /// Runs this many windows; returns the queries answered per second in the second half of
-        /// them, by group.
+        /// Simulates this many windows; returns the queries answered per second in their second
+        /// half, by group.
         fn windows(&mut self, count: u32, offered: &[f64; CLIENT_BUCKETS]) -> [f64; CLIENT_BUCKETS] {
             let start = Instant::now();
             let mut sums = [0.0; CLIENT_BUCKETS];
@@ -422,7 +422,7 @@ mod tests {
         assert!(answered[5] > 0.98 * offered[5], "a modest client loses nothing: {}", answered[5]);
         let queued: f64 = server.queue.iter().sum();
         assert!(queued < 0.75 * QUEUE, "{queued} wait: the queue drops nothing");
-        // It ends with the flood.
+        // Shedding ends with the flood.
         offered[3] = 1_000.0;
         server.windows(100, &offered);
         assert_eq!(server.shares, None);
@@ -437,7 +437,7 @@ mod tests {
             server.window(start, &offered);
             assert_eq!(server.shares, None);
         }
-        // Nor is a burst that fills the queue for a moment.
+        // A burst that fills the queue only briefly is not overload either.
         server.window(start, &[20.0 * CAPACITY / CLIENT_BUCKETS as f64; CLIENT_BUCKETS]);
         assert_eq!(server.shares, None);
     }
@@ -458,8 +458,8 @@ mod tests {
     fn uncounted_time_keeps_capacity() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
-        // A thread that found its queue empty meanwhile restarts its count, whenever the last
-        // decision was.
+        // A thread that has found its queue empty restarts its count, regardless of the time of the
+        // last decision.
         let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
         for at in [0, 50, 100, 150] {
             limiter.report(report, at * 1_000, start + Duration::from_millis(at));

@@ -1,4 +1,4 @@
-//! Binding: one TCP listener and several UDP sockets for each address.
+//! Binds one TCP listener and several UDP sockets per address.
 
 use std::{
     io,
@@ -10,15 +10,15 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Options, ServerError, udp};
 
-/// Receive buffer of each UDP socket, in bytes: room for a burst of several thousand queries (the
-/// kernel counts about 800 bytes for a small one). `net.core.rmem_max` limits an unprivileged
-/// process.
+/// Receive buffer of each UDP socket in bytes: room for a burst of several thousand queries (the
+/// kernel accounts about 800 bytes for a small one). An unprivileged process is limited by
+/// `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Send buffer of each UDP socket, in bytes.
 const SEND_BUFFER: usize = 1 << 20;
-/// Connections waiting to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const TCP_BACKLOG: i32 = 1024;
-/// Tries to find a port that is free for both TCP and UDP.
+/// Number of attempts to find a port that is free for both TCP and UDP.
 const FREE_PORT_TRIES: usize = 16;
 
 /// The sockets of one listen address.
@@ -57,7 +57,7 @@ impl Endpoint {
     }
 }
 
-/// Binds the listener. It does not share its port, and so detects another server on the same
+/// Binds the listener. It does not share its port, so binding detects another server on the same
 /// address, including a second instance of this one.
 fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
@@ -72,11 +72,11 @@ fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpLis
     tokio::net::TcpListener::from_std(TcpListener::from(socket))
 }
 
-/// Binds one socket per worker. With `told` the kernel reports the destination address and the
-/// interface of each datagram.
+/// Binds one socket per worker. If `told` is set, the kernel reports the destination address and
+/// the interface of each datagram.
 fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> io::Result<Vec<udp::Socket>> {
     // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
-    // binding without it first detects that server.
+    // a first bind without it detects that server.
     drop(udp_socket(address, only_v6, false)?);
     (0..workers)
         .map(|_| {
@@ -111,7 +111,7 @@ fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
     set_option(socket, level, option, 1)
 }
 
-/// Requests large buffers; smaller ones work as well.
+/// Requests large buffers; smaller ones also work.
 fn grow_buffers(socket: &Socket) {
     // CAP_NET_ADMIN permits sizes above the limit.
     let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER as i32);
@@ -123,7 +123,7 @@ fn grow_buffers(socket: &Socket) {
 
 /// Calls `setsockopt` with an integer.
 fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the value is an `int` of the size given.
+    // SAFETY: the descriptor is open, and the size passed is that of the `int`.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -27,20 +27,20 @@ use super::{
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 
-/// Queries of one connection that may wait for recursors, handlers or checks at a time; at the
-/// limit no more are read.
+/// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
+/// time; at the limit no more are read.
 const MAX_WAITING: usize = 64;
-/// How long replies are held back behind an earlier query that is still waiting. Then they overtake
-/// it (RFC 7766, section 6.2.1.1). Keeping the order for a short time helps simple clients at
-/// little cost.
+/// How long replies are held back behind an earlier query that is still waiting, before they
+/// overtake it (RFC 7766, section 6.2.1.1). Keeping the order for a short time helps simple clients
+/// at little cost.
 const HOLD_ORDER: Duration = Duration::from_millis(500);
 /// How long a client may take to accept replies before its connection is closed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of replies that a connection may hold, framed or waiting for their turn. At the limit
-/// it reads no further query; the reply that crosses the limit has at most 64 KiB.
+/// Maximum bytes of replies that a connection may hold, framed or waiting for their turn. At the
+/// limit it reads no further query; the reply that exceeds the limit has at most 64 KiB.
 const MAX_HELD: usize = 128 << 10;
-/// Most bytes of replies that all connections may hold. A connection that holds some reads further
-/// queries only while it holds less than what is left.
+/// Maximum bytes of replies that all connections together may hold. A connection with held replies
+/// reads further queries only while it holds less than what is left.
 const MAX_HELD_BY_ALL: usize = 16 << 20;
 /// The limits above, by resource.
 pub(super) const LIMITS: [(&str, usize); 4] = [
@@ -53,11 +53,10 @@ pub(super) const LIMITS: [(&str, usize); 4] = [
 const KEPT_BUFFER: usize = 16 << 10;
 /// Pause after a failed `accept`, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Shortest interval between log lines about that.
+/// Minimum interval between log lines about failed `accept` calls.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Serves the connections of one listener until told to stop; returns after the last of them has
-/// ended.
+/// Serves the connections of one listener until told to stop; returns once the last one has ended.
 pub(super) async fn serve(
     listener: TcpListener,
     handler: Arc<QueryHandler>,
@@ -88,8 +87,8 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        // Replies are written whole, so delaying them gains nothing. An error here means that the
-        // client has gone, which reading will detect.
+        // Complete replies are written at once, so delaying them gains nothing. An error means that
+        // the client is gone, which reading will detect.
         let _ = stream.set_nodelay(true);
         let (place, called_off) = open.enter(client);
         handler.metrics.tcp_called_off(called_off);
@@ -97,7 +96,7 @@ pub(super) async fn serve(
         let stopped = stopped.clone();
         connections.spawn(async move {
             let _counted = session.handler.metrics.tcp_session();
-            // A client that disconnects needs no log line.
+            // Clients that disconnect are not logged.
             let _gone = session.run(stopped).await;
         });
     }
@@ -115,9 +114,9 @@ struct Session {
     place: Place,
     /// Received bytes that do not form a complete query yet.
     input: BytesMut,
-    /// Queries that wait for recursors, handlers or checks; each yields its number and its reply.
+    /// Queries that wait for recursors, handlers or checks; each yields its number and reply.
     waiting: JoinSet<(u64, Vec<u8>)>,
-    /// Replies behind a missing one, by number of their query.
+    /// Replies held back behind a missing one, by number of their query.
     held: BTreeMap<u64, Vec<u8>>,
     /// Number of the next query received.
     next_query: u64,
@@ -167,7 +166,7 @@ impl Session {
             };
             let idle = self.waiting.is_empty();
             tokio::select! {
-                // Queries received earlier come first: they had to wait for a place.
+                // Queries received earlier come first, as they had to wait for a place.
                 read = self.stream.read_buf(&mut self.input), if reading && self.may_read() => {
                     reading = read? > 0;
                     self.take_queries();
@@ -175,10 +174,10 @@ impl Session {
                 Some(done) = self.waiting.join_next(), if !idle => match done {
                     Ok((number, reply)) => {
                         self.held.insert(number, reply);
-                        // There may be queries left that had to wait for a place.
+                        // There may be queries that had to wait for a place.
                         self.take_queries();
                     }
-                    // A bug: this query gets no reply, and the order is lost.
+                    // A defect: this query gets no reply, so the order cannot be kept.
                     Err(_panic) => self.overtake(),
                 },
                 _ = sleep_until(deadline), if idle || self.holding.is_some() => {
@@ -192,7 +191,7 @@ impl Session {
             }
             self.release_in_order();
             self.write().await?;
-            // Queries left for lack of room.
+            // Queries that had to wait for room.
             while self.has_query() && self.has_room() {
                 self.take_queries();
                 self.release_in_order();
@@ -239,15 +238,15 @@ impl Session {
             return true;
         }
         if !self.held.is_empty() {
-            // Behind an earlier query that is still waiting: these replies overtake it.
+            // An earlier query is still waiting; the other replies overtake it.
             self.overtake();
         }
         self.handler.metrics.tcp_paused(Paused::Bytes);
         false
     }
 
-    /// Returns whether to read from the client: there may be room for the replies, and the bytes
-    /// read before are used up.
+    /// Returns whether to read from the client: there may be room for the replies, and no complete
+    /// query is left in the input.
     fn may_read(&self) -> bool {
         self.waiting.len() < MAX_WAITING && !self.has_query()
     }
@@ -330,7 +329,7 @@ impl Session {
         };
     }
 
-    /// Frames all available replies, regardless of missing ones.
+    /// Frames all available replies, skipping missing ones.
     fn overtake(&mut self) {
         for (number, reply) in std::mem::take(&mut self.held) {
             self.next_reply = self.next_reply.max(number + 1);
@@ -341,7 +340,7 @@ impl Session {
 
     /// Appends a reply after its length.
     fn frame(&mut self, reply: &[u8]) {
-        // Longer replies are impossible: `fit` and `local_reply` cut them.
+        // Always succeeds: `fit` and `local_reply` truncate longer replies.
         if let Ok(length) = u16::try_from(reply.len())
             && length > 0
         {
@@ -384,7 +383,7 @@ pub(super) fn held_by_all() -> usize {
     HELD_BY_ALL.load(Ordering::Relaxed)
 }
 
-/// Bytes of replies that one connection holds, a part of the total.
+/// Bytes of replies that one connection holds, as part of the total.
 struct HeldBytes(usize);
 
 impl HeldBytes {

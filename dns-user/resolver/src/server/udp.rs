@@ -27,7 +27,7 @@ use super::{
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_platform::mmsg::{ControlMessages, socket_address};
 
-/// How long a task waits for room in the socket's send buffer, and how often.
+/// Time that a task waits for room in the socket's send buffer, and the number of retries.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 
 //----------- Socket ---------------------------------------------------------
@@ -35,8 +35,7 @@ const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 /// A bound socket, shared by its worker and the tasks that reply later.
 pub(super) struct Socket {
     descriptor: OwnedFd,
-    /// Whether the kernel reports the destination of datagrams, so that replies are sent from
-    /// there.
+    /// Whether the kernel reports the destination of datagrams, from which replies are then sent.
     told: bool,
     port: u16,
     /// Set when the worker should stop.
@@ -52,10 +51,9 @@ impl Socket {
     /// Stops the worker after it has answered its queued queries.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the worker: later `recvmmsg` calls return the queued datagrams, and then empty ones
-        // without a sender.
-        // SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN although it is
-        // shut down (inet_shutdown, kernel 2.6 and later).
+        // Wakes the worker: further `recvmmsg` calls return the queued datagrams, then empty ones
+        // without a sender. SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN
+        // although it is shut down (inet_shutdown, kernel 2.6 and later).
         let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
     }
 
@@ -76,7 +74,7 @@ impl Socket {
             header.msg_control = peer.control.as_mut_ptr();
             header.msg_controllen = peer.control_len;
         }
-        // SAFETY: the header leads to buffers that live longer than the call.
+        // SAFETY: the header points to buffers that outlive the call.
         let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -96,7 +94,7 @@ impl Socket {
     }
 }
 
-/// Destination of a reply, and the local address it is sent from.
+/// Destination of a reply, and the local address from which it is sent.
 #[derive(Clone)]
 struct ReturnPath {
     peer: libc::sockaddr_storage,
@@ -106,7 +104,7 @@ struct ReturnPath {
 }
 
 impl ReturnPath {
-    /// Returns the path back to the sender of `datagram`.
+    /// Returns the return path to the sender of `datagram`.
     fn of(datagram: &Datagram<'_>) -> Self {
         let mut control = *datagram.control;
         control.clear_interface(datagram.control_len);
@@ -137,11 +135,11 @@ pub(super) struct Worker {
     /// Answers of the current generation.
     cache: AnswerCache,
     shuffle: Shuffle,
-    /// Clients without a limit on reply size.
+    /// Clients without a limit on the reply size.
     near: NearClients,
     /// Watches the fill level of the queue.
     queue: QueueWatch,
-    /// Counts through which interfaces queries arrive.
+    /// Counts on which interfaces queries arrive.
     arrivals: ArrivalCounter,
     /// Counters of this worker.
     stripe: Arc<Stripe>,
@@ -175,7 +173,8 @@ impl Worker {
         }
     }
 
-    /// The loop of [`run`](Self::run), which restarts it after a panic.
+    /// Answers queries until the socket is stopped; [`run`](Self::run) calls it again after a
+    /// panic.
     fn serve(&mut self) {
         let mut batch = Batch::new(self.socket.told);
         let descriptor = self.socket.raw();
@@ -183,8 +182,8 @@ impl Worker {
             let count = match batch.receive(descriptor) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Errors of earlier replies, for example to a client that has gone, are not
-                // reported to unconnected sockets; other errors may be transient.
+                // Errors of earlier replies, such as to a client that is gone, are not reported to
+                // unconnected sockets; other errors may be transient.
                 Err(error) => {
                     if self.socket.stopping.load(Ordering::Acquire) {
                         return;
@@ -200,9 +199,9 @@ impl Worker {
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
-                // Readable or not, the datagram occupied the queue.
+                // Even an unreadable datagram has occupied the queue.
                 self.queue.took(socket_address(datagram.peer).ip());
-                // A bug triggered by one query must not cost the others their replies.
+                // A defect triggered by one query must not cost other queries their replies.
                 if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
                     tracing::error!(
                         "a UDP thread panicked on a query, which got no reply; other queries are not affected"
@@ -320,7 +319,7 @@ impl Worker {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         spawn_eagerly(&self.runtime, async move {
-            // Held until the reply is sent, so that a shutdown waits for it.
+            // Held until the reply is sent, so that shutdown waits for it.
             let _place = place;
             let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
             let client = socket_address(&path.peer);
@@ -334,15 +333,15 @@ impl Worker {
     }
 }
 
-/// Measures the time of a batch with few clock reads.
+/// Measures the times in a batch with few clock reads.
 struct Clock {
-    /// When the batch was read from the socket.
+    /// Time at which the batch was read from the socket.
     received: Instant,
     last: Option<Duration>,
 }
 
 impl Clock {
-    /// Starts when a batch has been read.
+    /// Starts the measurement once a batch has been read.
     fn start() -> Self {
         Self { received: Instant::now(), last: None }
     }

@@ -1,7 +1,8 @@
-//! The server state: the [`State`] that answers come from, and its replacement.
+//! The server state: the [`State`] from which queries are answered, and its replacement.
 //!
-//! A query loads the state once and is answered from it, whatever is installed meanwhile. Only
-//! [`ServerState`] replaces the state; it notifies the fast path and the health tracker.
+//! A query loads the state once and is answered from it, even if another one is installed in the
+//! meantime. Only [`ServerState`] replaces the state; it notifies the fast path and the health
+//! tracker.
 
 mod published;
 mod route;
@@ -31,14 +32,14 @@ use dns_core::{
 use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::Tracker;
 
-/// The data that queries are answered from at one moment; never changed, only replaced.
+/// The data from which queries are answered at one moment; never changed, only replaced.
 #[derive(Clone)]
 pub struct State {
     /// Names of the fleet.
     pub snapshot: Arc<Snapshot>,
     /// Answerers of all other names.
     pub routes: Arc<Routes>,
-    /// Domains of all records that were ever in force.
+    /// Domains of all records that have ever been in use.
     domains: Arc<HashSet<Name>>,
 }
 
@@ -60,7 +61,7 @@ impl State {
     }
 }
 
-/// The state in force, and the components that follow it.
+/// The current state, and the components that follow it.
 pub struct ServerState {
     state: ArcSwap<State>,
     /// Health of instances for answers.
@@ -68,7 +69,7 @@ pub struct ServerState {
     pub(crate) fast_path: FastPathHandle,
     /// The health tracker; `None` while health checks are off.
     tracker: Option<Arc<Tracker>>,
-    /// Consul's names; `None` if there are none.
+    /// Consul's names; `None` without Consul.
     consul: Option<Arc<ConsulNames>>,
     /// Held while the fast path is updated, so that it receives the newest state last.
     publishing: Mutex<()>,
@@ -81,12 +82,12 @@ pub struct ServerState {
 pub enum LookedUp {
     /// The resolution of a local name.
     Found(Resolution),
-    /// The name must wait for first checks: use [`ServerState::look_up_checked`].
+    /// The query must wait for first checks: use [`ServerState::look_up_checked`].
     NotChecked,
 }
 
 impl ServerState {
-    /// Answers from `snapshot`, without any route, until others are installed.
+    /// Creates a state that answers from `snapshot` without routes until others are installed.
     pub(crate) fn new(
         snapshot: Snapshot,
         health: Arc<dyn Health + Send + Sync>,
@@ -110,34 +111,34 @@ impl ServerState {
         }
     }
 
-    /// Returns the state in force. Each query calls this once.
+    /// Returns the current state. Each query calls this once.
     #[inline]
     pub fn state(&self) -> arc_swap::Guard<Arc<State>> {
         self.state.load()
     }
 
-    /// Returns the state in force, for longer use.
+    /// Returns the current state, for longer use.
     pub fn state_full(&self) -> Arc<State> {
         self.state.load_full()
     }
 
-    /// Returns the snapshot in force.
+    /// Returns the current snapshot.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.state.load().snapshot.clone()
     }
 
-    /// Puts a new snapshot in force.
+    /// Installs a new snapshot.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
         self.change(Some(snapshot), None);
     }
 
-    /// Installs routes. The fast path is updated, because a name may have moved to another answerer
-    /// or to the fleet.
+    /// Installs routes. Updates the fast path, because a name may have moved to another answerer or
+    /// to the fleet.
     pub fn set_routes(&self, routes: Routes) {
         self.change(None, Some(routes));
     }
 
-    /// Installs a new snapshot, other routes or both at the same moment.
+    /// Installs a new snapshot, other routes, or both atomically.
     pub fn change(&self, snapshot: Option<Arc<Snapshot>>, routes: Option<Routes>) {
         let routes = routes.map(Arc::new);
         if snapshot.is_none() && routes.is_none() {
@@ -145,7 +146,7 @@ impl ServerState {
         }
         self.state.rcu(|state| state.with(snapshot.clone(), routes.clone()));
         self.generation.fetch_add(1, Ordering::Release);
-        // Another server, or the fleet, may be responsible for any name now.
+        // Another server or the fleet may now be responsible for any name.
         self.fast_path.void_answers();
         self.publish();
         if let (Some(tracker), Some(snapshot)) = (&self.tracker, snapshot) {
@@ -153,7 +154,7 @@ impl ServerState {
         }
     }
 
-    /// Publishes the state in force to the interfaces.
+    /// Publishes the current state to the interfaces.
     pub(crate) fn publish(&self) {
         let _newest_last = self.publishing.lock();
         self.fast_path.install(&self.published_names());
@@ -172,8 +173,8 @@ impl ServerState {
         Arc::new(PublishedNames { state: self.state_full(), consul })
     }
 
-    /// Answers a local name of `state` for a client's query, which tracks the name and publishes
-    /// it. Never waits.
+    /// Resolves a local name of `state` for a client's query, tracks the name and publishes it.
+    /// Never waits.
     pub fn look_up(&self, state: &State, name: &Name) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
@@ -184,7 +185,7 @@ impl ServerState {
         LookedUp::Found(resolution)
     }
 
-    /// Answers like [`Self::look_up`], after first checks of instances that have not been checked
+    /// Like [`Self::look_up`], but waits for first checks of instances that have not been checked
     /// yet (`y1`).
     pub async fn look_up_checked(&self, state: &State, name: &Name) -> Resolution {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
@@ -200,7 +201,7 @@ impl ServerState {
         resolution
     }
 
-    /// Notes a query for a name with a cached answer: in the tracker, and in the fast path, which
+    /// Reports a query for a name with a cached answer to the tracker and to the fast path, which
     /// may have withdrawn the name since. Returns false if the tracker does not know the name (any
     /// more), so that the caller must look it up.
     #[inline]
@@ -212,7 +213,7 @@ impl ServerState {
         is_known
     }
 
-    /// Notes a query for a name in the tracker.
+    /// Reports a query for a name to the tracker.
     fn asked(&self, name: &Name, resolution: &Resolution) {
         if let Some(tracker) = &self.tracker
             && resolution.checks.tracked
@@ -221,8 +222,8 @@ impl ServerState {
         }
     }
 
-    /// Returns a number that grows whenever a resolution may change. Read it before resolving: a
-    /// cached answer is valid while the number stays the same.
+    /// Returns a number that increases whenever a resolution may change. Must be read before
+    /// resolving: a cached answer is valid as long as the number stays the same.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         let health = self.tracker.as_ref().map_or(0, |tracker| tracker.states().changes());

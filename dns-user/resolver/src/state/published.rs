@@ -13,9 +13,8 @@ use dns_core::{
 };
 use dns_fastpath::NameSource;
 
-/// Names that interfaces may answer: names that the server's routing sends to the fleet, and names
-/// that it sends to Consul and that have only addresses there. A handler below a domain of the
-/// records keeps its names.
+/// Names that interfaces may answer: those routed to the fleet, and those routed to Consul that
+/// have only addresses there. A handler below a domain of the records keeps its names.
 pub(super) struct PublishedNames {
     pub(super) state: Arc<State>,
     /// Consul's names at the same moment; `None` without Consul.

@@ -13,13 +13,13 @@ use dns_core::{
 use dns_upstream::Answer;
 
 impl State {
-    /// Returns whether the routes send `name` to the fleet, for every type that interfaces answer.
-    /// Userspace decides about all other types.
+    /// Returns whether `name` is routed to the fleet, for every type that interfaces answer.
+    /// Userspace routes all other types.
     pub(crate) fn is_local(&self, name: &Name) -> bool {
         matches!(Route::of(self, name, TYPE_A), Route::Local)
     }
 
-    /// Returns whether the routes send `name` to Consul's names, for types A and AAAA.
+    /// Returns whether `name` is routed to Consul's names, for types A and AAAA.
     pub(crate) fn is_consuls(&self, name: &Name) -> bool {
         matches!(Route::of(self, name, TYPE_A), Route::Consul(_))
     }
@@ -35,15 +35,15 @@ pub(crate) enum Route {
     /// The names of Consul's catalog.
     Consul(Arc<dyn Answer>),
     Handler(Arc<dyn Answer>),
-    /// Reverse names: first the state's, then this answerer's.
+    /// Reverse names: first from the state, then from this answerer.
     Reverse(Arc<dyn Answer>),
     Recursors(Arc<dyn Answer>),
     Refused,
 }
 
 impl Route {
-    /// Returns the answerer of `name`: the longest domain that ends the name wins. Of equal
-    /// domains, up-check names come before local ones, then Consul's, then handlers.
+    /// Returns the answerer of `name`: the longest domain that is a suffix of the name wins. Of
+    /// equal domains, up-check names come first, then local names, Consul's names and handlers.
     pub(crate) fn of(state: &State, name: &Name, qtype: u16) -> Self {
         if qtype == TYPE_DS {
             return Self::of_parent(state, name);
@@ -55,7 +55,7 @@ impl Route {
     }
 
     /// Returns the answerer for type DS, which belongs to the parent: the root if it has an
-    /// answerer, else the shortest domain that ends the name (observed).
+    /// answerer, else the shortest domain that is a suffix of the name (observed).
     fn of_parent(state: &State, name: &Name) -> Self {
         if !matches!(Self::root(state), Self::Refused) {
             return Self::root(state);

@@ -37,14 +37,14 @@ pub struct Routes {
     pub reverse: Option<Arc<dyn Answer>>,
     /// Answers everything else; `None` if recursion is disabled.
     pub recursors: Option<Arc<dyn Answer>>,
-    /// How bosh-dns treats a handler whose domain was also one of the records: it does not come
-    /// back when the records lose the domain (observed).
+    /// Whether a handler whose domain was once in the records stays unused after the records lose
+    /// the domain, as in bosh-dns (observed).
     pub handlers_stay_away: bool,
 }
 
 impl Routes {
     /// Returns the answerer of names below `arpa.` that the records do not contain: recursors, else
-    /// the handler for `arpa.` or the root, else REFUSED.
+    /// the handler for `arpa.` or the root, else one that refuses.
     pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
         let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
         next.cloned().unwrap_or_else(|| Arc::new(Refused))

@@ -1,4 +1,4 @@
-//! Makes the server the machine's resolver: through `/etc/resolv.conf`, with or without resolvconf,
+//! Makes the server the machine's resolver through `/etc/resolv.conf`, with or without resolvconf,
 //! or through systemd-resolved. Every change can be undone.
 
 mod resolv_conf;
@@ -47,17 +47,17 @@ pub enum SystemError {
     Runtime(#[from] io::Error),
 }
 
-/// Tries of a program that must succeed before this process ends.
+/// Maximum number of runs of a program that must succeed before this process ends.
 const ATTEMPTS: u32 = 20;
 
-/// Pause between two tries.
+/// Pause between two runs.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs a program that undoes a change, while this process is being stopped.
 ///
-/// To stop a unit, systemd sends SIGTERM to all its processes until no new one shows up: a program
-/// started then may be killed before it has done anything (observed, systemd 252: the machine kept
-/// using a server that was gone). It is therefore run again.
+/// To stop a unit, systemd sends SIGTERM to all its processes until no new one appears, so a
+/// program started then may be killed before it has done anything (observed with systemd 252: the
+/// machine kept using a server that was gone). The program is therefore run again.
 fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemError> {
     for _ in 1..ATTEMPTS {
         if run(program, arguments).is_ok() {

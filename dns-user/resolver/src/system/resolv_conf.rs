@@ -13,13 +13,13 @@ use super::{SystemError, run, run_while_stopping};
 /// The file that the C library reads.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Text that resolvconf puts before everything it collects.
+/// Text that resolvconf puts at the beginning of the file.
 const HEAD: &str = "/etc/resolvconf/resolv.conf.d/head";
 
 /// Comment above the server's line.
 const COMMENT: &str = "# bosh-dns-xdp puts the next line first; it goes when bosh-dns-xdp resolver ends";
 
-/// Number and interval of checks whether resolvconf has updated the file, as in bosh-dns.
+/// Number and interval of checks for the update of the file by resolvconf, as in bosh-dns.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 
@@ -40,7 +40,7 @@ impl ResolvConf {
         Self { address, file: RESOLV_CONF.into(), head: HEAD.into() }
     }
 
-    /// Puts the server's line first, if it is not.
+    /// Puts the server's line first if it is not first already.
     pub fn apply(&self) -> Result<(), SystemError> {
         if self.is_first()? {
             return Ok(());
@@ -72,7 +72,7 @@ impl ResolvConf {
         Ok(first.is_some_and(|first| first.parse() == Ok(self.address)))
     }
 
-    /// Makes resolvconf rewrite the file, and waits until it has.
+    /// Makes resolvconf rewrite the file and waits for the result.
     fn update(&self) -> Result<(), SystemError> {
         run("resolvconf", &["-u"])?;
         for look in 1..=LOOKS {
@@ -104,7 +104,7 @@ impl ResolvConf {
         }
     }
 
-    /// Returns the program that manages the file, judged by its link target and content, with
+    /// Returns the program that manages the file, according to its link target and content, with
     /// advice to the operator.
     fn manager(&self) -> Result<Option<(&'static str, &'static str)>, SystemError> {
         let target = fs::read_link(&self.file).unwrap_or_default();
@@ -122,7 +122,7 @@ impl ResolvConf {
         })
     }
 
-    /// Returns a file's text with the server's lines in front.
+    /// Returns a file's text with the server's lines first.
     fn with_us(&self, text: &str) -> String {
         format!("{}{}", self.lines(), self.without_us(text))
     }
@@ -136,15 +136,15 @@ impl ResolvConf {
         format!("{COMMENT}\nnameserver {}\n", self.address)
     }
 
-    /// Replaces a file atomically if its text changes: a reader sees either the old text or the new
-    /// one.
+    /// Replaces a file atomically if its text changes: a reader sees either the old or the new
+    /// text.
     fn change(&self, file: &Path, change: impl Fn(&str) -> String) -> Result<(), SystemError> {
         let before = read(file)?;
         let after = change(&before);
         if after == before {
             return Ok(());
         }
-        // Behind a symbolic link the file is replaced, not the link.
+        // Of a symbolic link the target is replaced, not the link.
         let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         let part = file.with_extension("bosh-dns-xdp");
         let written = fs::write(&part, &after).and_then(|()| match fs::rename(&part, &file) {
@@ -171,7 +171,7 @@ fn read(file: &Path) -> Result<String, SystemError> {
 mod tests {
     use super::*;
 
-    /// A machine without resolvconf whose resolv.conf has this text.
+    /// Returns a resolv.conf with this text, on a machine without resolvconf.
     fn plain(text: &str) -> (tempfile::TempDir, ResolvConf) {
         let folder = tempfile::tempdir().unwrap();
         let (file, head) = (folder.path().join("resolv.conf"), folder.path().join("none/head"));

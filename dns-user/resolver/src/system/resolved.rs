@@ -16,7 +16,7 @@ pub struct Resolved {
     address: IpAddr,
     /// Whether this process has created the interface.
     made: bool,
-    /// The domains last set; `None` before the first time.
+    /// The last domains set; `None` before the first call.
     told: Option<Vec<String>>,
 }
 

@@ -212,14 +212,14 @@ mod tests {
 
     use super::*;
 
-    /// A command line consisting of `address` alone.
+    /// A command line that consists of `address` alone.
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
         address: Address,
     }
 
-    /// Returns the name built from options.
+    /// Returns the name built from these options.
     fn built(options: &str) -> String {
         let words = std::iter::once("address").chain(options.split_whitespace());
         let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));

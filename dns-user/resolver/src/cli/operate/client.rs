@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use super::{Problem, connection::Connection, connection::Target};
 use dns_platform::tls::RotatingTls;
 
-/// Name in the API's certificate (observed).
+/// Name in the certificate of the API (observed).
 const SERVER_NAME: &str = "api.bosh-dns";
 
 /// Time limit for the start of a response; reloading a large foundation takes a second.
@@ -161,7 +161,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).trim_end().to_owned()
     }
 
-    /// Returns the response if its status is 200, otherwise the server's reason as an error.
+    /// Returns the response if its status is 200; otherwise an error with the server's reason.
     pub(super) fn good(self) -> Result<Self, Problem> {
         match self.status {
             StatusCode::OK => Ok(self),

@@ -53,14 +53,14 @@ pub(super) struct Target {
 }
 
 impl Connection {
-    /// Determines the target from, in order: options, a configuration given as option, the environment,
-    /// the configuration of the bosh-dns job.
+    /// Determines the target from, in order: options, a configuration given as option, the
+    /// environment, the configuration of the bosh-dns job.
     pub(super) fn target(&self) -> Result<Target, Problem> {
         self.target_with(&|name| env::var_os(name), usual_config())
     }
 
-    /// Returns the control socket: the given one or the one in the configuration. `None` if options or
-    /// variables name the API's port.
+    /// Returns the control socket: the given one or the one in the configuration. `None` if options
+    /// or variables name the API's port.
     pub(super) fn socket(&self) -> Result<Option<PathBuf>, Problem> {
         let Self { config, socket, api, ca, cert, key } = self;
         if socket.is_some() {
@@ -79,14 +79,14 @@ impl Connection {
                 }
                 config
             }
-            // The server may still run with the last good version.
+            // The server may be running with the last good version.
             Err(error) if Path::new(CONTROL_SOCKET).exists() => {
                 complain(&format_args!("{error}; trying the default control socket"));
                 return Ok(Some(CONTROL_SOCKET.into()));
             }
             Err(error) => return Err(Problem::Unreachable(error.to_string())),
         };
-        // A configuration that names only an API means its port.
+        // A configuration that only names an API refers to its port.
         let named = config.control.filter(|control| !control.is_default || config.api.is_none());
         Ok(named.map(|control| control.socket))
     }
@@ -158,8 +158,8 @@ impl Connection {
     }
 }
 
-/// Reads a configuration as far as it is valid, with its errors: the server that is asked runs with the
-/// last good version, whose socket and port are likely to be the same. Fails if nothing can be read.
+/// Reads the valid part of a configuration, and its errors: the server runs with the last good
+/// version, whose socket and port are probably the same. Fails if nothing can be read.
 fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
     let (mut errors, loaded) = dns_platform::files::check_config(file);
     match loaded {
@@ -168,9 +168,9 @@ fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
     }
 }
 
-/// Returns the client's files next to the server's: the same names with `client` for `server` (and
-/// the other way round for the CA), as in the bosh-dns job; the server's own files if they do not
-/// exist.
+/// Returns the client's files next to the server's: the same names with `client` in place of
+/// `server` (the reverse for the CA), as in the bosh-dns job. Falls back to the server's own files
+/// if they do not exist.
 fn client_files(server: &TlsFiles) -> TlsFiles {
     let client = |path: &Path| sibling(path, "server", "client");
     let (certificate, private_key) = match (client(&server.certificate), client(&server.private_key)) {

@@ -79,7 +79,7 @@ pub(in crate::cli) struct Reload {
 }
 
 impl Reload {
-    /// Reloads every file; a file that cannot be used is a negative result.
+    /// Reloads every file; an unusable file is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = wait_for(async { Client::new(&connection)?.post("/reload", Bytes::new()).await })?;

@@ -152,7 +152,7 @@ fn text(status: &Answer) -> String {
     out
 }
 
-/// Adds what was dropped and refused under overload, and the clients concerned.
+/// Adds the section of queries dropped and refused under overload, with the affected clients.
 fn overload_text(out: &mut String, overload: &OverloadStatus) {
     let OverloadStatus { shed, budgets } = overload;
     let refused: u64 = budgets.iter().map(|budget| budget.status.refused).sum();
@@ -254,7 +254,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
 /// Interfaces with the same hook and reason.
 struct InterfaceGroup<'a> {
     hook: &'a str,
-    /// Reason for the hook, or for having none.
+    /// Reason for the hook, or for the lack of one.
     why: &'a str,
     names: Vec<&'a str>,
     /// Total number of replies.
@@ -292,7 +292,7 @@ impl<'a> InterfaceGroup<'a> {
     }
 }
 
-/// Adds the section of recursors, in the order of asking.
+/// Adds the section of recursors, in the order in which they are queried.
 fn recursors_text(out: &mut String, recursors: &[Value]) {
     let mut lines =
         Table::new(&["RECURSOR", "ASKED", "QUERIES", "FAILED", "OF LAST 25", "LATENCY", "REASONS"]);
@@ -331,7 +331,7 @@ fn recursors_text(out: &mut String, recursors: &[Value]) {
     }
 }
 
-/// Adds the section of reloads and failures. A failure that a later reload has cured is left out.
+/// Adds the section of reloads and failures. Failures followed by a successful reload are left out.
 fn reloads_text(out: &mut String, status: &Answer) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);

@@ -118,7 +118,7 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
             .iter()
             .map(|item| {
                 let text = self::value(item, indent + 2);
-                // The first line carries the dash.
+                // The first line starts with the dash.
                 format!("{:indent$}- {}", "", text.trim_start())
             })
             .collect(),

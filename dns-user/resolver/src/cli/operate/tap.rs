@@ -1,4 +1,5 @@
-//! `tap`: shows live queries, including those answered at the interface, which tcpdump does not see.
+//! `tap`: shows live queries, including those answered at the interface, which tcpdump does not
+//! see.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! `top`: shows the most frequent names and clients.
 //!
-//! Rates come from the counters of `/status` and are exact for both paths. Names and clients come from
-//! the tap, sampled to about [`LINES_PER_SECOND`] lines per second regardless of traffic; the server
-//! counts nothing by name while there is no viewer.
+//! Rates come from the counters of `/status` and are exact for both paths. Names and clients come
+//! from the tap, sampled to about [`LINES_PER_SECOND`] lines per second regardless of traffic; the
+//! server counts nothing by name while there is no viewer.
 
 mod draw;
 mod model;
@@ -27,7 +27,7 @@ use crate::ops::status::Status;
 /// Target rate of tap lines per second: enough to rank names, cheap for the server.
 const LINES_PER_SECOND: f64 = 1000.0;
 
-/// Shortest time between two drawings of the screen.
+/// Minimum time between two redraws of the screen.
 const REDRAW: Duration = Duration::from_millis(100);
 
 /// `top`.
@@ -145,7 +145,7 @@ impl Watch {
             tokio::pin!(redraw);
             let mut is_new = false;
             loop {
-                // Lines are read without a pause: the server drops what a slow reader leaves.
+                // Lines are read without a pause, because the server drops lines for slow readers.
                 tokio::select! {
                     line = self.lines.next() => {
                         self.take(line.as_deref())?;

@@ -25,7 +25,7 @@ pub(super) struct Reader {
     /// Requests, each with the known stamps if they are reliable.
     ask: Sender<Option<Stamps>>,
     answers: Receiver<Seen>,
-    /// Number of requests that timed out and whose results are still to arrive.
+    /// Number of timed-out requests whose results have not arrived yet.
     overdue: usize,
     /// Time of the pending request.
     asked: Option<Instant>,
@@ -55,14 +55,14 @@ impl Reader {
         Self { ask, answers, overdue: 0, asked: None }
     }
 
-    /// Requests the contents, which [`Self::answer`] returns. Does nothing while an earlier request is
-    /// pending.
+    /// Requests the contents, which [`Self::answer`] returns. Does nothing while an earlier request
+    /// is pending.
     pub(super) fn ask(&mut self, known: Option<Stamps>) {
         while self.overdue > 0 {
             if self.answers.try_recv().is_err() {
                 return;
             }
-            // Outdated.
+            // The result of a request that has timed out.
             self.overdue -= 1;
         }
         if self.asked.is_none() && self.ask.try_send(known).is_ok() {
@@ -70,7 +70,7 @@ impl Reader {
         }
     }
 
-    /// Returns the contents, if they arrive within `patience` of the request.
+    /// Returns the contents if they arrive within `patience` of the request.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<Seen> {
         let seen = self.answers.recv_deadline(self.asked.take()? + patience).ok();
         if seen.is_none() {

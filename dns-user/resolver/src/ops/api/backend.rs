@@ -240,8 +240,8 @@ impl Backend {
         types.into_iter().filter(|(qtype, _)| is_held(*qtype)).map(|(_, label)| label).collect()
     }
 
-    /// Removes the selected answers from all caches; returns their number, `None` without a cache. All
-    /// answers that interfaces have cached become void.
+    /// Removes the selected answers from all caches; returns their number, `None` without a cache.
+    /// Also invalidates all answers cached by interfaces.
     pub(super) fn flush(&self, selection: &Selection) -> Option<u64> {
         let flushed = self.upstreams.flush(selection);
         self.server_state.fast_path.void_answers();
@@ -250,8 +250,8 @@ impl Backend {
 }
 
 impl Backend {
-    /// Builds a line of `/instances`. The health state belongs to the instance and does not depend on
-    /// the queried name (observed).
+    /// Builds a line of `/instances`. The health state belongs to the instance and does not depend
+    /// on the queried name (observed).
     fn line(&self, instance: &Instance<'_>) -> InstanceLine {
         let state = instance.ip.map(|ip| self.health.state(ip, None).label());
         InstanceLine {
@@ -328,12 +328,12 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
     }
 }
 
-/// Reason a name cannot be looked up.
+/// Reason why a name cannot be looked up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NameRefused(pub String);
 
-/// Reason the result of a reload is unknown.
+/// Reason why the result of a reload is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     /// The main loop has ended.

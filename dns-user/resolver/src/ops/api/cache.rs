@@ -15,20 +15,20 @@ use super::{Backend, NameRefused, backend::parse, control::bad_request};
 use crate::ops::tap::parse_type;
 use dns_upstream::Selection;
 
-/// Most answers of a response unless the client asks for another number.
+/// Default limit of answers per response.
 const DEFAULT_LIMIT: usize = 10_000;
 
 /// Parameters of `/cache`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ListParameters {
-    /// Which answers.
+    /// Criteria of the answers.
     #[serde(flatten)]
     criteria: Criteria,
-    /// Most answers in the response.
+    /// Maximum number of answers in the response.
     limit: Option<usize>,
 }
 
-/// Criteria for cached answers; an absent one admits all.
+/// Criteria for cached answers; an absent criterion matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Criteria {
     /// The name itself.
@@ -45,7 +45,7 @@ pub struct Criteria {
 /// Body of a POST to `/cache/flush`: at least one criterion, or `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheFlush {
-    /// Which answers.
+    /// Criteria of the answers.
     #[serde(flatten)]
     pub criteria: Criteria,
     /// Every answer.
@@ -81,14 +81,14 @@ pub(super) async fn list(
         Err(NameRefused(reason)) => return bad_request(reason),
     };
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
-    // Describing many answers takes milliseconds, in which other requests are served.
+    // Describing many answers takes milliseconds, during which other requests must be served.
     match tokio::task::spawn_blocking(move || backend.cached(&selection, limit)).await {
         Ok(listing) => Json(listing).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
-/// Handles `/cache/flush`; answers after the flush has taken effect.
+/// Handles `/cache/flush`; responds after the flush has taken effect.
 pub(super) async fn flush(
     State(backend): State<Arc<Backend>>,
     Json(CacheFlush { criteria, all }): Json<CacheFlush>,

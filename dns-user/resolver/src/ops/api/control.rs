@@ -35,7 +35,7 @@ pub(super) async fn resolve(
     }
 }
 
-/// Handles `/reload`: 200 on success, 409 if any data keeps its last good version.
+/// Handles `/reload`: 200 on success, 409 if the last good version of any data stays in use.
 pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     match backend.reload().await {
         Ok(reloaded) => {
@@ -54,7 +54,8 @@ pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogChange {
-    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` makes a tag follow the general level again.
+    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` makes a tag follow the general level
+    /// again.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub level: Option<String>,
     /// Tag the level applies to; the general level if absent.

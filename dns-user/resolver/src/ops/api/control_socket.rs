@@ -1,5 +1,5 @@
-//! The control socket: the whole API for local users, without certificates. The kernel identifies the
-//! peer (`SO_PEERCRED`, unix(7)).
+//! The control socket: the whole API for local users, without certificates. The kernel identifies
+//! the peer (`SO_PEERCRED`, unix(7)).
 
 use std::{io, os::unix::net::UnixListener as StdListener, sync::Arc, time::Duration};
 
@@ -31,8 +31,8 @@ struct Admitted {
 }
 
 impl ControlSocket {
-    /// Binds the socket and sets its owner and group, which requires root. Without `control.user` the
-    /// owner is `server_user`, the user that the server switches to.
+    /// Binds the socket and sets its owner and group, which requires root. Without `control.user`
+    /// the owner is `server_user`, the user that the server switches to.
     pub fn bind(config: &ControlConfig, server_user: Option<&str>) -> io::Result<Self> {
         let ControlConfig { socket, user, group, is_default: _ } = config;
         let of_user =
@@ -68,14 +68,14 @@ fn unknown(kind: &str, name: &str) -> io::Error {
 }
 
 impl Admitted {
-    /// Returns whether a peer is permitted. The socket's mode enforces the same, but some file systems and
-    /// owners of the folder do not honour it.
+    /// Returns whether a peer is permitted. The socket's mode should enforce the same, but some
+    /// file systems ignore it, and the folder's owner can bypass it.
     fn admits(self, user: Uid, group: Gid) -> bool {
         if user.is_root() || user == Uid::effective() || user == self.user {
             return true;
         }
         let Some(wanted) = self.group else { return false };
-        // SO_PEERCRED reports only the primary group; the user database has the others.
+        // SO_PEERCRED reports only the primary group; the others are in the user database.
         wanted == group || supplementary(user).contains(&wanted)
     }
 }
@@ -106,7 +106,7 @@ impl axum::serve::Listener for Admitting {
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(%error, left_out, "the control socket cannot accept a connection");
                     }
-                    // Probably out of file descriptors: wait for some to be closed.
+                    // Probably out of file descriptors; wait until some are closed.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

@@ -1,8 +1,8 @@
 //! Accepts TLS connections; handshakes run concurrently, each with a time limit.
 //!
-//! Before its handshake a connection is admitted by its peer's user. Each user may hold as many
-//! handshakes as are still free; one more is closed immediately. Further handshakes are reserved
-//! for the administrators: root and the server's own user.
+//! Before its handshake a connection is admitted by the user of its peer. A user may hold at most
+//! as many handshakes as are still free; a further connection is closed immediately. Additional
+//! handshakes are reserved for administrators: root and the server's own user.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ const HANDSHAKES: usize = 64;
 /// Additional handshakes for root and the server's own user.
 const RESERVE: usize = 32;
 
-/// Registers the limit of handshakes and a counter of connections refused by it.
+/// Registers the limit of handshakes and a counter of connections refused because of it.
 pub(super) fn register(registry: &Registry) -> prometheus::Result<IntCounter> {
     let limits = families::LIMIT.gauges()?;
     for (resource, limit) in [("api_handshakes", HANDSHAKES), ("api_operator_handshakes", RESERVE)] {
@@ -54,7 +54,7 @@ pub(super) struct TlsListener {
 impl TlsListener {
     /// Starts accepting connections on `socket`.
     ///
-    /// `refused` counts connections without a place for their handshake.
+    /// `refused` counts connections for whose handshake there is no place.
     pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>, refused: IntCounter) -> io::Result<Self> {
         let address = socket.local_addr()?;
         let (done, ready) = mpsc::channel(HANDSHAKES);
@@ -108,7 +108,7 @@ async fn accept(
                 if let Some(left_out) = LIMIT.admit_any() {
                     tracing::warn!(%error, left_out, "the API cannot accept a connection");
                 }
-                // Probably out of file descriptors: wait for some to be closed.
+                // Probably out of file descriptors; wait until some are closed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

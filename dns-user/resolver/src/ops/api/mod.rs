@@ -57,9 +57,9 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Binds `address`; connections use the newest certificates. If `admins` is set, only clients with
-    /// these common names may use `/cache`, `/flush`, `/log`, `/tap` and `/reload`; otherwise any client with a
-    /// valid certificate may.
+    /// Binds `address`; connections use the newest certificates. If `admins` is set, only clients
+    /// with these common names may use `/cache`, `/flush`, `/log`, `/tap` and `/reload`; otherwise
+    /// any client with a valid certificate may.
     pub async fn bind(
         address: SocketAddr,
         tls: Arc<RotatingTls>,

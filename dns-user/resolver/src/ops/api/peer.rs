@@ -16,7 +16,7 @@ const HEADER: usize = 16;
 /// Offset of `idiag_uid` in an `inet_diag_msg` (linux/inet_diag.h): four bytes of family, state,
 /// timer and retransmissions, the socket's id of 48 bytes, expiry and two queues.
 const UID: usize = 4 + 48 + 12;
-/// Time limit for the kernel, which answers within the call.
+/// Time limit for the reply of the kernel, which normally arrives within the call.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Identity of a peer before it has presented a certificate.

@@ -25,15 +25,15 @@ const DEFAULT_RATE: u32 = 1000;
 /// Highest limit that a client can request, in lines per second.
 const MAX_RATE: u32 = 50_000;
 
-/// Idle time after which an empty line is sent, to keep the stream alive and to notice that a client
-/// has disconnected.
+/// Idle time after which an empty line is sent, to keep the stream alive and to notice that a
+/// client has disconnected.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// Time a line is held back so that lines of both paths are sent in the order of their time stamps: the
-/// fast path's ring buffer is read every 100 ms.
+/// Time for which a line is held back, so that lines of both paths are sent in the order of their
+/// time stamps: the fast path's ring buffer is read every 100 ms.
 const REORDER: Duration = Duration::from_millis(200);
 
-/// Maximum number of lines held back; beyond it the oldest are sent early.
+/// Maximum number of lines held back; beyond it the oldest lines are sent early.
 const MOST_HELD: usize = 20_000;
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,7 +48,8 @@ pub(super) struct TapParameters {
     #[serde(rename = "type")]
     query_type: Option<String>,
     path: Option<TapPath>,
-    /// 1 to include queries that the fast path passed to userspace, which also appear as userspace queries.
+    /// 1 to include queries that the fast path passed to userspace, which also appear as userspace
+    /// queries.
     misses: Option<u8>,
     /// Maximum number of lines per second.
     rate: Option<u32>,
@@ -108,8 +109,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Returns the next line in time order; `None` once the server ends. An error means that nothing
-    /// arrived for [`KEEP_ALIVE`].
+    /// Returns the next line in time order; `None` once the server ends. An error means that
+    /// nothing arrived for [`KEEP_ALIVE`].
     async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
         loop {
             let due = self.held.first_key_value().map(|(_, (arrived, _))| *arrived + REORDER);

@@ -17,8 +17,8 @@ impl FastReplies {
         self.replies.iter().map(|(_, _, count)| count).sum()
     }
 
-    /// Adds these replies to the families in `all`. The program does not count by address family, so
-    /// the label `family` is empty for its share.
+    /// Adds these replies to the families in `all`. The programs do not count by address family, so
+    /// the label `family` is empty for their share.
     pub(super) fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
         let total = self.total();
         add(all, families::REQUESTS_INTERNAL_TOTAL.is(total));

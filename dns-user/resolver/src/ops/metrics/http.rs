@@ -71,8 +71,8 @@ async fn alive(State(served): State<Served>) -> Response {
     verdict(served.probe.checks().into_iter().filter(|check| check.name == SOCKETS))
 }
 
-/// Handles `/readyz`: 200 if the server also has all the data it needs for correct answers. A degraded
-/// server is ready: its answers are right.
+/// Handles `/readyz`: 200 if the server also has all data needed for correct answers. A degraded
+/// server is ready, because its answers are correct.
 async fn ready(State(served): State<Served>) -> Response {
     verdict(served.probe.checks().into_iter())
 }
@@ -105,7 +105,7 @@ mod tests {
         service_status::ServiceStatus,
     };
 
-    /// Returns the state of a server that is alive but not ready, because no records were read.
+    /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
         let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
         service_status.refused(Kind::Records, Vec::new(), "none read yet");

@@ -1,8 +1,8 @@
 //! Metrics: one registry and its exposition.
 //!
 //! Each module owns its counters (`metrics.rs`, `register`) and exposes the families declared in
-//! [`dns_platform::metrics::names`]. The fast path's replies bypass userspace; their counters are read
-//! from the BPF maps on each scrape and added to the families that count all replies.
+//! [`dns_platform::metrics::names`]. The fast path's replies bypass userspace; their counters are
+//! read from the BPF maps on each scrape and added to the families that count all replies.
 
 mod certificates;
 pub mod fast_path;
@@ -34,13 +34,13 @@ struct Shared {
     registry: Registry,
     /// The fast path, whose counters are read on each scrape.
     fast_path: FastPathHandle,
-    /// Returns the value of the label `server`.
+    /// Value of the label `server`.
     server: String,
 }
 
 impl Metrics {
-    /// Creates a registry with the metrics of the process and of the fast path. `server` is the value
-    /// of the label of that name ([`dns_platform::metrics::labels::server_label`]).
+    /// Creates a registry with the metrics of the process and of the fast path. `server` is the
+    /// value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
     pub fn new(server: String, fast_path: FastPathHandle) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
@@ -112,7 +112,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"), "{text}");
-        // Gathering does not accumulate the fast path's counts in the registry.
+        // Repeated gathering does not accumulate the fast path's counts in the registry.
         assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 2\n"));
     }
 }

@@ -1,9 +1,9 @@
-//! Identity of the server: `version.bind`, `hostname.bind` and similar names in class CH, and NSID
+//! The server's identity: `version.bind`, `hostname.bind` and similar names in class CH, and NSID
 //! (RFC 5001).
 //!
 //! bosh-dns refuses the former and does not support the latter (observed). Tools that query them
-//! (dig, delv) send EDNS, so by default only queries with an OPT get an answer, and plain ones get
-//! bosh-dns's reply.
+//! (dig, delv) send EDNS, so by default only queries with an OPT get an answer; plain queries get
+//! the same reply as from bosh-dns.
 
 use hickory_proto::{
     op::{Message, ResponseCode},
@@ -22,7 +22,7 @@ use dns_core::{
 /// EDNS option NSID (RFC 5001, section 2.1).
 const NSID: u16 = 3;
 
-/// Length of a query besides its question, with an empty OPT: header and OPT (RFC 6891, section
+/// Length of a query with an empty OPT, without its question: header and OPT (RFC 6891, section
 /// 6.1.2).
 const BARE_QUERY: usize = 12 + BARE_OPT;
 
@@ -39,7 +39,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Reads the name of this host.
+    /// Creates an identity with the name of this host.
     pub fn of_this_host(setting: Setting) -> Self {
         let hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
         Self {
@@ -76,7 +76,7 @@ impl Identity {
         }
     }
 
-    /// Adds the EDNS options that the query asks for (NSID). Most queries have none.
+    /// Adds the EDNS options requested by the query (NSID). Most queries request none.
     #[inline]
     pub(super) fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
@@ -84,7 +84,7 @@ impl Identity {
         }
     }
 
-    /// Adds the host's name to the OPT of a reply whose query asked for it, if it fits.
+    /// Adds the host's name to the OPT of a reply if the query requested it and it fits.
     fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
             return;
@@ -93,7 +93,8 @@ impl Identity {
         let is_bare_opt = reply[opt] == 0
             && reply[opt + 1..opt + 3] == TYPE_OPT.to_be_bytes()
             && reply[opt + 9..] == [0, 0]
-            // The header counts the OPT, so these bytes are it and not the end of other data.
+            // The header counts an additional record, so these bytes are the OPT and not the end of
+            // other data.
             && reply.get(10..12).is_some_and(|additional| additional != [0, 0]);
         let added = 4 + self.hostname.len();
         if !is_bare_opt || reply.len() + added > query.limit(transport) {
@@ -161,7 +162,7 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -
     let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
     record.dns_class = DNSClass::CH;
     reply.add_answer(record);
-    // `fit` removes and restores the OPT, and so preserves the client's size.
+    // `fit` removes and restores the OPT and thereby preserves the client's size.
     reply.edns = None;
     reply.to_vec().map_or(plain, |reply| fit(query, reply, transport))
 }
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
     use dns_core::wire::{Parsed, parse};
 
-    /// An identity with a fixed host name.
+    /// Returns an identity with a fixed host name.
     fn identity(setting: Setting) -> Identity {
         Identity { hostname: "vm-7".into(), ..Identity::of_this_host(setting) }
     }

@@ -1,9 +1,9 @@
 //! Turns a query into its reply, for all sockets. A query is parsed once and answered from one
 //! [`State`]. From the inside outwards:
 //! * `state::Route`: selects the answerer.
-//! * truncation: [`fit`] cuts forwarded replies to the client's limit; local replies are built
-//!   within it.
-//! * [`identity`]: class CH and the EDNS options that ask for the server's identity.
+//! * truncation: [`fit`] truncates forwarded replies to the client's limit; local replies are built
+//!   to fit.
+//! * [`identity`]: class CH and the EDNS options that request the server's identity.
 //! * [`observe`]: counts and logs replies.
 
 pub(super) mod identity;
@@ -36,9 +36,9 @@ const IDLE_POLL: Duration = Duration::from_millis(5);
 /// Addresses of up-check names.
 const UPCHECK: ([Ipv4Addr; 1], [Ipv6Addr; 1]) = ([Ipv4Addr::LOCALHOST], [Ipv6Addr::LOCALHOST]);
 
-/// Turns queries into replies within the configured limits.
+/// Turns queries into replies, within the configured limits.
 pub(in crate::server) struct QueryHandler {
-    /// Source of the state that answers come from.
+    /// Source of the state from which queries are answered.
     pub(in crate::server) server_state: Arc<ServerState>,
     /// The server's name and version.
     identity: Arc<Identity>,
@@ -66,17 +66,17 @@ pub(in crate::server) enum Immediate {
     Deferred(Deferred),
 }
 
-/// A query that has to wait.
+/// A query that must wait.
 pub(in crate::server) struct Deferred {
     /// The query with a copy of its message.
     pub(in crate::server) query: OwnedQuery,
-    /// The source that it waits for.
+    /// The source for which it waits.
     source: Source,
     /// The answerer, for metrics.
     pub(in crate::server) by: By,
 }
 
-/// The source that a query waits for.
+/// The source for which a query waits.
 enum Source {
     /// First checks of the instances of this local name in this state.
     FirstChecks(Arc<State>, Name),
@@ -113,7 +113,7 @@ impl QueryHandler {
             *out = error_reply(query, ResponseCode::Refused);
             return Immediate::Replied { by: By::Nobody, resolution: None };
         }
-        // Read before the state, so that answers by way of an older state are void.
+        // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
         let route = Route::of(&state, &name, query.question.qtype);
@@ -163,7 +163,7 @@ impl QueryHandler {
         Immediate::Replied { by, resolution }
     }
 
-    /// Hands a cached answer that was used again over to the interfaces.
+    /// Hands over to the interfaces a cached answer that was used again.
     fn offer(&self, query: &Query<'_>, name: &Name, generation: u64, answer: &dyn Answer) {
         let question = AnswerKey {
             name: name.into(),
@@ -174,7 +174,7 @@ impl QueryHandler {
         self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
     }
 
-    /// Adds the EDNS options that the query asks for.
+    /// Adds the EDNS options requested by the query.
     #[inline]
     pub(in crate::server) fn add_options(
         &self,
@@ -198,7 +198,8 @@ impl QueryHandler {
         }
     }
 
-    /// Waits for the reply and cuts it to the client's limit; SERVFAIL after the time limit.
+    /// Waits for the reply and truncates it to the client's limit; returns SERVFAIL after the time
+    /// limit.
     pub(in crate::server) async fn answer_deferred(
         &self,
         deferred: &Deferred,

@@ -11,7 +11,7 @@ use dns_core::wire::{Query, Transport};
 use dns_platform::logs::{Request, requests};
 
 impl QueryHandler {
-    /// Counts a reply, and passes the request to the log and the tap if they are active.
+    /// Counts a reply and passes the request to the log and the tap if they are active.
     #[expect(clippy::too_many_arguments, reason = "each is a fact about the reply")]
     pub(in crate::server) fn observe(
         &self,

@@ -41,13 +41,12 @@ use dns_fastpath::FastPathHandle;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
 use dns_upstream::Answer;
 
-/// Longest wait for a reply, far above the usual time: exceeding it is a failure, not a
-/// measurement.
+/// Longest wait for a reply, far above the usual time, so that exceeding it is a failure.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 //----------- Set-up ---------------------------------------------------------
 
-/// Records of `count` instances of group 1, `10.0.<version>.x`.
+/// Returns records with `count` instances of group 1, `10.0.<version>.x`.
 fn snapshot(version: u8, count: u8) -> Snapshot {
     let rows: Vec<String> = (0..count)
         .map(|number| {
@@ -66,17 +65,17 @@ fn snapshot(version: u8, count: u8) -> Snapshot {
     Snapshot::build(records, &AliasFiles::default()).0
 }
 
-/// Returns the state with `snapshot` and without health checks.
+/// Returns a state with `snapshot` and without health checks.
 fn local(snapshot: Snapshot) -> Arc<ServerState> {
     with_health(snapshot, Arc::new(AllRunning))
 }
 
-/// Returns the state with `snapshot` and this health of instances.
+/// Returns a state with `snapshot` and this health of the instances.
 fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<ServerState> {
     Arc::new(ServerState::new(snapshot, health, FastPathHandle::default(), None, None))
 }
 
-/// Routes only `upcheck.bosh-dns.`.
+/// Returns routes for `upcheck.bosh-dns.` only.
 fn upcheck_only() -> Routes {
     Routes {
         upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
@@ -124,7 +123,7 @@ impl Running {
     }
 }
 
-/// Answers NOERROR after it has been opened.
+/// Answers NOERROR once it has been opened.
 struct Stalling {
     /// Releases all waiting queries.
     go: Notify,
@@ -293,21 +292,21 @@ async fn longest_domain_wins() {
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
     assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
 
-    // Without that one DS goes to the shortest domain.
+    // Without that handler, DS is routed to the shortest domain.
     let mut few: ByDomain = handlers.into_iter().collect();
     few.remove(&Name::root());
     server.server_state.set_routes(Routes { handlers: few, ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
-    // Local, although a handler has the longer domain; there is no such instance.
+    // Local although a handler has the longer domain; there is no such instance.
     assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
     assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::YXDomain);
 
-    // A handler is used again when the records lose its domain, also for cached names.
+    // A handler is used again once the records lose its domain, even for cached names.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
     server.server_state.install(Arc::new(Snapshot::empty()));
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
 
-    // Or it does not, as in bosh-dns.
+    // With this option it is not used again, as in bosh-dns.
     let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
     server.server_state.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
@@ -332,7 +331,7 @@ async fn class_ch_reveals_only_identity() {
     let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
     for class in [CLASS_CH, 4] {
-        // Queried in class IN before, so that the answer is cached.
+        // Queried in class IN first, so that the answer is cached.
         for name in ["upcheck.bosh-dns", "q-s0.q-g1.bosh"] {
             ask_udp(server.address(), &query(1, name, TYPE_A, CLASS_IN)).await;
             let reply = ask_udp(server.address(), &query(1, name, TYPE_A, class)).await;
@@ -453,7 +452,7 @@ async fn occupied_port_is_an_error() {
     assert!(error.contains("TCP") && error.contains("another process listens"), "{error}");
     server.stop().await;
 
-    // A port that is taken for UDP only.
+    // A port in use for UDP only.
     let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let error = again(taken.local_addr().unwrap()).await;
     assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");

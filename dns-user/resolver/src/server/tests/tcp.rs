@@ -39,7 +39,7 @@ async fn unread_replies_are_bounded() {
     const QUERIES: u16 = 20_000;
     let stalled = Stalling::new();
     let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
-    // 250 addresses are 4 KiB: 80 MiB in all.
+    // 250 addresses are 4 KiB, so all replies are 80 MiB.
     let server = Running::start(local(snapshot(1, 250)), routes).await;
     for behind_a_forwarded_name in [false, true] {
         let stream = TcpStream::connect(server.address()).await.unwrap();
@@ -102,7 +102,7 @@ async fn pipelined_queries_are_answered() {
         sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 4711);
-    // A message that is no query gets no reply, and the connection stays open.
+    // A message that is not a query gets no reply, and the connection stays open.
     stream.write_all(&framed(b"\x12")).await.unwrap();
     stream.write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 5);
@@ -120,7 +120,7 @@ async fn idle_connections_are_closed() {
     let mut silent = Vec::new();
     for _ in 0..2 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        // Half a query does not count as one.
+        // An incomplete query does not count.
         stream.write_all(&[0, 30, 1, 2]).await.unwrap();
         silent.push(stream);
     }

@@ -8,7 +8,7 @@ async fn stalled_upstream_delays_only_forwarding() {
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
         request_timeout: Duration::from_millis(300),
-        // One client gets half of these.
+        // One client gets half of these places.
         waiting: Admission::new(16),
         workers: NonZeroUsize::new(1),
         ..Options::default()
@@ -96,7 +96,7 @@ async fn y1_waits_for_first_checks() {
 
 #[tokio::test]
 async fn panic_costs_single_reply() {
-    /// Panics while it is told to.
+    /// Panics while the flag is set.
     struct Panics(AtomicBool);
     impl Health for Panics {
         fn state(&self, _ip: IpAddr, _group: Option<&str>) -> HealthState {
@@ -111,7 +111,7 @@ async fn panic_costs_single_reply() {
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.send_to(&web, server.address()).await.unwrap();
-    // Answered after the other query was started, by the only worker.
+    // Answered by the only worker after it has started the other query.
     ask_udp(server.address(), &query(2, "upcheck.bosh-dns", TYPE_A, CLASS_IN)).await;
     health.0.store(false, Ordering::SeqCst);
     assert_eq!(addresses(&ask_udp(server.address(), &web).await).len(), 1);

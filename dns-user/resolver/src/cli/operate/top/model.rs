@@ -1,4 +1,5 @@
-//! Data of `top`: rates between the last two readings of the counters, and counts per name and client.
+//! Data of `top`: rates between the last two readings of the counters, and counts per name and
+//! client.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,7 +17,7 @@ use crate::ops::{
 };
 use dns_upstream::admission::client_of;
 
-/// Maximum number of names, and of clients, that are counted; beyond it the rarest half is dropped.
+/// Maximum number of counted names, and of counted clients; beyond it the rarest half is dropped.
 const COUNTED: usize = 10_000;
 
 /// Number of past rates kept for the chart.
@@ -64,8 +65,8 @@ impl Asked {
         self.fast + self.userspace
     }
 
-    /// Returns the half-width of the estimate's 95 % interval relative to the estimate: the number of
-    /// sampled lines is binomial.
+    /// Returns the half-width of the estimate's 95 % interval relative to the estimate: the number
+    /// of sampled lines is binomial.
     pub(super) fn relative_error(self) -> f64 {
         1.96 / (self.lines.max(1) as f64).sqrt()
     }
@@ -142,7 +143,7 @@ impl Model {
         self.clients.add(line.client.ip().to_canonical(), asked);
     }
 
-    /// Accounts for suppressed lines: each counted line then stands for more queries.
+    /// Accounts for suppressed lines, so that each counted line represents more queries.
     pub(super) fn suppressed(&mut self, lines: u64) {
         self.left_out += lines;
     }
@@ -246,8 +247,8 @@ impl Model {
         page.to_string() + "\n"
     }
 
-    /// Returns the reasons for which recent queries were passed to userspace, most frequent first. Packets
-    /// that are not queries to this server do not count.
+    /// Returns the reasons for which recent queries were passed to userspace, most frequent first.
+    /// Packets that are not queries to this server are excluded.
     pub(super) fn misses(&self) -> Vec<(&str, f64)> {
         let mut misses: Vec<(&str, f64)> = self
             .rates
