@@ -137,7 +137,6 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
     None
 }
 
-/// Offset of the cells in a bucket.
 const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 
 /// Returns the address of the entry at `location` if it has this hash. Every read of the

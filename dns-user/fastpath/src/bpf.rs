@@ -95,7 +95,6 @@ pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 /// The kernel's information about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkInfo {
-    /// Id of the attached program.
     pub(super) program_id: u32,
     /// Interface index; 0 once the interface is gone or the link was detached.
     pub(super) ifindex: u32,
@@ -156,7 +155,7 @@ pub(super) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
 /// A kernel structure filled by `BPF_OBJ_GET_INFO_BY_FD`.
 ///
 /// # Safety
-/// Consists of integers alone.
+/// The type consists of integers only.
 unsafe trait Info {}
 // SAFETY: integers, and unions and arrays of them.
 unsafe impl Info for bpf_link_info {}

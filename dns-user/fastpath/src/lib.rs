@@ -234,7 +234,6 @@ pub struct FastPath {
 
 /// The publisher and the session with the attacher.
 struct Running {
-    /// The publisher's thread.
     publisher: PublisherThread,
     /// The session with the attacher, which follows the interfaces.
     session: Session,

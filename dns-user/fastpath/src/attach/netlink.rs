@@ -351,7 +351,6 @@ impl Socket {
         }
     }
 
-    /// Removes the classic filter of this priority.
     pub(crate) fn remove_filter(&mut self, ifindex: u32, priority: u16) -> io::Result<()> {
         let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
         push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
@@ -506,7 +505,7 @@ fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8>
     [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// `tcm_info` of a filter of this priority for all protocols, in network order.
+/// Returns the `tcm_info` of a filter of this priority for all protocols, in network order.
 fn filter_info(priority: u16) -> u32 {
     u32::from(priority) << 16 | u32::from((libc::ETH_P_ALL as u16).to_be())
 }

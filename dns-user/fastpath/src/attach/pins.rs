@@ -372,7 +372,6 @@ fn kind_name(kind: LinkKind) -> &'static str {
     }
 }
 
-/// Parses the name of a link's pin.
 fn parse_link_name(name: &str) -> Option<(u32, LinkKind)> {
     let (ifindex, kind) = name.split_once('-')?;
     let kind = [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx]

@@ -458,7 +458,7 @@ impl Follower {
             }
         }
         if !self.loading.is_empty() {
-            // The predecessor's programs keep answering meanwhile.
+            // The predecessor's programs keep answering until then.
         } else if !self.complete {
             self.complete_takeover();
         } else if before < self.attached.len() {
@@ -512,7 +512,7 @@ impl Follower {
     }
 
     /// Returns whether to attach to an interface immediately: it is named in the configuration, or
-    /// a predecessor's program is to be replaced.
+    /// a predecessor's program must be replaced.
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
             || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
@@ -576,8 +576,8 @@ impl Follower {
         self.refused.insert(link.ifindex, Refused { link: link.clone(), why, again: false });
     }
 
-    /// Checks the attachments: attaches again if another process detached a program, and leaves
-    /// links that a successor has taken over alone.
+    /// Checks the attachments: attaches again if another process detached a program, and keeps away
+    /// from links that a successor has taken over.
     fn check_attachments(&mut self) {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
@@ -594,8 +594,8 @@ impl Follower {
         });
     }
 
-    /// After the first round: detaches the predecessor's programs from interfaces that are not
-    /// served.
+    /// Detaches the predecessor's programs from interfaces that are not served. Called after the
+    /// first round.
     fn complete_takeover(&mut self) {
         for left in std::mem::take(&mut self.setting.predecessor) {
             attachment::drop_predecessor(left);

@@ -155,7 +155,7 @@ impl Session<'_> {
     fn execute(&mut self, message: ServerMessage) -> io::Result<Option<OnStop>> {
         match message {
             ServerMessage::Listen(endpoints) => {
-                // If the configuration cannot be read, the last good one stays in force.
+                // If the configuration cannot be read, the last good one stays in use.
                 if let Ok(authority) = (self.read)() {
                     self.authority = authority;
                 }

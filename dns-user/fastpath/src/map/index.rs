@@ -133,7 +133,6 @@ impl<W: Words> IndexMemory<W> {
         places.find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)
     }
 
-    /// Returns a free slot for this hash.
     fn free_place(&self, hash: u64, pairs: u32) -> Option<SlotPosition> {
         places(hash, pairs).find(|&place| self.tag(place) == 0)
     }

@@ -130,7 +130,6 @@ pub(crate) fn read_header<W: Words>(memory: &EntryMemory<W>, location: Location)
     zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
 }
 
-/// Words of an entry's header.
 const HEADER_WORDS: usize = size_of::<EntryHeader>() / 8;
 
 /// Words of an entry up to the end of the longest name.

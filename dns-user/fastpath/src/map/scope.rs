@@ -1,5 +1,5 @@
-//! The served endpoints and interfaces: the single element of the map `SCOPE`, held by the
-//! attaching process alone.
+//! The served endpoints and interfaces: the single element of the map `SCOPE`, held only by the
+//! attaching process.
 //!
 //! [`dns_common::scope`] explains the order of writes.
 
@@ -101,7 +101,6 @@ impl ScopePage {
 
     //----------- Endpoints ----------------------------------------------------
 
-    /// Returns the endpoint in a slot.
     fn endpoint(&self, slot: usize) -> Option<Endpoint> {
         let at = endpoint_offset(slot);
         let mut endpoint = Endpoint { address: [0; 16], port: [0; 2], family: 0, padding: [0; 5] };
@@ -114,7 +113,6 @@ impl ScopePage {
         (family != 0).then_some(endpoint)
     }
 
-    /// Returns the slot of a served endpoint.
     pub(crate) fn slot_of(&self, endpoint: &Endpoint) -> Option<usize> {
         (0..MAX_ENDPOINTS).find(|&slot| self.endpoint(slot).as_ref() == Some(endpoint))
     }
@@ -265,12 +263,10 @@ impl ScopePage {
 /// Offset of the word with port and family in an endpoint.
 const META: usize = offset_of!(Endpoint, port);
 
-/// Returns the offset of an endpoint's slot.
 const fn endpoint_offset(slot: usize) -> usize {
     offset_of!(Scope, endpoints) + slot * size_of::<Endpoint>()
 }
 
-/// Returns the offset of an interface's slot.
 const fn interface_offset(slot: usize) -> usize {
     offset_of!(Scope, interfaces) + slot * size_of::<Interface>()
 }

@@ -185,7 +185,6 @@ impl<W: Words> EntryMemory<W> {
         Self { words }
     }
 
-    /// Returns the number of chunks.
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
     }
@@ -256,7 +255,6 @@ mod tests {
 
     use super::*;
 
-    /// Usable bytes of a chunk.
     const USABLE: usize = CHUNK_CELLS as usize * CELL_SIZE;
 
     #[test]

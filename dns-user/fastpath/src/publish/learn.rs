@@ -1,4 +1,4 @@
-//! Filters the names resolved in userspace that are handed to the publisher.
+//! Filters the names that userspace hands to the publisher after resolving them.
 //!
 //! A name that userspace keeps answering (over TCP, or on an interface without the fast path) would
 //! be handed over on every query. The filter suppresses such repetitions at the source, at the cost

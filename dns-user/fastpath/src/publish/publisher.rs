@@ -220,7 +220,6 @@ impl Publisher {
         self.header(name).map(|header| header.last_used_ns).filter(|&last_used| last_used != 0)
     }
 
-    /// Returns the header of this name's entry.
     fn header(&self, name: &Name) -> Option<EntryHeader> {
         let handle = self.inner.as_ref()?;
         let location = handle.index.get(hash_name(handle.seed, name.as_wire()))?;
@@ -598,7 +597,6 @@ impl Worker {
         }
     }
 
-    /// Publishes the table's status.
     fn publish_status(&self) {
         *self.status.lock() = self.table.status();
     }

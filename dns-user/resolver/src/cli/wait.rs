@@ -40,7 +40,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Waits; exits with 0 once the name resolves, 1 after the time limit.
+    /// Waits until the name resolves; exits with 1 after the time limit.
     pub(super) fn run(self) -> ExitCode {
         let Self { address, port, check_domain, timeout, log_format: _ } = self;
         let whom = match address {

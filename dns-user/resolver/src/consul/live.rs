@@ -111,7 +111,7 @@ async fn keep_up(
                 installed();
             }
             Ok(None) => {}
-            // The panic was logged with its location; the current catalog stays in force.
+            // The panic was logged with its location; the current catalog stays in use.
             Err(problem) => {
                 warn!("Consul: cannot use the new catalog: {problem}; the current one stays in use")
             }

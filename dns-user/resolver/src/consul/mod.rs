@@ -147,7 +147,6 @@ impl ConsulNames {
         }
     }
 
-    /// Returns the current zone.
     pub(crate) fn zone(&self) -> Arc<Zone> {
         self.zone.load_full()
     }

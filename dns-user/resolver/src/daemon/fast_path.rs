@@ -324,7 +324,6 @@ impl Lifecycle {
     }
 }
 
-/// Connects to the attacher.
 fn connect(config: &XdpConfig, own: Option<OwnAttacher>) -> Result<AttacherConnection, FastPathError> {
     match (&config.attach_socket, own) {
         (Some(socket), _) => AttacherConnection::open(socket, config.attach_user.as_deref()),

@@ -292,7 +292,6 @@ impl Drop for TapView {
 mod tests {
     use super::*;
 
-    /// Builds a request for `name`.
     fn request(name: &Name) -> Request<'_> {
         Request {
             name,

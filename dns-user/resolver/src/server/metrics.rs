@@ -375,7 +375,6 @@ impl Stripe {
         self.add(&buckets.sum, summand);
     }
 
-    /// Adds to a counter.
     #[inline]
     fn add(&self, counter: &AtomicU64, count: u64) {
         if self.exclusive {

@@ -190,7 +190,6 @@ struct Workers {
 }
 
 impl Workers {
-    /// Starts a thread for `socket`.
     fn start(&mut self, address: SocketAddr, socket: Arc<udp::Socket>, handler: &Arc<QueryHandler>) {
         let worker = udp::Worker::new(socket.clone(), handler.clone());
         let name = format!("dns-udp-{}", self.threads.len());

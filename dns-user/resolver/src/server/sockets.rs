@@ -90,7 +90,6 @@ fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> i
         .collect()
 }
 
-/// Binds a UDP socket.
 fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {

@@ -16,7 +16,7 @@ impl Follower {
     pub(super) fn follow_addresses(&mut self) {
         match self.netlink.addresses() {
             Ok(local) => self.local = local,
-            // `lo` alone needs no list of addresses.
+            // Endpoints on loopback addresses need no list of addresses.
             Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");

@@ -15,7 +15,6 @@ use crate::attach::{
 };
 
 impl Follower {
-    /// Publishes the status of all interfaces.
     pub(super) fn publish_status(&self, now: Instant) {
         let waiting: BTreeMap<u32, Waiting> = self.gate.waiting(now).collect();
         let open: BTreeSet<u32> = self.gate.interfaces().collect();

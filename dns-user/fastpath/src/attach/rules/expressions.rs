@@ -344,7 +344,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_FIB_*`: evaluates only the type of an address.
+    /// Evaluates `NFTA_FIB_*`, only for the type of an address.
     fn fib(&mut self, fields: &Fields<'_>) {
         let Some(register) = fields.register(1) else { return };
         self.forget(register, 16);
@@ -387,7 +387,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets = self.meets.and(meets);
     }
 
-    /// `NFTA_BITWISE_*`: evaluates only a mask and an exclusive or.
+    /// Evaluates `NFTA_BITWISE_*`, only for a mask and an exclusive or.
     fn bitwise(&mut self, fields: &Fields<'_>) {
         let (source, target) = (fields.register(1), fields.register(2));
         let length = fields.number(3).unwrap_or(0) as usize;
@@ -419,7 +419,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_IMMEDIATE_*`: a value, or a verdict.
+    /// Evaluates `NFTA_IMMEDIATE_*`: a value or a verdict.
     fn immediate(&mut self, fields: &Fields<'_>) {
         let data = fields.get(2).unwrap_or_default();
         match verdict(data) {
@@ -429,7 +429,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_LOOKUP_*`: membership in a set, or the mapped value.
+    /// Evaluates `NFTA_LOOKUP_*`: membership in a set, or the mapped value.
     fn lookup(&mut self, fields: &Fields<'_>) {
         let name = fields.text(1);
         let is_inverted = fields.number(5) == Some(1);

@@ -51,7 +51,7 @@ fn known(truth: Option<bool>) -> Meets {
     truth.map_or(Meets::Maybe, Meets::known)
 }
 
-/// `struct xt_udp`: two ranges of ports, and flags that invert them.
+/// Evaluates `struct xt_udp`: two ranges of ports, and flags that invert them.
 fn ports(info: &[u8], packet: &Packet) -> Meets {
     let within = |at: usize, port: u16, invert: u8| {
         let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
@@ -105,7 +105,7 @@ fn state(info: &[u8], packet: &Packet) -> Meets {
     known(u32_at(info, 0).map(|mask| mask & u32::from(state_bit(packet, 1 << 6)) != 0))
 }
 
-/// `struct xt_conntrack_mtinfo1` to `3`.
+/// Evaluates `struct xt_conntrack_mtinfo1` to `3`.
 fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
@@ -147,7 +147,7 @@ fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     meets
 }
 
-/// `struct xt_addrtype_info_v1`, or `xt_addrtype_info` for revision 0.
+/// Evaluates `struct xt_addrtype_info_v1`, or `xt_addrtype_info` for revision 0.
 fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
@@ -205,12 +205,12 @@ fn length(info: &[u8]) -> Meets {
     known(matches())
 }
 
-/// `struct xt_pkttype_info`: the type, and whether to invert the match.
+/// Evaluates `struct xt_pkttype_info`: the type, and whether to invert the match.
 fn pkttype(info: &[u8]) -> Meets {
     known(u32_at(info, 0).zip(u32_at(info, 4)).map(|(kind, invert)| (kind == 0) != (invert != 0)))
 }
 
-/// `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none".
+/// Evaluates `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none".
 fn policy(info: &[u8]) -> Meets {
     known(u16_at(info, 4 * 76).map(|flags| flags & 4 != 0))
 }

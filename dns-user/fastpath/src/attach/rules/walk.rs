@@ -93,7 +93,6 @@ pub(super) trait Chains {
     /// conditions, each with a separate action.
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)>;
 
-    /// Returns the number of rules of a chain.
     fn rules(&mut self, chain: usize) -> usize;
 }
 

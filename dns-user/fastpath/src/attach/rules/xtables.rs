@@ -334,7 +334,6 @@ impl<'a> Entry<'a> {
         meets
     }
 
-    /// Returns the target's action on a packet.
     fn action(&self, packet: &Packet) -> Action {
         match self.target_name() {
             "" => match u32_at(self.target_info(), 0).map(u32::cast_signed) {

@@ -29,7 +29,6 @@ pub(crate) struct EntryStore<W = MmapRaw> {
     index: Index<W>,
     /// The memory of the entries.
     memory: Arc<EntryMemory<W>>,
-    /// The allocator of the memory's cells.
     allocator: CellAllocator,
     /// Entries written since the start.
     written: u64,

@@ -160,7 +160,6 @@ impl Trial {
         }
     }
 
-    /// Toggles the health of an instance.
     fn toggle_health(&mut self, number: u8) {
         let instance = instance(number % INSTANCES);
         {

@@ -75,7 +75,6 @@ pub(super) struct Pass {
     /// Names already in the map. They are processed first, to replace stale answers and to make
     /// room for new names.
     known: vec::IntoIter<u64>,
-    /// Names of the new list.
     listed: vec::IntoIter<(u64, Name)>,
 }
 
@@ -83,7 +82,6 @@ pub(super) struct Pass {
 pub(super) enum Step {
     /// Update a name already in the map.
     Reconsider(u64),
-    /// Publish a listed name.
     Publish(u64, Name),
 }
 

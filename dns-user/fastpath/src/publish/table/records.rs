@@ -91,7 +91,6 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Returns the record with this key.
     pub(super) fn get(&self, key: u64) -> Option<&Record> {
         self.by_key.get(&key)
     }

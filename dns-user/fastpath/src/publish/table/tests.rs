@@ -258,7 +258,7 @@ fn listed_names_evict_learned_names() {
     assert_eq!((status.published, status.learned, status.unfitting.total()), (2, 0, 0));
 }
 
-/// `count` names whose entries take 17 cells each: 16 + 16 + 1024 bytes.
+/// Returns `count` names whose entries take 17 cells each: 16 + 16 + 1024 bytes.
 fn large_names(count: usize) -> (Fixed, Vec<String>) {
     let many: Vec<u8> = (0..=255).collect();
     let texts: Vec<String> = (0..count).map(|number| format!("n{number:05}.bosh")).collect();

@@ -104,7 +104,6 @@ pub(super) async fn change_levels(
     }
 }
 
-/// Returns a 400 response with a reason.
 pub(super) fn bad_request(reason: impl Into<String>) -> Response {
     (StatusCode::BAD_REQUEST, reason.into() + "\n").into_response()
 }

@@ -62,7 +62,7 @@ impl ControlSocket {
     }
 }
 
-/// Error for an unknown user or group.
+/// Returns the error for an unknown user or group.
 fn unknown(kind: &str, name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{kind}: there is no such name as {name:?}"))
 }

@@ -18,7 +18,6 @@ use super::peer::Peer;
 use dns_platform::{logs::LineLimit, metrics::families, tls::RotatingTls};
 use dns_upstream::admission::Admission;
 
-/// Time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Maximum number of concurrent handshakes. Only local processes can connect.

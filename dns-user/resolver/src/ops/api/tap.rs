@@ -173,7 +173,6 @@ mod tests {
     use super::*;
     use crate::ops::tap::Tap;
 
-    /// Builds a line with the given path and time.
     fn line(path: TapPath, time: f64) -> TapLine {
         TapLine {
             time,

@@ -78,7 +78,6 @@ impl WholeMetrics {
         self.reload_duration.with_label_values(&[kind.label()]).observe(took.as_secs_f64());
     }
 
-    /// Counts a failed reload of `kind`.
     pub(in crate::ops) fn reload_failed(&self, kind: Kind) {
         self.reload_failures.with_label_values(&[kind.label()]).inc();
     }
