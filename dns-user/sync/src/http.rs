@@ -38,7 +38,7 @@ pub struct Call<'a> {
 /// Reasons why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The request could not be sent, or its response not received.
+    /// The exchange failed: connection, TLS or HTTP, an invalid header, or a body that is too long.
     #[error("{url}: {problem}")]
     Request {
         /// Without its query, which may be a secret.

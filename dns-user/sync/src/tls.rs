@@ -279,8 +279,8 @@ pub fn stamp(files: &TlsFiles) -> [Option<SystemTime>; 3] {
         .map(|path| fs::metadata(path).and_then(|facts| facts.modified()).ok())
 }
 
-/// Returns a configuration that trusts no server: for plain `http`, and to produce a clear error
-/// for `https`.
+/// Returns a configuration that trusts no server: for plain `http`, and for `https` without a
+/// configured CA, where every handshake fails.
 pub fn without_authorities() -> ClientConfig {
     // The provider supports the requested versions.
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();

@@ -98,7 +98,7 @@ impl Disk {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |records| {
             if !answer.is_closed() {
-                // The caller may have given up meanwhile.
+                // The caller may have given up in the meantime.
                 let _ = answer.send(call(records));
             }
         });

@@ -41,7 +41,7 @@ struct Group {
 /// `address`.
 #[derive(Debug, Args)]
 pub(super) struct Address {
-    /// Whose.
+    /// The link or instance group to name.
     #[command(flatten)]
     group: Group,
     /// Availability zones; several are alternatives
@@ -61,7 +61,7 @@ pub(super) struct Address {
 /// `san`.
 #[derive(Debug, Args)]
 pub(super) struct San {
-    /// Whose.
+    /// The link or instance group to name.
     #[command(flatten)]
     group: Group,
     /// `*` in place of the first label

@@ -67,7 +67,7 @@ pub(super) struct Add {
     /// Id of its agent
     #[arg(long, value_name = "ID")]
     agent_id: Option<String>,
-    /// Where.
+    /// The API or the state folder to change.
     #[command(flatten)]
     place: Place,
 }
@@ -77,7 +77,7 @@ pub(super) struct Add {
 pub(super) struct Remove {
     /// Its id
     id: String,
-    /// Where.
+    /// The API or the state folder to change.
     #[command(flatten)]
     place: Place,
 }
@@ -92,7 +92,7 @@ pub(super) struct Move {
     /// The network, where it has several
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
-    /// Where.
+    /// The API or the state folder to change.
     #[command(flatten)]
     place: Place,
 }

@@ -163,7 +163,7 @@ pub enum Verdict {
     Noted,
     /// The agent replied with a new exception.
     Complains(String),
-    /// The agent's first report names a higher version: the next version must be above it.
+    /// The agent's first report disagrees: the next version must be above the reported one.
     Raise(u64),
     /// An agent that reported before now disagrees: another publisher is active.
     Disagrees(Held),
