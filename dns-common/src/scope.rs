@@ -47,7 +47,7 @@ pub struct Scope {
     pub interfaces: [Interface; INTERFACES],
 }
 
-/// An address and port that the server listens on.
+/// An address and port on which the server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Endpoint {

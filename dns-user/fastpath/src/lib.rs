@@ -331,7 +331,7 @@ impl FastPath {
         let Some(mut lost) = self.running(|running| running.session.lost()) else {
             return std::future::pending().await;
         };
-        // An error means that the thread has ended, too.
+        // An error means that the thread has ended as well.
         let _ = lost.wait_for(|lost| *lost).await;
     }
 

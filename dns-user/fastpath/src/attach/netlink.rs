@@ -110,7 +110,7 @@ impl Link {
 
 pub(crate) const ETHERNET: u16 = 1;
 
-/// `ARPHRD_LOOPBACK`: packets on `lo` have an Ethernet header, too.
+/// `ARPHRD_LOOPBACK`: packets on `lo` also have an Ethernet header.
 pub(crate) const LOOPBACK: u16 = 772;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

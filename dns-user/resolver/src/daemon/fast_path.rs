@@ -43,7 +43,7 @@ pub(super) struct Lifecycle {
     /// `None` with `xdp.attach_socket`, and after use, because a second one cannot be started.
     own_attacher: Option<OwnAttacher>,
     loading: Option<JoinHandle<Loaded>>,
-    /// Reason the last load attempt failed.
+    /// Reason why the last load attempt failed.
     problem: Option<String>,
     /// Last logged reason why no interface is served.
     unserved: Option<String>,
@@ -170,7 +170,7 @@ impl Lifecycle {
         }
     }
 
-    /// Makes `fast_path` the current one, which receives everything published from now on.
+    /// Makes `fast_path` the current one, which receives all changes from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         self.problem = None;
         self.service_status.change(|state| state.fast_path_off = None);

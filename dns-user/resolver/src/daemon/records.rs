@@ -16,7 +16,7 @@ use dns_core::{
 /// Maximum number of warnings logged individually per load; the rest are only counted.
 const LOGGED_WARNINGS: usize = 20;
 
-/// The files that snapshots are built from.
+/// The files from which snapshots are built.
 pub(super) struct CatalogFiles {
     records: Followed,
     aliases: Followed,

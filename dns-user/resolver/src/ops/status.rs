@@ -37,7 +37,7 @@ pub struct Status {
     pub replies: RepliesStatus,
     /// The fast path; null if off.
     pub fast_path: Option<FastPathView>,
-    /// Reason the fast path is off; null if it is on.
+    /// Reason why the fast path is off; null if it is on.
     pub fast_path_off: Option<String>,
     /// Queries dropped and refused under overload, and the affected clients.
     #[serde(default)]
@@ -203,7 +203,7 @@ pub struct ProgramView {
     pub instructions: Option<u32>,
     /// Load time; null while loading.
     pub load_ms: Option<f64>,
-    /// Reason the program is not loaded.
+    /// Reason why the program is not loaded.
     pub why: Option<String>,
     /// Last lines of the verifier log after a rejection.
     pub verifier: Vec<String>,

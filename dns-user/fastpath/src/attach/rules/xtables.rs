@@ -266,7 +266,7 @@ impl<'a> Entry<'a> {
         self.bytes[self.target + 31]
     }
 
-    /// Returns the offset of the chain that a verdict jumps to.
+    /// Returns the offset of the chain to which a verdict jumps.
     fn jump(&self) -> Option<usize> {
         let verdict = i32::from_ne_bytes(*self.target_info().first_chunk()?);
         let to = usize::try_from(verdict).ok()?;

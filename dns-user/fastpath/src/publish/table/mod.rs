@@ -487,7 +487,7 @@ impl Table {
     }
 }
 
-/// The snapshot before the first one: it answers for no name.
+/// The snapshot before the first one, which answers for no name.
 struct Nothing;
 
 impl NameSource for Nothing {

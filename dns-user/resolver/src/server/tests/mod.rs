@@ -86,7 +86,7 @@ fn upcheck_only() -> Routes {
 /// A server that runs until it is stopped.
 struct Running {
     addresses: Vec<SocketAddr>,
-    /// The state that the server answers from.
+    /// The state from which the server answers.
     server_state: Arc<ServerState>,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<()>,
