@@ -42,7 +42,7 @@ pub struct BusOptions {
     /// The client's certificates.
     #[command(flatten)]
     pub tls: TlsFiles,
-    /// Seconds between pings; a server that hangs is left after three of them
+    /// Seconds between pings; after three without a reply the agent changes servers
     #[arg(long, value_name = "SECONDS", default_value_t = PING_EVERY, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub ping_every: u64,
 }

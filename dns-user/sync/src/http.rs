@@ -184,7 +184,7 @@ mod tests {
             assert!(error.contains(problem), "{error}");
         }
         let error = got(b"", Duration::from_millis(200)).await.unwrap_err();
-        assert!(error.contains("not done within 200ms"), "{error}");
+        assert!(error.contains("not finished within 200ms"), "{error}");
     }
 
     #[tokio::test]

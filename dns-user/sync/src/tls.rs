@@ -26,7 +26,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// Where certificates are.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct TlsFiles {
-    /// PEM file of the CA or CAs that the other side's certificate is from
+    /// PEM file with the CAs of the peer's certificate
     #[arg(long = "tls-ca", value_name = "FILE")]
     pub ca: PathBuf,
     /// PEM file of our certificate
@@ -40,7 +40,7 @@ pub struct TlsFiles {
 /// As [`TlsFiles`], where there may be none: all three or nothing.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct TlsOptions {
-    /// PEM file of the CA or CAs that the other side's certificate is from
+    /// PEM file with the CAs of the peer's certificate
     #[arg(long = "tls-ca", value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
     /// PEM file of our certificate

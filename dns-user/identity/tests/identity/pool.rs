@@ -75,7 +75,7 @@ fn pool_yields_to_busy_process() {
     for has_own_session in [false, true] {
         let busy = busy(has_own_session, &cpus);
         // Larger than can be filled here.
-        let _pool = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
+        let keys = KeyPool::start(KeyType::P256, 1_000_000).unwrap();
         let thread = pool_thread();
         sched_setaffinity(thread, &cpus).unwrap();
         let tasks = [format!("/proc/self/task/{thread}"), format!("/proc/{}", busy.0.id())];
@@ -91,6 +91,8 @@ fn pool_yields_to_busy_process() {
         println!("own session {has_own_session}: the pool took {:.2} % of the CPU", share * 100.0);
         // An equal share would be 0.5.
         assert!(share < 0.1, "the pool took {share:.3} of the CPU");
+        drop(keys);
+        until("the end of the pool's thread", || !PathBuf::from(&tasks[0]).exists());
     }
 }
 

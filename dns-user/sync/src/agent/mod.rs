@@ -74,7 +74,7 @@ pub struct AgentOptions {
     /// The hosts file
     #[arg(long, value_name = "FILE", default_value = "/etc/hosts")]
     pub hosts_file: PathBuf,
-    /// Longest random wait before the report after a connection, in milliseconds
+    /// Maximum random delay of the report after connecting, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub ask_jitter: u64,
     /// Average interval of reports to the publisher, in seconds

@@ -15,7 +15,7 @@ use crate::{
 /// Whose instances.
 #[derive(Debug, Args)]
 struct Group {
-    /// Folder of state of the publisher: it has the ids
+    /// Publisher's state folder, which holds the ids
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
     /// Deployment
@@ -50,10 +50,10 @@ pub(super) struct Address {
     /// One instance by its id
     #[arg(long, value_name = "ID")]
     uuid: Option<String>,
-    /// Which instances by their health
+    /// Filter by health
     #[arg(long, value_enum, default_value_t = Health::Default)]
     status: Health,
-    /// Whether the first query waits for the first health checks
+    /// Whether the first query waits for health checks
     #[arg(long, value_enum, value_name = "WHEN")]
     initial_health_check: Option<First>,
 }

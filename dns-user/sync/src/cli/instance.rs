@@ -20,7 +20,7 @@ pub(super) enum Instance {
     Add(Add),
     /// Remove an instance
     Remove(Remove),
-    /// Give an instance another address
+    /// Change the address of an instance
     Move(Move),
 }
 
@@ -33,7 +33,7 @@ struct Place {
     /// Our certificates for the API.
     #[command(flatten)]
     tls: TlsOptions,
-    /// Folder of state of the publisher on this machine, with its --inventory or --nodes
+    /// Publisher's state folder on this machine, with its --inventory or --nodes
     #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
     state: Option<PathBuf>,
     /// Its inventory
@@ -89,7 +89,7 @@ pub(super) struct Move {
     id: String,
     /// Its new address
     ip: IpAddr,
-    /// The network, where it has several
+    /// Network, if the instance has several
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
     /// The API or the state folder to change.

@@ -22,7 +22,7 @@ use crate::{
     tls::TlsFiles,
 };
 
-/// Records to the fleet, in the language of a BOSH director
+/// Distribute records to a fleet with a BOSH director's protocol
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-sync", version, arg_required_else_help = true)]
 struct CommandLine {
@@ -38,7 +38,7 @@ enum Command {
     Publish(Box<PublishOptions>),
     /// Receive records on a VM
     Agent(Box<agent::AgentOptions>),
-    /// Add, remove or move an instance, by the folder of state or by the publisher's API
+    /// Add, remove or move an instance, in the state folder or by the publisher's API
     #[command(subcommand)]
     Instance(instance::Instance),
     /// Show versions by agent, lag, silent and disagreeing agents
@@ -69,7 +69,7 @@ enum Command {
 struct ConfirmRemovals {
     /// Number of instances, as the publisher's log gives it
     instances: usize,
-    /// Folder of state of the publisher on this machine
+    /// Publisher's state folder on this machine
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
 }
@@ -95,7 +95,7 @@ struct NatsConfig {
     /// The server's certificates.
     #[command(flatten)]
     tls: TlsFiles,
-    /// By which part of a certificate nats-server knows its owner; with thousands of agents: dns-name
+    /// Part of a certificate that identifies its user; dns-name scales to thousands of agents
     #[arg(long, value_enum, default_value_t)]
     users_by: nats_config::UsersBy,
     /// Folder of JetStream, for --blobstore nats:BUCKET
@@ -104,7 +104,7 @@ struct NatsConfig {
     /// Its bucket
     #[arg(long, value_name = "BUCKET", requires = "jetstream")]
     bucket: Option<String>,
-    /// File to write; standard output unless said
+    /// Output file; standard output by default
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -20,7 +20,7 @@ use crate::{
 /// `status`. The exit code is 1 unless all agents hold the version.
 #[derive(Debug, Args)]
 pub(super) struct Status {
-    /// Folder of state of the publisher on this machine
+    /// Publisher's state folder on this machine
     #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
     state: Option<PathBuf>,
     /// URL of the publisher's API, https://HOST:PORT, with --tls-*

@@ -37,10 +37,10 @@ pub struct PublishOptions {
     /// Keep running: publish changes and bring lagging agents up to date
     #[arg(long)]
     pub watch: bool,
-    /// Without --watch: longest wait for the agents, in seconds
+    /// Without --watch: time limit for the agents, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub timeout: u64,
-    /// Begin above this version; needed only if agents cannot report theirs
+    /// Start above this version; only needed if agents cannot report theirs
     #[arg(long, value_name = "VERSION", default_value_t = 0, value_parser = value_parser!(u64).range(0..LAST_VERSION))]
     pub above: u64,
     /// Accept an inventory that removes up to this many instances in one version

@@ -30,7 +30,7 @@ async fn within<T>(
 ) -> Result<T, StoreError> {
     match tokio::time::timeout(limit, call).await {
         Ok(result) => result,
-        Err(_) => Err(failed(format!("not done within {limit:?}"))),
+        Err(_) => Err(failed(format!("not finished within {limit:?}"))),
     }
 }
 

@@ -46,10 +46,10 @@ pub struct StoreOptions {
     /// PEM file of the CA of the blobstore's certificate
     #[arg(long, value_name = "FILE")]
     pub blobstore_ca: Option<PathBuf>,
-    /// Longest time for one attempt to get or put a blob, in seconds
+    /// Time limit for one attempt to get or put a blob, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub blobstore_timeout: u64,
-    /// Longest blob, also after decompression, in bytes
+    /// Maximum size of a blob, also after decompression, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = LONGEST_BLOB)]
     pub longest_blob: usize,
 }

@@ -48,10 +48,10 @@ pub(in crate::cli) struct Address {
     /// Network ids; several are alternatives
     #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
     network_id: Vec<u64>,
-    /// Which instances by their health
+    /// Filter by health
     #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
     status: HealthFilter,
-    /// Whether the first query waits for the first health checks
+    /// Whether the first query waits for health checks
     #[arg(long, value_enum, value_name = "WHEN")]
     initial_health_check: Option<InitialCheck>,
     /// records.json, for the names of availability zones

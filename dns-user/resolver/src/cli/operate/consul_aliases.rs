@@ -14,7 +14,7 @@ struct ConsulAliases {
     /// config.json: its object "consul" says where the catalog is, its records_file where the records are
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Which instances by their health
+    /// Filter by health
     #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
     status: HealthFilter,
     /// How long a live Consul may take to tell everything
