@@ -164,7 +164,7 @@ impl World {
 
     /// Number of publishers that have collected the agents' reports, by the log.
     fn count_starts(&self) -> usize {
-        self.lab.log("publisher").matches("publishing begins").count()
+        self.lab.log("publisher").matches("publishing starts").count()
     }
 
     /// Whether the current publisher has collected the agents' reports.
