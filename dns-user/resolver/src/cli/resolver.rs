@@ -59,6 +59,9 @@ impl Resolver {
             // clap requires one of them.
             (None, None) => IpAddr::from([169, 254, 0, 2]),
         };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // The watch of the files needs the runtime's clock.
+        let inside = runtime.enter();
         let mut way = match (systemd_resolved, config) {
             (true, Some(config)) => {
                 Way::Resolved(Resolved::new(address), Box::new(RoutedDomains::of(&config)?))
@@ -69,7 +72,7 @@ impl Resolver {
             way.apply()?;
             return if keep { Ok(()) } else { way.put_back() };
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        drop(inside);
         runtime.block_on(async {
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
