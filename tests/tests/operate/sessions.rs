@@ -248,6 +248,10 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
     for number in 0..3 {
         running.ask(&format!("n{number}.example.org."), 1)?;
     }
+    // Arrivals are reported in intervals.
+    let shows_lo =
+        || running.cli(&["status"]).is_ok_and(|(_, output, _)| output.contains("LEFT TO USERSPACE"));
+    wait_until("lo in the status", PATIENCE, shows_lo)?;
     Session::new("status-faulty.txt", &running).run(&["status"])?.check()?;
     Session::new("resolve-faulty.txt", &running)
         .run(&["resolve", "nosuch.web.net.dep.bosh"])?
