@@ -175,7 +175,7 @@ fn malformed_replies_are_not_cached() -> Result<()> {
         // The server still works.
         let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
         ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
-        let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"rcode\"")?;
+        let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"malformed\"")?;
         ensure!(failures > 0, "lies are counted as unusable replies");
     }
     ensure!(liar.count() > 0);
