@@ -325,6 +325,11 @@ fn package_build_is_reproducible() {
 
 #[test]
 fn package_passes_lintian() {
+    assert_lintian_passes(package);
+}
+
+/// Builds a package and checks it with lintian.
+pub(crate) fn assert_lintian_passes(package: impl FnOnce(u32, &Path) -> PathBuf) {
     let found = Command::new("lintian").arg("--version").output().map(drop);
     if !whole_system_tests::requirements::met("lintian", found) {
         return;

@@ -6,7 +6,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -14,7 +13,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsage
 use serde_json::Value;
 use whole_system_tests::{debian::Debian, process::wait_until, server};
 
-use crate::debian::pack;
+use crate::debian::{assert_lintian_passes, pack};
 
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -175,16 +174,5 @@ fn identity_services_start_and_upgrade() {
 
 #[test]
 fn identity_package_passes_lintian() {
-    let found = Command::new("lintian").arg("--version").output().map(drop);
-    if !whole_system_tests::requirements::met("lintian", found) {
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let deb = package(1_700_000_000, folder.path());
-    let output = Command::new("lintian")
-        .args(["--allow-root", "--fail-on", "error,warning"])
-        .arg(deb)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_lintian_passes(package);
 }

@@ -256,12 +256,7 @@ impl AnswerTable {
 
     /// Makes the cells of removed answers reusable once no program can read them.
     pub(crate) fn reclaim(&mut self) {
-        if self.grace.ended() {
-            self.store.end_grace_period();
-        }
-        if !self.grace.is_running() && self.store.begin_grace_period() {
-            self.grace.begin();
-        }
+        self.store.reclaim(&mut self.grace);
     }
 
     /// Returns whether no work is scheduled for any answer.

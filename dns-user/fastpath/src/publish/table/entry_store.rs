@@ -8,11 +8,14 @@ use dns_core::name::Name;
 use memmap2::MmapRaw;
 
 use super::records::Placed;
-use crate::map::{
-    index::{Full, Index},
-    layout::{is_named, read_name},
-    store::{CellAllocator, EntryMemory, StoreFill, cells},
-    words::Words,
+use crate::{
+    map::{
+        index::{Full, Index},
+        layout::{is_named, read_name},
+        store::{CellAllocator, EntryMemory, StoreFill, cells},
+        words::Words,
+    },
+    publish::grace::GracePeriods,
 };
 
 /// One in this many cells is reserved for listed names and changed entries, so that learned names
@@ -127,6 +130,17 @@ impl<W: Words> EntryStore<W> {
     /// Ends the current grace period.
     pub(crate) fn end_grace_period(&mut self) {
         self.allocator.end_grace_period();
+    }
+
+    /// Frees cells whose grace period is over and begins the next grace period.
+    pub(crate) fn reclaim(&mut self, grace: &mut GracePeriods) {
+        if grace.ended() {
+            self.end_grace_period();
+        }
+        if !grace.is_running() && self.begin_grace_period() {
+            // If the thread of the grace periods has ended, these cells stay in quarantine.
+            grace.begin();
+        }
     }
 
     /// Returns the usage of the store.

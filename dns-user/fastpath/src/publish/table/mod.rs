@@ -309,13 +309,7 @@ impl Table {
     /// Frees cells whose grace period is over and begins the next grace period. Must be called
     /// often; never waits.
     pub(crate) fn reclaim(&mut self) {
-        if self.grace.ended() {
-            self.store.end_grace_period();
-        }
-        if !self.grace.is_running() && self.store.begin_grace_period() {
-            // If the thread of the grace periods has ended, these cells stay in quarantine.
-            self.grace.begin();
-        }
+        self.store.reclaim(&mut self.grace);
     }
 
     /// Returns whether cells will become free soon.
