@@ -6,10 +6,10 @@ use arc_swap::ArcSwap;
 
 use super::{
     TryError,
+    failover::RecursorOrder,
     forwarded::Forwarded,
     host_names::HostNames,
     message,
-    order::RecursorOrder,
     recursor::{Recursor, RecursorOptions, Worth},
     validated::ValidatedReply,
 };

@@ -1,7 +1,7 @@
 //! Answers queries for names outside the local records: recursors and their cache, handlers, and
 //! reverse names.
 //!
-//! * [`forward`]: tries recursors one after the other, in the order of [`order`].
+//! * [`forward`]: tries recursors one after the other, in the order of [`failover`].
 //! * [`explain`]: the way of a name, for operators.
 //! * [`failed_tries`]: counters and log lines of failures.
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
@@ -21,6 +21,7 @@ mod cached;
 mod contents;
 mod explain;
 mod failed_tries;
+mod failover;
 mod failures;
 mod fields;
 mod flight;
@@ -36,7 +37,6 @@ mod inbox;
 mod json_answer;
 mod message;
 pub mod metrics;
-mod order;
 mod outgoing;
 mod random;
 mod recursor;

@@ -6,24 +6,24 @@
 //!
 //! * [`parse`]: parsing of queries, and immediate error replies.
 //! * [`reply`]: construction of local replies.
-//! * [`fit`](mod@fit): fitting of foreign replies to the client's limits.
+//! * [`truncation`]: fitting of foreign replies to the client's limits.
 //! * [`ForwardedAnswer`]: a cached answer of another server.
 
-mod fit;
 mod forwarded;
 mod read;
 pub mod reply;
 #[cfg(test)]
 mod tests;
+mod truncation;
 
 pub use dns_common::{UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
-pub use fit::fit;
 pub use forwarded::ForwardedAnswer;
 pub use read::parse;
 pub use reply::{
     OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
     opt_record,
 };
+pub use truncation::fit;
 
 use std::{net::IpAddr, ops::Range};
 

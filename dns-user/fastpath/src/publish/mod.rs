@@ -1,7 +1,7 @@
 //! The programs' answers: how names are added to the map, changed and removed.
 //!
 //! * [`publisher`]: the single writing thread, and the handle to it.
-//! * [`table`]: the published names and the rules for them (`table/room.rs`: eviction).
+//! * [`table`]: the published names and the rules for them (`table/eviction.rs`: the choice of names to evict).
 //! * [`allowance`]: rate limit for learned names that evict each other.
 //! * [`answers`]: the forwarded answers.
 //! * [`dependents`]: the names affected by a change of an instance's health.

@@ -10,14 +10,14 @@
 //!   the index and only evict each other.
 //!
 //! [`records`] keeps the names in the map and their order of eviction, [`listing`] the snapshot's
-//! list, [`entry_store`] the entries themselves; [`room`] chooses the names to evict.
+//! list, [`entry_store`] the entries themselves; [`eviction`] chooses the names to evict.
 
 mod entry_store;
+mod eviction;
 pub mod fuzzing;
 mod listing;
 mod machine;
 mod records;
-mod room;
 mod status;
 
 use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
