@@ -54,9 +54,8 @@ use self::{
     publish::{
         answers::AnswerTable,
         grace::GracePeriods,
-        learn::LearnFilter,
         lease::Lease,
-        publisher::{Answers, Names, PublisherThread},
+        publisher::{Answers, LearnFilter, Names, PublisherThread},
         table::{EntryStore, Table},
     },
 };

@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use super::{
     allowance::Allowance,
     grace::GracePeriods,
-    learn::LearnFilter,
+    publisher::LearnFilter,
     table::{EntryStore, Placed},
 };
 use crate::map::{answer, store::StoreFill};

@@ -6,14 +6,12 @@
 //! * [`answers`]: the forwarded answers.
 //! * [`dependents`]: the names affected by a change of an instance's health.
 //! * [`grace`]: RCU grace periods, after which cells of removed entries may be reused.
-//! * [`learn`]: names queried in userspace, on their way into the map.
 //! * [`lease`]: the time for which the programs may answer without renewal from userspace.
 
 pub(super) mod allowance;
 pub(super) mod answers;
 pub(super) mod dependents;
 pub(super) mod grace;
-pub(super) mod learn;
 pub(super) mod lease;
 pub(super) mod publisher;
 pub(super) mod table;

@@ -6,7 +6,7 @@
 use std::{
     fs::{self, Metadata, OpenOptions},
     io::{self, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
@@ -45,6 +45,37 @@ fn check(data: &Metadata) -> io::Result<()> {
 
 fn too_large() -> io::Error {
     io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20))
+}
+
+//----------- FileStamp ------------------------------------------------------
+
+/// The metadata of a file that changes with its content: replacing it by rename changes the inode,
+/// writing in place changes both times, and setting the modification time changes the inode's.
+///
+/// The kernel's time stamps have tick resolution (1 to 10 ms): two writes within a tick may be
+/// indistinguishable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStamp {
+    /// Device and inode number of the file.
+    file: (u64, u64),
+    size: u64,
+    /// Time of the last write: seconds, nanoseconds.
+    modified: (i64, i64),
+    /// Time of the last inode change: seconds, nanoseconds.
+    pub changed: (i64, i64),
+}
+
+impl FileStamp {
+    /// Returns the stamp of the file at `path`; `None` if there is none.
+    pub fn of(path: impl AsRef<Path>) -> Option<Self> {
+        let data = fs::metadata(path).ok()?;
+        Some(Self {
+            file: (data.dev(), data.ino()),
+            size: data.size(),
+            modified: (data.mtime(), data.mtime_nsec()),
+            changed: (data.ctime(), data.ctime_nsec()),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,8 @@
 
 pub mod bounded;
 pub mod glob;
-mod stamp;
 
-pub use stamp::FileStamp;
+pub use bounded::FileStamp;
 
 use std::{net::SocketAddr, path::Path};
 

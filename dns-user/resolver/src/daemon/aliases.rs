@@ -6,10 +6,12 @@ use super::{
     files::{Files, First},
     sources::Sources,
 };
-use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::whole,
-    ops::{metrics::WholeMetrics, reload_history::ReloadHistory},
+    ops::{
+        metrics::WholeMetrics,
+        service_status::{ReloadHistory, ServiceStatus},
+    },
 };
 use dns_consul::aliases::Aliases;
 use dns_core::{

@@ -9,10 +9,9 @@ use super::{
     listeners::all_addresses,
     sources::Sources,
 };
-use crate::ops::service_status::{FileState, ServiceStatus};
 use crate::ops::{
     metrics::WholeMetrics,
-    reload_history::{Kind, ReloadHistory},
+    service_status::{FileState, Kind, ReloadHistory, ServiceStatus},
 };
 use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};

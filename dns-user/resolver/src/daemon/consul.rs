@@ -5,10 +5,9 @@ use std::{sync::Arc, time::Instant};
 use tracing::{error, warn};
 
 use super::sources::{Followed, Source};
-use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{Catalogs, NewZone},
-    ops::reload_history::Kind,
+    ops::service_status::{Kind, ServiceStatus},
 };
 use dns_consul::{config::Config, definition::Definitions};
 use dns_core::config::ConfigError;

@@ -7,8 +7,10 @@ use super::{
     sources::Sources,
     watch::Watch,
 };
-use crate::ops::service_status::ServiceStatus;
-use crate::ops::{metrics::WholeMetrics, reload_history::ReloadHistory};
+use crate::ops::{
+    metrics::WholeMetrics,
+    service_status::{ReloadHistory, ServiceStatus},
+};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
 use dns_upstream::HandlerConfig;
 

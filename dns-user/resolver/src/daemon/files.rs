@@ -10,10 +10,9 @@ use super::{
     records::CatalogFiles,
     sources::{Followed, Sources},
 };
-use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{Catalogs, NewZone},
-    ops::reload_history::Kind,
+    ops::service_status::{Kind, ServiceStatus},
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{

@@ -6,8 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use tracing::{error, info, warn};
 
 use super::sources::{Contents, Followed, Sources};
-use crate::ops::reload_history::Kind;
-use crate::ops::service_status::ServiceStatus;
+use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
     catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},
     config::ConfigError,

@@ -26,10 +26,12 @@ use super::{
     upstreams::Upstreams,
     watch::Watch,
 };
-use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::ConsulNames,
-    ops::{api::Reloaded, reload_history::Kind},
+    ops::{
+        api::Reloaded,
+        service_status::{Kind, ServiceStatus},
+    },
     server::{OwnConnections, ServerMetrics},
     state::ServerState,
 };

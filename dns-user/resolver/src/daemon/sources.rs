@@ -1,10 +1,8 @@
 //! The files followed at runtime: their existence, changes and contents.
 //!
-//! Each source queries the file system on a dedicated thread (`reader.rs`) with a deadline of
+//! Each source queries the file system on a dedicated thread ([`Reader`]) with a deadline of
 //! [`PATIENCE`], so that a hung mount blocks neither the main loop nor other sources. Only the
 //! first read of a source, at start or after a configuration change, may take [`FIRST_PATIENCE`].
-
-mod reader;
 
 use std::{
     fs,
@@ -12,21 +10,21 @@ use std::{
     io,
     path::{Path, PathBuf},
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
+use crossbeam::channel::{Receiver, Sender, bounded};
 use tracing::warn;
 
 use dns_core::{
     catalog::NameRules,
     config::{Config, ConfigError},
 };
-
-use self::reader::{Reader, Seen};
 use dns_platform::files::{
     FileStamp, bounded,
     glob::{folders, glob},
 };
+use dns_platform::threads::{self, OnPanic};
 
 /// A file written more recently than this may change again without a new time stamp (the kernel's
 /// stamps have tick resolution, 1 to 10 ms), so it is read once more later.
@@ -347,6 +345,84 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
+//----------- Reader ---------------------------------------------------------
+
+/// Result of reading a source.
+struct Seen {
+    /// Folders in which a change may affect the source.
+    folders: Vec<PathBuf>,
+    /// Matches that are not regular files.
+    left_out: Vec<PathBuf>,
+    /// `None` if the contents match the known stamps.
+    contents: Option<Contents>,
+}
+
+/// Handle to a source's thread, which ends when the handle is dropped or its blocking call returns.
+struct Reader {
+    /// Requests, each with the known stamps if they are reliable.
+    ask: Sender<Option<Stamps>>,
+    answers: Receiver<Seen>,
+    /// Number of timed-out requests whose results have not arrived yet.
+    overdue: usize,
+    /// Time of the pending request.
+    asked: Option<Instant>,
+}
+
+impl Reader {
+    /// Spawns the reader of a source.
+    fn new(source: Source) -> Self {
+        Self::reading(move |known| read(&source, known))
+    }
+
+    /// Spawns a reader that calls `read` with the known stamps.
+    fn reading(read: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
+        let (ask, questions) = bounded::<Option<Stamps>>(1);
+        let (answer, answers) = bounded(1);
+        let work = move || {
+            for known in questions {
+                if answer.send(read(known.as_ref())).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without a thread no result arrives, and the owner reports a timeout.
+        if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
+            tracing::error!("cannot start a thread to read files: {error}");
+        }
+        Self { ask, answers, overdue: 0, asked: None }
+    }
+
+    /// Requests the contents, which [`Self::answer`] returns. Does nothing while an earlier request
+    /// is pending.
+    fn ask(&mut self, known: Option<Stamps>) {
+        while self.overdue > 0 {
+            if self.answers.try_recv().is_err() {
+                return;
+            }
+            // The result of a request that has timed out.
+            self.overdue -= 1;
+        }
+        if self.asked.is_none() && self.ask.try_send(known).is_ok() {
+            self.asked = Some(Instant::now());
+        }
+    }
+
+    /// Returns the contents if they arrive within `patience` of the request.
+    fn answer(&mut self, patience: Duration) -> Option<Seen> {
+        let seen = self.answers.recv_deadline(self.asked.take()? + patience).ok();
+        if seen.is_none() {
+            self.overdue += 1;
+        }
+        seen
+    }
+}
+
+fn read(source: &Source, known: Option<&Stamps>) -> Seen {
+    let Walk { stamps, left_out } = source.walk();
+    let is_known = known == Some(&stamps);
+    Seen { folders: source.folders(), left_out, contents: (!is_known).then(|| stamps.read()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,7 +513,7 @@ mod tests {
         let slow = source.clone();
         let reader = Reader::reading(move |known| {
             thread::sleep(PATIENCE * 3 / 2);
-            reader::read(&slow, known)
+            read(&slow, known)
         });
         let mut followed = Followed { reader, ..Followed::new(source) };
         assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");

@@ -26,7 +26,6 @@ use super::{
     upstreams::Upstreams,
     watch::Watch,
 };
-use crate::ops::service_status::ServiceStatus;
 use crate::{
     consul::{ConsulFamilies, ConsulNames, follow},
     ops::{
@@ -34,7 +33,7 @@ use crate::{
         metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
         overload::{OverloadFamilies, OverloadSource},
         readiness::Readiness,
-        reload_history::{Kind, ReloadHistory},
+        service_status::{Kind, ReloadHistory, ServiceStatus},
         tap::Tap,
     },
     server::{Identity, OwnConnections, ServerMetrics},

@@ -2,8 +2,8 @@
 //!
 //! * [`metrics`]: one registry and its exposition.
 //! * [`readiness`]: liveness and readiness checks.
-//! * [`service_status`]: state of files and sockets, as reported by the daemon.
-//! * [`reload_history`]: reloads and failed reloads.
+//! * [`service_status`]: state of files and sockets, reloads and failed reloads, as reported by the
+//!   daemon.
 //! * [`overload`]: dropped and refused queries, and the affected clients.
 //! * [`tap`]: live queries of both paths.
 //! * [`status`], [`api`]: all of this, for other programs and for our command line.
@@ -13,7 +13,6 @@ pub(crate) mod http;
 pub mod metrics;
 pub mod overload;
 pub mod readiness;
-pub mod reload_history;
 pub mod service_status;
 pub mod status;
 pub mod tap;

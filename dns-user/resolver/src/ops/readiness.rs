@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    reload_history::Kind,
-    service_status::{FastPathOff, ServiceStatus, State},
-};
+use super::service_status::{FastPathOff, Kind, ServiceStatus, State};
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;

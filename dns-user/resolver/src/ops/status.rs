@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{overload::OverloadStatus, readiness::CheckStatus, reload_history::Event};
+use super::{overload::OverloadStatus, readiness::CheckStatus, service_status::Event};
 use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
 use dns_platform::logs::{LoggingStatus, Problem};
 

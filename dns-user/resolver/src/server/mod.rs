@@ -9,7 +9,6 @@
 
 mod answer_cache;
 mod arrivals;
-mod batch;
 mod connections;
 mod eager;
 pub mod metrics;

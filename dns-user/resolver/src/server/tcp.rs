@@ -23,7 +23,7 @@ use tokio::{
 use super::{
     connections::{Connections, Place},
     metrics::{Dropped, Paused},
-    service::{Immediate, QueryHandler, observe::observe_unreadable},
+    service::{Immediate, QueryHandler, observe_unreadable},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 

@@ -4,12 +4,8 @@
 //! meantime. Only [`ServerState`] replaces the state; it notifies the fast path and the health
 //! tracker.
 
-mod published;
-mod route;
-mod routes;
-
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,20 +13,22 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use futures::future::BoxFuture;
+use hickory_proto::op::ResponseCode;
 use parking_lot::Mutex;
 
-use self::published::PublishedNames;
-pub(crate) use self::route::Route;
-pub use self::routes::{ByDomain, Routes};
-
-use crate::consul::ConsulNames;
+use crate::consul::{ConsulNames, Published};
+use dns_common::entry::AnswerPolicy;
 use dns_core::{
     catalog::Snapshot,
+    listing,
     name::{Name, NameRef},
-    resolve::{Health, Resolution, resolve_local},
+    resolve::{self, Checks, Existence, Health, Resolution, resolve_local},
+    wire::{Query, TYPE_A, TYPE_DS, Transport, error_reply},
 };
 use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::Tracker;
+use dns_upstream::Answer;
 
 /// The data from which queries are answered at one moment; never changed, only replaced.
 #[derive(Clone)]
@@ -228,5 +226,187 @@ impl ServerState {
     pub(crate) fn generation(&self) -> u64 {
         let health = self.tracker.as_ref().map_or(0, |tracker| tracker.states().changes());
         self.generation.load(Ordering::Acquire).wrapping_add(health)
+    }
+}
+
+//----------- Route ----------------------------------------------------------
+
+impl State {
+    /// Returns whether `name` is routed to the fleet, for every type that interfaces answer.
+    /// Userspace routes all other types.
+    pub(crate) fn is_local(&self, name: &Name) -> bool {
+        matches!(Route::of(self, name, TYPE_A), Route::Local)
+    }
+
+    /// Returns whether `name` is routed to Consul's names, for types A and AAAA.
+    pub(crate) fn is_consuls(&self, name: &Name) -> bool {
+        matches!(Route::of(self, name, TYPE_A), Route::Consul(_))
+    }
+}
+
+/// The answerer of a query.
+#[derive(Clone)]
+pub(crate) enum Route {
+    /// The up-check: 127.0.0.1 and ::1.
+    Upcheck,
+    /// The fleet: the name has a local zone in the state used for routing.
+    Local,
+    /// The names of Consul's catalog.
+    Consul(Arc<dyn Answer>),
+    Handler(Arc<dyn Answer>),
+    /// Reverse names: first from the state, then from this answerer.
+    Reverse(Arc<dyn Answer>),
+    Recursors(Arc<dyn Answer>),
+    Refused,
+}
+
+impl Route {
+    /// Returns the answerer of `name`: the longest domain that is a suffix of the name wins. Of
+    /// equal domains, up-check names come first, then local names, Consul's names and handlers.
+    pub(crate) fn of(state: &State, name: &Name, qtype: u16) -> Self {
+        if qtype == TYPE_DS {
+            return Self::of_parent(state, name);
+        }
+        let local_zone = state.snapshot.local_zone(name).map(Name::as_wire);
+        name.suffixes()
+            .find_map(|suffix| Self::exactly(state, suffix, local_zone == Some(suffix)))
+            .unwrap_or_else(|| Self::root(state))
+    }
+
+    /// Returns the answerer for type DS, which belongs to the parent: the root if it has an
+    /// answerer, else the shortest domain that is a suffix of the name (observed).
+    fn of_parent(state: &State, name: &Name) -> Self {
+        if !matches!(Self::root(state), Self::Refused) {
+            return Self::root(state);
+        }
+        let mut suffixes: Vec<&[u8]> = name.suffixes().collect();
+        suffixes.reverse();
+        let exactly = |suffix: &&[u8]| {
+            // A suffix of a name is a name.
+            let is_local =
+                Name::from_wire(suffix).is_ok_and(|(name, _)| state.snapshot.local_zone(&name).is_some());
+            Self::exactly(state, suffix, is_local)
+        };
+        suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
+    }
+
+    /// Returns the answerer of exactly this domain.
+    fn exactly(state: &State, domain: &[u8], is_local: bool) -> Option<Self> {
+        let routes = &state.routes;
+        if routes.upchecks.contains(domain) {
+            return Some(Self::Upcheck);
+        }
+        if is_local {
+            return Some(Self::Local);
+        }
+        if let Some(consul) = routes.consul.get(domain) {
+            return Some(Self::Consul(consul.clone()));
+        }
+        if domain == ARPA
+            && let Some(reverse) = &routes.reverse
+        {
+            return Some(Self::Reverse(reverse.clone()));
+        }
+        if domain == ROOT || routes.handlers_stay_away && state.had_domain(domain) {
+            return None;
+        }
+        routes.handlers.get(domain).cloned().map(Self::Handler)
+    }
+
+    /// Returns the default route: recursors override a handler for the root.
+    fn root(state: &State) -> Self {
+        match (&state.routes.recursors, state.routes.handlers.get(ROOT)) {
+            (Some(recursors), _) => Self::Recursors(recursors.clone()),
+            (None, Some(handler)) => Self::Handler(handler.clone()),
+            (None, None) => Self::Refused,
+        }
+    }
+}
+
+//----------- Routes ---------------------------------------------------------
+
+/// The domain `arpa.` in wire format.
+pub(crate) const ARPA: &[u8] = b"\x04arpa\0";
+
+/// The root domain in wire format.
+pub(crate) const ROOT: &[u8] = b"\0";
+
+/// Answerers by their domain.
+pub type ByDomain = HashMap<Name, Arc<dyn Answer>, foldhash::fast::RandomState>;
+
+/// Answerers of all names that are not local, replaced as a whole when files change.
+#[derive(Clone, Default)]
+pub struct Routes {
+    /// Names answered with 127.0.0.1 and ::1, with everything below them.
+    pub upchecks: HashSet<Name, foldhash::fast::RandomState>,
+    /// Answerers of Consul's names, by domain.
+    pub consul: ByDomain,
+    /// Handlers by domain. One for `arpa.` or the root is used only without recursors.
+    pub handlers: ByDomain,
+    /// Answers names below `arpa.` that the records do not contain; `None` treats them like other
+    /// names.
+    pub reverse: Option<Arc<dyn Answer>>,
+    /// Answers everything else; `None` if recursion is disabled.
+    pub recursors: Option<Arc<dyn Answer>>,
+    /// Whether a handler whose domain was once in the records stays unused after the records lose
+    /// the domain, as in bosh-dns (observed).
+    pub handlers_stay_away: bool,
+}
+
+impl Routes {
+    /// Returns the answerer of names below `arpa.` that the records do not contain: recursors, else
+    /// the handler for `arpa.` or the root, else one that refuses.
+    pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
+        let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
+        next.cloned().unwrap_or_else(|| Arc::new(Refused))
+    }
+
+    /// Returns whether a handler answers names below `arpa.` without recursors.
+    pub(crate) fn has_past_reverse(handlers: &ByDomain) -> bool {
+        handlers.contains_key(ARPA) || handlers.contains_key(ROOT)
+    }
+}
+
+struct Refused;
+
+impl Answer for Refused {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move { error_reply(query, ResponseCode::Refused) })
+    }
+}
+
+//----------- Published names ------------------------------------------------
+
+/// Names that interfaces may answer: those routed to the fleet, and those routed to Consul that
+/// have only addresses there. A handler below a domain of the records keeps its names.
+struct PublishedNames {
+    state: Arc<State>,
+    /// Consul's names at the same moment; `None` without Consul.
+    consul: Option<Published>,
+}
+
+impl NameSource for PublishedNames {
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        let state = &self.state;
+        Box::new(listing::published_names(&state.snapshot).filter(|name| state.is_local(name)))
+    }
+
+    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
+        let state = &self.state;
+        state.is_local(name).then(|| resolve::resolve(&state.snapshot, health, name)).flatten()
+    }
+
+    fn resolve_with_policy(
+        &self,
+        health: &dyn Health,
+        name: &Name,
+    ) -> Option<(Resolution, Option<AnswerPolicy>)> {
+        if let Some(resolution) = self.resolve(health, name) {
+            return Some((resolution, None));
+        }
+        let consul = self.consul.as_ref().filter(|_| self.state.is_consuls(name))?;
+        let (v4, v6, policy) = consul.look_up(name)?;
+        let resolution = Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() };
+        Some((resolution, Some(policy)))
     }
 }

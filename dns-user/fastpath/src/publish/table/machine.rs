@@ -22,7 +22,7 @@ use crate::{
         layout::{read_header, read_name},
         store::EntryMemory,
     },
-    publish::{grace::GracePeriods, learn::LearnFilter},
+    publish::{grace::GracePeriods, publisher::LearnFilter},
 };
 use dns_core::{
     name::Name,

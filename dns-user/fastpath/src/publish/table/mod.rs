@@ -9,13 +9,12 @@
 //! * [`Kind::Negative`]: queried, but malformed or without existence. They have a small share of
 //!   the index and only evict each other.
 //!
-//! [`records`] keeps the names in the map and their order of eviction, [`listing`] the snapshot's
-//! list, [`entry_store`] the entries themselves; [`eviction`] chooses the names to evict.
+//! [`records`] keeps the names in the map, their order of eviction and the snapshot's list,
+//! [`entry_store`] the entries themselves; [`eviction`] chooses the names to evict.
 
 mod entry_store;
 mod eviction;
 pub mod fuzzing;
-mod listing;
 mod machine;
 mod records;
 mod status;
@@ -24,16 +23,13 @@ use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
+use self::records::{Kind, Listing, Pass, Record, Records, Step, Unfitting};
 pub use self::status::{TableStatus, UnfittingStatus};
 pub(crate) use self::{entry_store::EntryStore, records::Placed};
-use self::{
-    listing::{Listing, Pass, Step, Unfitting},
-    records::{Kind, Record, Records},
-};
 use crate::{
     Admission,
     map::layout::Encoded,
-    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, learn::LearnFilter},
+    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, publisher::LearnFilter},
 };
 use dns_core::{
     name::Name,

@@ -101,8 +101,7 @@ mod tests {
     use super::*;
     use crate::ops::{
         metrics::WholeMetrics,
-        reload_history::{Kind, ReloadHistory},
-        service_status::ServiceStatus,
+        service_status::{Kind, ReloadHistory, ServiceStatus},
     };
 
     /// Returns the state of a server that is alive but not ready because no records were read.

@@ -10,7 +10,7 @@ use prometheus::{
 
 use crate::ops::{
     readiness::Readiness,
-    reload_history::{Kind, ReloadHistory},
+    service_status::{Kind, ReloadHistory},
 };
 use dns_platform::logs::Logs;
 use dns_platform::metrics::families;

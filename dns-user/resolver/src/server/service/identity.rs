@@ -14,9 +14,7 @@ use crate::ops::version;
 use dns_core::{
     config::Identity as Setting,
     name::Name,
-    wire::{
-        CLASS_CH, Query, Question, ReplyFlags, TYPE_ANY, TYPE_OPT, TYPE_TXT, Transport, empty_reply, fit,
-    },
+    wire::{Query, ReplyFlags, TYPE_ANY, TYPE_OPT, TYPE_TXT, Transport, empty_reply, fit},
 };
 
 /// EDNS option NSID (RFC 5001, section 2.1).
@@ -24,7 +22,7 @@ const NSID: u16 = 3;
 
 /// Length of a query with an empty OPT, without its question: header and OPT (RFC 6891, section
 /// 6.1.2).
-const BARE_QUERY: usize = 12 + BARE_OPT;
+pub(super) const BARE_QUERY: usize = 12 + BARE_OPT;
 
 /// Length of an empty OPT: root, type, size, flags, length (RFC 6891, section 6.1.2).
 const BARE_OPT: usize = 11;
@@ -49,11 +47,10 @@ impl Identity {
         }
     }
 
-    /// Returns the text for a query in class CH, such as `version.bind. TXT`; `None` if the query
-    /// is handled like any other.
+    /// Returns the text for a query of class CH, such as `version.bind. TXT`; `None` if the query is
+    /// handled like any other.
     pub(super) fn chaos_text(&self, query: &Query<'_>, name: &Name) -> Option<&str> {
-        let Question { qtype, qclass, .. } = query.question;
-        if qclass != CLASS_CH || !matches!(qtype, TYPE_TXT | TYPE_ANY) {
+        if !matches!(query.question.qtype, TYPE_TXT | TYPE_ANY) {
             return None;
         }
         self.chaos(name, query.edns.is_some())
@@ -76,16 +73,8 @@ impl Identity {
         }
     }
 
-    /// Adds the EDNS options requested by the query (NSID). Most queries request none.
-    #[inline]
-    pub(super) fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
-        if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
-            self.add_nsid(query, transport, reply);
-        }
-    }
-
     /// Adds the host's name to the OPT of a reply if the query requested it and it fits.
-    fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+    pub(super) fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
             return;
         }

@@ -4,22 +4,27 @@
 //! * truncation: [`fit`] truncates forwarded replies to the client's limit; local replies are built
 //!   to fit.
 //! * [`identity`]: class CH and the EDNS options that request the server's identity.
-//! * [`observe`]: counts and logs replies.
+//! * [`QueryHandler::observe`]: counts and logs replies.
 
 pub(super) mod identity;
-pub(super) mod observe;
 
 use std::{
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use hickory_proto::op::ResponseCode;
 
-use self::identity::{Identity, chaos_reply};
-use super::{Options, ServerMetrics, metrics::By};
-use crate::state::{LookedUp, Route, ServerState, State};
+use self::identity::{BARE_QUERY, Identity, chaos_reply};
+use super::{
+    Options, ServerMetrics,
+    metrics::{By, Observed, Stripe},
+};
+use crate::{
+    ops::tap::Tap,
+    state::{LookedUp, Route, ServerState, State},
+};
 use dns_core::{
     name::Name,
     resolve::Resolution,
@@ -29,6 +34,7 @@ use dns_core::{
     },
 };
 use dns_fastpath::AnswerKey;
+use dns_platform::logs::{Request, requests};
 use dns_upstream::{Answer, admission::Permit, reverse_reply};
 
 /// How often a stopping server checks for waiting queries.
@@ -103,15 +109,17 @@ impl QueryHandler {
         out: &mut Vec<u8>,
     ) -> Immediate {
         let name = query.question.name();
-        if let Some(text) = self.identity.chaos_text(query, &name) {
-            *out = chaos_reply(query, text, transport);
-            self.add_options(query, transport, out);
-            return Immediate::Replied { by: By::Chaos, resolution: None };
-        }
         let qclass = query.question.qclass;
-        if qclass == CLASS_CH && !self.options.compat.any_class {
-            *out = error_reply(query, ResponseCode::Refused);
-            return Immediate::Replied { by: By::Nobody, resolution: None };
+        if qclass == CLASS_CH {
+            if let Some(text) = self.identity.chaos_text(query, &name) {
+                *out = chaos_reply(query, text, transport);
+                self.add_options(query, transport, out);
+                return Immediate::Replied { by: By::Chaos, resolution: None };
+            }
+            if !self.options.compat.any_class {
+                *out = error_reply(query, ResponseCode::Refused);
+                return Immediate::Replied { by: By::Nobody, resolution: None };
+            }
         }
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
@@ -174,7 +182,7 @@ impl QueryHandler {
         self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
     }
 
-    /// Adds the EDNS options requested by the query.
+    /// Adds the EDNS options requested by the query (NSID). Most queries request none.
     #[inline]
     pub(in crate::server) fn add_options(
         &self,
@@ -182,7 +190,9 @@ impl QueryHandler {
         transport: Transport,
         reply: &mut Vec<u8>,
     ) {
-        self.identity.add_options(query, transport, reply);
+        if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
+            self.identity.add_nsid(query, transport, reply);
+        }
     }
 
     /// Reserves a place for a query that waits; `None` if the client holds too many.
@@ -245,4 +255,88 @@ fn by(route: &Route) -> By {
         Route::Recursors(_) => By::Recursors,
         Route::Refused => By::Nobody,
     }
+}
+
+//----------- Observation ----------------------------------------------------
+
+impl QueryHandler {
+    /// Counts a reply and passes the request to the log and the tap if they are active.
+    #[expect(clippy::too_many_arguments, reason = "each is a fact about the reply")]
+    pub(in crate::server) fn observe(
+        &self,
+        stripe: &Stripe,
+        client: SocketAddr,
+        transport: Transport,
+        query: &Query<'_>,
+        reply: &[u8],
+        by: By,
+        took: Duration,
+    ) {
+        let rcode = reply.get(3).map_or(0, |byte| byte & 15);
+        stripe.observe(&Observed {
+            transport,
+            from_v6: !client.ip().to_canonical().is_ipv4(),
+            qtype: Some(query.question.qtype),
+            dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
+            rcode,
+            by,
+            query_len: query.message.len(),
+            reply_len: reply.len(),
+            took,
+        });
+        if requests::wanted() || self.options.tap.is_wanted() {
+            tell(&self.options.tap, client, transport, query, reply, by, took);
+        }
+    }
+}
+
+/// Counts a reply to a message without a readable question.
+pub(in crate::server) fn observe_unreadable(
+    stripe: &Stripe,
+    client: SocketAddr,
+    transport: Transport,
+    message: &[u8],
+    reply: &[u8],
+    took: Duration,
+) {
+    stripe.observe(&Observed {
+        transport,
+        from_v6: !client.ip().to_canonical().is_ipv4(),
+        qtype: None,
+        dnssec_ok: false,
+        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        by: By::Nobody,
+        query_len: message.len(),
+        reply_len: reply.len(),
+        took,
+    });
+}
+
+/// Passes a request to the log and the tap.
+#[cold]
+fn tell(
+    tap: &Tap,
+    client: SocketAddr,
+    transport: Transport,
+    query: &Query<'_>,
+    reply: &[u8],
+    by: By,
+    took: Duration,
+) {
+    let request = Request {
+        name: &query.question.name(),
+        query_type: query.question.qtype,
+        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        answers: reply.get(6..8).map_or(0, |count| u16::from_be_bytes([count[0], count[1]])),
+        bytes: reply.len(),
+        client,
+        transport: match transport {
+            Transport::Udp => "udp",
+            Transport::Tcp => "tcp",
+        },
+        answered_by: by.label(),
+        took,
+    };
+    requests::log(&request);
+    tap.observe(&request);
 }
