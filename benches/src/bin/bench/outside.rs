@@ -30,9 +30,13 @@ const INSTANCES: usize = 1_000;
 /// Outside names in steady use.
 const HOT_NAMES: usize = 300;
 
-/// Queries per second of every load: 5 % of them, the cold names of the mix, are a rate that all
-/// forwarders can forward.
+/// Queries per second of the mix: 5 % of them, the cold names, are a rate that all forwarders can
+/// forward.
 const RATE: u32 = 20_000;
+
+/// Queries per second that keep every cache busy: at [`RATE`], waking a thread for each packet costs
+/// more than the answer.
+const BUSY_RATE: u32 = 100_000;
 
 /// Shares of the mix in percent: fleet and hot outside names; the rest is cold.
 const MIX: (usize, usize) = (70, 25);
@@ -60,11 +64,24 @@ enum Measure {
     Tail,
 }
 
-type Values = HashMap<(Measure, Kind, Forwarder), Rounds>;
+/// Names at a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Load {
+    kind: Kind,
+    /// Queries per second.
+    rate: u32,
+}
+
+type Values = HashMap<(Measure, Load, Forwarder), Rounds>;
+
+/// The loads whose CPU time is measured.
+const LOADS: [Load; 5] =
+    [FLEET, HOT, MIXED, Load { rate: BUSY_RATE, ..FLEET }, Load { rate: BUSY_RATE, ..HOT }];
+const FLEET: Load = Load { kind: Kind::Fleet, rate: RATE };
+const HOT: Load = Load { kind: Kind::Hot, rate: RATE };
+const MIXED: Load = Load { kind: Kind::Mix, rate: RATE };
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Fleet, Self::Hot, Self::Mix];
-
     fn label(self) -> &'static str {
         match self {
             Self::Fleet => "fleet names",
@@ -95,9 +112,9 @@ impl Drawer {
         })
     }
 
-    /// Writes the queries of a load of `duration` at [`RATE`].
-    fn write(&mut self, kind: Kind, duration: Duration) -> Result<std::path::PathBuf> {
-        let count = (f64::from(RATE) * (duration.as_secs_f64() + 1.0)) as usize;
+    /// Writes the queries of a load of `duration`.
+    fn write(&mut self, Load { kind, rate }: Load, duration: Duration) -> Result<std::path::PathBuf> {
+        let count = (f64::from(rate) * (duration.as_secs_f64() + 1.0)) as usize;
         let mut text = String::new();
         for _ in 0..count {
             let percent = match kind {
@@ -130,9 +147,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             measure_latency(plan, forwarder, &foundation, &mut drawer, &mut values)?;
         }
     }
-    let figure = |(measure, kind): (Measure, Kind)| {
+    let figure = |(measure, load): (Measure, Load)| {
         let of = |forwarder: &Forwarder| {
-            let value = values.get(&(measure, kind, *forwarder)).cloned()?;
+            let value = values.get(&(measure, load, *forwarder)).cloned()?;
             Some(Bar { label: forwarder.label().to_owned(), value, ours: forwarder.is_ours() })
         };
         let (what, unit) = match measure {
@@ -142,7 +159,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             Measure::Tail => ("Latency, p99", "µs"),
         };
         Figure {
-            title: format!("{what} at {} queries/s: {}", number(RATE.into()), kind.label()),
+            title: format!("{what} at {} queries/s: {}", number(load.rate.into()), load.kind.label()),
             about: format!(
                 "{INSTANCES} instances; {HOT_NAMES} hot outside names, asked for before; every cold name is new. All \
                  forward to one NSD. CPU of everything on the server's side, the receive path of its interface \
@@ -152,9 +169,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             data: Data::Bars(FORWARDERS.iter().filter_map(of).collect()),
         }
     };
-    let costs = Kind::ALL.map(|kind| (Measure::Cost, kind));
-    let others = [Kind::Hot, Kind::Mix].map(|kind| (Measure::Share, kind));
-    let latencies = [(Measure::Median, Kind::Mix), (Measure::Tail, Kind::Mix)];
+    let costs = LOADS.map(|load| (Measure::Cost, load));
+    let others = [HOT, MIXED].map(|load| (Measure::Share, load));
+    let latencies = [(Measure::Median, MIXED), (Measure::Tail, MIXED)];
     Ok(costs.into_iter().chain(others).chain(latencies).map(figure).collect())
 }
 
@@ -169,19 +186,21 @@ fn measure_cost(
     let lab = Lab::split()?;
     let running = forwarder.start_with_names(&lab, foundation)?;
     let meter = lab.meter(&[running.pid])?;
-    for kind in Kind::ALL {
-        load(&lab, drawer, kind, WARM_UP, false)?;
+    for load in LOADS {
+        run(&lab, drawer, load, WARM_UP, false)?;
         let before = (meter.cpu()?, counted(&lab, forwarder)?);
-        let seen = load(&lab, drawer, kind, plan.duration, false)?;
+        let seen = run(&lab, drawer, load, plan.duration, false)?;
         let spent = meter.cpu()? - before.0;
         let cost = spent.as_secs_f64() * 1e6 / seen.completed.max(1) as f64;
-        let mut line = format!("{:<16} {:<48} {cost:>7.2} µs/query", forwarder.label(), kind.label());
-        values.entry((Measure::Cost, kind, forwarder)).or_default().0.push(cost);
+        let Load { kind, rate } = load;
+        let mut line =
+            format!("{:<16} {:<48} {rate:>6}/s {cost:>7.2} µs/query", forwarder.label(), kind.label());
+        values.entry((Measure::Cost, load, forwarder)).or_default().0.push(cost);
         if let (Some(before), Some(after)) = (before.1, counted(&lab, forwarder)?) {
             let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
             let share = fast as f64 * 100.0 / (fast + userspace).max(1) as f64;
             line.push_str(&format!("   {share:.1} % by the interface"));
-            values.entry((Measure::Share, kind, forwarder)).or_default().0.push(share);
+            values.entry((Measure::Share, load, forwarder)).or_default().0.push(share);
         }
         println!("{line}   {} lost", seen.lost());
     }
@@ -198,13 +217,13 @@ fn measure_latency(
 ) -> Result<()> {
     let lab = Lab::plain()?;
     let _running = forwarder.start_with_names(&lab, foundation)?;
-    load(&lab, drawer, Kind::Mix, WARM_UP, false)?;
-    let seen = load(&lab, drawer, Kind::Mix, plan.duration, true)?;
+    run(&lab, drawer, MIXED, WARM_UP, false)?;
+    let seen = run(&lab, drawer, MIXED, plan.duration, true)?;
     let within = |share| seen.percentile(share).unwrap_or_default().as_secs_f64() * 1e6;
     let [median, tail] = [within(0.5), within(0.99)];
     println!("{:<16} {:<48} p50 {median:>6.0} µs   p99 {tail:>6.0} µs", forwarder.label(), Kind::Mix.label());
     for (measure, value) in [(Measure::Median, median), (Measure::Tail, tail)] {
-        values.entry((measure, Kind::Mix, forwarder)).or_default().0.push(value);
+        values.entry((measure, MIXED, forwarder)).or_default().0.push(value);
     }
     Ok(())
 }
@@ -219,14 +238,14 @@ fn counted(lab: &Lab, forwarder: Forwarder) -> Result<Option<[u64; 2]>> {
     Ok(Some([metrics.fast_path_replies(), metrics.userspace_replies()]))
 }
 
-/// Runs a load at [`RATE`].
-fn load(lab: &Lab, drawer: &mut Drawer, kind: Kind, duration: Duration, percentiles: bool) -> Result<Seen> {
-    let queries = drawer.write(kind, duration)?;
+fn run(lab: &Lab, drawer: &mut Drawer, load: Load, duration: Duration, percentiles: bool) -> Result<Seen> {
+    let queries = drawer.write(load, duration)?;
+    let Load { kind, rate } = load;
     let load = dnsperf::Load {
         server: SERVER_ADDRESS,
         queries: &queries,
         duration,
-        rate: Some(RATE),
+        rate: Some(rate),
         percentiles,
         edns: false,
         one_at_a_time: false,
