@@ -12,6 +12,7 @@ use dns_core::config::{HookMode, OnStop, XdpConfig};
 use nix::mount::{MntFlags, umount2};
 
 /// A folder for a bpffs, unmounted on drop.
+#[derive(Debug)]
 pub struct Bpffs {
     folder: tempfile::TempDir,
 }

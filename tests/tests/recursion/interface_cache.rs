@@ -2,7 +2,7 @@
 //! before they expire.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     thread,
     time::{Duration, Instant},
 };
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use dns_platform::metrics::names;
 use hickory_proto::{op::Message, rr::RecordType};
-use serde_json::json;
+use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     client,
@@ -29,19 +29,28 @@ use super::{
 /// Time limit for an answer to reach the interface.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The server with a cache in userspace and at the interface `lo`.
-fn start<'a>(namespace: &'a Namespace, bpffs: &Bpffs, recursors: &[std::net::SocketAddr]) -> Result<Lab<'a>> {
-    let config = json!({
+/// Starts the server with a cache in userspace and at the interface `lo`; `extra` is merged into its
+/// configuration.
+pub(super) fn start<'a>(
+    namespace: &'a Namespace,
+    bpffs: Bpffs,
+    recursors: &[SocketAddr],
+    extra: &Value,
+) -> Result<Lab<'a>> {
+    let mut config = json!({
         "cache": {"enabled": true},
         "control": {"socket": bpffs.path().with_extension("sock")},
-        "xdp": {"mode": "tc", "interfaces": ["lo"], "cache_entries": 1000, "bpffs": bpffs.path()},
+        "xdp": {"mode": "tc", "interfaces": ["lo"], "bpffs": bpffs.path()},
     });
-    let lab = Lab::start(namespace, recursors, &config)?;
+    server::merge(&mut config, extra);
+    let mut lab = Lab::start(namespace, recursors, &config)?;
+    lab.bpffs = Some(bpffs);
     wait_for_fast_path(namespace).with_context(|| lab.server.log())?;
     Ok(lab)
 }
 
-fn hits(lab: &Lab<'_>) -> Result<u64> {
+/// Returns the number of forwarded answers that interfaces gave.
+pub(super) fn hits(lab: &Lab<'_>) -> Result<u64> {
     lab.metric(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_forwarded\"")
 }
 
@@ -53,15 +62,15 @@ fn ask(lab: &Lab<'_>, query: &[u8], by_tcp: bool) -> Result<Vec<u8>> {
     })?
 }
 
-/// Asks by UDP; returns the reply, and whether the interface gave it.
-fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, bool)> {
+/// Asks by UDP; returns the reply and whether the interface gave it.
+pub(super) fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, bool)> {
     let before = hits(lab)?;
     let reply = ask(lab, query, false)?;
     Ok((reply, hits(lab)? > before))
 }
 
-/// Asks until the interface gives the reply.
-fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
+/// Asks until the interface gives the reply; returns that reply.
+pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
     let mut found = None;
     wait_until("an answer from the interface", PATIENCE, || {
         found = ask_interface(lab, query).ok().filter(|(_, by_interface)| *by_interface);
@@ -77,10 +86,9 @@ fn interface_gives_userspace_bytes() -> Result<()> {
         return Ok(());
     };
     let zones = Zones::new()?;
-    let bpffs = Bpffs::new()?;
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
-    let lab = start(&namespace, &bpffs, &[unbound.address])?;
+    let lab = start(&namespace, Bpffs::new()?, &[unbound.address], &json!({}))?;
     let questions = [
         ("www.signed.test.", RecordType::A),
         ("WWW.Signed.test.", RecordType::A),
@@ -132,11 +140,10 @@ fn interface_gives_userspace_bytes() -> Result<()> {
 #[test]
 fn answers_in_use_are_renewed() -> Result<()> {
     let Some(namespace) = namespace("irenew")?.filter(|_| requirements::bpf()) else { return Ok(()) };
-    let bpffs = Bpffs::new()?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 10).into()]
     })?;
-    let lab = start(&namespace, &bpffs, &[loopback(10)])?;
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let used = client::query("used.example.com.", RecordType::A, None)?.to_vec()?;
     let reply = Message::from_vec(&settle(&lab, &used)?)?;
     ensure!(reply.answers.first().is_some_and(|record| record.ttl <= 10), "{reply}");
@@ -160,11 +167,10 @@ fn answers_in_use_are_renewed() -> Result<()> {
 #[test]
 fn flush_ends_answers_at_once() -> Result<()> {
     let Some(namespace) = namespace("iflush")?.filter(|_| requirements::bpf()) else { return Ok(()) };
-    let bpffs = Bpffs::new()?;
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
     })?;
-    let lab = start(&namespace, &bpffs, &[loopback(10)])?;
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
     let query = client::query("www.example.com.", RecordType::A, Some(1232))?.to_vec()?;
     for round in 0..3 {
         settle(&lab, &query)?;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
+    bpffs::Bpffs,
     client,
     metrics::Metrics,
     namespace::Namespace,
@@ -45,6 +46,8 @@ pub(crate) fn loopback(last: u8) -> SocketAddr {
 pub(crate) struct Lab<'a> {
     pub(crate) server: Server,
     pub(crate) namespace: &'a Namespace,
+    /// Where the server pins its maps and programs, if it has any.
+    pub(crate) bpffs: Option<Bpffs>,
 }
 
 impl<'a> Lab<'a> {
@@ -75,7 +78,7 @@ impl<'a> Lab<'a> {
             std::fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
         }
         let server = Server::start_prepared(Some(namespace), folder, address, &config, prepare)?;
-        Ok(Self { server, namespace })
+        Ok(Self { server, namespace, bpffs: None })
     }
 
     pub(crate) fn ask(&self, message: &Message) -> Result<Message> {

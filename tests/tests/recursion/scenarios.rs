@@ -1,7 +1,7 @@
 //! Scenarios of a caching forwarder: the same questions with each way of answering them.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -16,13 +16,14 @@ use hickory_proto::{
     op::{Message, ResponseCode},
     rr::{
         Name, RData, Record, RecordType,
-        rdata::{A, CNAME, TXT},
+        rdata::{A, AAAA, CNAME, TXT},
     },
 };
 use serde_json::{Value, json};
-use whole_system_tests::{client, namespace::Namespace};
+use whole_system_tests::{bpffs::Bpffs, client, namespace::Namespace, requirements, server};
 
 use super::{
+    interface_cache::{self, ask_interface, hits, settle},
     lab::{Lab, loopback, namespace},
     real_servers::{answers, ask, query, sections, servers},
     scripted::{Asked, Scripted},
@@ -37,10 +38,17 @@ enum Mode {
     CacheOff,
     /// Userspace answers from its cache.
     Userspace,
+    /// The interface answers from the kernel's cache whatever it can.
+    Interface,
 }
 
 impl Mode {
-    const ALL: [Self; 2] = [Self::CacheOff, Self::Userspace];
+    /// Returns the modes that can run here.
+    fn all() -> impl Iterator<Item = Self> {
+        [Self::CacheOff, Self::Userspace]
+            .into_iter()
+            .chain(requirements::bpf().then_some(Self::Interface))
+    }
 
     /// Returns whether repeated questions are answered from a cache.
     fn caches(self) -> bool {
@@ -48,10 +56,13 @@ impl Mode {
     }
 
     /// Starts the server; `cache` is merged into its settings for the cache.
-    fn start<'a>(self, namespace: &'a Namespace, cache: &Value) -> Result<Lab<'a>> {
+    fn start<'a>(self, namespace: &'a Namespace, recursor: SocketAddr, cache: &Value) -> Result<Lab<'a>> {
         let mut settings = json!({"recursor_timeout": "300ms", "cache": {"enabled": self.caches()}});
-        whole_system_tests::server::merge(&mut settings["cache"], cache);
-        Lab::start(namespace, &[loopback(10)], &settings)
+        server::merge(&mut settings["cache"], cache);
+        match self {
+            Self::Interface => interface_cache::start(namespace, Bpffs::new()?, &[recursor], &settings),
+            Self::CacheOff | Self::Userspace => Lab::start(namespace, &[recursor], &settings),
+        }
     }
 }
 
@@ -70,8 +81,23 @@ struct Scenario {
     outlives: bool,
 }
 
+impl Scenario {
+    /// Returns whether the answer is cached at all.
+    fn is_cached(&self) -> bool {
+        self.ttl.1 > 0
+    }
+
+    /// Returns a query with room for large replies.
+    fn query(&self, spelling: &str) -> Result<Message> {
+        client::query(&format!("{spelling}.test."), RecordType::A, Some(1232))
+    }
+}
+
 /// Time until the questions are repeated: more than the smallest TTL of a cached answer.
 const LATER: Duration = Duration::from_millis(5300);
+
+/// Longest reply of an interface.
+const INTERFACE_LIMIT: usize = 1232;
 
 const SCENARIOS: [Scenario; 9] = [
     Scenario {
@@ -204,7 +230,7 @@ fn ttl(reply: &Message) -> u32 {
 /// Asks for a name with room for large replies and checks all but the TTL, which is returned.
 fn check(lab: &Lab<'_>, scenario: &Scenario, spelling: &str) -> Result<u32> {
     let name = format!("{spelling}.test.");
-    let reply = lab.ask(&client::query(&name, RecordType::A, Some(1232))?)?;
+    let reply = lab.ask(&scenario.query(spelling)?)?;
     let fits = reply.metadata.response_code == scenario.rcode
         && reply.answers.len() == scenario.answers
         && reply.queries[0].name().to_string() == name
@@ -225,29 +251,36 @@ fn count(recursor: &Scripted, scenario: &Scenario) -> usize {
 
 #[test]
 fn ttls_bound_cached_answers() -> Result<()> {
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         let Some(namespace) = namespace("scenarios")? else { return Ok(()) };
         let recursor = Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
-        let lab = mode.start(&namespace, &json!({}))?;
+        let lab = mode.start(&namespace, loopback(10), &json!({}))?;
         let start = Instant::now();
         let by_mode = |(off, on): (u32, u32)| if mode.caches() { on } else { off };
         for scenario in &SCENARIOS {
             let context = || format!("{} with {mode:?}", scenario.name);
+            let (asked_first, hits_before) = (Instant::now(), hits(&lab)?);
             let first = check(&lab, scenario, scenario.name).with_context(context)?;
             ensure!(first == by_mode(scenario.ttl), "{}: TTL {first}", context());
+            if mode == Mode::Interface && scenario.is_cached() {
+                settle(&lab, &scenario.query(scenario.name)?.to_vec()?).with_context(context)?;
+            }
             for spelling in [scenario.name.to_owned(), scenario.name.to_ascii_uppercase()] {
                 let left = check(&lab, scenario, &spelling).with_context(context)?;
                 let passed = u32::try_from(start.elapsed().as_secs())? + 1;
                 let bounds: RangeInclusive<u32> = first.saturating_sub(passed)..=first;
                 ensure!(bounds.contains(&left), "{}: TTL {left} after {first}", context());
             }
-            let asked = if mode.caches() { scenario.asked.1 } else { scenario.asked.0 };
+            let by_interface = hits(&lab)? > hits_before;
             ensure!(
-                count(&recursor, scenario) == asked,
-                "{}: {} queries",
-                context(),
-                count(&recursor, scenario)
+                by_interface == (mode == Mode::Interface && scenario.is_cached()),
+                "{}: by interface {by_interface}",
+                context()
             );
+            let asked = if mode.caches() { scenario.asked.1 } else { scenario.asked.0 };
+            let renewals = if mode == Mode::Interface { asked_first.elapsed().as_secs() / 4 } else { 0 };
+            let found = count(&recursor, scenario);
+            ensure!((asked..=asked + renewals as usize).contains(&found), "{}: {found} queries", context());
         }
         thread::sleep(LATER);
         for scenario in &SCENARIOS {
@@ -255,10 +288,13 @@ fn ttls_bound_cached_answers() -> Result<()> {
             let before = count(&recursor, scenario);
             let left = check(&lab, scenario, scenario.name).with_context(context)?;
             let is_cached = count(&recursor, scenario) == before;
-            ensure!(is_cached == (mode.caches() && scenario.outlives), "{}: cached {is_cached}", context());
-            let full = by_mode(scenario.ttl);
-            let lived = LATER.as_secs() as u32;
-            ensure!(!is_cached || left + lived <= full, "{}: TTL {left} of {full}", context());
+            // What the interface gave within the TTL was renewed meanwhile.
+            if mode != Mode::Interface || scenario.outlives || !scenario.is_cached() {
+                ensure!(is_cached == (mode.caches() && scenario.outlives), "{}: cached {is_cached}", context());
+                let full = by_mode(scenario.ttl);
+                let lived = LATER.as_secs() as u32;
+                ensure!(!is_cached || left + lived <= full, "{}: TTL {left} of {full}", context());
+            }
         }
     }
     Ok(())
@@ -266,10 +302,10 @@ fn ttls_bound_cached_answers() -> Result<()> {
 
 #[test]
 fn dnssec_clients_get_own_answers() -> Result<()> {
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         let Some(namespace) = namespace("twodo")? else { return Ok(()) };
         let recursor = Scripted::start(&namespace, loopback(10), |asked| vec![script(asked).into()])?;
-        let lab = mode.start(&namespace, &json!({}))?;
+        let lab = mode.start(&namespace, loopback(10), &json!({}))?;
         for _ in 0..3 {
             for (dnssec, records) in [(false, 1), (true, 2)] {
                 let reply = lab.ask(&query("signed.test.", RecordType::A, 1232, dnssec, false)?)?;
@@ -279,34 +315,56 @@ fn dnssec_clients_get_own_answers() -> Result<()> {
             }
         }
         ensure!(recursor.count() == if mode.caches() { 2 } else { 6 }, "{mode:?}: {}", recursor.count());
+        if mode == Mode::Interface {
+            for (dnssec, records) in [(false, 1), (true, 2)] {
+                let query = query("signed.test.", RecordType::A, 1232, dnssec, false)?;
+                let reply = Message::from_vec(&settle(&lab, &query.to_vec()?)?)?;
+                ensure!(reply.answers.len() == records, "DO {dnssec} by the interface: {reply}");
+            }
+        }
     }
     Ok(())
 }
 
 #[test]
 fn client_size_cuts_cached_answers() -> Result<()> {
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         let Some(namespace) = namespace("sizes")? else { return Ok(()) };
         let many = |asked: &Asked| {
             let mut reply = asked.reply(ResponseCode::NoError);
-            for last in 1..=60 {
-                let data = RData::A(A::new(192, 0, 2, last));
-                reply.add_answer(Record::from_rdata(reply.queries[0].name().clone(), 300, data));
+            let name = reply.queries[0].name().clone();
+            for last in 1..=if asked.name().starts_with("many.") { 60 } else { 24 } {
+                let data = match asked.name().starts_with("many.") {
+                    true => RData::A(A::new(192, 0, 2, last)),
+                    false => RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into())),
+                };
+                reply.add_answer(Record::from_rdata(name.clone(), 300, data));
             }
             reply
         };
         let _recursor = Scripted::start(&namespace, loopback(10), move |asked| vec![many(asked).into()])?;
-        let lab = mode.start(&namespace, &json!({}))?;
-        for _ in 0..2 {
-            for (size, whole) in [(None, false), (Some(512), false), (Some(1232), true)] {
-                let reply = lab.ask(&client::query("many.test.", RecordType::A, size)?)?;
-                let length = reply.to_vec()?.len();
-                ensure!(reply.metadata.truncation != whole, "{mode:?}, size {size:?}: {reply}");
-                ensure!(length <= usize::from(size.unwrap_or(512)), "{mode:?}: {length} bytes");
-                ensure!(!whole || reply.answers.len() == 60, "{mode:?}: {reply}");
+        let lab = mode.start(&namespace, loopback(10), &json!({}))?;
+        // The interface keeps at most 24 records.
+        for (name, record_type, records, kept) in
+            [("many.test.", RecordType::A, 60, false), ("some.test.", RecordType::AAAA, 24, true)]
+        {
+            if mode == Mode::Interface && kept {
+                settle(&lab, &client::query(name, record_type, Some(1232))?.to_vec()?)?;
             }
-            let reply = lab.ask_tcp(&client::query("many.test.", RecordType::A, None)?)?;
-            ensure!(reply.answers.len() == 60 && !reply.metadata.truncation, "{mode:?}: {reply}");
+            for _ in 0..2 {
+                for (size, whole) in [(None, false), (Some(512), false), (Some(1232), true)] {
+                    let query = client::query(name, record_type, size)?.to_vec()?;
+                    let (reply, by_interface) = ask_interface(&lab, &query)?;
+                    let expected = mode == Mode::Interface && kept && whole;
+                    ensure!(expected || !by_interface, "{name}, {mode:?}, size {size:?}: by interface");
+                    ensure!(reply.len() <= usize::from(size.unwrap_or(512)), "{mode:?}: {} bytes", reply.len());
+                    let reply = Message::from_vec(&reply)?;
+                    ensure!(reply.metadata.truncation != whole, "{mode:?}, size {size:?}: {reply}");
+                    ensure!(!whole || reply.answers.len() == records, "{mode:?}: {reply}");
+                }
+                let reply = lab.ask_tcp(&client::query(name, record_type, None)?)?;
+                ensure!(reply.answers.len() == records && !reply.metadata.truncation, "{mode:?}: {reply}");
+            }
         }
     }
     Ok(())
@@ -314,19 +372,26 @@ fn client_size_cuts_cached_answers() -> Result<()> {
 
 #[test]
 fn outage_leaves_stale_answers() -> Result<()> {
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         let Some(namespace) = namespace("outage")? else { return Ok(()) };
         let up = Arc::new(AtomicBool::new(true));
         let answers_now = Arc::clone(&up);
         let _recursor = Scripted::start(&namespace, loopback(10), move |asked| {
             answers_now.load(Ordering::Relaxed).then(|| asked.answer(ADDRESS, 5).into()).into_iter().collect()
         })?;
-        let lab = mode.start(&namespace, &json!({"serve_stale": "1h"}))?;
+        let lab = mode.start(&namespace, loopback(10), &json!({"serve_stale": "1h"}))?;
         ensure!(client::addresses(&lab.ask_for("www.test.", RecordType::A)?) == [ADDRESS]);
+        let query = client::query("www.test.", RecordType::A, None)?.to_vec()?;
+        if mode == Mode::Interface {
+            settle(&lab, &query)?;
+        }
         up.store(false, Ordering::Relaxed);
         thread::sleep(LATER);
         for _ in 0..2 {
-            let reply = lab.ask_for("www.test.", RecordType::A)?;
+            let (reply, by_interface) = ask_interface(&lab, &query)?;
+            // The interface gives no answer past its TTL.
+            ensure!(!by_interface, "{mode:?}: {reply:02x?} by the interface");
+            let reply = Message::from_vec(&reply)?;
             let (rcode, stale) = (reply.metadata.response_code, mode.caches());
             ensure!((rcode == ResponseCode::NoError) == stale, "{mode:?}: {reply}");
             ensure!(!stale || ttl(&reply) == 30, "{mode:?}: {reply}");
@@ -348,11 +413,10 @@ fn repeated_answers_equal_recursor() -> Result<()> {
         ("_sip._tcp.signed.test.", RecordType::SRV),
         ("odd.signed.test.", RecordType::Unknown(65280)),
     ];
-    for mode in Mode::ALL {
+    for mode in Mode::all() {
         let Some((named, unbound, _zones, namespace)) = servers("realcache")? else { return Ok(()) };
         for recursor in [&named, &unbound] {
-            let settings = json!({"cache": {"enabled": mode.caches()}});
-            let lab = Lab::start(&namespace, &[recursor.address], &settings)?;
+            let lab = mode.start(&namespace, recursor.address, &json!({}))?;
             for (name, record_type) in questions {
                 for dnssec in [false, true] {
                     let what =
@@ -371,11 +435,21 @@ fn repeated_answers_equal_recursor() -> Result<()> {
                             "{what}: {signatures} signatures"
                         );
                     }
+                    if mode == Mode::Interface && direct.len() <= INTERFACE_LIMIT {
+                        let reply = settle(&lab, &query.to_vec()?).context(what.clone())?;
+                        ensure!(sections(&reply)? == sections(&direct)?, "{what}: other records by interface");
+                    }
                 }
             }
             let asked = 2 * questions.len() as u64;
-            let hits = lab.metric("coredns_cache_hits_total", "").unwrap_or_default();
-            ensure!(hits == if mode.caches() { 2 * asked } else { 0 }, "{mode:?}: {hits} hits");
+            let in_userspace = lab.metric("coredns_cache_hits_total", "").unwrap_or_default();
+            let hits = in_userspace + hits(&lab)?;
+            let is_right = match mode {
+                Mode::CacheOff => hits == 0,
+                Mode::Userspace => hits == 2 * asked,
+                Mode::Interface => hits > 2 * asked,
+            };
+            ensure!(is_right, "{mode:?}: {hits} hits");
         }
     }
     Ok(())

@@ -205,8 +205,8 @@ pub const KEYS: &[Key] = keys! {
         "Drop, at the interface, queries beyond the capacity of userspace";
     "xdp.max_names" Ours "number, 1 to 16777216" = "65536", "262144", "65536":
         "Most names that the interface can answer";
-    "xdp.cache_entries" Ours "number, 0 to 1048576; 0: none" = "0", "8192", "0":
-        "Most forwarded answers that the interface can give; needs `cache.enabled`";
+    "xdp.cache_entries" Ours "number, 0 to 1048576; 0: none" = "8192", "32768", "8192":
+        "Most forwarded answers that the interface can give while `cache.enabled` is set";
     "xdp.cache_bytes" Ours "bytes, 1 MiB to 256 MiB" = "4194304", "16777216", "4194304":
         "Memory of the forwarded answers that the interface can give";
     "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":

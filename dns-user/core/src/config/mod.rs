@@ -241,7 +241,8 @@ pub struct XdpConfig {
     pub mode: HookMode,
     /// `max_names`: maximum number of names in the map.
     pub max_names: u32,
-    /// `cache_entries`: maximum number of forwarded answers in the map; 0: none.
+    /// `cache_entries`: maximum number of forwarded answers in the map; 0: none. Has no effect
+    /// without [`CacheConfig::enabled`].
     pub cache_entries: u32,
     /// `cache_bytes`: memory for forwarded answers in the map, in bytes.
     pub cache_bytes: u64,
