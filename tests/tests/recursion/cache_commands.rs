@@ -1,11 +1,11 @@
 //! `bosh-dns-xdp cache` against a server with cached answers.
 
-use std::{net::Ipv4Addr, process::Output};
+use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
-use whole_system_tests::{client, server};
+use whole_system_tests::client;
 
 use super::{
     lab::{Lab, loopback, namespace},
@@ -16,12 +16,7 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// Runs a `cache` command; returns exit code, standard output and standard error.
 fn cache(lab: &Lab<'_>, arguments: &[&str]) -> Result<(i32, String, String)> {
-    let program = server::program()?;
-    let mut command = lab.namespace.command(program.to_str().context("the path of the program is text")?)?;
-    command.arg("cache").args(arguments).arg("--config").arg(lab.server.folder.path().join("config.json"));
-    let Output { status, stdout, stderr } = command.output()?;
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok((status.code().unwrap_or(-1), text(stdout), text(stderr)))
+    lab.cli(&[&["cache"], arguments].concat())
 }
 
 /// Returns the names and types of the cached answers that a listing shows.

@@ -2,10 +2,10 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    process::Command,
+    process::{Command, Output},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -92,6 +92,16 @@ impl<'a> Lab<'a> {
     /// Queries a name by UDP without EDNS.
     pub(crate) fn ask_for(&self, name: &str, record_type: RecordType) -> Result<Message> {
         self.ask(&client::query(name, record_type, None)?)
+    }
+
+    /// Runs one of the server's commands; returns exit code, standard output and standard error.
+    pub(crate) fn cli(&self, arguments: &[&str]) -> Result<(i32, String, String)> {
+        let program = server::program()?;
+        let mut command = self.namespace.command(program.to_str().context("the program's path is text")?)?;
+        command.args(arguments).arg("--config").arg(self.server.folder.path().join("config.json"));
+        let Output { status, stdout, stderr } = command.output()?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok((status.code().unwrap_or(-1), text(stdout), text(stderr)))
     }
 
     /// Sums all samples of a metric whose labels contain `label`.

@@ -8,6 +8,7 @@ mod forgery;
 mod handlers;
 mod hanging;
 mod interface_cache;
+mod interface_shown;
 mod lab;
 mod lies;
 mod lossy;

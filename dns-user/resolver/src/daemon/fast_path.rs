@@ -296,6 +296,13 @@ impl Lifecycle {
         }
     }
 
+    /// Returns whether interfaces should keep forwarded answers by this configuration, but have no
+    /// room for them until a restart.
+    pub(super) fn lacks_cache(&self, config: &Config) -> bool {
+        let is_on = self.config.enabled && self.config.mode != HookMode::Off;
+        is_on && self.config.cache_entries == 0 && config.fast_path().cache_entries > 0
+    }
+
     /// Returns the number of replies sent by the interfaces.
     pub(super) fn replies(&self) -> u64 {
         self.current.as_ref().map_or(0, |fast_path| fast_path.counters().hits())

@@ -273,7 +273,10 @@ impl Daemon<'_> {
     fn reconfigure(&mut self, loaded: Loaded) {
         let begun = Instant::now();
         let Loaded { config, mut warnings } = loaded;
-        let (config, kept) = settings::merge(&self.config, config);
+        let (config, mut kept) = settings::merge(&self.config, config);
+        if self.fast_path.lacks_cache(&config) {
+            kept.push("cache.enabled for interfaces");
+        }
         if !kept.is_empty() {
             warnings.push(format!("changed, but takes effect only after a restart: {}", kept.join(", ")));
         }

@@ -9,6 +9,8 @@ use dns_platform::metrics::{families, labels};
 pub struct FastReplies {
     /// Replies by query type label and RCODE.
     pub replies: Vec<(&'static str, u8, u64)>,
+    /// Those of them from forwarded answers.
+    pub forwarded: u64,
 }
 
 impl FastReplies {
@@ -21,7 +23,9 @@ impl FastReplies {
     /// the label `family` is empty for their share.
     pub(super) fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
         let total = self.total();
-        add(all, families::REQUESTS_INTERNAL_TOTAL.is(total));
+        // The counters are read one after the other while the programs run.
+        add(all, families::REQUESTS_INTERNAL_TOTAL.is(total.saturating_sub(self.forwarded)));
+        add(all, families::REQUESTS_EXTERNAL_TOTAL.is(self.forwarded));
         add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
         let replies = || self.replies.iter().filter(|(_, _, count)| *count > 0);
         let requests = replies().map(|&(query_type, _, count)| {

@@ -20,6 +20,7 @@ pub use fast_path::FastReplies;
 pub use fast_path_families::FastPathFamilies;
 pub use whole::{MomentFamilies, WholeMetrics};
 
+use dns_common::counters::Outcome;
 use dns_fastpath::FastPathHandle;
 
 //----------- Metrics --------------------------------------------------------
@@ -62,7 +63,9 @@ impl Metrics {
     pub fn gather(&self) -> Vec<MetricFamily> {
         let mut families = self.shared.registry.gather();
         if let Some(fast_path) = self.shared.fast_path.get() {
-            let replies = FastReplies { replies: fast_path.counters().replies() };
+            let counters = fast_path.counters();
+            let forwarded = counters.outcome(Outcome::HitForwarded);
+            let replies = FastReplies { replies: counters.replies(), forwarded };
             replies.add_to(&mut families, &self.shared.server);
         }
         families
@@ -100,10 +103,11 @@ mod tests {
         internal.inc_by(2);
         metrics.registry().register(Box::new(internal)).unwrap();
         let mut families = metrics.gather();
-        let replies = FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)] };
+        let replies = FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)], forwarded: 5 };
         replies.add_to(&mut families, metrics.server());
         let text = TextEncoder::new().encode_to_string(&families).unwrap();
-        assert!(text.contains("\nboshdns_requests_internal_total 43\n"), "{text}");
+        assert!(text.contains("\nboshdns_requests_internal_total 38\n"), "{text}");
+        assert!(text.contains("\nboshdns_requests_external_total 5\n"), "{text}");
         assert!(
             text.contains(
                 "coredns_dns_responses_total{plugin=\"xdp\",rcode=\"NOERROR\",server=\"dns://127.0.0.1:53\",\
