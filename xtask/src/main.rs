@@ -119,6 +119,8 @@ enum Command {
         /// Seed of the faults; chosen at random and printed if not given.
         #[arg(long)]
         seed: Option<u64>,
+        /// Only faults whose names contain one of these, such as recursor or flush
+        faults: Vec<String>,
     },
     /// Run all benchmarks side by side and write the report.
     #[command(disable_help_flag = true)]
@@ -184,10 +186,10 @@ fn main() -> Result<()> {
             let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
             fuzz::run(&filters, fuzz::Effort { seconds, inputs: None, seed, goes_on: true })
         }
-        Command::Soak { minutes, hours, seed } => {
+        Command::Soak { minutes, hours, seed, faults } => {
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;
-            soak(hours.map_or(minutes, |hours| hours * 60.0), seed)
+            soak(hours.map_or(minutes, |hours| hours * 60.0), seed, &faults)
         }
         Command::Bench { arguments } => {
             parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
@@ -216,11 +218,12 @@ fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
 }
 
 /// Builds the server and the soak test, and runs the test.
-fn soak(minutes: f64, seed: Option<u64>) -> Result<()> {
+fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
     release(&["--package", "whole-system-tests", "--bin", "soak"])?;
     let mut command = std::process::Command::new(process::root().join("target/release/soak"));
-    let seed = seed.map(|seed| seed.to_string());
-    process::run(name_server(&mut command)?.arg(minutes.to_string()).args(seed).current_dir(process::root()))
+    let seed = seed.map_or_else(|| "-".to_owned(), |seed| seed.to_string());
+    let command = name_server(&mut command)?.args([minutes.to_string(), seed]).args(faults);
+    process::run(command.current_dir(process::root()))
 }
 
 /// Makes a command use the release build of the server: the debug build, which may be newer, is too

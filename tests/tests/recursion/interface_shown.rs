@@ -52,7 +52,10 @@ fn commands_show_interface_answers() -> Result<()> {
 
     let status: Value = serde_json::from_str(&run(&lab, &["status", "--json"])?)?;
     let fast_path = &status["fast_path"];
-    assert_eq!((&fast_path["forwarded_answers"], &fast_path["max_forwarded_answers"]), (&json!(1), &json!(8192)));
+    assert_eq!(
+        (&fast_path["forwarded_answers"], &fast_path["max_forwarded_answers"]),
+        (&json!(1), &json!(8192))
+    );
     let text = run(&lab, &["status"])?;
     ensure!(text.contains("; 1 of 8,192 forwarded answers;"), "{text}");
 

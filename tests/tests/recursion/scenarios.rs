@@ -45,9 +45,7 @@ enum Mode {
 impl Mode {
     /// Returns the modes that can run here.
     fn all() -> impl Iterator<Item = Self> {
-        [Self::CacheOff, Self::Userspace]
-            .into_iter()
-            .chain(requirements::bpf().then_some(Self::Interface))
+        [Self::CacheOff, Self::Userspace].into_iter().chain(requirements::bpf().then_some(Self::Interface))
     }
 
     /// Returns whether repeated questions are answered from a cache.
@@ -290,7 +288,11 @@ fn ttls_bound_cached_answers() -> Result<()> {
             let is_cached = count(&recursor, scenario) == before;
             // What the interface gave within the TTL was renewed meanwhile.
             if mode != Mode::Interface || scenario.outlives || !scenario.is_cached() {
-                ensure!(is_cached == (mode.caches() && scenario.outlives), "{}: cached {is_cached}", context());
+                ensure!(
+                    is_cached == (mode.caches() && scenario.outlives),
+                    "{}: cached {is_cached}",
+                    context()
+                );
                 let full = by_mode(scenario.ttl);
                 let lived = LATER.as_secs() as u32;
                 ensure!(!is_cached || left + lived <= full, "{}: TTL {left} of {full}", context());
@@ -357,7 +359,11 @@ fn client_size_cuts_cached_answers() -> Result<()> {
                     let (reply, by_interface) = ask_interface(&lab, &query)?;
                     let expected = mode == Mode::Interface && kept && whole;
                     ensure!(expected || !by_interface, "{name}, {mode:?}, size {size:?}: by interface");
-                    ensure!(reply.len() <= usize::from(size.unwrap_or(512)), "{mode:?}: {} bytes", reply.len());
+                    ensure!(
+                        reply.len() <= usize::from(size.unwrap_or(512)),
+                        "{mode:?}: {} bytes",
+                        reply.len()
+                    );
                     let reply = Message::from_vec(&reply)?;
                     ensure!(reply.metadata.truncation != whole, "{mode:?}, size {size:?}: {reply}");
                     ensure!(!whole || reply.answers.len() == records, "{mode:?}: {reply}");
@@ -437,7 +443,10 @@ fn repeated_answers_equal_recursor() -> Result<()> {
                     }
                     if mode == Mode::Interface && direct.len() <= INTERFACE_LIMIT {
                         let reply = settle(&lab, &query.to_vec()?).context(what.clone())?;
-                        ensure!(sections(&reply)? == sections(&direct)?, "{what}: other records by interface");
+                        ensure!(
+                            sections(&reply)? == sections(&direct)?,
+                            "{what}: other records by interface"
+                        );
                     }
                 }
             }

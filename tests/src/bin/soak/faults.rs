@@ -10,16 +10,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_platform::metrics::names;
 use fastrand::Rng;
 use hickory_proto::rr::RecordType;
 use nix::sys::signal::Signal;
-use whole_system_tests::{bpffs::Bpffs, client, interrupt, namespace::Namespace, server::Server};
+use whole_system_tests::{
+    bpffs::Bpffs,
+    client, interrupt,
+    metrics::Metrics,
+    namespace::Namespace,
+    process::capture,
+    server::{self, Server},
+};
 
 use crate::{
-    QUIET, lease,
+    QUIET,
+    forwarded::Forwarded,
+    lease,
     load::{Load, SERVER},
     model::Model,
-    recursor::Recursor,
+    recursor::{self, Recursor},
     surroundings::Surroundings,
 };
 
@@ -36,6 +46,9 @@ const FAULTS: &[Fault] = &[
     Fault { name: "handlers come and go", throw: |faults, random| faults.change_handlers(random) },
     Fault { name: "interfaces come and go", throw: |faults, random| faults.change_interfaces(random) },
     Fault { name: "recursor dies", throw: |faults, random| faults.silence_recursor(random) },
+    Fault { name: "recursor flaps", throw: |faults, random| faults.flap_recursor(random) },
+    Fault { name: "cache flushed", throw: |faults, random| faults.flush(random) },
+    Fault { name: "cache flushed after kill -9", throw: |faults, random| faults.flush_early(random) },
     Fault { name: "certificates rotate", throw: |faults, random| faults.rotate(random) },
     Fault { name: "disk full", throw: |faults, random| faults.fill_disk(random) },
     Fault { name: "clock jumps", throw: |faults, random| faults.move_clock(random) },
@@ -51,7 +64,7 @@ struct Fault {
 }
 
 /// The surroundings of a server under test.
-type Around<'a> = (&'a Namespace, &'a Bpffs, &'a Surroundings, &'a Recursor);
+type Around<'a> = (&'a Namespace, &'a Bpffs, &'a Surroundings, &'a Recursor, &'a Forwarded);
 
 /// Injects faults into a server.
 pub(crate) struct Faults<'a> {
@@ -59,6 +72,8 @@ pub(crate) struct Faults<'a> {
     bpffs: &'a Bpffs,
     surroundings: &'a Surroundings,
     recursor: &'a Recursor,
+    /// Informed of flushes.
+    forwarded: &'a Forwarded,
     server: Server,
     /// Informed of running faults.
     load: &'a Load,
@@ -70,31 +85,56 @@ pub(crate) struct Faults<'a> {
     thrown: BTreeMap<&'static str, u32>,
     /// Peak resident memory of the server per minute, in KiB.
     memory: Vec<u64>,
+    /// Forwarded answers that interfaces gave: before the last restart, and since.
+    forwarded_hits: (u64, u64),
 }
 
 impl<'a> Faults<'a> {
     pub(crate) fn new(
-        (namespace, bpffs, surroundings, recursor): Around<'a>,
+        (namespace, bpffs, surroundings, recursor, forwarded): Around<'a>,
         server: Server,
         load: &'a Load,
         model: &'a Model,
     ) -> Self {
         let (thrown, memory) = (BTreeMap::new(), Vec::new());
-        Self { namespace, bpffs, surroundings, recursor, server, load, model, alias: false, thrown, memory }
+        Self {
+            namespace,
+            bpffs,
+            surroundings,
+            recursor,
+            forwarded,
+            server,
+            load,
+            model,
+            alias: false,
+            thrown,
+            memory,
+            forwarded_hits: (0, 0),
+        }
     }
 
-    /// Injects faults until `length` has passed.
-    pub(crate) fn throw(&mut self, mut random: Rng, begin: Instant, length: Duration) -> Result<()> {
+    /// Injects faults until `length` has passed: those whose names contain a word of `only`, or all.
+    pub(crate) fn throw(
+        &mut self,
+        only: &[String],
+        mut random: Rng,
+        begin: Instant,
+        length: Duration,
+    ) -> Result<()> {
+        let is_wanted = |fault: &&Fault| only.is_empty() || only.iter().any(|word| fault.name.contains(word));
+        let faults: Vec<&Fault> = FAULTS.iter().filter(is_wanted).collect();
+        ensure!(!faults.is_empty(), "no fault is called like {only:?}");
         thread::sleep(QUIET);
         while begin.elapsed() + QUIET < length {
             ensure!(!interrupt::requested(), "interrupted");
-            let fault = &FAULTS[random.usize(..FAULTS.len())];
+            let fault = faults[random.usize(..faults.len())];
             *self.thrown.entry(fault.name).or_default() += 1;
             self.load.fault_begins(fault.name);
             (fault.throw)(self, &mut random)
                 .with_context(|| format!("{}\n{}", fault.name, self.log_end()))?;
             thread::sleep(Duration::from_millis(random.u64(100..1500)));
             self.note_memory(begin)?;
+            self.note_hits();
             self.surroundings.shorten_log()?;
         }
         thread::sleep(QUIET);
@@ -117,6 +157,22 @@ impl<'a> Faults<'a> {
         self.memory.resize(self.memory.len().max(minute + 1), 0);
         self.memory[minute] = self.memory[minute].max(kib);
         Ok(())
+    }
+
+    /// Records how many forwarded answers interfaces gave; a server that is not ready gives no count.
+    fn note_hits(&mut self) {
+        let Ok(metrics) = Metrics::read(self.namespace) else { return };
+        let hits = metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_forwarded\"");
+        let (before, since) = &mut self.forwarded_hits;
+        if hits < *since {
+            *before += *since;
+        }
+        *since = hits;
+    }
+
+    /// Returns how many forwarded answers interfaces gave, at least.
+    pub(crate) fn forwarded_hits(&self) -> u64 {
+        self.forwarded_hits.0 + self.forwarded_hits.1
     }
 
     /// Prints the injected faults and the server's memory.
@@ -251,6 +307,44 @@ impl<'a> Faults<'a> {
         thread::sleep(Duration::from_millis(random.u64(100..8000)));
         self.recursor.live(true);
         Ok(())
+    }
+
+    /// The recursor stops answering and returns again and again.
+    fn flap_recursor(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u8(2..12) {
+            self.recursor.live(false);
+            thread::sleep(Duration::from_millis(random.u64(10..1500)));
+            self.recursor.live(true);
+            thread::sleep(Duration::from_millis(random.u64(10..1500)));
+        }
+        Ok(())
+    }
+
+    /// Flushes the caches, or one name, several times.
+    fn flush(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u8(1..12) {
+            let number = random.u8(..recursor::NAMES);
+            let name = recursor::name(number);
+            let (arguments, names): (&[&str], _) = match random.u8(..3) {
+                0 => (&["all"], 0..recursor::NAMES),
+                1 => (&["--zone", "recursed.test"], 0..recursor::NAMES),
+                _ => (&[&name], number..number + 1),
+            };
+            let begin = Instant::now();
+            let mut command = self.namespace.command(server::program()?)?;
+            command.args(["cache", "flush"]).args(arguments);
+            command.arg("--config").arg(self.server.folder.path().join("config.json"));
+            capture(&mut command)?;
+            self.forwarded.flushed(names, begin);
+            thread::sleep(Duration::from_millis(random.u64(..1000)));
+        }
+        Ok(())
+    }
+
+    /// Kills and restarts the server, and flushes its caches as soon as it answers.
+    fn flush_early(&mut self, random: &mut Rng) -> Result<()> {
+        self.kill(random)?;
+        self.flush(random)
     }
 
     /// Rotates certificates; some of the new ones are unusable at first.

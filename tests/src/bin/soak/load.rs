@@ -21,6 +21,7 @@ use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::client;
 
 use crate::{
+    forwarded::Forwarded,
     model::{ALIAS, GROUPS, Judgement, Model},
     recursor::{self, Recursor},
 };
@@ -44,8 +45,8 @@ const ALIAS_SETTLES: Duration = Duration::from_secs(15);
 /// Least remaining lease at which a query must be answered: more than a tick of the clock.
 const LEAST_LEASE: Duration = Duration::from_millis(50);
 
-/// The first client queries a recursor's name every this many queries.
-const RECURSED_EVERY: usize = 16;
+/// The recursor's names that get most queries.
+const HOT_NAMES: u8 = 20;
 
 /// Maximum number of failures printed.
 const TOLD: usize = 20;
@@ -55,6 +56,7 @@ pub(crate) struct Load {
     model: Arc<Model>,
     /// Answers names outside the records while it is alive.
     recursor: Arc<Recursor>,
+    forwarded: Arc<Forwarded>,
     ended: AtomicBool,
     /// Correct replies by UDP.
     by_udp: AtomicU64,
@@ -93,7 +95,7 @@ struct Found {
 
 impl Load {
     /// Creates the clients without starting them.
-    pub(crate) fn new(model: Arc<Model>, recursor: Arc<Recursor>) -> Self {
+    pub(crate) fn new(model: Arc<Model>, recursor: Arc<Recursor>, forwarded: Arc<Forwarded>) -> Self {
         let found = Found {
             begin: Instant::now(),
             fault: None,
@@ -111,6 +113,7 @@ impl Load {
         Self {
             model,
             recursor,
+            forwarded,
             ended: AtomicBool::new(false),
             by_udp: AtomicU64::new(0),
             by_tcp: AtomicU64::new(0),
@@ -169,9 +172,6 @@ impl Load {
             if self.is_ended() {
                 return;
             }
-            if number == 0 && turn % RECURSED_EVERY == 0 {
-                self.ask_recursed((turn / RECURSED_EVERY % usize::from(recursor::NAMES)) as u8);
-            }
             let group = (turn % usize::from(GROUPS + 1)) as u8;
             let asked = Instant::now();
             let name = if group == GROUPS { ALIAS.to_owned() } else { format!("q-s0.q-g{group}.bosh.") };
@@ -181,25 +181,39 @@ impl Load {
         }
     }
 
-    /// Queries a recursor's name by UDP. If the recursor was dead, or the server stopped during the
-    /// query, a missing answer or SERVFAIL is accepted; a wrong answer never is.
-    fn ask_recursed(&self, number: u8) {
-        let (name, asked) = (recursor::name(number), Instant::now());
+    /// Queries the recursor's names until [`Self::end`] is called, mostly the hot ones and sometimes by
+    /// TCP, on a thread inside the namespace.
+    pub(crate) fn ask_recursed_until_ended(&self) {
+        let mut turn: u32 = 0;
+        while !self.is_ended() {
+            let names = if turn.is_multiple_of(8) { recursor::NAMES } else { HOT_NAMES };
+            // An odd factor reaches every name.
+            let number = (turn.wrapping_mul(7) % u32::from(names)) as u8;
+            self.ask_recursed(number, turn.is_multiple_of(64));
+            turn = turn.wrapping_add(1);
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Queries a recursor's name. If the recursor was dead, or the server stopped during the query, a
+    /// missing answer or SERVFAIL is accepted; a wrong answer never is.
+    fn ask_recursed(&self, number: u8, by_tcp: bool) {
+        let (name, not_before) = (recursor::name(number), self.forwarded.not_before(number));
+        let (asked, proto) = (Instant::now(), if by_tcp { "TCP" } else { "UDP" });
         let was_reliable = self.recursor.is_reliable();
         let recursor_was_away = || !was_reliable || !self.recursor.is_reliable();
-        match ask(&name, false) {
-            Ok(reply) if addresses(&reply) == [recursor::address(number)] => {
-                self.by_udp.fetch_add(1, Ordering::Relaxed);
-            }
+        match ask(&name, by_tcp) {
             Ok(reply)
                 if reply.metadata.response_code == ResponseCode::ServFail
                     && (recursor_was_away() || self.found().is_excused(asked)) => {}
             Ok(reply) => {
-                let what = format!("{} {:?}", reply.metadata.response_code, addresses(&reply));
-                self.note_wrong(&name, "UDP", asked, &what);
+                let judged = self.forwarded.judge(&self.recursor, number, &reply, (asked, not_before));
+                if let Err(what) = judged {
+                    self.note_wrong(&name, proto, asked, &what);
+                }
             }
             Err(_) if recursor_was_away() => {}
-            Err(error) => self.note_unanswered(&name, "UDP", asked, &error),
+            Err(error) => self.note_unanswered(&name, proto, asked, &error),
         }
     }
 
@@ -356,7 +370,7 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
 }
 
 /// Returns the IPv4 addresses of a reply, sorted.
-fn addresses(reply: &Message) -> Vec<Ipv4Addr> {
+pub(crate) fn addresses(reply: &Message) -> Vec<Ipv4Addr> {
     let v4 = client::addresses(reply).into_iter().filter_map(|address| match address {
         IpAddr::V4(address) => Some(address),
         IpAddr::V6(_) => None,

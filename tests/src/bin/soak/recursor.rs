@@ -1,4 +1,5 @@
-//! A recursor that dies and returns; it knows the address of every name below one domain.
+//! A recursor that dies and returns. It answers every name below one domain with an address that
+//! counts its replies.
 
 use std::{
     io,
@@ -20,6 +21,8 @@ pub(crate) const NAMES: u8 = 200;
 const MOURNING: Duration = Duration::from_secs(8);
 
 pub(crate) struct Recursor {
+    /// Times of the replies for each name, by serial number.
+    sent: Mutex<[Vec<Instant>; NAMES as usize]>,
     alive: AtomicBool,
     /// Time of the last state change.
     changed: Mutex<Option<Instant>>,
@@ -28,7 +31,8 @@ pub(crate) struct Recursor {
 impl Recursor {
     /// Creates a recursor that has always been alive.
     pub(crate) fn new() -> Self {
-        Self { alive: AtomicBool::new(true), changed: Mutex::new(None) }
+        let sent = Mutex::new([const { Vec::new() }; NAMES as usize]);
+        Self { sent, alive: AtomicBool::new(true), changed: Mutex::new(None) }
     }
 
     /// Revives or kills the recursor.
@@ -62,35 +66,59 @@ impl Recursor {
                 }
                 Err(error) => return Err(error.into()),
             };
-            if let Some(reply) = reply(&buffer[..length]).filter(|_| self.alive.load(Ordering::SeqCst)) {
+            if self.alive.load(Ordering::SeqCst)
+                && let Some(reply) = self.reply(&buffer[..length])
+            {
                 // A reply to a killed server may fail.
                 let _ = socket.send_to(&reply, client);
             }
         }
         Ok(())
     }
+
+    /// Returns when the reply with this serial number was sent.
+    pub(crate) fn sent(&self, number: u8, serial: u16) -> Option<Instant> {
+        self.sent.lock()[usize::from(number)].get(usize::from(serial)).copied()
+    }
+
+    /// Builds the next reply to a query for one of the names, without OPT.
+    pub(crate) fn reply(&self, query: &[u8]) -> Option<Vec<u8>> {
+        let label = query.get(13..13 + usize::from(*query.get(12)?))?;
+        let text = std::str::from_utf8(label).ok()?.to_ascii_lowercase();
+        let number: u8 = text.strip_prefix('r')?.parse().ok()?;
+        let end = 12 + query[12..].iter().position(|&byte| byte == 0)? + 1 + 4;
+        let question = query.get(12..end)?;
+        let mut sent = self.sent.lock();
+        let sent = sent.get_mut(usize::from(number))?;
+        let address = address(number, u16::try_from(sent.len()).ok()?);
+        sent.push(Instant::now());
+        // QR, RD, RA; one question, one answer.
+        let header = [&query[..2], &[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0][..]].concat();
+        // A pointer to the name, type A, class IN.
+        let record = [0xc0, 12, 0, 1, 0, 1];
+        let ttl = ttl(number).to_be_bytes();
+        Some([&header, question, &record, &ttl, &[0, 4], &address.octets()].concat())
+    }
+}
+
+/// Returns the TTL of a name in seconds.
+pub(crate) fn ttl(number: u8) -> u32 {
+    5 + u32::from(number % 20)
 }
 
 pub(crate) fn name(number: u8) -> String {
     format!("r{number}.recursed.test.")
 }
 
-pub(crate) fn address(number: u8) -> Ipv4Addr {
-    Ipv4Addr::new(192, 0, 2, number)
+fn address(number: u8, serial: u16) -> Ipv4Addr {
+    let [high, low] = serial.to_be_bytes();
+    Ipv4Addr::new(192, number, high, low)
 }
 
-/// Builds the reply to a query for one of the names, without OPT.
-fn reply(query: &[u8]) -> Option<Vec<u8>> {
-    let label = query.get(13..13 + usize::from(*query.get(12)?))?;
-    let text = std::str::from_utf8(label).ok()?.to_ascii_lowercase();
-    let number: u8 = text.strip_prefix('r')?.parse().ok()?;
-    let end = 12 + query[12..].iter().position(|&byte| byte == 0)? + 1 + 4;
-    let question = query.get(12..end)?;
-    // QR, RD, RA; one question, one answer.
-    let header = [&query[..2], &[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0][..]].concat();
-    // A pointer to the name, type A, class IN, a TTL of a second, four bytes.
-    let record = [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4];
-    Some([&header, question, &record, &address(number).octets()].concat())
+/// Returns the serial number in an address of a name; `None` if it belongs to another name.
+pub(crate) fn serial(number: u8, address: Ipv4Addr) -> Option<u16> {
+    let [192, other, high, low] = address.octets() else { return None };
+    (other == number).then_some(u16::from_be_bytes([high, low]))
 }
 
 #[cfg(test)]
@@ -101,10 +129,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_distinct_addresses() {
-        let query = client::query(&name(7), RecordType::A, Some(1232)).unwrap();
-        let reply = Message::from_vec(&reply(&query.to_vec().unwrap()).unwrap()).unwrap();
-        assert_eq!(client::addresses(&reply), [std::net::IpAddr::V4(address(7))]);
-        assert_eq!(reply.metadata.id, query.metadata.id);
+    fn replies_are_numbered() {
+        let (recursor, query) =
+            (Recursor::new(), client::query(&name(7), RecordType::A, Some(1232)).unwrap());
+        for expected in 0..3 {
+            let bytes = recursor.reply(&query.to_vec().unwrap()).unwrap();
+            let reply = Message::from_vec(&bytes).unwrap();
+            let Some(std::net::IpAddr::V4(address)) = client::addresses(&reply).pop() else {
+                panic!("{reply}")
+            };
+            assert_eq!((serial(7, address), serial(8, address)), (Some(expected), None));
+            assert!(recursor.sent(7, expected).is_some() && recursor.sent(7, expected + 1).is_none());
+            assert_eq!((reply.metadata.id, reply.answers[0].ttl), (query.metadata.id, ttl(7)));
+        }
     }
 }
