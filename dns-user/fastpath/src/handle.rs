@@ -12,7 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use dns_common::control::CLIENT_BUCKETS;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{AnswerKey, FastPath, NameSource, Publisher, Renewal, attach::status::InterfacesStatus};
 use dns_core::{
@@ -42,6 +42,8 @@ struct Inner {
     answer_generation: AtomicU64,
     /// Held while a generation begins, so that every publisher receives the newest generation last.
     beginning: Mutex<()>,
+    /// Whether programs of an earlier process may still give its forwarded answers.
+    inherits: watch::Sender<bool>,
     /// Requests to renew answers; the receiving end until it is taken.
     renewals: (mpsc::Sender<Renewal>, Mutex<Option<mpsc::Receiver<Renewal>>>),
 }
@@ -54,6 +56,7 @@ impl Default for Inner {
             exact_last_used: AtomicBool::default(),
             answer_generation: AtomicU64::new(1),
             beginning: Mutex::default(),
+            inherits: watch::Sender::new(false),
             renewals: (renewals, Mutex::new(Some(requested))),
         }
     }
@@ -77,6 +80,25 @@ impl FastPathHandle {
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
         let _newest_last = self.0.beginning.lock();
         fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
+        // The attacher ended the earlier answers before it sent the maps.
+        self.0.inherits.send_replace(false);
+    }
+
+    /// Expects programs of an earlier process, which answer until [`Self::fill`], or for at most
+    /// `lease`.
+    pub fn inherit(&self, lease: Duration) {
+        self.0.inherits.send_replace(true);
+        let shared = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(lease).await;
+            shared.0.inherits.send_replace(false);
+        });
+    }
+
+    /// Waits until no program of an earlier process gives forwarded answers.
+    pub async fn earlier_answers_ended(&self) {
+        // Fails only if the sender is gone, and the handle owns it.
+        let _ = self.0.inherits.subscribe().wait_for(|inherits| !inherits).await;
     }
 
     /// Drops the predecessor of the current fast path.

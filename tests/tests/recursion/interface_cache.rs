@@ -186,3 +186,26 @@ fn flush_ends_answers_at_once() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn flush_ends_answers_of_killed_server() -> Result<()> {
+    let Some(namespace) = namespace("iheir")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()]
+    })?;
+    let mut lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
+    let query = client::query("www.example.com.", RecordType::A, None)?.to_vec()?;
+    for round in 0..3 {
+        settle(&lab, &query)?;
+        lab.server.process().kill(PATIENCE)?;
+        lab.server.restart(Some(&namespace))?;
+        let asked = recursor.count();
+        // The control socket is ready shortly after DNS.
+        wait_until("a flush", PATIENCE, || {
+            lab.cli(&["cache", "flush", "all"]).is_ok_and(|(code, ..)| code == 0)
+        })?;
+        ask(&lab, &query, false)?;
+        ensure!(recursor.count() > asked, "round {round}: an answer from before the flush");
+    }
+    Ok(())
+}

@@ -36,6 +36,7 @@ use nix::{
 use super::folder::{Folder, in_file};
 use crate::{
     bpf::{self, LinkKind},
+    map::control::ControlPage,
     object::KEPT_MAPS,
 };
 
@@ -142,6 +143,19 @@ impl Pins {
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         let folder = Folder::open(&self.maps())?;
         maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
+    }
+
+    /// Makes the predecessor's programs stop giving forwarded answers: their successor may have
+    /// other recursors, and cannot flush them.
+    pub(crate) fn end_forwarded_answers(&self) {
+        let ended = self.map(object::CONTROL).and_then(|map| ControlPage::map(map.as_fd()));
+        match ended {
+            Ok(control) => control.set_answer_generation(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot open the predecessor's settings: its programs give forwarded answers until they are replaced");
+            }
+        }
     }
 
     /// Returns the predecessor's `NAMES` and `ENTRIES`.

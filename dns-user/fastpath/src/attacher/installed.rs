@@ -58,6 +58,9 @@ impl Loaded {
                 tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
             })
             .ok();
+        if let Some(pins) = &pins {
+            pins.end_forwarded_answers();
+        }
         let predecessor = pins.as_ref().map(Pins::pinned_links).unwrap_or_default();
         if !predecessor.is_empty() {
             tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");

@@ -113,6 +113,7 @@ impl Lifecycle {
             return;
         }
         self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
+        self.server_state.fast_path.inherit(self.config.lease);
         self.load_after(Duration::ZERO);
     }
 

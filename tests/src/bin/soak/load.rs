@@ -181,39 +181,39 @@ impl Load {
         }
     }
 
-    /// Queries the recursor's names until [`Self::end`] is called, mostly the hot ones and sometimes by
-    /// TCP, on a thread inside the namespace.
+    /// Queries the recursor's names until [`Self::end`] is called, mostly the hot ones, on a thread
+    /// inside the namespace.
     pub(crate) fn ask_recursed_until_ended(&self) {
         let mut turn: u32 = 0;
         while !self.is_ended() {
             let names = if turn.is_multiple_of(8) { recursor::NAMES } else { HOT_NAMES };
             // An odd factor reaches every name.
             let number = (turn.wrapping_mul(7) % u32::from(names)) as u8;
-            self.ask_recursed(number, turn.is_multiple_of(64));
+            self.ask_recursed(number);
             turn = turn.wrapping_add(1);
             thread::sleep(PAUSE);
         }
     }
 
-    /// Queries a recursor's name. If the recursor was dead, or the server stopped during the query, a
+    /// Queries a recursor's name by UDP. If the recursor was dead, or the server stopped during the query, a
     /// missing answer or SERVFAIL is accepted; a wrong answer never is.
-    fn ask_recursed(&self, number: u8, by_tcp: bool) {
+    fn ask_recursed(&self, number: u8) {
         let (name, not_before) = (recursor::name(number), self.forwarded.not_before(number));
-        let (asked, proto) = (Instant::now(), if by_tcp { "TCP" } else { "UDP" });
+        let asked = Instant::now();
         let was_reliable = self.recursor.is_reliable();
         let recursor_was_away = || !was_reliable || !self.recursor.is_reliable();
-        match ask(&name, by_tcp) {
+        match ask(&name, false) {
             Ok(reply)
                 if reply.metadata.response_code == ResponseCode::ServFail
                     && (recursor_was_away() || self.found().is_excused(asked)) => {}
             Ok(reply) => {
                 let judged = self.forwarded.judge(&self.recursor, number, &reply, (asked, not_before));
                 if let Err(what) = judged {
-                    self.note_wrong(&name, proto, asked, &what);
+                    self.note_wrong(&name, "UDP", asked, &what);
                 }
             }
             Err(_) if recursor_was_away() => {}
-            Err(error) => self.note_unanswered(&name, proto, asked, &error),
+            Err(error) => self.note_unanswered(&name, "UDP", asked, &error),
         }
     }
 

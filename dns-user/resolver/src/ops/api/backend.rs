@@ -240,10 +240,11 @@ impl Backend {
     }
 
     /// Removes the selected answers from all caches; returns their number, `None` without a cache.
-    /// Also invalidates all answers cached by interfaces.
-    pub(super) fn flush(&self, selection: &Selection) -> Option<u64> {
+    /// Also invalidates all answers cached by interfaces, and returns when no interface gives one.
+    pub(super) async fn flush(&self, selection: &Selection) -> Option<u64> {
         let flushed = self.upstreams.flush(selection);
         self.server_state.fast_path.void_answers();
+        self.server_state.fast_path.earlier_answers_ended().await;
         flushed
     }
 }

@@ -97,7 +97,7 @@ pub(super) async fn flush(
         return bad_request("select answers by name, zone or type, or all of them by \"all\": true");
     }
     match criteria.selection() {
-        Ok(selection) => Json(json!({ "flushed": backend.flush(&selection) })).into_response(),
+        Ok(selection) => Json(json!({ "flushed": backend.flush(&selection).await })).into_response(),
         Err(NameRefused(reason)) => bad_request(reason),
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
 }
 
 pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
-    Json(json!({ "flushed": backend.flush(&Selection::default()) })).into_response()
+    Json(json!({ "flushed": backend.flush(&Selection::default()).await })).into_response()
 }
 
 /// Body of a POST to `/log`; absent members change nothing.
