@@ -148,12 +148,14 @@ impl Pins {
     /// Makes the predecessor's programs stop giving forwarded answers: their successor may have
     /// other recursors, and cannot flush them.
     pub(crate) fn end_forwarded_answers(&self) {
-        let ended = self.map(object::CONTROL).and_then(|map| ControlPage::map(map.as_fd()));
-        match ended {
-            Ok(control) => control.set_answer_generation(0),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(%error, "cannot open the predecessor's settings: its programs give forwarded answers until they are replaced");
+        // The second exists if the predecessor died while it took over.
+        for name in [object::CONTROL, &fresh(object::CONTROL)] {
+            match self.map(name).and_then(|map| ControlPage::map(map.as_fd())) {
+                Ok(control) => control.set_answer_generation(0),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::warn!(%error, name, "cannot open the predecessor's settings: its programs give forwarded answers until they are replaced");
+                }
             }
         }
     }
