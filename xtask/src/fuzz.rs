@@ -101,6 +101,23 @@ pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     )
 }
 
+/// Compares the model of the programs with the cache in userspace for `count` random replies of
+/// recursors, then the programs themselves for a thousandth of them.
+pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
+    for (test, count) in
+        [("model_replies_equal_userspace", count), ("random_replies_equal_userspace", count.div_ceil(1000))]
+    {
+        let mut environment = vec![("REPLIES", count.to_string().into())];
+        environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
+        packets::test(
+            &format!("random_replies::{test}"),
+            &["--release", "--package", "whole-system-tests"],
+            &environment,
+        )?;
+    }
+    Ok(())
+}
+
 /// Sends `packets` random packets in random set-ups to a server with the fast path and to one
 /// without, and compares the replies.
 pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {

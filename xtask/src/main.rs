@@ -81,8 +81,10 @@ enum Command {
     /// and mutated packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and
     /// every reply is compared with the model in tests/tests/packets/model.rs. With --interfaces,
     /// random packets reach two servers in random set-ups (paths, addresses, MTU, packet filter
-    /// rules), and the one with the fast path must answer exactly as the other. The same seed
-    /// generates the same packets.
+    /// rules), and the one with the fast path must answer exactly as the other. With --replies, random
+    /// and mutated replies of recursors are cached and written for the interface, and the reply to
+    /// a random client at a random age must be the same from both. The same seed generates the same
+    /// inputs.
     Fuzz {
         /// Run only targets whose name contains one of these.
         filters: Vec<String>,
@@ -95,7 +97,11 @@ enum Command {
         /// Compare interfaces with userspace instead; needs root.
         #[arg(long, conflicts_with_all = ["filters", "seconds", "program"])]
         interfaces: bool,
-        /// Number of packets: for each BPF program 10,000,000, for interfaces 100,000.
+        /// Compare forwarded answers of interfaces with those of userspace instead.
+        #[arg(long, conflicts_with_all = ["filters", "seconds", "program", "interfaces"])]
+        replies: bool,
+        /// Number of packets: for each BPF program 10,000,000, for interfaces 100,000; of replies
+        /// 100,000,000.
         #[arg(long)]
         packets: Option<u64>,
         /// Number of set-ups of interfaces.
@@ -180,6 +186,10 @@ fn main() -> Result<()> {
             toolchain::ensure()?;
             release(&[])?;
             fuzz::interfaces(packets.unwrap_or(100_000), set_ups, seed)
+        }
+        Command::Fuzz { replies: true, packets, seed, .. } => {
+            toolchain::ensure()?;
+            fuzz::replies(packets.unwrap_or(100_000_000), seed)
         }
         Command::Fuzz { filters, seconds, seed, .. } => {
             toolchain::ensure()?;

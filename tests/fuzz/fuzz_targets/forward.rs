@@ -1,7 +1,10 @@
 //! Forwards and caches a recursor's reply. For any input, the client gets a well-formed message
-//! with its own id and question, and the cache returns the same message.
+//! with its own id and question, and the cache returns the same message; so does the model of the
+//! programs for an answer that interfaces may give.
 #![no_main]
 
+use dns_core::wire::{Parsed, Transport, parse};
+use dns_fastpath::forwarded;
 use dns_upstream::fuzzing::{CachedReplies, is_sound};
 use libfuzzer_sys::fuzz_target;
 
@@ -23,4 +26,11 @@ fuzz_target!(|bytes: &[u8]| {
     // Flags and TTLs may differ between the two replies.
     assert_eq!(kept.len(), given.at_once.len(), "{kept:02x?}\n{:02x?}", given.at_once);
     assert_eq!(kept[4..12], given.at_once[4..12], "other counts");
+
+    let Some(entry) = given.copy.and_then(|answer| forwarded::encode(&answer, 7, 1)) else { return };
+    let Parsed::Query(query) = parse(query) else { return };
+    let by_program = forwarded::model(&entry, &query, 0);
+    // Without RD, userspace answers.
+    let is_given = query.recursion_desired() && kept.len() <= query.limit(Transport::Udp);
+    assert_eq!(by_program, is_given.then_some(kept), "program and userspace differ");
 });

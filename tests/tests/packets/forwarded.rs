@@ -1,12 +1,11 @@
 //! Replies from forwarded answers: the same bytes as from the cache in userspace, at every age.
 
-use std::{collections::HashSet, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use dns_common::{control::Control, counters::Outcome};
 use dns_core::wire::ForwardedAnswer;
 use dns_platform::clock::BootInstant;
 use dns_upstream::fuzzing::CachedReplies;
-use fastrand::Rng;
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Program, TC_ACT_REDIRECT, XDP_TX},
@@ -22,39 +21,39 @@ use crate::{
 /// The hooks with a program for forwarded answers.
 const FORWARDING: [Hook; 2] = [Hook::Xdp, Hook::Tc];
 
-const GENERATION: u64 = 5;
+pub(super) const GENERATION: u64 = 5;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Flags of a query: RD, AD, CD.
-const RD: u16 = 0x0100;
-const AD: u16 = 0x0020;
-const CD: u16 = 0x0010;
+pub(super) const RD: u16 = 0x0100;
+pub(super) const AD: u16 = 0x0020;
+pub(super) const CD: u16 = 0x0010;
 /// DO in an OPT.
-const DO: u16 = 0x8000;
+pub(super) const DO: u16 = 0x8000;
 
 /// One record of a reply, without its TTL.
 #[derive(Clone, Debug)]
-struct Record {
-    owner: Vec<u8>,
+pub(super) struct Record {
+    pub(super) owner: Vec<u8>,
     rtype: u16,
     ttl: u32,
     data: Vec<u8>,
 }
 
 /// A pointer to the question's name.
-const QUESTION: &[u8] = &[0xc0, 12];
+pub(super) const QUESTION: &[u8] = &[0xc0, 12];
 
-fn record(rtype: u16, ttl: u32, data: &[u8]) -> Record {
+pub(super) fn record(rtype: u16, ttl: u32, data: &[u8]) -> Record {
     Record { owner: QUESTION.to_vec(), rtype, ttl, data: data.to_vec() }
 }
 
-fn soa(ttl: u32, minimum: u32) -> Record {
+pub(super) fn soa(ttl: u32, minimum: u32) -> Record {
     let numbers: Vec<u8> = [7, 60, 60, 60, minimum].into_iter().flat_map(u32::to_be_bytes).collect();
     record(6, ttl, &[&[1, b'a', 0xc0, 12, 0], &numbers[..]].concat())
 }
 
 /// Returns a recursor's reply to `query` with these flags and sections.
-fn reply(query: &Query, flags: u16, sections: [&[Record]; 3]) -> Vec<u8> {
+pub(super) fn reply(query: &Query, flags: u16, sections: [&[Record]; 3]) -> Vec<u8> {
     let mut out = query.id.to_be_bytes().to_vec();
     out.extend((flags | query.flags & (RD | CD)).to_be_bytes());
     out.extend([0, 1]);
@@ -76,8 +75,8 @@ fn reply(query: &Query, flags: u16, sections: [&[Record]; 3]) -> Vec<u8> {
 }
 
 /// QR and RA; with AD the answer was validated.
-const ANSWER: u16 = 0x8080;
-const NXDOMAIN: u16 = 3;
+pub(super) const ANSWER: u16 = 0x8080;
+pub(super) const NXDOMAIN: u16 = 3;
 
 /// Returns queries and replies of every kind that is kept: name, type, flags, DO, reply.
 fn cases() -> Vec<(Query, Vec<u8>)> {
@@ -118,7 +117,7 @@ fn cases() -> Vec<(Query, Vec<u8>)> {
 }
 
 /// Returns queries with the same answer as `query`: other ids, letter case, OPT and AD.
-fn clients(query: &Query) -> Vec<Query> {
+pub(super) fn clients(query: &Query) -> Vec<Query> {
     let dnssec_ok = query.opt.as_ref().is_some_and(|opt| opt.flags & DO != 0);
     let opt = |size| Opt { flags: if dnssec_ok { DO } else { 0 }, ..Opt::new(size) };
     let mut opts = vec![Some(opt(512)), Some(opt(1232)), Some(opt(4096))];
@@ -136,7 +135,7 @@ fn clients(query: &Query) -> Vec<Query> {
 }
 
 /// Publishes an answer as if it had arrived `age` ago; `false` if it is left to userspace.
-fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bool {
+pub(super) fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bool {
     let seed = program.control().hash_seed;
     let since_ns = BootInstant::now().kernel_ns() - age.as_nanos() as u64;
     let answer = ForwardedAnswer { since_ns, ..answer.clone() };
@@ -146,7 +145,7 @@ fn publish(program: &mut Program, answer: &ForwardedAnswer, age: Duration) -> bo
 }
 
 /// Prepares the program; `None` where BPF is not available.
-fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
+pub(super) fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
     let mut program = load()?;
     install(&mut program, &world());
     program.set_control(|control| control.answer_generation = GENERATION);
@@ -183,7 +182,13 @@ fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Ve
 }
 
 /// Compares the program with the cache in userspace for one client at one age.
-fn compare(program: &mut Program, cache: &CachedReplies, client: &Query, age: Duration, what: &str) -> usize {
+pub(super) fn compare(
+    program: &mut Program,
+    cache: &CachedReplies,
+    client: &Query,
+    age: Duration,
+    what: &str,
+) -> usize {
     let limit = client.opt.as_ref().map_or(512, |opt| opt.size.max(512));
     let expected = cache.reply_at(&client.bytes(), age);
     let fitting = expected.filter(|reply| reply.len() <= usize::from(limit));
@@ -290,77 +295,4 @@ fn published_names_come_first() {
     for hook in FORWARDING {
         assert_eq!(run(&mut program, hook, &query, false).1, Outcome::Hit);
     }
-}
-
-/// Default number of random replies; the variable REPLIES overrides it.
-const REPLIES: usize = 2_000;
-
-#[test]
-fn random_replies_equal_userspace() {
-    let Some(mut program) = prepared() else { return };
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let seed = number("SEED").unwrap_or_else(fastrand::get_seed);
-    let replies = number("REPLIES").map_or(REPLIES, |replies| replies as usize);
-    println!("seed: {seed}, {replies} replies (set SEED and REPLIES to repeat)");
-    let mut rng = Rng::with_seed(seed);
-    let cache = CachedReplies::new();
-    let mut hits = 0;
-    let (fleet, mut published) = (world(), HashSet::new());
-    for round in 0..replies {
-        if round % 500 == 499 {
-            published.clear();
-            program.reset().expect("the maps can be written to");
-            install(&mut program, &world());
-            program.set_control(|control| control.answer_generation = GENERATION);
-        }
-        let (query, reply) = random_case(&mut rng);
-        let Some(answer) = cache.give(&query.bytes(), reply).and_then(|given| given.copy) else { continue };
-        let age = Duration::from_millis(rng.u64(..u64::from(answer.lifetime) + 1) * 1000 + 500);
-        // The publisher replaces entries; this test only adds them. Published names come first.
-        let key = (answer.name.clone(), answer.qtype, answer.dnssec_ok, answer.checking_disabled);
-        let is_new = !fleet.published.contains_key(answer.name.as_wire()) && published.insert(key);
-        if is_new && publish(&mut program, &answer, age) {
-            for client in clients(&query) {
-                hits += compare(&mut program, &cache, &client, age, &format!("seed {seed}, round {round}"));
-            }
-        }
-    }
-    println!("{hits} replies compared");
-    assert!(hits > replies, "too few of the replies were published for the test to mean much");
-}
-
-/// Returns a query and a reply that is mostly sound.
-fn random_case(rng: &mut Rng) -> (Query, Vec<u8>) {
-    let labels = rng.usize(1..5);
-    let name: Vec<String> =
-        (0..labels).map(|_| (0..rng.usize(1..20)).map(|_| rng.lowercase()).collect()).collect();
-    let mut query = Query::new(&name.join("."), [A, AAAA, 16, 65, 257][rng.usize(..5)]);
-    query.flags |= [0, CD][rng.usize(..2)];
-    if rng.bool() {
-        query.opt = Some(Opt { flags: [0, DO][rng.usize(..2)], ..Opt::new(1232) });
-    }
-    let ttl = [rng.u32(5..120), rng.u32(..), 0][[0, 0, 0, 1, 2][rng.usize(..5)]];
-    let mut some = |most: usize| -> Vec<Record> {
-        (0..rng.usize(..most))
-            .map(|_| match rng.u8(..4) {
-                0 => record(1, ttl, &[10, 0, 0, rng.u8(..)]),
-                1 => record(28, ttl, &[rng.u8(..); 16]),
-                2 => {
-                    let text = vec![b'x'; rng.usize(..60)];
-                    record(16, ttl, &[&[text.len() as u8], &text[..]].concat())
-                }
-                // A type without names in its data.
-                _ => record(65_280, ttl, &vec![rng.u8(..); rng.usize(..40)]),
-            })
-            .collect()
-    };
-    let (answers, additional) = (some(20), some(3));
-    let authority = if answers.is_empty() { vec![soa(ttl, 60)] } else { some(3) };
-    let flags = ANSWER | [0, AD, NXDOMAIN, 0x0400, 2][rng.usize(..5)];
-    let mut bytes = reply(&query, flags, [&answers, &authority, &additional]);
-    if rng.u8(..8) == 0 {
-        let place = rng.usize(..bytes.len());
-        bytes[place] = rng.u8(..);
-    }
-    (query, bytes)
 }

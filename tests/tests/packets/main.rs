@@ -24,6 +24,7 @@ mod other_kernel;
 mod overload;
 mod packet;
 mod random;
+mod random_replies;
 mod shuffle;
 
 use std::{

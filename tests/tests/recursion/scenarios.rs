@@ -292,7 +292,7 @@ fn ttls_bound_cached_answers() -> Result<()> {
             let before = count(&recursor, scenario);
             let left = check(&lab, scenario, scenario.name).with_context(context)?;
             let is_cached = count(&recursor, scenario) == before;
-            // What the interface gave within the TTL was renewed meanwhile.
+            // Answers that the interface gave within the TTL were renewed meanwhile.
             if mode != Mode::Interface || scenario.outlives || !scenario.is_cached() {
                 ensure!(
                     is_cached == (mode.caches() && scenario.outlives),
