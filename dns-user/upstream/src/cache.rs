@@ -14,7 +14,6 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    explain::CachedState,
     message::{self, Flags, MessageIndex},
     outgoing::{AD, Form, KEY_CLASS, Key, KeyFields},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
@@ -91,6 +90,8 @@ pub(crate) struct Entry {
     stale: Duration,
     /// Whether the answer is NODATA or NXDOMAIN.
     denial: bool,
+    /// Name of the recursor that sent the answer; `None` for the answer of an HTTP handler.
+    recursor: Option<Arc<str>>,
     /// Time in milliseconds after `since` until which it is served stale without another attempt.
     no_recheck_before_ms: AtomicU64,
 }
@@ -161,15 +162,13 @@ impl Cache {
         Lookup::Stale(entry)
     }
 
-    /// Returns the state of an entry, its remaining lifetime in seconds, and whether it is a denial.
-    pub(crate) fn peek(&self, key: &Key) -> Option<(CachedState, u64, Option<bool>)> {
+    /// Returns an entry that may be served, with its remaining lifetime; `None` in place of the
+    /// lifetime once it is stale.
+    pub(crate) fn peek(&self, key: &Key) -> Option<(Arc<Entry>, Option<Duration>)> {
         let entry = self.store.get(&key[..])?;
         let age = entry.since.elapsed();
-        Some(match entry.lifetime.checked_sub(age) {
-            Some(left) => (CachedState::Fresh, left.as_secs(), Some(entry.denial)),
-            None if age < entry.lifetime + entry.stale => (CachedState::Stale, 0, Some(entry.denial)),
-            None => return None,
-        })
+        let left = entry.lifetime.checked_sub(age);
+        (left.is_some() || age < entry.lifetime + entry.stale).then_some((entry, left))
     }
 
     /// Writes a fresh answer into `reply`; `false` if there is none. A miss is not counted here,
@@ -238,13 +237,14 @@ impl Cache {
 
     /// Processes a recursor's answer: converts it to the form in which clients get cached answers,
     /// and stores it if permitted. `reply` must have the client's id and letter case; `generation`
-    /// is the cache's when the recursor was asked.
+    /// is the cache's when the recursor was asked, `recursor` its name.
     pub(crate) fn admit(
         &self,
         key: &Key,
         query: &Query<'_>,
         transport: Transport,
         (reply, index): (&mut Vec<u8>, &mut MessageIndex),
+        recursor: Option<Arc<str>>,
         generation: Generation,
     ) {
         let Some(terms) = Terms::of(query, reply, index, self.compat) else { return };
@@ -284,6 +284,7 @@ impl Cache {
             lifetime: Duration::from_secs(terms.lifetime.into()),
             stale: self.stale.unwrap_or_default(),
             denial: terms.denial,
+            recursor,
             no_recheck_before_ms: AtomicU64::new(0),
         };
         let terms = store::Terms {
@@ -383,6 +384,14 @@ impl Entry {
 
     pub(crate) fn lifetime(&self) -> Duration {
         self.lifetime
+    }
+
+    pub(crate) fn is_denial(&self) -> bool {
+        self.denial
+    }
+
+    pub(crate) fn recursor(&self) -> Option<&str> {
+        self.recursor.as_deref()
     }
 
     pub(crate) fn stale(&self) -> Duration {

@@ -319,12 +319,12 @@ impl Shared {
         leader: Leader<'_>,
         flight: &FlightKey,
     ) -> Fetched {
-        let Forwarded { mut reply, mut index, failed, keep, busy } =
+        let Forwarded { mut reply, mut index, failed, keep, busy, recursor } =
             self.source.fetch(query, transport).await;
         if let Some(Place { cache, key, generation }) = place
             && (!failed || keep && keep_failures)
         {
-            cache.admit(key, query, transport, (&mut reply, &mut index), generation);
+            cache.admit(key, query, transport, (&mut reply, &mut index), recursor, generation);
         }
         let result = Arc::new(FlightResult { reply, index, failed });
         if failed

@@ -54,6 +54,9 @@ pub struct CachedAnswer {
     pub age_seconds: u64,
     /// Length of the reply without OPT.
     pub bytes: usize,
+    /// Address of the recursor that sent it; absent for the answer of an HTTP handler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recursor: Option<String>,
     /// Whether the fast path answers with it.
     pub on_interface: bool,
     /// Name and type of the question.
@@ -141,6 +144,7 @@ impl CachedAnswer {
             ttl: entry.ttl_at(age),
             age_seconds: age.as_secs(),
             bytes: message.len(),
+            recursor: entry.recursor().map(str::to_owned),
             // Set by the owner of the fast path.
             on_interface: false,
             question: (name.clone(), fields.qtype),

@@ -39,6 +39,9 @@ pub struct CacheFinding {
     pub ttl_seconds: u64,
     /// Whether the answer denies the name or its data; null if nothing is cached.
     pub denial: Option<bool>,
+    /// Address of the recursor that sent the answer; null if nothing is cached, and for the answer
+    /// of an HTTP handler.
+    pub recursor: Option<String>,
 }
 
 /// State of a cached answer.
@@ -67,23 +70,28 @@ impl CachedSource {
                 message.extend_from_slice(name.as_wire());
                 message.extend_from_slice(&number.to_be_bytes());
                 message.extend_from_slice(&CLASS_IN.to_be_bytes());
-                let Parsed::Query(query) = parse(&message) else {
-                    return CacheFinding {
-                        query_type,
-                        state: CachedState::Missing,
-                        ttl_seconds: 0,
-                        denial: None,
-                    };
+                let found = match parse(&message) {
+                    Parsed::Query(query) => cache.key(&query).and_then(|key| cache.peek(&key)),
+                    _ => None,
                 };
-                let (state, ttl_seconds, denial) = cache
-                    .key(&query)
-                    .and_then(|key| cache.peek(&key))
-                    .unwrap_or((CachedState::Missing, 0, None));
-                CacheFinding { query_type, state, ttl_seconds, denial }
+                let Some((entry, left)) = found else { return CacheFinding::missing(query_type) };
+                CacheFinding {
+                    query_type,
+                    state: if left.is_some() { CachedState::Fresh } else { CachedState::Stale },
+                    ttl_seconds: left.unwrap_or_default().as_secs(),
+                    denial: Some(entry.is_denial()),
+                    recursor: entry.recursor().map(str::to_owned),
+                }
             };
             vec![answer("A", TYPE_A), answer("AAAA", TYPE_AAAA)]
         });
         ForwardingExplanation { recursors, url, cached }
+    }
+}
+
+impl CacheFinding {
+    fn missing(query_type: &'static str) -> Self {
+        Self { query_type, state: CachedState::Missing, ttl_seconds: 0, denial: None, recursor: None }
     }
 }
 
@@ -105,13 +113,14 @@ impl fmt::Display for ForwardingExplanation {
             writeln!(f, "server {url}")?;
         }
         let Some(cached) = cached else { return writeln!(f, "cache: off") };
-        for CacheFinding { query_type, state, ttl_seconds, denial } in cached {
+        for CacheFinding { query_type, state, ttl_seconds, denial, recursor } in cached {
             let kind = if *denial == Some(true) { "denial" } else { "answer" };
+            let from = recursor.as_ref().map_or_else(String::new, |recursor| format!(" from {recursor}"));
             match state {
                 CachedState::Missing => writeln!(f, "cache: no {query_type}")?,
-                CachedState::Fresh => writeln!(f, "cache: {query_type} {kind}, TTL {ttl_seconds} s")?,
+                CachedState::Fresh => writeln!(f, "cache: {query_type} {kind}{from}, TTL {ttl_seconds} s")?,
                 CachedState::Stale => {
-                    writeln!(f, "cache: {query_type} {kind}, expired; served if no recursor answers")?
+                    writeln!(f, "cache: {query_type} {kind}{from}, expired; served if no recursor answers")?
                 }
             }
         }

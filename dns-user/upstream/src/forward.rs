@@ -93,10 +93,11 @@ impl Forwarder {
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
-                    return validated.finish(query, form);
+                    let recursor = Some(Arc::clone(recursor.name()));
+                    return Forwarded { recursor, ..validated.finish(query, form) };
                 }
                 Ok(validated) => {
-                    let failure = Failure::of(validated);
+                    let failure = Failure { validated, recursor: Arc::clone(recursor.name()) };
                     if best.as_ref().is_none_or(|best| failure.rank() >= best.rank()) {
                         best = Some(failure);
                     }
@@ -157,7 +158,7 @@ impl RecursorSet {
     ) -> Self {
         let mut recursors: Vec<Arc<Recursor>> = Vec::with_capacity(names.len());
         for name in names {
-            let known = known.iter().find(|recursor| recursor.name() == name);
+            let known = known.iter().find(|recursor| **recursor.name() == **name);
             recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, options, hosts)), Arc::clone));
         }
         if selection == RecursorSelection::Smart {
@@ -170,21 +171,20 @@ impl RecursorSet {
 
 /// A reply with an RCODE other than NOERROR.
 #[derive(Debug)]
-struct Failure(ValidatedReply);
+struct Failure {
+    validated: ValidatedReply,
+    /// Name of its sender.
+    recursor: Arc<str>,
+}
 
 impl Failure {
-    /// Takes a reply whose RCODE is not NOERROR.
-    fn of(validated: ValidatedReply) -> Self {
-        Self(validated)
-    }
-
     /// Returns how informative the reply is for a client; among equals the last one is used.
     /// NXDOMAIN is the most informative, especially with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
-        let Self(ValidatedReply { reply, index }) = self;
+        let ValidatedReply { reply, index } = &self.validated;
         let with_soa =
             || index.walk(reply).any(|(section, record)| section == 1 && record.rtype == message::TYPE_SOA);
-        match self.0.rcode() {
+        match self.validated.rcode() {
             message::NXDOMAIN if with_soa() => 2,
             message::NXDOMAIN => 1,
             _ => 0,
@@ -195,11 +195,12 @@ impl Failure {
     /// or concerns only the exchange with the recursor.
     fn finish(self, query: &Query<'_>, options: RecursorOptions) -> Forwarded {
         let failed = self.rank() == 0;
-        let Self(validated) = self;
+        let Self { validated, recursor } = self;
+        let recursor = Some(recursor);
         if validated.index.questions == 1 && !validated.has_extended_rcode() {
-            return Forwarded { failed, ..validated.finish(query, options.form) };
+            return Forwarded { failed, recursor, ..validated.finish(query, options.form) };
         }
         let rcode = validated.rcode();
-        Forwarded { failed, ..Forwarded::bare(query, true, rcode) }
+        Forwarded { failed, recursor, ..Forwarded::bare(query, true, rcode) }
     }
 }

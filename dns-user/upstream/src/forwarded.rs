@@ -1,5 +1,7 @@
 //! The result of a query to another server.
 
+use std::sync::Arc;
+
 use super::message::{self, MessageIndex};
 use dns_core::wire::Query;
 
@@ -17,6 +19,8 @@ pub(crate) struct Forwarded {
     /// Whether no server was asked because this one is overloaded, which says nothing about the
     /// name.
     pub(crate) busy: bool,
+    /// Name of the recursor that sent the reply; `None` for replies created here.
+    pub(crate) recursor: Option<Arc<str>>,
 }
 
 impl Forwarded {
@@ -31,6 +35,6 @@ impl Forwarded {
     /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let index = MessageIndex::of(&reply).unwrap_or_default();
-        Self { reply, index, failed, keep: failed, busy: false }
+        Self { reply, index, failed, keep: failed, busy: false, recursor: None }
     }
 }

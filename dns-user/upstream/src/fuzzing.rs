@@ -52,7 +52,7 @@ impl CachedReplies {
         let (mut reply, mut index) = (forwarded.reply, forwarded.index);
         let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &query, Transport::Udp, (&mut reply, &mut index), cache.generation());
+            cache.admit(key, &query, Transport::Udp, (&mut reply, &mut index), None, cache.generation());
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);

@@ -183,7 +183,7 @@ impl Handler {
 
 /// Parses one file: a list of handlers.
 fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigError> {
-    let error = |problem: String| ConfigError { file: file.to_owned(), problem };
+    let error = |problem: String| ConfigError::of_file(file, problem);
     let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
     let list = match json {
         Json::List(_) | Json::Null => json,

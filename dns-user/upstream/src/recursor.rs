@@ -46,7 +46,7 @@ pub(crate) struct RecursorOptions {
 #[derive(Debug)]
 pub(crate) struct Recursor {
     /// Name as configured, `host:port`.
-    name: String,
+    name: Arc<str>,
     /// Settings shared with the other recursors of the list.
     options: RecursorOptions,
     /// Host name and port; `None` if configured by address.
@@ -133,10 +133,10 @@ impl Recursor {
             .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
         let silence =
             Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
-        Self { name: name.to_owned(), options, host, sockets: ArcSwapOption::new(sockets), counters, silence }
+        Self { name: name.into(), options, host, sockets: ArcSwapOption::new(sockets), counters, silence }
     }
 
-    pub(crate) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }
 

@@ -83,7 +83,7 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
         &recursor.counters;
     let latency = latency_us.load(Ordering::Relaxed);
     RecursorStatus {
-        address: recursor.name().to_owned(),
+        address: recursor.name().to_string(),
         resolved: recursor.address(),
         preferred,
         tries: failed.tries(),

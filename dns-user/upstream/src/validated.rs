@@ -52,6 +52,6 @@ impl ValidatedReply {
         if !form.transparent {
             message::remove_opt(&mut reply, &mut index);
         }
-        Forwarded { reply, index, failed: false, keep: false, busy: false }
+        Forwarded { reply, index, failed: false, keep: false, busy: false, recursor: None }
     }
 }

@@ -85,6 +85,7 @@ fn answers_are_listed_and_flushed() -> Result<()> {
     let found: Value = serde_json::from_str(&text)?;
     let entry = &found["entries"][0];
     assert_eq!((&entry["rcode"], &entry["records"]), (&json!("NXDOMAIN"), &json!([])));
+    assert_eq!(entry["recursor"], json!(loopback(10)));
     ensure!((50..=60).contains(&entry["ttl"].as_u64().unwrap_or_default()), "{entry}");
     let (code, _, problem) = cache(&lab, &["lookup", "www.shop.test", "MX"])?;
     ensure!(code == 1 && problem.contains("nothing is cached"), "{problem}");

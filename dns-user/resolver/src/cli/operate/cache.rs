@@ -174,6 +174,9 @@ impl Lookup {
                 "-" => {}
                 flags => text.push_str(&format!(", for queries with {flags}")),
             }
+            if let Some(recursor) = entry["recursor"].as_str() {
+                text.push_str(&format!(", from {recursor}"));
+            }
             if entry["on_interface"] == true {
                 text.push_str(", answered by the interface");
             }
