@@ -99,10 +99,8 @@ impl Config {
     /// Parses the object `"consul"` of a whole `config.json`, and returns warnings about members
     /// without effect; `None` if it has no such object.
     pub fn of_document(file: &str, bytes: &[u8]) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
-        let json = Json::parse(bytes).map_err(|error| ConfigError {
-            file: file.to_owned(),
-            problem: format!("is not JSON: {error}"),
-        })?;
+        let json = Json::parse(bytes)
+            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
         let root = Reader::document(file, &json)?;
         if !root.has("consul") {
             return Ok(None);

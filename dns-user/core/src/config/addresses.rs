@@ -6,28 +6,27 @@ use super::{ConfigError, json::Json, reader::Reader};
 
 /// Parses the content of an addresses file; `file` is its path for error messages.
 pub fn parse_addresses(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, ConfigError> {
-    let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
-    let json = Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")))?;
-    let list = match &json {
-        Json::List(list) => list.as_slice(),
-        Json::Null => &[],
+    let json =
+        Json::parse(bytes).map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
+    let list = match json {
+        Json::List(_) | Json::Null => json,
         other => {
-            return Err(problem(format!(
-                "is {}; allowed is a list of {{\"address\": IP, \"port\": number}}",
-                other.kind()
-            )));
+            return Err(ConfigError::of_file(
+                file,
+                format!("is {}; allowed is a list of {{\"address\": IP, \"port\": number}}", other.kind()),
+            ));
         }
     };
-    let mut addresses = Vec::new();
-    for (index, item) in list.iter().enumerate() {
-        let entry = Reader::document(file, item)
-            .map_err(|_| problem(format!("[{index}] is {}; allowed is an object", item.kind())))?;
-        let address =
-            entry.address("address")?.ok_or_else(|| problem(format!("[{index}]: address is missing")))?;
-        let port = entry.port("port")?.ok_or_else(|| problem(format!("[{index}]: port is missing")))?;
-        addresses.push(SocketAddr::new(address, port));
-    }
-    Ok(addresses)
+    // Read through the parent, so that errors name `addresses[3].port`.
+    let document = Json::Object(vec![("addresses".to_owned(), list)]);
+    let entries = Reader::document(file, &document)?.objects("addresses")?;
+    let parse = |entry: &Reader<'_>| {
+        let missing = |name| entry.error(name, "is missing");
+        let address = entry.address("address")?.ok_or_else(|| missing("address"))?;
+        let port = entry.port("port")?.ok_or_else(|| missing("port"))?;
+        Ok(SocketAddr::new(address, port))
+    };
+    entries.iter().map(parse).collect()
 }
 
 #[cfg(test)]
@@ -42,16 +41,20 @@ mod tests {
             ["127.0.0.2:53".parse().unwrap(), "[::1]:54".parse().unwrap()]
         );
         assert_eq!(parse_addresses("a.json", b"[]").unwrap(), []);
-        for text in [
-            &br#"[{"address": "127.0.0.1"}]"#[..],
-            br#"[{"address": "127.0.0.1", "port": 0}]"#,
-            br#"[{"address": "x", "port": 53}]"#,
-            br#"[{"port": 53}]"#,
-            br#"{"address": "127.0.0.1", "port": 53}"#,
-            b"",
+        for (text, expected) in [
+            (r#"[{"address": "127.0.0.1"}]"#, "addresses[0].port: is missing"),
+            (r#"[{"address": "127.0.0.1", "port": 0}]"#, "addresses[0].port: is 0"),
+            (
+                r#"[{"address": "::1", "port": 53}, {"address": "x", "port": 53}]"#,
+                "addresses[1].address: \"x\" is not an IP address",
+            ),
+            (r#"[{"port": 53}]"#, "addresses[0].address: is missing"),
+            ("[53]", "addresses: is 53"),
+            (r#"{"address": "127.0.0.1", "port": 53}"#, "is an object"),
+            ("", "is not JSON"),
         ] {
-            let error = parse_addresses("a.json", text).unwrap_err();
-            assert_eq!(error.file, "a.json");
+            let error = parse_addresses("a.json", text.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("a.json: {expected}")), "{text}: {error}");
         }
     }
 }

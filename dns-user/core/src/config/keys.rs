@@ -338,8 +338,7 @@ mod tests {
                     loaded.warnings
                 ),
                 Err(error) => assert!(
-                    !error.problem.starts_with(&format!("{}:", key.path))
-                        || error.problem.contains("is missing"),
+                    error.key.as_deref() != Some(key.path) || error.problem.contains("is missing"),
                     "{document}: {error}"
                 ),
             }

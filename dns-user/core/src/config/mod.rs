@@ -310,10 +310,19 @@ impl Config {
 
 /// An unusable configuration: file, position and remedy in one line.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}: {problem}")]
+#[error("{file}: {}{problem}", key.as_ref().map(|key| format!("{key}: ")).unwrap_or_default())]
 pub struct ConfigError {
     /// Path of the file as given.
     pub file: String,
-    /// Position, cause and allowed values.
+    /// Path of the member in error, such as `logging.tags[0].name`; `None` for the whole file.
+    pub key: Option<String>,
+    /// Cause and allowed values.
     pub problem: String,
+}
+
+impl ConfigError {
+    /// Creates an error about a file as a whole.
+    pub fn of_file(file: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { file: file.into(), key: None, problem: problem.into() }
+    }
 }

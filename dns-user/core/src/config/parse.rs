@@ -58,8 +58,9 @@ impl Config {
                 Ok(loaded) => return (errors, Some(loaded)),
                 Err(error) => error,
             };
-            let key = error.problem.split(": ").next().unwrap_or_default().to_owned();
+            let key = error.key.clone();
             errors.push(error);
+            let Some(key) = key else { return (errors, None) };
             let gone = json.remove(&key);
             match (&mut json, key.as_str()) {
                 // The only key without a default.
@@ -129,8 +130,7 @@ impl Config {
 
 /// Parses the content of a file as JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
-    Json::parse(bytes)
-        .map_err(|error| ConfigError { file: file.to_owned(), problem: format!("is not JSON: {error}") })
+    Json::parse(bytes).map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))
 }
 
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
@@ -513,7 +513,7 @@ mod tests {
             "logging": {"tags": [{"name": "main", "log_level": "loud"}, {"log_level": "INFO"}]},
             "health": {"enabled": true}}"#;
         let (errors, loaded) = Config::check("config.json", text.as_bytes());
-        let problems: Vec<&str> = errors.iter().map(|error| error.problem.as_str()).collect();
+        let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
         for start in [
             "address: \"x\" is not an IP address",
             "port: is missing",
@@ -523,7 +523,10 @@ mod tests {
             "xdp.interfaces: \"eth[0\" is not a file pattern",
             "xdp.mode: \"fast\" is unknown",
         ] {
-            assert!(problems.iter().any(|problem| problem.starts_with(start)), "{start}: {problems:#?}");
+            assert!(
+                problems.iter().any(|problem| problem.starts_with(&format!("config.json: {start}"))),
+                "{start}: {problems:#?}"
+            );
         }
         assert!(loaded.is_some());
         assert!(Config::check("config.json", b"[]").1.is_none());

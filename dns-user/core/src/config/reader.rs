@@ -21,10 +21,7 @@ impl<'a> Reader<'a> {
     /// Wraps a document, which must be an object.
     pub fn document(file: &'a str, json: &'a Json) -> Result<Self, ConfigError> {
         let Json::Object(members) = json else {
-            return Err(ConfigError {
-                file: file.to_owned(),
-                problem: format!("is {}, not an object of settings", json.kind()),
-            });
+            return Err(ConfigError::of_file(file, format!("is {}, not an object of settings", json.kind())));
         };
         let members = members.iter().map(|(name, value)| (name.as_str(), value)).collect();
         Ok(Self { file, path: String::new(), members, asked: Rc::default() })
@@ -171,6 +168,17 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Returns the object `value` of [`Self::entries`].
+    pub fn entry(&self, name: &str, value: &'a Json) -> Result<Reader<'a>, ConfigError> {
+        let Json::Object(members) = value else { return Err(self.wrong(name, value, "an object")) };
+        Ok(Reader {
+            file: self.file,
+            path: self.path_of(name),
+            members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            asked: self.asked.clone(),
+        })
+    }
+
     /// Returns all members, for objects whose names are data.
     pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Json)> {
         self.members.iter().copied()
@@ -178,7 +186,7 @@ impl<'a> Reader<'a> {
 
     /// Creates an error about member `name`.
     pub fn error(&self, name: &str, problem: &str) -> ConfigError {
-        ConfigError { file: self.file.to_owned(), problem: format!("{}: {problem}", self.path_of(name)) }
+        ConfigError { file: self.file.to_owned(), key: Some(self.path_of(name)), problem: problem.to_owned() }
     }
 
     /// Returns the paths of the members of this object that were not requested.

@@ -40,16 +40,14 @@ impl HealthServerConfig {
         let file = path.display().to_string();
         match std::fs::read(path) {
             Ok(bytes) => Self::parse(&file, &bytes),
-            Err(error) => Err(ConfigError { file, problem: format!("cannot be read: {error}") }),
+            Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
         }
     }
 
     /// Parses the text of a file; `file` is used in messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
-        let json = Json::parse(bytes).map_err(|error| ConfigError {
-            file: file.to_owned(),
-            problem: format!("is not JSON: {error}"),
-        })?;
+        let json = Json::parse(bytes)
+            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
         let root = Reader::document(file, &json)?;
         let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let port = root.port("port")?.ok_or_else(|| root.error("port", "is missing; 8853 is usual"))?;

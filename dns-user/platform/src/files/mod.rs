@@ -15,7 +15,7 @@ pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
     let file = path.display().to_string();
     match bounded::read(path) {
         Ok(bytes) => Config::parse(&file, &bytes),
-        Err(error) => Err(ConfigError { file, problem: format!("cannot be read: {error}") }),
+        Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
     }
 }
 
@@ -25,7 +25,7 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
     let file = path.display().to_string();
     match bounded::read(path) {
         Ok(bytes) => Config::check(&file, &bytes),
-        Err(error) => (vec![ConfigError { file, problem: format!("cannot be read: {error}") }], None),
+        Err(error) => (vec![ConfigError::of_file(file, format!("cannot be read: {error}"))], None),
     }
 }
 
@@ -33,15 +33,12 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
 ///
 /// The result is in the order of the files, without duplicates.
 pub fn read_addresses(pattern: &str) -> Result<Vec<SocketAddr>, ConfigError> {
-    let files = glob::glob(pattern)
-        .map_err(|error| ConfigError { file: pattern.to_owned(), problem: error.to_string() })?;
+    let files = glob::glob(pattern).map_err(|error| ConfigError::of_file(pattern, error.to_string()))?;
     let mut addresses = Vec::new();
     for path in files {
         let file = path.display().to_string();
-        let bytes = bounded::read(&path).map_err(|error| ConfigError {
-            file: file.clone(),
-            problem: format!("cannot be read: {error}"),
-        })?;
+        let bytes = bounded::read(&path)
+            .map_err(|error| ConfigError::of_file(&*file, format!("cannot be read: {error}")))?;
         for address in parse_addresses(&file, &bytes)? {
             if !addresses.contains(&address) {
                 addresses.push(address);

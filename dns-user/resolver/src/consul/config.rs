@@ -12,6 +12,6 @@ pub(crate) fn load_config(path: &Path) -> Result<Option<(Config, Vec<String>)>, 
     let file = path.display().to_string();
     match bounded::read(path) {
         Ok(bytes) => Config::of_document(&file, &bytes),
-        Err(error) => Err(ConfigError { file, problem: format!("cannot be read: {error}") }),
+        Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
     }
 }
