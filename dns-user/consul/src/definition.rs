@@ -180,7 +180,7 @@ impl Definitions {
 
 /// Parses a file to JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
-    let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
+    let problem = |problem: String| ConfigError::of_file(file, problem);
     if !file.ends_with(".hcl") {
         return Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")));
     }
@@ -249,7 +249,7 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
         let tagged = match value {
             Json::Text(address) => TaggedAddress { address: address.clone(), port: 0 },
             Json::Object(_) => {
-                let one = Reader::document(tag, value)?;
+                let one = tagged.entry(tag, value)?;
                 TaggedAddress {
                     address: text(&one, "address")?.unwrap_or_default(),
                     port: port(&one, "port")?,
@@ -479,6 +479,9 @@ mod tests {
         assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is not HCL: "));
         let number = error("a.json", r#"{"services": [{"name": "a", "port": 70000}]}"#);
         assert!(number.starts_with("a.json: services[0].port: is 70000;"), "{number}");
+        let tagged =
+            error("a.json", r#"{"service": {"name": "a", "tagged_addresses": {"lan": {"port": -1}}}}"#);
+        assert!(tagged.starts_with("a.json: service[0].tagged_addresses.lan.port: is -1"), "{tagged}");
         let lost = read("a.json", r#"{"service": {"name": "a", "node": "there"}}"#).unwrap();
         assert!(lost.warnings[0].contains("\"there\""), "{:?}", lost.warnings);
     }

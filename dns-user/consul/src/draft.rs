@@ -2,7 +2,7 @@
 
 use dns_core::{
     name::Name,
-    wire::{Query, Transport},
+    wire::{HEADER_LEN, OPT_LEN, Query, Transport},
 };
 use hashbrown::{HashMap, HashSet};
 use hickory_proto::{
@@ -114,8 +114,8 @@ impl Draft {
     ) -> Vec<u8> {
         self.answers = filled_in(self.answers, chains);
         self.additional = filled_in(self.additional, chains);
-        let mut seen = HashSet::<Record, foldhash::fast::RandomState>::default();
-        self.additional.retain(|record| seen.insert(record.clone()));
+        let mut is_new = are_new(&self.additional).into_iter();
+        self.additional.retain(|_| is_new.next() == Some(true));
         let mut options = Vec::new();
         if let Some(subnet) = edns::client_subnet(query) {
             subnet.write(if self.for_client { subnet.prefix } else { 0 }, &mut options);
@@ -159,19 +159,28 @@ impl Page<'_> {
         let count = all.min(most);
         let measured_plain = is_plain && all > most;
         let room = if transport == Transport::Udp { size - SPARE } else { size };
+        let compress = self.compress && !measured_plain;
         let measure = |count: usize| {
-            let reply = self.write(count, count < all, self.compress && !measured_plain, 0);
-            reply.len()
+            let known = self.size_of_addresses(count, compress);
+            known.unwrap_or_else(|| self.write(count, count < all, compress, 0).len())
         };
-        // Nearly all replies fit completely; these are encoded once.
+        let mut whole_size = None;
         if count == all {
-            let reply = self.write(all, false, self.compress, 0);
-            if reply.len() <= room {
-                return reply;
+            // Nearly all replies fit completely; these are encoded once.
+            match self.size_of_addresses(all, compress) {
+                Some(size) if size > room => whole_size = Some(size),
+                _ => {
+                    let reply = self.write(all, false, self.compress, 0);
+                    if reply.len() <= room {
+                        return reply;
+                    }
+                    whole_size = Some(reply.len());
+                }
             }
         }
+        let most_size = whole_size.unwrap_or_else(|| measure(count));
         // At least one answer is tried; it is removed below if the reply is too large.
-        let count = largest_that(count.min(1), count, |count| measure(count) <= room);
+        let count = largest_within(room, count.min(1), (count, most_size), measure);
         let truncated = config.enable_truncate && count < all;
         let flags = if truncated { TRUNCATED } else { 0 };
         let reply = self.write(count, count < all, self.compress, flags);
@@ -179,6 +188,31 @@ impl Page<'_> {
             return reply;
         }
         self.without_additional(count, size, flags)
+    }
+
+    /// Returns the size of a reply with `count` answers; `None` unless it has nothing but addresses
+    /// of the question's name, whose size needs no encoding.
+    fn size_of_addresses(&self, count: usize, compress: bool) -> Option<usize> {
+        /// Type, class, TTL and length of the data.
+        const FIXED: usize = 10;
+        let Self { draft, query, options, .. } = self;
+        let raw_name = query.question.raw_name;
+        let owner = if compress && raw_name.len() > 1 { 2 } else { raw_name.len() };
+        if !draft.additional.is_empty() || !draft.authority.is_empty() {
+            return None;
+        }
+        let mut size = HEADER_LEN + query.question.wire_len();
+        size += if query.edns.is_some() { OPT_LEN + options.len() } else { 0 };
+        for record in &draft.answers[..count] {
+            size += owner
+                + FIXED
+                + match (&record.owner, &record.data) {
+                    (None, Data::A(_)) => 4,
+                    (None, Data::Aaaa(_)) => 16,
+                    _ => return None,
+                };
+        }
+        Some(size)
     }
 
     /// Returns the reply without additional records, which are optional; if that is still too
@@ -227,15 +261,42 @@ fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record
         .collect()
 }
 
-/// Returns the largest number from `least` to `most` that `fits`; `least` if none does.
-fn largest_that(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
-    if most <= least || fits(most) {
+/// Returns for each record whether it equals no earlier one.
+fn are_new(records: &[Record]) -> Vec<bool> {
+    let mut seen = HashSet::<&Record, foldhash::fast::RandomState>::default();
+    records.iter().map(|record| seen.insert(record)).collect()
+}
+
+/// Returns the largest number from `least` to `most` with a size within `room`; `least` if there is
+/// none. `most_size` is the size of `most`.
+///
+/// Sizes grow almost linearly, so the next number to try is interpolated; every third one halves
+/// the interval, which bounds their number.
+fn largest_within(
+    room: usize,
+    least: usize,
+    (most, most_size): (usize, usize),
+    size: impl Fn(usize) -> usize,
+) -> usize {
+    if most <= least || most_size <= room {
         return most;
     }
-    let (mut fitting, mut too_many) = (least, most);
-    while too_many - fitting > 1 {
-        let middle = fitting.midpoint(too_many);
-        if fits(middle) { fitting = middle } else { too_many = middle }
+    let (mut fitting, mut fitting_size) = (least, size(least));
+    let (mut too_many, mut too_large) = (most, most_size);
+    for tried in 1.. {
+        let between = too_many - fitting;
+        if between <= 1 || fitting_size > room {
+            break;
+        }
+        let step = match tried % 3 {
+            0 => between / 2,
+            _ => (room - fitting_size) * between / (too_large - fitting_size),
+        };
+        let number = fitting + step.clamp(1, between - 1);
+        match size(number) {
+            found if found <= room => (fitting, fitting_size) = (number, found),
+            found => (too_many, too_large) = (number, found),
+        }
     }
     fitting
 }
@@ -273,4 +334,29 @@ pub fn chain_of(reply: &[u8]) -> Vec<Record> {
         Some(Record { owner: Some(name(&record.name)?), ttl: record.ttl, data })
     });
     records.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn few_sizes_are_measured() {
+        // Records of 48 bytes each, with a step where a pointer no longer reaches.
+        let size = |count: usize| 40 + count * 48 + count.saturating_sub(300) * 20;
+        for room in [40, 87, 88, 512, 4096, 14_000, 15_000, 65_523, 200_000] {
+            for most in [0, 1, 2, 100, 1024, 4096] {
+                let measured = Cell::new(0);
+                let found = largest_within(room, most.min(1), (most, size(most)), |count| {
+                    measured.set(measured.get() + 1);
+                    size(count)
+                });
+                let expected = (0..=most).rev().find(|&count| size(count) <= room).unwrap_or(0);
+                assert_eq!(found, expected.max(most.min(1)), "{most} in {room}");
+                assert!(measured.get() <= 10, "{} for {most} in {room}", measured.get());
+            }
+        }
+    }
 }

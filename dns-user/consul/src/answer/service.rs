@@ -98,7 +98,16 @@ impl Zone {
             if !seen.insert(any.identity()) {
                 continue;
             }
-            match target(accept) {
+            // Parsing every address twice would be the largest cost of a large answer.
+            let wanted = match any {
+                Target::Node(_) | Target::Address(_)
+                    if instance.has_one_address(node, &self.config, accept) =>
+                {
+                    Some(any)
+                }
+                _ => target(accept),
+            };
+            match wanted {
                 Some(Target::Node(address) | Target::Address(address)) if answers(search.qtype, address) => {
                     found.answers.push(Record::address(search.owner.cloned(), ttl, address));
                 }

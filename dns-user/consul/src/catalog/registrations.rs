@@ -50,7 +50,7 @@ pub struct Node {
 }
 
 /// An instance of a service.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instance {
     /// Name of its node.
     pub node: String,

@@ -1,8 +1,8 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{
     live::{LiveService, ServiceInstances},
-    registrations::{Check, Weights},
+    registrations::Check,
     *,
 };
 
@@ -22,22 +22,8 @@ fn node(name: &str, datacenter: &str, address: &str) -> Arc<Node> {
 }
 
 fn instance(service: &str, node: &str, id: &str, address: &str) -> Instance {
-    Instance {
-        node: node.to_owned(),
-        peer: None,
-        id: id.to_owned(),
-        service: service.to_owned(),
-        address: address.to_owned(),
-        port: 80,
-        ports: Vec::new(),
-        tags: Vec::new(),
-        meta: BTreeMap::new(),
-        weights: Weights::default(),
-        tagged_addresses: BTreeMap::new(),
-        proxy_for: None,
-        connect_native: false,
-        checks: Vec::new(),
-    }
+    let [service, node, id, address] = [service, node, id, address].map(str::to_owned);
+    Instance { node, id, service, address, port: 80, ..Instance::default() }
 }
 
 /// Sets the instances of a service, or removes it.

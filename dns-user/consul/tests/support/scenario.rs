@@ -190,9 +190,11 @@ impl Scenario {
         for generate in &catalog.generate {
             for (name, address) in generate.nodes() {
                 let instance = Instance {
+                    node: name.clone(),
                     id: generate.service.clone(),
+                    service: generate.service.clone(),
                     port: generate.port,
-                    ..blank(&name, &generate.service)
+                    ..Instance::default()
                 };
                 registrations.instances.push(instance.into());
                 let node = Node {
@@ -205,26 +207,6 @@ impl Scenario {
             }
         }
         registrations
-    }
-}
-
-/// An instance without anything.
-fn blank(node: &str, service: &str) -> Instance {
-    Instance {
-        node: node.to_owned(),
-        peer: None,
-        id: String::new(),
-        service: service.to_owned(),
-        address: String::new(),
-        port: 0,
-        ports: Vec::new(),
-        tags: Vec::new(),
-        meta: BTreeMap::new(),
-        weights: Weights::default(),
-        tagged_addresses: BTreeMap::new(),
-        proxy_for: None,
-        connect_native: false,
-        checks: Vec::new(),
     }
 }
 
@@ -246,8 +228,10 @@ fn instance(value: &Value) -> Instance {
     let port = |value: &Value| value["port"].as_u64().unwrap_or(0) as u16;
     let tagged = value["tagged_addresses"].as_object().into_iter().flatten();
     Instance {
+        node: text(value, "node"),
         peer: value["peer"].as_str().map(str::to_owned),
         id: text(value, "id"),
+        service: text(value, "service"),
         address: text(value, "address"),
         port: port(value),
         ports: list(&value["ports"])
@@ -268,7 +252,6 @@ fn instance(value: &Value) -> Instance {
         proxy_for: value["proxy"]["destination_service"].as_str().map(str::to_owned),
         connect_native: value["connect"]["native"] == true,
         checks: checks(value),
-        ..blank(&text(value, "node"), &text(value, "service"))
     }
 }
 
