@@ -10,6 +10,7 @@ use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
     client,
+    metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::wait_until,
     requires,
@@ -163,5 +164,75 @@ fn single_change_of_many_is_answered() -> Result<()> {
     }
     times.sort();
     println!("50,000 instances: change to answer {:?} (median), {:?} (longest)", times[5], times[9]);
+    Ok(())
+}
+
+#[test]
+fn interface_answers_keep_watches() -> Result<()> {
+    /// Number of services, with few connections for their watches.
+    const SERVICES: usize = 3000;
+    /// Services in use, each answered by the interface once a second.
+    const HOT: usize = 5;
+    /// Longer than the time after which a service without queries loses its watch (60 s).
+    const USED: Duration = Duration::from_secs(70);
+    /// Time limit on a busy machine, far below a round over all services; the printed figures are the
+    /// result.
+    const LIMIT: Duration = Duration::from_secs(5);
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("consul-hot")?;
+    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
+    let double = Double::start(listener, World::generated(SERVICES, 2), Rules::default(), None)?;
+    let http = json!({"addresses": [format!("http://{AGENT}")], "max_connections": 20});
+    let extra = json!({
+        "xdp": {"mode": "generic", "interfaces": ["lo"]},
+        "metrics": {"enabled": true},
+        "consul": {"sources": {"http": http}},
+    });
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    wait_until("the catalog", Duration::from_secs(120), || server.log().contains("6000 instances"))?;
+    wait_for_fast_path(&namespace)?;
+    // The last ones get no watch without being used.
+    let hot: Vec<String> = (SERVICES - HOT..SERVICES).map(|number| format!("service-{number}")).collect();
+    let count = |service: &str| -> Result<usize> {
+        let query = client::query(&format!("{service}.service.consul."), RecordType::A, None)?;
+        Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len())
+    };
+    let ask_all = || -> Result<()> {
+        hot.iter().try_for_each(|service| {
+            ensure!(count(service)? == 2, "{service}");
+            Ok(())
+        })
+    };
+    let replies = || Ok::<_, anyhow::Error>(Metrics::read(&namespace)?.fast_path_replies());
+    let (begun, mut asked, mut before) = (Instant::now(), 0, 0);
+    while begun.elapsed() < USED {
+        ask_all()?;
+        asked += HOT as u64;
+        if asked == 5 * HOT as u64 {
+            // Published by now.
+            (asked, before) = (0, replies()?);
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let by_interface = replies()? - before;
+    // One query a second and interface is a probe, answered in userspace.
+    ensure!(by_interface >= asked / 2, "the interface answered {by_interface} of {asked} queries");
+    let mut times = Vec::new();
+    for service in &hot {
+        let watch = format!("/v1/health/service/{service}");
+        ensure!(double.waits_for(&watch), "{service} has no watch");
+        double.change(|world| world.set_status(service, 0, "critical"));
+        let begun = Instant::now();
+        wait_until("the change", LIMIT, || count(service).is_ok_and(|count| count == 1))?;
+        times.push(begun.elapsed());
+    }
+    times.sort();
+    println!(
+        "{SERVICES} services over 20 connections, {by_interface} of {asked} queries answered by the interface: \
+         change to answer {:?} (median), {:?} (longest)",
+        times[HOT / 2],
+        times[HOT - 1]
+    );
     Ok(())
 }

@@ -1,6 +1,11 @@
 //! Faults that an operator must see: in the log, in `status`, at `/readyz`.
 
-use std::{fs, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Result, ensure};
 use hickory_proto::rr::RecordType;
@@ -256,8 +261,49 @@ fn outside_names_are_explained() -> Result<()> {
     let explained: Value = serde_json::from_str(&running.cli(&["resolve", "--json", "www.example.org"])?.1)?;
     let cached = &explained["forwarding"]["cached"][0];
     ensure!(cached["type"] == "A" && cached["state"] == "fresh", "{explained}");
+    ensure!(cached["recursor"] == "127.0.0.10:53", "{explained}");
     ensure!((200..=300).contains(&cached["ttl_seconds"].as_u64().unwrap_or_default()), "{explained}");
     let (_, text, _) = running.cli(&["resolve", "www.example.org"])?;
-    ensure!(text.contains("cache: A answer, TTL ") && text.contains("cache: no AAAA"), "{text}");
+    ensure!(
+        text.contains("cache: A answer from 127.0.0.10:53, TTL ") && text.contains("cache: no AAAA"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn tap_omits_earlier_sessions() -> Result<()> {
+    requires!(namespaces, bpf);
+    let running = Running::start("earlier", &json!({"xdp": {"mode": "generic", "interfaces": ["lo"]}}))?;
+    wait_for_readyz(&running, "200", "ok   fast path: on")?;
+    let tap = ["tap", "--json", "--path", "fast", "--seconds", "3"];
+    // The first viewer leaves after one line, while the interface answers as fast as it can.
+    thread::scope(|scope| {
+        let first = scope.spawn(|| running.cli(&[&tap[..], &["--count", "1"]].concat()));
+        while !first.is_finished() {
+            running.ask("q-s0.q-g1.bosh.", 1000)?;
+        }
+        let (code, text, problem) = first.join().expect("no panic")?;
+        ensure!(code == 0 && text.lines().count() == 1, "{text}{problem}");
+        Ok(())
+    })?;
+    running.ask("q-s0.q-g1.bosh.", 1000)?;
+    thread::sleep(Duration::from_secs(2));
+    let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64();
+    let (code, text, problem) = thread::scope(|scope| {
+        let second = scope.spawn(|| running.cli(&tap));
+        while !second.is_finished() {
+            running.ask("q-s0.q-g2.bosh.", 5)?;
+            thread::sleep(Duration::from_millis(50));
+        }
+        second.join().expect("no panic")
+    })?;
+    ensure!(code == 0 && text.lines().count() > 10, "{text}{problem}");
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line)?;
+        ensure!(line["name"] == "q-s0.q-g2.bosh.", "a query from before the session: {line}");
+        // Clocks are converted to the wall clock, so allow a little.
+        ensure!(line["time"].as_f64() > Some(begun - 0.5), "{line}");
+    }
     Ok(())
 }

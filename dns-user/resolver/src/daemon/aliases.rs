@@ -10,7 +10,7 @@ use crate::{
     consul::whole,
     ops::{
         metrics::WholeMetrics,
-        service_status::{ReloadHistory, ServiceStatus},
+        service_status::{Kind, ReloadHistory, ServiceStatus},
     },
 };
 use dns_consul::aliases::Aliases;
@@ -23,7 +23,7 @@ use dns_upstream::HostNames;
 /// Reads the configured Consul catalog and records, queries a configured live Consul for at most
 /// `patience`, and returns the generated aliases.
 pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
-    let failed = |problem: String| ConfigError { file: path.display().to_string(), problem };
+    let failed = |problem: String| ConfigError::of_file(path.display().to_string(), problem);
     let Loaded { config, .. } = dns_platform::files::load_config(path)?;
     let Some((object, _)) = crate::consul::load_config(path)? else {
         return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
@@ -32,6 +32,9 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
     let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
     let service_status = ServiceStatus::new(ReloadHistory::new(metrics));
     let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &service_status)?;
+    if let Some(problem) = service_status.error(Kind::Consul) {
+        return Err(failed(format!("its Consul files cannot be used: {problem}")));
+    }
     if snapshot.instances().len() == 0 {
         return Err(failed("its records hold no instance that a name could point to".to_owned()));
     }

@@ -141,9 +141,8 @@ fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
 /// Reads every file; returns an error if the server would not start.
 fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
     let Loaded { config, mut warnings } = loaded;
-    let internal = |problem: prometheus::Error| ConfigError {
-        file: path.display().to_string(),
-        problem: format!("cannot be checked: {problem}"),
+    let internal = |problem: prometheus::Error| {
+        ConfigError::of_file(path.display().to_string(), format!("cannot be checked: {problem}"))
     };
     let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
     let begun = Instant::now();

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{error, warn};
 
-use super::sources::{Followed, Source};
+use super::sources::{Contents, Followed, Source};
 use crate::{
     consul::{Catalogs, NewZone},
     ops::service_status::{Kind, ServiceStatus},
@@ -20,17 +20,24 @@ pub(super) struct ConsulFiles {
 }
 
 impl ConsulFiles {
-    /// Creates the source and reads it for the first time.
-    pub(super) fn start(
-        config: Config,
-        service_status: &ServiceStatus,
-    ) -> Result<(Self, NewZone), ConfigError> {
+    /// Creates the source and reads it for the first time. Invalid files are reported and not
+    /// served.
+    pub(super) fn start(config: Config, service_status: &ServiceStatus) -> (Self, NewZone) {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
         // A forced read returns the contents even if they have not changed.
-        let zone = files.read(true, service_status).transpose()?;
-        let zone = zone.unwrap_or_else(|| files.catalogs.zone());
-        Ok((files, zone))
+        let zone = match files.read(true, service_status) {
+            Some(Ok(zone)) => zone,
+            Some(Err(problem)) => {
+                error!("definition files: {problem}; only the other files are in use until it is valid");
+                let config = files.catalogs.config();
+                let definitions = files.followed.valid(|contents| parse(contents, &config));
+                files.catalogs.set_files(definitions.registrations);
+                files.catalogs.zone()
+            }
+            None => files.catalogs.zone(),
+        };
+        (files, zone)
     }
 
     /// Switches to another object `"consul"` and returns its zone. Call [`Self::refresh`]
@@ -63,13 +70,8 @@ impl ConsulFiles {
     /// Reads the files if they may have changed.
     fn read(&mut self, force: bool, service_status: &ServiceStatus) -> Option<Result<NewZone, ConfigError>> {
         let begun = Instant::now();
-        let (contents, parsed) = self.followed.parsed(force, |contents| {
-            let files = contents.readable()?;
-            Definitions::read(
-                files.iter().map(|(name, bytes)| (name.as_str(), *bytes)),
-                &self.catalogs.config(),
-            )
-        })?;
+        let config = self.catalogs.config();
+        let (contents, parsed) = self.followed.parsed(force, |contents| parse(contents, &config))?;
         let definitions = match parsed {
             Ok(definitions) => definitions,
             Err(problem) => {
@@ -90,4 +92,10 @@ impl ConsulFiles {
         service_status.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
         Some(Ok(self.catalogs.zone()))
     }
+}
+
+/// Parses definition files.
+fn parse(contents: &Contents, config: &Config) -> Result<Definitions, ConfigError> {
+    let files = contents.readable()?;
+    Definitions::read(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)), config)
 }

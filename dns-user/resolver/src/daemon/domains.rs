@@ -30,9 +30,8 @@ impl RoutedDomains {
     /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigError> {
         let config = dns_platform::files::load_config(path)?.config;
-        let internal = |problem: prometheus::Error| ConfigError {
-            file: path.display().to_string(),
-            problem: format!("cannot be read: {problem}"),
+        let internal = |problem: prometheus::Error| {
+            ConfigError::of_file(path.display().to_string(), format!("cannot be read: {problem}"))
         };
         let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
         let (files, First { snapshot, handlers, .. }) =

@@ -8,7 +8,7 @@ use tracing::error;
 use super::{
     consul::ConsulFiles,
     records::CatalogFiles,
-    sources::{Followed, Sources},
+    sources::{Contents, Followed, Sources},
 };
 use crate::{
     consul::{Catalogs, NewZone},
@@ -58,13 +58,17 @@ pub(super) struct First {
 
 impl Files {
     /// Reads every file for the first time.
+    ///
+    /// Invalid files are reported, and only the valid ones are served. An invalid handler file is an
+    /// error, because other servers would be asked for the names of its handlers; so is an invalid
+    /// alias file with `compat.require_alias_files`.
     pub(super) fn start(
         sources: Sources,
         consul: Option<ConsulConfig>,
         service_status: &ServiceStatus,
     ) -> Result<(Self, First), ConfigError> {
         let (catalog, snapshot) = CatalogFiles::start(&sources, service_status)?;
-        let consul = consul.map(|config| ConsulFiles::start(config, service_status)).transpose()?;
+        let consul = consul.map(|config| ConsulFiles::start(config, service_status));
         let (consul_files, consul) = consul.unzip();
         let mut inner = Inner {
             handlers: Followed::new(sources.handlers.clone()),
@@ -75,7 +79,16 @@ impl Files {
             service_status: service_status.clone(),
         };
         let handlers = inner.read_handlers(true).transpose()?.unwrap_or_default();
-        let addresses = inner.read_addresses(true).transpose()?.unwrap_or_default();
+        let addresses = match inner.read_addresses(true).transpose() {
+            Ok(addresses) => addresses.unwrap_or_default(),
+            Err(problem) => {
+                error!(
+                    "addresses files: {problem}; only the addresses of the other files are listened on until \
+                     it is valid"
+                );
+                inner.addresses.valid(parse_listen_addresses)
+            }
+        };
         Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
     }
 
@@ -167,10 +180,7 @@ impl Inner {
     /// Reads the handler files if they may have changed.
     fn read_handlers(&mut self, force: bool) -> Option<Result<Vec<HandlerConfig>, ConfigError>> {
         let begun = Instant::now();
-        let (contents, parsed) = self.handlers.parsed(force, |contents| {
-            let files = contents.readable()?;
-            Handlers::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
-        })?;
+        let (contents, parsed) = self.handlers.parsed(force, parse_handlers)?;
         match &parsed {
             Ok(handlers) => {
                 let detail = format!("{} handlers", handlers.len());
@@ -192,17 +202,7 @@ impl Inner {
     /// Reads the addresses files if they may have changed.
     fn read_addresses(&mut self, force: bool) -> Option<Result<Vec<SocketAddr>, ConfigError>> {
         let begun = Instant::now();
-        let (contents, parsed) = self.addresses.parsed(force, |contents| {
-            let mut addresses = Vec::new();
-            for (file, bytes) in contents.readable()? {
-                for address in parse_addresses(&file, bytes)? {
-                    if !addresses.contains(&address) {
-                        addresses.push(address);
-                    }
-                }
-            }
-            Ok::<_, ConfigError>(addresses)
-        })?;
+        let (contents, parsed) = self.addresses.parsed(force, parse_listen_addresses)?;
         match &parsed {
             Ok(addresses) => {
                 let detail = format!("{} further addresses", addresses.len());
@@ -220,4 +220,23 @@ impl Inner {
         }
         Some(parsed)
     }
+}
+
+/// Parses handler files.
+fn parse_handlers(contents: &Contents) -> Result<Vec<HandlerConfig>, ConfigError> {
+    let files = contents.readable()?;
+    Handlers::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
+}
+
+/// Parses addresses files; returns each address once.
+fn parse_listen_addresses(contents: &Contents) -> Result<Vec<SocketAddr>, ConfigError> {
+    let mut addresses = Vec::new();
+    for (file, bytes) in contents.readable()? {
+        for address in parse_addresses(&file, bytes)? {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+    Ok(addresses)
 }

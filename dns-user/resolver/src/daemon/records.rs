@@ -205,7 +205,7 @@ fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
     let Some((file, bytes)) = contents.readable()?.into_iter().next() else {
         return Ok((Records::default(), Vec::new()));
     };
-    Records::parse(bytes).map_err(|error| ConfigError { file, problem: error.to_string() })
+    Records::parse(bytes).map_err(|error| ConfigError::of_file(file, error.to_string()))
 }
 
 /// Parses the alias files; also returns a warning for each skipped item.
@@ -220,8 +220,8 @@ fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), Confi
 fn refused(error: AliasError) -> ConfigError {
     let text = error.to_string();
     match text.split_once(": ") {
-        Some((file, problem)) => ConfigError { file: file.to_owned(), problem: problem.to_owned() },
-        None => ConfigError { file: "alias files".to_owned(), problem: text },
+        Some((file, problem)) => ConfigError::of_file(file, problem),
+        None => ConfigError::of_file("alias files", text),
     }
 }
 

@@ -329,7 +329,7 @@ type ConsulObject = Option<(ConsulConfig, Vec<String>)>;
 /// Reads config.json on a blocking thread, for at most [`CONFIG_PATIENCE`].
 async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError> {
     let file = path.display().to_string();
-    let failed = |problem: String| ConfigError { file, problem };
+    let failed = |problem: String| ConfigError::of_file(file, problem);
     let path = path.to_owned();
     let reading = tokio::task::spawn_blocking(move || {
         Ok((dns_platform::files::load_config(&path)?, crate::consul::load_config(&path)?))

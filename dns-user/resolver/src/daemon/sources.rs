@@ -203,13 +203,29 @@ impl Contents {
         self.files.into_iter().next()?.1.ok()
     }
 
+    /// Parses the valid files: leaves out each file that an error of `parse` names; `None` if there
+    /// is no such file.
+    fn parse_valid<T>(mut self, parse: impl Fn(&Self) -> Result<T, ConfigError>) -> Option<T> {
+        loop {
+            let error = match parse(&self) {
+                Ok(parsed) => return Some(parsed),
+                Err(error) => error,
+            };
+            let before = self.files.len();
+            self.files.retain(|(path, _)| path.display().to_string() != error.file);
+            if self.files.len() == before {
+                return None;
+            }
+        }
+    }
+
     /// Returns names and contents of all files, for a parser.
     pub(super) fn readable(&self) -> Result<Vec<(String, &[u8])>, ConfigError> {
         let file = |(path, bytes): &'_ (PathBuf, io::Result<Vec<u8>>)| {
             let name = path.display().to_string();
             match bytes {
                 Ok(_) => Ok(name),
-                Err(error) => Err(ConfigError { file: name, problem: format!("cannot be read: {error}") }),
+                Err(error) => Err(ConfigError::of_file(name, format!("cannot be read: {error}"))),
             }
         };
         let names = self.files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
@@ -294,6 +310,11 @@ impl Followed {
             result = parse(&contents);
         }
         Some((contents, result))
+    }
+
+    /// Reads the source again and parses its valid files, without those in error.
+    pub(super) fn valid<T: Default>(&mut self, parse: impl Fn(&Contents) -> Result<T, ConfigError>) -> T {
+        self.changed(true).and_then(|contents| contents.parse_valid(parse)).unwrap_or_default()
     }
 
     /// Returns the versions that need not be read again.
