@@ -49,9 +49,10 @@ pub fn text(
     confirmed: Option<usize>,
     is_coloured: bool,
 ) -> String {
-    let paint = |code: &str, line: &str| match is_coloured {
-        true => format!("\x1b[{code}m{line}\x1b[0m\n"),
-        false => format!("{line}\n"),
+    // Zones and servers belong to others, whose text must not reach the terminal raw.
+    let paint = |code: &str, line: &str| match (is_coloured, dns_core::terminal::line(line)) {
+        (true, line) => format!("\x1b[{code}m{line}\x1b[0m\n"),
+        (false, line) => format!("{line}\n"),
     };
     let mut shown = paint("1", &format!("{name}:"));
     for zone in &planned.zones {

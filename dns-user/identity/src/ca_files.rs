@@ -7,6 +7,7 @@ use std::{
     time::SystemTime,
 };
 
+use dns_platform::files::bounded;
 use zeroize::Zeroizing;
 
 use crate::authority::{Authority, Fault};
@@ -49,7 +50,7 @@ impl CaFiles {
             let failed = |error: io::Error| {
                 CaError(vec![(path.to_owned(), format!("{error}; name a readable PEM file"))])
             };
-            fs::read(path).map(Zeroizing::new).map_err(failed)
+            bounded::read(path).map(Zeroizing::new).map_err(failed)
         };
         let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
         let with_path = |fault: Fault| {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_platform::files::bounded;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
 use crate::{
@@ -176,7 +177,7 @@ pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<
 
 /// Reads a fleet's records and aliases.
 pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, String> {
-    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let read = |path: &Path| bounded::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let (parsed, _) =
         Records::parse(&read(records)?).map_err(|error| format!("{}: {error}", records.display()))?;
     let files: Vec<(String, Vec<u8>)> = aliases

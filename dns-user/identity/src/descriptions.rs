@@ -7,6 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use dns_platform::files::bounded;
+
 use crate::{
     profile::{Container, Guid},
     rotator::Rotator,
@@ -104,12 +106,26 @@ fn guid_of(path: &Path) -> Option<Guid> {
 
 /// Reads one description; the error names the place of the mistake.
 pub fn read(path: &Path, guid: &Guid) -> Result<Container, String> {
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = bounded::read(path).map_err(|error| error.to_string())?;
     let container: Container =
         serde_json::from_slice(&text).map_err(|error| format!("{error}; correct the description"))?;
     if container.guid == *guid {
         Ok(container)
     } else {
         Err(format!("its guid is {}, but the file is named after {guid}; rename it", container.guid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fifo_description_does_not_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = read(&path, &Guid::try_from("a".to_owned()).unwrap()).unwrap_err();
+        assert_eq!(error, "it is not a regular file");
     }
 }

@@ -39,18 +39,3 @@ pub mod schedule;
 pub mod window;
 
 pub use cli::main;
-
-/// Waits for SIGTERM or SIGINT.
-pub(crate) async fn ended() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        // Without handlers, the default action of the signals ends the process.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-}

@@ -1,11 +1,10 @@
 //! `bosh_dns_identity_*` metrics for Prometheus. Every scrape builds the families from the current
 //! state.
 
-use std::{io, net::SocketAddr, time::SystemTime};
+use std::{net::SocketAddr, time::SystemTime};
 
-use anyhow::Context;
-use axum::{Router, routing::get};
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use dns_programs::server::spawn_metrics;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::{certificate::seconds, rotator::Status};
 
@@ -127,19 +126,5 @@ pub async fn serve(
     address: SocketAddr,
     families: impl Fn() -> prometheus::Result<Exposition> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
-    let listener = tokio::net::TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot serve metrics at {address}; choose a free address"))?;
-    let text = move || async move {
-        let text = families().and_then(|shown| TextEncoder::new().encode_to_string(&shown.0.gather()));
-        text.unwrap_or_else(|error| format!("# {error}\n"))
-    };
-    let router = Router::new().route("/metrics", get(text));
-    tokio::spawn(async move {
-        let served: io::Result<()> = axum::serve(listener, router).await;
-        if let Err(error) = served {
-            tracing::error!(%error, "metrics are no longer served");
-        }
-    });
-    Ok(())
+    spawn_metrics(address, move || families().map(|shown| shown.0.gather())).await
 }

@@ -29,27 +29,10 @@ pub mod ids;
 pub mod inventory;
 mod limit;
 pub mod message;
-mod metrics_server;
 pub mod nats_config;
 pub mod patch;
 pub mod publisher;
-mod server;
 pub mod store;
 pub mod tls;
 
 pub use cli::main;
-
-/// Waits for SIGTERM or SIGINT.
-pub async fn ended() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        // Without handlers, the default action of the signals ends the process.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-}

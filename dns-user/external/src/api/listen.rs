@@ -1,4 +1,4 @@
-//! Listeners: the control socket, mutual TLS, and plain HTTP for metrics.
+//! Listeners: the control socket and mutual TLS.
 
 use std::{
     fs, io,
@@ -13,6 +13,7 @@ use std::{
 
 use axum::{Router, http::StatusCode};
 use dns_platform::tls::{RotatingTls, common_name};
+use dns_programs::server;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -20,15 +21,15 @@ use hyper_util::{
 use nix::unistd::{Gid, Group, Uid, User};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Maximum number of connections per listener.
+/// Maximum number of connections to the control socket.
 const MOST_CONNECTIONS: usize = 64;
 
-/// Timeout of a TLS handshake, and of receiving the head of a request.
+/// Timeout of receiving the head of a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Maximum size of a request body in bytes.
@@ -118,53 +119,38 @@ pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<
 
 /// Serves mutual TLS until dropped.
 pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let routes = bounded(routes);
     let refused = Router::new().fallback(|| async {
         (StatusCode::FORBIDDEN, "this certificate's common name is not among api.clients\n")
     });
-    loop {
-        let permit = place(&places).await;
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                pause(&error).await;
-                continue;
-            }
-        };
+    let serve_one = move |stream: TcpStream| {
         let acceptor = TlsAcceptor::from(tls.server_config());
         let (routes, refused, access) = (routes.clone(), refused.clone(), access.clone());
-        tokio::spawn(async move {
-            let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await else {
-                return;
-            };
+        async move {
+            let Ok(stream) = acceptor.accept(stream).await else { return };
             let certificates = stream.get_ref().1.peer_certificates();
             let name = certificates.and_then(<[_]>::first).and_then(common_name);
             let is_admitted = match &access {
                 Access::All => true,
                 Access::Names(names) => name.is_some_and(|name| names.contains(&name)),
             };
-            spawn(stream, if is_admitted { routes } else { refused }, permit);
-        });
-    }
+            // A disconnecting client is not an error.
+            drop(server::serve(stream, if is_admitted { routes } else { refused }).await);
+        }
+    };
+    server::accept(listener, server::MOST_CONNECTIONS, serve_one).await;
 }
 
-/// Serves plain HTTP until dropped.
-pub async fn serve_plain(listener: TcpListener, routes: Router) {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    loop {
-        let permit = place(&places).await;
-        match listener.accept().await {
-            Ok((stream, _)) => spawn(stream, routes.clone(), permit),
-            Err(error) => pause(&error).await,
-        }
-    }
+/// Limits the bodies of requests.
+fn bounded(routes: Router) -> Router {
+    routes.layer(axum::extract::DefaultBodyLimit::max(LONGEST_BODY))
 }
 
 fn spawn<S>(stream: S, routes: Router, permit: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let routes = routes.layer(axum::extract::DefaultBodyLimit::max(LONGEST_BODY));
+    let routes = bounded(routes);
     tokio::spawn(async move {
         let _permit = permit;
         let connection = hyper::server::conn::http1::Builder::new()

@@ -33,7 +33,7 @@ use serde_json::json;
 use self::resources::Scope;
 pub use self::{
     desk::{Desk, Health, Overview, ProviderOverview},
-    listen::{Access, ControlSocket, serve_control, serve_plain, serve_tls},
+    listen::{Access, ControlSocket, serve_control, serve_tls},
 };
 use crate::{
     documents::Kind,

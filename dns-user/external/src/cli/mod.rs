@@ -12,6 +12,7 @@ use std::{
 };
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use dns_programs::shell;
 use indicatif::MultiProgress;
 
 use crate::{
@@ -53,17 +54,10 @@ enum Command {
     Status(show::Status),
     /// Print completions for a shell
     #[command(hide = true)]
-    Completions {
-        /// Which shell
-        shell: clap_complete::Shell,
-    },
-    /// Print the manual page
+    Completions(shell::Completions),
+    /// Print the manual page, or write all pages to a folder
     #[command(hide = true)]
-    Man {
-        /// Write a page for each command into this folder
-        #[arg(long, value_name = "FOLDER")]
-        folder: Option<PathBuf>,
-    },
+    Man(shell::Man),
 }
 
 /// Selection of providers.
@@ -110,7 +104,11 @@ enum Colour {
 impl Colour {
     fn is_on(self) -> bool {
         match self {
-            Self::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+            Self::Auto => {
+                // An empty value counts as unset (no-color.org).
+                let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                io::stdout().is_terminal() && !is_unwanted
+            }
             Self::Always => true,
             Self::Never => false,
         }
@@ -124,35 +122,18 @@ pub fn main() -> ExitCode {
     start_logs(&bars);
     match execute(config, command, &bars) {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("bosh-dns-publish: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => shell::failed("bosh-dns-publish", &error),
     }
 }
 
 fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
-    match command {
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut CommandLine::command(), "bosh-dns-publish", &mut text);
-            print(&String::from_utf8_lossy(&text))?;
-            return Ok(ExitCode::SUCCESS);
+    let command = match command {
+        Command::Completions(completions) => {
+            return completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS);
         }
-        Command::Man { folder } => {
-            let command = CommandLine::command();
-            match folder {
-                Some(folder) => clap_mangen::generate_to(command, &folder)?,
-                None => {
-                    let mut text = Vec::new();
-                    clap_mangen::Man::new(command).render(&mut text)?;
-                    print(&String::from_utf8_lossy(&text))?;
-                }
-            }
-            return Ok(ExitCode::SUCCESS);
-        }
-        _ => {}
-    }
+        Command::Man(man) => return man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
+        command => command,
+    };
     let config = load(config)?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
@@ -166,7 +147,7 @@ fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> a
             Command::Check => show::check(&config).await,
             Command::Render(render) => render.run(&config).await,
             Command::Status(status) => status.run(&config).await,
-            Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
+            Command::Completions(_) | Command::Man(_) => Ok(ExitCode::SUCCESS),
         }
     })
 }
@@ -211,11 +192,12 @@ impl io::Write for Log {
 
 /// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> io::Result<()> {
-    use io::Write as _;
-    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
-    }
+    shell::print(text.as_bytes())
+}
+
+/// Prints a problem to standard error. Servers and documents of others may have written its text.
+fn complain(problem: &str) {
+    eprintln!("{}", dns_core::terminal::lines(problem));
 }
 
 /// Reads the sources once and reports their problems. Returns whether there are any.
@@ -228,7 +210,7 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::Read, bool)> {
     );
     problems.extend(read.state.fleet_problem.clone());
     for problem in &problems {
-        eprintln!("{problem}");
+        complain(problem);
     }
     Ok((read, !problems.is_empty()))
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, process::ExitCode};
 use anyhow::bail;
 
 use super::{
-    Colour, Selection, print,
+    Colour, Selection, complain, print,
     publish::{Prepared, prepare, unlisted},
     read_sources,
 };
@@ -154,7 +154,7 @@ impl Order<'_> {
                 Err(problem) => vec![problem],
             };
             for problem in &problems {
-                eprintln!("{name}: {problem}");
+                complain(&format!("{name}: {problem}"));
             }
             failed |= !problems.is_empty();
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Colour, Selection, print, read_sources};
+use super::{Colour, Selection, complain, print, read_sources};
 use crate::{
     config::Config,
     diff,
@@ -116,7 +116,7 @@ impl Apply {
                 Err(problem) => vec![problem],
             };
             for problem in &problems {
-                eprintln!("{name}: {problem}");
+                complain(&format!("{name}: {problem}"));
             }
             failed |= !problems.is_empty();
         }
@@ -142,7 +142,7 @@ async fn publish(
             print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
             let state = ProviderState::of_report(&report);
             for remark in state.remarks(target) {
-                eprintln!("{}: {remark}", target.name());
+                complain(&format!("{}: {remark}", target.name()));
             }
             state.problems(target)
         }

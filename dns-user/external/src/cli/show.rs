@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 
-use super::{Selection, print, read_sources};
+use super::{Selection, complain, print, read_sources};
 use crate::{
     api::{Overview, ProviderOverview},
     config::Config,
@@ -40,7 +40,7 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     for target in read.state.publication.targets.values() {
         let name = target.name();
         if let Err(problem) = launch(&target.record, &name, &options) {
-            eprintln!("{name}: {problem}");
+            complain(&format!("{name}: {problem}"));
             failed = true;
         }
         for remark in target.record.remarks() {

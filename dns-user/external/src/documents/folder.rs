@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dns_platform::files::FileStamp;
+use dns_platform::files::{FileStamp, bounded};
 
 use super::{Content, Document, DocumentId, Kind, StatusFile};
 use crate::text::{self, Problem, Problems};
@@ -193,14 +193,12 @@ fn read_file(path: &Path, stamp: Option<FileStamp>) -> Reading {
 }
 
 fn read_text(path: &Path) -> io::Result<String> {
-    let data = fs::metadata(path)?;
-    if !data.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    if data.len() > LONGEST {
+    if fs::metadata(path)?.len() > LONGEST {
         return Err(io::Error::other(format!("it is longer than {} MiB", LONGEST >> 20)));
     }
-    fs::read_to_string(path)
+    // A FIFO in the folder must not block.
+    let bytes = bounded::read(path)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> FileState {

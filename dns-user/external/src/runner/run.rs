@@ -100,7 +100,7 @@ async fn listen(config: &Config, desk: &Arc<Desk>) -> anyhow::Result<()> {
     if let Some(address) = config.metrics {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
-        tokio::spawn(api::serve_plain(listener, api::metrics_routes(desk.clone())));
+        tokio::spawn(dns_programs::server::serve_plain(listener, api::metrics_routes(desk.clone())));
     }
     Ok(())
 }

@@ -3,7 +3,6 @@
 mod certificates;
 mod fleet;
 mod names;
-mod shell;
 
 use std::{
     io::{self, IsTerminal},
@@ -12,6 +11,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, Subcommand};
+use dns_programs::shell;
 
 use crate::{
     control::{self, Command as Order, Reply},
@@ -103,10 +103,7 @@ pub fn main() -> ExitCode {
     let filter = filter.unwrap_or_else(|_| "info".into());
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours).with_env_filter(filter).init();
-    command.run().unwrap_or_else(|error| {
-        eprintln!("bosh-dns-identity: {error:#}");
-        ExitCode::FAILURE
-    })
+    command.run().unwrap_or_else(|error| shell::failed("bosh-dns-identity", &error))
 }
 
 impl Command {
@@ -126,8 +123,10 @@ impl Command {
             Self::Token(token) => token.run(),
             Self::Agent(options) => block_on(agent::run(*options)),
             Self::RotateCa(options) => block_on(rotate::run(options)),
-            Self::Man(man) => man.run(CommandLine::command()),
-            Self::Completions(completions) => completions.run(CommandLine::command()),
+            Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
+            Self::Completions(completions) => {
+                completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
+            }
         }
     }
 }

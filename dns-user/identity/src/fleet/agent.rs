@@ -157,7 +157,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
         Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, contact, shown };
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = crate::ended();
+    let ended = dns_programs::ended();
     tokio::pin!(ended);
     let mut ready = false;
     loop {
@@ -198,6 +198,13 @@ fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
     let ders = certificates(pair.certificate.as_bytes()).ok()?;
     let parsed = parse_all(&ders).ok()?;
     Some((validity(&parsed[0]), Fingerprint::of(ders.get(1)?)))
+}
+
+/// Returns whether the pair's certificate contains the public key of `key`.
+fn is_of(pair: &Pair, key: &PrivateKey) -> bool {
+    let ders = certificates(pair.certificate.as_bytes());
+    let parsed = ders.as_ref().ok().and_then(|ders| parse_all(ders).ok());
+    parsed.is_some_and(|parsed| parsed[0].public_key().raw == key.public_key_info())
 }
 
 impl Agent {
@@ -357,6 +364,10 @@ impl Agent {
         let reply: PairReply = self.issuer.call("/v1/pair", &request, &roots, pair.as_ref(), token).await?;
         let pair = Pair { certificate: reply.certificate, key: key.to_pem()? };
         let (validity, issuer) = facts(&pair).context("the issuer's reply holds no certificate")?;
+        anyhow::ensure!(
+            is_of(&pair, &key),
+            "the issuer's certificate is for another key; the pair is not used"
+        );
         let owner = self.owner.filter(|_| role.is_some());
         self.pairs[role].folder.replace_pair(&pair, &reply.orders.bundle, owner)?;
         if token.is_some()
@@ -373,6 +384,7 @@ impl Agent {
             "no valid certificate of this instance; create a token at the issuer and name it by --token",
         )?;
         let token = fs::read_to_string(path)
+            .map(Zeroizing::new)
             .with_context(|| format!("{}: create a token at the issuer", path.display()))?;
         Ok(Zeroizing::new(token.trim().to_owned()))
     }
@@ -388,5 +400,24 @@ impl Shown {
         let failures = self.failures.iter().map(|(reason, count)| (vec![*reason], *count));
         shown.counter(&metrics::FAILURES, failures)?;
         Ok(shown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_certificates_are_rejected() -> anyhow::Result<()> {
+        let (own, other) = (PrivateKey::generate(KeyType::P256)?, PrivateKey::generate(KeyType::P256)?);
+        let pair = |key: &PrivateKey| -> anyhow::Result<Pair> {
+            let signed = rcgen::KeyPair::from_pem(&key.to_pem()?)?;
+            let certificate = rcgen::CertificateParams::new(["i1".to_owned()])?.self_signed(&signed)?;
+            Ok(Pair { certificate: certificate.pem(), key: key.to_pem()? })
+        };
+        assert!(is_of(&pair(&own)?, &own) && !is_of(&pair(&other)?, &own));
+        let damaged = Pair { certificate: "-----BEGIN CERTIFICATE-----".to_owned(), key: own.to_pem()? };
+        assert!(!is_of(&damaged, &own));
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! `issuer`: issues the fleet's certificates to agents, over mutual TLS.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -19,11 +19,11 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use dns_programs::server;
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use super::{
@@ -42,11 +42,8 @@ use crate::{
     profile::Profile,
 };
 
-/// Maximum number of concurrent connections.
+/// Maximum number of open connections: of 10,000 agents, some 100 report at the same time.
 const MOST_CONNECTIONS: usize = 1024;
-
-/// Maximum lifetime of a connection.
-const LIFE: Duration = Duration::from_secs(30);
 
 /// Maximum size of a call in bytes.
 const LARGEST_CALL: usize = 64 << 10;
@@ -101,7 +98,7 @@ struct Shared {
     /// The issuing CA.
     authority: Arc<Authority>,
     bundle: String,
-    fleet: Arc<Snapshot>,
+    fleet: Arc<Fleet>,
     fleet_stamp: Option<SystemTime>,
     members: Members,
     /// Whether the members differ from the file.
@@ -113,6 +110,21 @@ struct Shared {
     refused: BTreeMap<&'static str, u64>,
     /// The last file error, so that each is reported once.
     problem: Option<String>,
+}
+
+/// The fleet of the records.
+struct Fleet {
+    snapshot: Snapshot,
+    /// Ids of all instances: every report looks one up.
+    ids: HashSet<String>,
+}
+
+impl Fleet {
+    fn read(records: &Path) -> anyhow::Result<Self> {
+        let snapshot = snapshot(records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+        let ids = snapshot.instances().map(|row| row.id.to_owned()).collect();
+        Ok(Self { snapshot, ids })
+    }
 }
 
 /// Common name of a client's verified certificate.
@@ -140,7 +152,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         }
         (None, None) => anyhow::bail!("no CA yet; start once with --ca and --ca-key"),
     };
-    let fleet = snapshot(&records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+    let fleet = Fleet::read(&records)?;
     let authority = state.authority(&trust.issuing, now)?;
     let bundle = bundle(&state, &trust)?;
     let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
@@ -171,7 +183,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     tokio::spawn(refresh(desk.clone()));
     tokio::select! {
         () = accept(listener, desk.clone()) => {}
-        () = crate::ended() => {}
+        () = dns_programs::ended() => {}
     }
     desk.save();
     Ok(())
@@ -183,32 +195,22 @@ async fn accept(listener: TcpListener, desk: Arc<Desk>) {
         .route("/v1/report", post(report))
         .layer(DefaultBodyLimit::max(LARGEST_CALL))
         .with_state(desk.clone());
-    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    loop {
-        // The semaphore is never closed.
-        let Ok(permit) = connections.clone().acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
+    let serve_one = move |stream| {
         let acceptor = TlsAcceptor::from(desk.shared.lock().tls.clone());
         let router = router.clone();
-        tokio::spawn(async move {
-            let _permit = permit;
+        async move {
             let served = async {
                 let stream = acceptor.accept(stream).await?;
                 let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let router = router.layer(Extension(Peer(certificate.and_then(common_name))));
-                hyper::server::conn::http1::Builder::new()
-                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-                    .await
-                    .map_err(std::io::Error::other)
+                server::serve(stream, router).await
             };
-            if let Ok(Err(error)) = tokio::time::timeout(LIFE, served).await {
+            if let Err(error) = served.await {
                 tracing::debug!(%error, "connection ended");
             }
-        });
-    }
+        }
+    };
+    server::accept(listener, MOST_CONNECTIONS, serve_one).await;
 }
 
 /// Reloads changed files and renews the issuer's own certificate.
@@ -310,15 +312,14 @@ impl Desk {
         }
         let stamp = modified(&self.records);
         if stamp != self.shared.lock().fleet_stamp {
-            let fleet = snapshot(&self.records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+            let fleet = Fleet::read(&self.records)?;
             let mut shared = self.shared.lock();
             (shared.fleet, shared.fleet_stamp) = (Arc::new(fleet), stamp);
         }
         let mut shared = self.shared.lock();
         let fleet = shared.fleet.clone();
-        let known: std::collections::BTreeSet<&str> = fleet.instances().map(|row| row.id).collect();
         let before = shared.members.len();
-        shared.members.retain(|id, member| member.not_after > seconds(now) && known.contains(id.as_str()));
+        shared.members.retain(|id, member| member.not_after > seconds(now) && fleet.ids.contains(id));
         shared.unsaved |= shared.members.len() != before;
         Ok(())
     }
@@ -396,7 +397,7 @@ impl Desk {
             }
             (_, Some(_)) => {}
         }
-        let profile = policy::profile(&fleet, &self.roles, request)
+        let profile = policy::profile(&fleet.snapshot, &self.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
         let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
         let proved = proved.ok_or_else(|| {
@@ -451,7 +452,7 @@ impl Desk {
             .clone()
             .ok_or_else(|| refuse(StatusCode::UNAUTHORIZED, "show the instance's certificate".to_owned()))?;
         let mut shared = self.shared.lock();
-        if !shared.fleet.instances().any(|row| row.id == instance) {
+        if !shared.fleet.ids.contains(&instance) {
             let error = policy::Refusal::UnknownInstance(instance).to_string();
             return Err(refuse(StatusCode::FORBIDDEN, error));
         }

@@ -11,6 +11,7 @@ mod metrics;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use dns_programs::server;
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 
@@ -20,7 +21,6 @@ use crate::{
     clock::now_ms,
     limit::LogLimit,
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
-    metrics_server,
     store::{Store, StoreOptions},
 };
 
@@ -94,7 +94,8 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let store = Store::open(&options.store, Some(&bus))?;
     let metrics = Arc::new(Metrics::new()?);
     if let Some(address) = options.metrics {
-        metrics_server::spawn(address, metrics.registry.clone()).await?;
+        let registry = metrics.registry.clone();
+        server::spawn_metrics(address, move || Ok(registry.gather())).await?;
     }
     let running = async {
         let disk = Disk::start(&options, store.longest())?;
@@ -115,7 +116,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     };
     tokio::select! {
         ended = running => ended,
-        () = crate::ended() => {
+        () = dns_programs::ended() => {
             // The file is always either the old or the new one. A last reply may still be queued.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
+use dns_programs::shell;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
@@ -48,16 +49,9 @@ enum Command {
     /// Print the name of a link for a certificate
     San(address::San),
     /// Print the manual page, or write all pages to a folder
-    Man {
-        /// Folder for all pages
-        #[arg(long, value_name = "FOLDER")]
-        folder: Option<PathBuf>,
-    },
+    Man(shell::Man),
     /// Print the completions of a shell
-    Completions {
-        /// The shell
-        shell: clap_complete::Shell,
-    },
+    Completions(shell::Completions),
     /// Confirm that the inventory may remove this many instances at once
     ConfirmRemovals(ConfirmRemovals),
     /// Print the configuration of nats-server, with a director's permissions
@@ -133,8 +127,7 @@ pub fn main() -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("bosh-dns-sync: {}", dns_core::terminal::lines(&format!("{error:#}")));
-    ExitCode::FAILURE
+    shell::failed("bosh-dns-sync", error)
 }
 
 impl Command {
@@ -148,15 +141,9 @@ impl Command {
             Self::Address(address) => address.run().map(|()| ExitCode::SUCCESS),
             Self::San(san) => san.run().map(|()| ExitCode::SUCCESS),
             Self::ConfirmRemovals(confirm) => confirm.run().map(|()| ExitCode::SUCCESS),
-            Self::Man { folder } => man(folder).map(|()| ExitCode::SUCCESS),
-            Self::Completions { shell } => {
-                clap_complete::generate(
-                    shell,
-                    &mut CommandLine::command(),
-                    "bosh-dns-sync",
-                    &mut io::stdout(),
-                );
-                Ok(ExitCode::SUCCESS)
+            Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
+            Self::Completions(completions) => {
+                completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
             }
             Self::NatsConfig(config) => config.run().map(|()| ExitCode::SUCCESS),
         }
@@ -174,17 +161,6 @@ impl io::Write for Log {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
-    }
-}
-
-/// Prints the manual page, or writes all pages to a folder.
-fn man(folder: Option<PathBuf>) -> anyhow::Result<()> {
-    let command = CommandLine::command();
-    match folder {
-        Some(folder) => {
-            clap_mangen::generate_to(command, &folder).with_context(|| folder.display().to_string())
-        }
-        None => Ok(clap_mangen::Man::new(command).render(&mut io::stdout())?),
     }
 }
 

@@ -16,6 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use dns_programs::server;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -24,7 +25,6 @@ use super::{Shared, book::Book, source::InventoryOptions, state::Folder};
 use crate::{
     inventory::changes::Change,
     message::printable,
-    server,
     tls::{self, TlsFiles},
 };
 
@@ -48,7 +48,7 @@ pub(super) async fn spawn(
     let router =
         Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
     let clients: Arc<[String]> = clients.into();
-    tokio::spawn(server::accept(listener, move |stream| {
+    tokio::spawn(server::accept(listener, server::MOST_CONNECTIONS, move |stream| {
         // Rotated certificates apply from the next connection on.
         match tls::server(&files) {
             Ok(new) => config = Arc::new(new),

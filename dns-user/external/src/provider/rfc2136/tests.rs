@@ -79,6 +79,43 @@ fn transfer_must_be_complete() {
 }
 
 #[test]
+fn endless_transfers_are_refused() {
+    let mut transfer = Transfer::new(&apex(), 9);
+    transfer.take(&response(9, &[None])).unwrap();
+    // Signatures are skipped, so that reading them is fast.
+    let signature = format!(r"\# 60000 {}", "00".repeat(60_000));
+    let message = response(9, &[Some(("t.example.org", RecordType(46), &signature))]);
+    let taken = (0..).find_map(|number| transfer.take(&message).err().map(|error| (number, error)));
+    let (number, error) = taken.unwrap();
+    assert_eq!(error, TransferError::TooLarge);
+    assert!(number * message.len() <= 256 << 20, "{number} messages");
+}
+
+#[test]
+fn data_end_with_their_record() {
+    let decoded = |record_type: RecordType, data: &[u8], length: u16| {
+        let mut section = Records::default();
+        section.push(&apex(), &apex(), record_type, CLASS_IN, 60, data).unwrap();
+        let mut message = Message::new(9, 0, &apex(), TYPE_AXFR);
+        message.append(1, section.count, &section.octets);
+        let mut message = message.finish();
+        let place = message.len() - data.len() - 2;
+        message[place..place + 2].copy_from_slice(&length.to_be_bytes());
+        let mut reader = Reader::new(&message);
+        reader.header().unwrap();
+        reader.question().unwrap();
+        decode(&message, &reader.record().unwrap())
+    };
+    let text = b"\x04text";
+    assert!(decoded(RecordType::TXT, text, 5).is_ok());
+    assert!(decoded(RecordType::TXT, text, 4).is_err(), "the string is longer than the data");
+    let host = b"\0\x0a\x01a\0";
+    assert!(decoded(RecordType::MX, host, 5).is_ok());
+    assert!(decoded(RecordType::MX, host, 4).is_err(), "the name is longer than the data");
+    assert!(decoded(RecordType::CNAME, b"\x01a\0more", 7).is_err(), "the name is shorter than the data");
+}
+
+#[test]
 fn unsigned_messages_are_refused() {
     let key = key();
     let mut request = Message::new(9, 0, &apex(), TYPE_AXFR).finish();

@@ -6,6 +6,9 @@ use crate::record::{Name, Record, RecordType};
 /// DNSSEC types that are ignored: servers generate them, and they conflict with nothing.
 const SIGNATURES: [u16; 4] = [46, 47, 50, 51];
 
+/// Maximum size of a transfer in octets, some five million records.
+const MAX_ZONE: usize = 256 << 20;
+
 /// A transfer in progress.
 pub(super) struct Transfer {
     apex: Name,
@@ -14,6 +17,8 @@ pub(super) struct Transfer {
     serial: Option<u32>,
     is_complete: bool,
     sets: Sets,
+    /// Octets that may still follow.
+    left: usize,
 }
 
 pub(super) struct Transferred {
@@ -40,15 +45,25 @@ pub(super) enum TransferError {
     Outside(Name),
     #[error("it ended before the last SOA")]
     Incomplete,
+    #[error("the zone is larger than {} MiB", MAX_ZONE >> 20)]
+    TooLarge,
 }
 
 impl Transfer {
     pub(super) fn new(apex: &Name, id: u16) -> Self {
-        Self { apex: apex.clone(), id, serial: None, is_complete: false, sets: Sets::default() }
+        Self {
+            apex: apex.clone(),
+            id,
+            serial: None,
+            is_complete: false,
+            sets: Sets::default(),
+            left: MAX_ZONE,
+        }
     }
 
     /// Processes the next message, without its signature. Returns whether it was the last one.
     pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
+        self.left = self.left.checked_sub(message.len()).ok_or(TransferError::TooLarge)?;
         let mut reader = Reader::new(message);
         let header = reader.header()?;
         if header.id != self.id || !header.is_response() {
@@ -96,7 +111,7 @@ impl Transfer {
 
     /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
     pub(super) fn finish(self) -> Result<Transferred, TransferError> {
-        let Self { apex, id: _, serial, is_complete, sets } = self;
+        let Self { apex, id: _, serial, is_complete, sets, left: _ } = self;
         let serial = serial.filter(|_| is_complete).ok_or(TransferError::Incomplete)?;
         let mut records = sets.finish();
         records.retain(|record| record.record_type != RecordType::NS || record.name != apex);

@@ -327,7 +327,11 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
                 let length = usize::from(reader.u8()?);
                 value.extend_from_slice(reader.octets(length)?);
             }
-            return Ok(Target::text(&value));
+            // A string must not reach into the next record.
+            return match reader.position() == record.data.end {
+                true => Ok(Target::text(&value)),
+                false => Err(WireError("malformed data")),
+            };
         }
         RecordType::MX => format!("{} {}", reader.u16()?, reader.name()?),
         RecordType::SRV => {
@@ -347,6 +351,10 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
             format!(r"\# {} {hex}", data.len())
         }
     };
+    let is_read = reader.position() > record.data.start;
+    if is_read && reader.position() != record.data.end {
+        return Err(WireError("data of another length"));
+    }
     Target::parse(record.record_type, &text).map_err(|_| WireError("malformed data"))
 }
 
