@@ -188,10 +188,10 @@ fn interface_answers_keep_watches() -> Result<()> {
         "metrics": {"enabled": true},
         "consul": {"sources": {"http": http}},
     });
-    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let folder = server::folder(&server::records_of_groups(&[1]), None)?;
     let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
     wait_until("the catalog", Duration::from_secs(120), || server.log().contains("6000 instances"))?;
-    wait_for_fast_path(&namespace)?;
+    wait_for_fast_path(&namespace).with_context(|| server.log())?;
     // The last ones get no watch without being used.
     let hot: Vec<String> = (SERVICES - HOT..SERVICES).map(|number| format!("service-{number}")).collect();
     let count = |service: &str| -> Result<usize> {

@@ -69,7 +69,7 @@ fn invalid_files_keep_dns_up() -> Result<()> {
     let definitions = folder.path().join("consul/*.json").display().to_string();
     let settings = json!({
         "xdp": {"mode": "off"}, "metrics": {"enabled": true},
-        "consul": {"sources": {"files": [definitions]}},
+        "consul": {"node_name": "here", "advertise_addr": "10.9.0.9", "sources": {"files": [definitions]}},
     });
     let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
     let answer = |address: [u8; 4], name: &str| -> Result<Vec<IpAddr>> {
@@ -81,7 +81,11 @@ fn invalid_files_keep_dns_up() -> Result<()> {
             ensure!(answer(address, name)? == [IpAddr::from([10, 0, 0, 4])], "{name}: {}", server.log());
         }
     }
-    ensure!(answer([127, 0, 0, 1], "web.service.consul.")? == [IpAddr::from([10, 9, 0, 1])]);
+    ensure!(
+        answer([127, 0, 0, 1], "web.service.consul.")? == [IpAddr::from([10, 9, 0, 1])],
+        "{}",
+        server.log()
+    );
     let mut curl = namespace.command("curl")?;
     let ready = curl.args(["-sS", "--max-time", "10", "http://127.0.0.1:53088/readyz"]).output()?;
     let ready = String::from_utf8(ready.stdout)?;
@@ -121,7 +125,8 @@ fn invalid_handlers_end_start() -> Result<()> {
     fs::write(&config, settings.to_string())?;
     for command in ["check", "run"] {
         let output = Command::new(server::program()?).arg(command).arg("--config").arg(&config).output()?;
-        let problem = String::from_utf8(output.stderr)?;
+        // The server's log is on standard output.
+        let problem = String::from_utf8([output.stdout, output.stderr].concat())?;
         ensure!(output.status.code() == Some(1), "{command}: {problem}");
         ensure!(
             problem.contains("handlers/wrong.json: handlers[0].source.type: is missing"),
