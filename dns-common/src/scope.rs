@@ -101,9 +101,9 @@ pub struct Probe {
     pub client: [u8; 16],
 }
 
-/// Minimum number of queries per probe, counted per CPU, so that a client with few queries loses
+/// One in this many queries becomes a probe once one is due, so that a client with few queries loses
 /// hardly any after the server was killed. A power of two.
-pub const PROBE_SHARE: u64 = 4;
+pub const PROBE_SHARE: u32 = 4;
 
 /// Minimum time between two probes in nanoseconds.
 pub const PROBE_INTERVAL_NS: u64 = 1_000_000_000;

@@ -2,7 +2,7 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use dns_common::{
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
@@ -179,7 +179,9 @@ fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bo
     let probe = opaque(probe as usize);
     // SAFETY: a probe in a map's memory.
     let due = unsafe { load::<u64>(probe + offset_of!(Probe, due_ns)) };
-    if now < due || maps::replies(frame.slot) % PROBE_SHARE != PROBE_SHARE - 1 {
+    // At random, because clients that take turns would otherwise be probed always or never.
+    // SAFETY: the helper is always safe to call.
+    if now < due || unsafe { bpf_get_prandom_u32() } % PROBE_SHARE != 0 {
         return false;
     }
     // SAFETY: as above; only the programs write it.

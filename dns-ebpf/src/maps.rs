@@ -163,13 +163,6 @@ pub fn count(outcome: usize) {
     }
 }
 
-/// Returns the number of replies by the interface in a slot on this CPU.
-#[inline(always)]
-pub fn replies(slot: usize) -> u64 {
-    // SAFETY: this CPU's own element, and an existing slot.
-    counters().map_or(0, |counters| unsafe { (*counters).interface_hits[opaque(slot) & (INTERFACES - 1)] })
-}
-
 /// The properties of a reply that are counted.
 pub struct Answered {
     /// Whether the reply was complete or truncated.

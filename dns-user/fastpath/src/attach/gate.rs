@@ -29,7 +29,7 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 
 /// Number of server reports in which a noticed probe may arrive: a server that was stopped, or
 /// starved of CPU time, reports again before it has read its sockets.
-const PROBE_REPORTS: u64 = 3;
+const PROBE_REPORTS: u64 = FRESH_REPORTS;
 
 /// Maximum number of outstanding probes per door; the program passes one per second.
 const MOST_PENDING: usize = 8;
@@ -40,11 +40,15 @@ const LOSSES: usize = 2;
 
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long a silent witness keeps a door closed.
+/// How long a silent witness, or a silent client that the rules forbid, keeps a door closed.
 const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
 /// Maximum number of witnesses per door.
 const MOST_WITNESSES: usize = 16;
+
+/// Number of server reports after which an arriving query was certainly sent after an event: the
+/// first one counts queries from before it, and a starved server reads its sockets late.
+pub(super) const FRESH_REPORTS: u64 = 3;
 
 /// Maximum number of clients per door for which rules are checked.
 const MOST_KNOWN: usize = 8;
@@ -88,9 +92,7 @@ struct Door {
     /// Recent clients and their time, to explain lost probes.
     clients: Vec<(IpAddr, Instant)>,
     /// Clients seen so far, at most [`MOST_KNOWN`].
-    known: Vec<IpAddr>,
-    /// Time of the last query.
-    last: Option<Instant>,
+    known: Vec<Known>,
     /// Whether the last report left clients out.
     more: bool,
     /// Number of probes noticed so far.
@@ -101,6 +103,16 @@ struct Door {
     lost: Vec<(IpAddr, Instant)>,
     /// Witnesses: clients of lost probes, with the time.
     witnesses: Vec<(IpAddr, Instant)>,
+}
+
+/// A client whose queries came to an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) client: IpAddr,
+    /// Number of the last server report with one of its queries; `None` if only a program saw them.
+    pub(super) arrived: Option<u64>,
+    /// Time of its last noticed query.
+    pub(super) seen: Instant,
 }
 
 /// A probe that has not arrived yet.
@@ -136,10 +148,10 @@ impl Gate {
 
     /// Processes a report. Returns whether a door has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
+        let reports = self.reports;
         let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
         door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
-        door.last = Some(now);
-        arrival.clients.iter().for_each(|&client| door.know(client));
+        arrival.clients.iter().for_each(|&client| door.know(client, Some(reports), now));
         door.more |= arrival.more;
         door.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
         door.lost.retain(|(client, _)| !arrival.clients.contains(client));
@@ -167,7 +179,7 @@ impl Gate {
             return;
         }
         door.probes = probed.count;
-        door.know(probed.client);
+        door.know(probed.client, None, now);
         let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
         let has_arrived =
             door.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
@@ -223,7 +235,9 @@ impl Gate {
 
     fn forget_old(&mut self, now: Instant) {
         for door in self.doors.values_mut() {
-            door.witnesses.retain(|&(_, since)| now.saturating_duration_since(since) < WITNESS_KEPT);
+            let is_recent = |since: Instant| now.saturating_duration_since(since) < WITNESS_KEPT;
+            door.witnesses.retain(|&(_, since)| is_recent(since));
+            door.known.retain(|known| is_recent(known.seen));
         }
     }
 
@@ -238,9 +252,14 @@ impl Gate {
         self.doors.get(&(ifindex, endpoint)).is_some_and(|door| door.open)
     }
 
-    /// Returns some clients of a door, and the time of the last query there.
-    pub(crate) fn seen(&self, ifindex: u32, endpoint: usize) -> (&[IpAddr], Option<Instant>) {
-        self.doors.get(&(ifindex, endpoint)).map_or((&[], None), |door| (&door.known, door.last))
+    /// Returns some clients of a door.
+    pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> &[Known] {
+        self.doors.get(&(ifindex, endpoint)).map_or(&[], |door| &door.known)
+    }
+
+    /// Returns the number of the server's reports so far.
+    pub(super) fn reports(&self) -> u64 {
+        self.reports
     }
 
     /// Closes the doors of a detached interface; only new evidence opens them.
@@ -282,15 +301,17 @@ pub(crate) enum Waiting {
 }
 
 impl Door {
-    /// Records a client, replacing the oldest one if necessary.
-    fn know(&mut self, client: IpAddr) {
-        if self.known.contains(&client) {
+    /// Records a client, replacing the oldest one if necessary, and the report with its query.
+    fn know(&mut self, client: IpAddr, arrived: Option<u64>, now: Instant) {
+        if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
+            known.arrived = arrived.or(known.arrived);
+            known.seen = now;
             return;
         }
         if self.known.len() >= MOST_KNOWN {
             self.known.remove(0);
         }
-        self.known.push(client);
+        self.known.push(Known { client, arrived, seen: now });
     }
 
     /// Records a lost probe of this client.
@@ -394,6 +415,20 @@ mod tests {
             closed.extend(gate.judge(now, || false));
         }
         assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
+    }
+
+    #[test]
+    fn known_clients_carry_their_report() {
+        let (mut gate, now) = open();
+        gate.probed(7, 0, probed(OTHER, 1), now);
+        gate.reported();
+        gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
+        let known = |gate: &Gate| -> Vec<(IpAddr, Option<u64>)> {
+            gate.known(7, 0).iter().map(|known| (known.client, known.arrived)).collect()
+        };
+        assert_eq!(known(&gate), [(CLIENT, Some(1)), (OTHER, None)]);
+        gate.judge(now + WITNESS_KEPT, || false);
+        assert_eq!(known(&gate), [(CLIENT, Some(1))], "a silent client is forgotten");
     }
 
     #[test]

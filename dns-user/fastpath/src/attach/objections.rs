@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    gate::{FRESH_REPORTS, Known},
     netlink::Link,
     rules::{Device, Objection, Rules},
     xfrm::{self, Policy},
@@ -26,8 +27,9 @@ pub(super) struct Objections {
     /// The policies as read last.
     policies: Vec<Policy>,
     read: Option<Instant>,
-    /// Time of the last change that was noticed.
-    changed: Option<Instant>,
+    /// Number of the server's reports when the last change was noticed; `None` before the first
+    /// reading.
+    changed: Option<u64>,
     /// Cached answers, by interface, endpoint and client.
     known: BTreeMap<(u32, SocketAddr, IpAddr), Option<Objection>>,
     /// The last reading error, so that it is logged only once.
@@ -35,8 +37,8 @@ pub(super) struct Objections {
 }
 
 impl Objections {
-    /// Reads rules and policies again when they are due.
-    pub(super) fn refresh(&mut self, now: Instant) {
+    /// Reads rules and policies again when they are due, after this number of server reports.
+    pub(super) fn refresh(&mut self, now: Instant, reports: u64) {
         if self.read.is_some_and(|read| now.saturating_duration_since(read) < ROUND) {
             return;
         }
@@ -46,7 +48,7 @@ impl Objections {
             Ok((rules, policies)) => {
                 self.problem = None;
                 if (&rules, &policies) != (&self.rules, &self.policies) || self.changed.is_none() {
-                    (self.rules, self.policies, self.changed) = (rules, policies, Some(now));
+                    (self.rules, self.policies, self.changed) = (rules, policies, Some(reports));
                     self.known.clear();
                 }
             }
@@ -60,15 +62,11 @@ impl Objections {
         }
     }
 
-    /// Returns the reason why an interface must not answer these clients for an endpoint. `arrived`
-    /// is the time of the last query there, which proves that the kernel delivers.
-    pub(super) fn find(
-        &mut self,
-        link: &Link,
-        endpoint: SocketAddr,
-        clients: &[IpAddr],
-        arrived: Option<Instant>,
-    ) -> Option<String> {
+    /// Returns the reason why an interface must not answer these clients for an endpoint.
+    ///
+    /// An objection to a client's queries is overruled only by later queries of that client, which
+    /// the kernel delivered although the rules seem to forbid it.
+    pub(super) fn find(&mut self, link: &Link, endpoint: SocketAddr, clients: &[Known]) -> Option<String> {
         if self.policies.iter().any(|policy| policy.covers(endpoint)) {
             return Some(
                 "an IPsec policy covers the endpoint, and a reply given here would leave past it".to_owned(),
@@ -78,16 +76,18 @@ impl Objections {
             self.known.clear();
         }
         let device = Device::of(link);
-        let any = [any_client(endpoint)];
-        let clients = if clients.is_empty() { &any } else { clients };
-        for &client in clients {
+        let any = [(any_client(endpoint), None)];
+        let clients = clients.iter().map(|known| (known.client, known.arrived));
+        let any = any.into_iter().filter(|_| clients.len() == 0);
+        for (client, arrived) in clients.clone().chain(any) {
             let Self { rules, known, changed, .. } = self;
             let found = known
                 .entry((link.ifindex, endpoint, client))
                 .or_insert_with(|| rules.objection(&device, client, endpoint));
+            let fresh = changed.map(|changed| changed + FRESH_REPORTS);
             match found {
-                // The rules were misread, or the queries came from another client.
-                Some(Objection::Held) if arrived > *changed => {}
+                // The rules were misread.
+                Some(Objection::Held) if arrived.is_some() && arrived >= fresh => {}
                 Some(objection) => return Some(objection.to_string()),
                 None => {}
             }
@@ -102,5 +102,41 @@ fn any_client(endpoint: SocketAddr) -> IpAddr {
         Ipv4Addr::new(192, 0, 2, 1).into()
     } else {
         Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENDPOINT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);
+    const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 10, 2));
+    const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 10, 3));
+
+    /// Returns rules read after `reports` reports, which seem to hold back the queries of both
+    /// clients.
+    fn holding(reports: u64) -> Objections {
+        let held = [CLIENT, OTHER].map(|client| ((7, ENDPOINT, client), Some(Objection::Held)));
+        Objections { changed: Some(reports), known: held.into(), ..Objections::default() }
+    }
+
+    fn known(client: IpAddr, arrived: Option<u64>) -> Known {
+        Known { client, arrived, seen: Instant::now() }
+    }
+
+    #[test]
+    fn late_report_overrules_nothing() {
+        let link = Link::named(7, "s-1");
+        let find = |arrived| holding(10).find(&link, ENDPOINT, &[known(CLIENT, arrived)]).is_some();
+        assert!(find(None) && find(Some(9)));
+        assert!(find(Some(11)), "the report counts queries from before the change");
+        assert!(!find(Some(10 + FRESH_REPORTS)));
+    }
+
+    #[test]
+    fn clients_speak_for_themselves() {
+        let link = Link::named(7, "s-1");
+        let fresh = known(CLIENT, Some(10 + FRESH_REPORTS));
+        assert!(holding(10).find(&link, ENDPOINT, &[fresh, known(OTHER, Some(9))]).is_some());
     }
 }

@@ -428,7 +428,12 @@ impl Follower {
             if !self.rtnl.may_go(now) {
                 self.postponed = true;
             } else if let Some(on) = self.attached.remove(&ifindex) {
-                let Self { setting, netlink, rtnl, .. } = self;
+                let Self { setting, netlink, rtnl, links, refusals, .. } = self;
+                // Lost probes were logged; an idle interface is no event.
+                if let Some(why) = refusals.get(&ifindex) {
+                    let interface = links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
+                    tracing::info!(interface, why, "fast path detached; queries are answered in userspace");
+                }
                 rtnl.take(|| on.attachment.detach(&setting.programs, netlink));
             }
         }
@@ -489,15 +494,15 @@ impl Follower {
         refusals.clear();
         let mut wanted = BTreeMap::new();
         if gate.interfaces().next().is_some() {
-            objections.refresh(now);
+            objections.refresh(now, gate.reports());
         }
         for link in links.iter().filter(|link| setting.selection.takes(link)) {
             let mut mask = 0;
             for &(endpoint, slot) in endpoints.iter().filter(|&&(_, slot)| gate.is_open(link.ifindex, slot)) {
-                let (clients, arrived) = gate.seen(link.ifindex, slot);
+                let clients = gate.known(link.ifindex, slot);
                 let objection = match structure::refusal(link, links) {
                     Some(refusal) => Some(refusal.to_owned()),
-                    None => objections.find(link, endpoint, clients, arrived),
+                    None => objections.find(link, endpoint, clients),
                 };
                 match objection {
                     Some(why) => drop(refusals.insert(link.ifindex, why)),
