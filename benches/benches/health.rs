@@ -40,7 +40,7 @@ fn main() -> Result<()> {
         files.push(write_files(folder.path(), &authority.issue(HEALTH_NAME)?, &authority.certificate)?);
     }
     let fleet = OtherProcess::start(folders[0].path())?;
-    println!("{COUNT} instances, one CA, ECDSA P-256; the instances are another process\n");
+    println!("{COUNT} instances, one CA, ECDSA P-256; the instances run in another process\n");
     println!("| what | checks/s | CPU per check |");
     println!("|---|---|---|");
 
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
     service.tracker().asked(&name()?, &all());
     all_checked(&service)?;
     thread::sleep(Duration::from_secs(1));
-    measure("as many as it can", &service, Duration::from_secs(5))?;
+    measure("as many as possible", &service, Duration::from_secs(5))?;
     println!("\nmemory per tracked instance, its connection and TLS state included: {memory} bytes");
     Ok(())
 }

@@ -33,12 +33,12 @@ fn telling(criterion: &mut Criterion) {
             tap.observe(black_box(&request));
         }
     };
-    criterion.bench_function("request told: nobody wants to know", |bencher| bencher.iter(tell));
+    criterion.bench_function("request logged: no consumer", |bencher| bencher.iter(tell));
     logs.set(Some("RequestLoggerHandler"), LogLevel::Debug).expect("the log runs");
-    criterion.bench_function("request told: to the log, bounded", |bencher| bencher.iter(tell));
+    criterion.bench_function("request logged: rate-limited log", |bencher| bencher.iter(tell));
     logs.unset("RequestLoggerHandler").expect("the log runs");
     let view = tap.subscribe(100);
-    criterion.bench_function("request told: to the tap, one in 100", |bencher| bencher.iter(tell));
+    criterion.bench_function("request logged: tap, one in 100", |bencher| bencher.iter(tell));
     drop(view);
 }
 

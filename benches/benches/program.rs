@@ -154,7 +154,7 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
     // without EDNS.
     for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
         let all = if plain == 0 { String::new() } else { format!("{plain} of ") };
-        let label = format!("{all}{answers} answers by Consul's policy, name of 40 bytes");
+        let label = format!("{all}{answers} answers with Consul's policy, name of 40 bytes");
         let hit = Expected::Counted(Outcome::Hit);
         let policy = Some(AnswerPolicy::new(7, 0, [plain; 2], false, false));
         rows.push(Row { policy, ..row(label, Some(measured), 40, answers, hit)? });

@@ -85,7 +85,7 @@ impl Forwarder {
     }
 
     /// Starts the forwarder and its authority, and waits for the first answer. The authority runs
-    /// on the client's CPU, so that the forwarder has a CPU for itself.
+    /// on the client's CPU, so that the forwarder has its own CPU.
     pub fn start(self, lab: &Lab) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;

@@ -190,7 +190,7 @@ fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
         };
         match program.test_run(options) {
             Ok(_) => {}
-            // A signal: the program has been told to stop, and the waiting thread notices.
+            // A signal: the program was asked to stop, and the waiting thread notices.
             Err(ProgramError::SyscallError(call)) if call.io_error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("load by live frames (Linux 5.18)"),
         }

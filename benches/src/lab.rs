@@ -237,9 +237,9 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
 /// with the default policy.
 pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
     let policy = if waits { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
-    // SAFETY: a structure of plain numbers, for which zeros are what both policies want.
+    // SAFETY: a structure of plain numbers; zeros are valid for both policies.
     let nothing = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is there as long as the call.
+    // SAFETY: the structure outlives the call.
     let done = unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const nothing) };
     ensure!(done == 0, "cannot set a thread's priority: {}", io::Error::last_os_error());
     Ok(())

@@ -50,7 +50,7 @@ const ENOUGH: u32 = 2;
 /// highest rate they can keep.
 const SATURATED: f64 = 0.8;
 
-/// Most packets per poll of NAPI (`NAPI_POLL_WEIGHT`). A core that finds as many at every wake-up
+/// Maximum number of packets per NAPI poll (`NAPI_POLL_WEIGHT`). A core that finds as many at every wake-up
 /// works like a saturated one.
 const POLL: f64 = 64.0;
 

@@ -6,13 +6,13 @@ use anyhow::Result;
 use nix::time::{ClockId, clock_gettime};
 use whole_system_tests::cpu::on_cpu;
 
-/// How long a reading takes.
+/// Duration of a reading.
 const READING: Duration = Duration::from_millis(300);
 
 /// Share of a CPU from which the machine counts as noisy.
 pub const NOISY: f64 = 0.1;
 
-/// Most attempts at one measurement.
+/// Maximum number of attempts at one measurement.
 const ATTEMPTS: usize = 3;
 
 /// Delay before another attempt.
@@ -21,13 +21,13 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// A measurement with the noise around it.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<T> {
-    /// The result.
+    /// Result of the measured work.
     pub value: T,
     /// Share of the CPU that other programs took, 0 to 1.
     pub noise: f64,
 }
 
-/// Measures until the CPU is left alone, at most [`ATTEMPTS`] times; returns the least disturbed
+/// Measures until the CPU is undisturbed, at most [`ATTEMPTS`] times; returns the least disturbed
 /// result. `disturbed` is called before a repetition with the share of other programs.
 pub fn undisturbed<T>(
     cpu: usize,

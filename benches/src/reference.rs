@@ -31,7 +31,7 @@ pub mod quoted {
     pub const SATURATED_ON: &str = "2026-11-22 on an AMD EPYC";
 
     /// The other figures, as a fact of the report.
-    pub const OTHERS: &str = "bosh-dns of August 2026, mixed names, by dnsperf, day not noted: 19,545 queries/s at \
+    pub const OTHERS: &str = "bosh-dns of August 2026, mixed names, by dnsperf, date not recorded: 19,545 queries/s at \
                               100 instances, 5,963 at 1,000, 670 at 10,000; at 1,000 instances and 2,000 \
                               queries/s 212 µs of CPU for each and a median latency of 232 µs; from a new \
                               records.json to the first new answer 514 ms at 1,000 instances, 620 ms at 10,000";

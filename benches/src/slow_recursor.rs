@@ -16,10 +16,10 @@ use whole_system_tests::cpu::stay_on;
 
 use crate::lab::{Lab, SERVER_CPU};
 
-/// Pause between two looks at the socket, and so the error of the delay.
+/// Pause between two polls of the socket, and so the error of the delay.
 const NAP: Duration = Duration::from_micros(500);
 
-/// Most datagrams in the queue of the socket, in bytes.
+/// Size of the socket's receive queue in bytes.
 const BUFFER: usize = 8 << 20;
 
 /// A recursor on the server's CPU, stopped when dropped.

@@ -135,7 +135,7 @@ fn queries_are_answered_and_counted() -> Result<()> {
             })
         });
         loaded.with_context(|| mode.to_owned())?;
-        // Replies pending at the end of the load; none is missing except for lack of room.
+        // Replies pending at the end of the load; none may be missing except for lack of room.
         let lost = || -> Result<[u64; 2]> {
             Ok([meter.lost()? - lost_before, meter.lost_replies()? - lost_replies_before])
         };

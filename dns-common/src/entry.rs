@@ -114,7 +114,7 @@ impl AnswerPolicy {
     ///
     /// `ttl` is in seconds. `most` limits the addresses in a reply (0: no limit); `plain` does the
     /// same for clients limited to 512 bytes, for IPv4 and IPv6 (0: no limit; at most
-    /// [`Self::MAX_PLAIN`]). `truncates` sets TC if addresses are left out, `recursion` sets RA.
+    /// [`Self::MAX_PLAIN`]). `truncates` sets TC if addresses are omitted, `recursion` sets RA.
     pub const fn new(ttl: u32, most: u16, plain: [u8; 2], truncates: bool, recursion: bool) -> Self {
         let flags = (!truncates) as u64 | ((!recursion) as u64) << 1;
         let plain = (plain[0] & 15) as u64 | ((plain[1] & 15) as u64) << 4;
@@ -139,7 +139,7 @@ impl AnswerPolicy {
         (self.0 >> (48 + 4 * is_v6 as u32)) as usize & 15
     }
 
-    /// Returns 1 if TC stays clear even when addresses are left out.
+    /// Returns 1 if TC stays clear even if addresses are omitted.
     #[inline(always)]
     pub const fn never_truncates(self) -> usize {
         (self.0 >> 56) as usize & 1

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{UDP_PAYLOAD_SIZE, entry::padded, name::NameHasher};
 
-/// Maximum number of records in an answer. Answers with more are left to userspace.
+/// Maximum number of records per answer. Answers with more are left to userspace.
 pub const MAX_RECORDS: usize = 24;
 
 /// Maximum length of a body: the rest of the largest reply that passes every path, after a header

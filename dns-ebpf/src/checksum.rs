@@ -71,7 +71,7 @@ impl Sum {
         sum as u16
     }
 
-    /// Returns the checksum as it is stored.
+    /// Returns the checksum in its stored form.
     #[inline(always)]
     pub fn finish(self) -> u16 {
         !self.fold()

@@ -135,9 +135,7 @@ impl Question {
 
 /// RD in the first eight bytes of a header.
 const RD: usize = usize::from_ne_bytes([0, 0, 0x01, 0, 0, 0, 0, 0]);
-/// AD, likewise.
 const AD: usize = usize::from_ne_bytes([0, 0, 0, 0x20, 0, 0, 0, 0]);
-/// CD, likewise.
 const CD: usize = usize::from_ne_bytes([0, 0, 0, 0x10, 0, 0, 0, 0]);
 /// DO in the first eight bytes of an OPT.
 const DO: usize = usize::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x80]);

@@ -23,7 +23,7 @@ use crate::{
 
 /// No decision: the packet continues to the next program, or to the network stack.
 pub const TC_ACT_UNSPEC: i32 = -1;
-/// Drops the packet.
+/// Verdict that drops the packet.
 pub const TC_ACT_SHOT: i32 = 2;
 
 /// Type of packets to the interface's own address (`linux/if_packet.h`).
@@ -124,9 +124,9 @@ impl Hook for Tc {
         self.context.as_ptr()
     }
 
-    /// Derives the state from the kernel's behaviour: asked to update the checksum for a change of
-    /// two bytes, the kernel changes a finished checksum but not an unfinished one, which will be
-    /// computed from all bytes later (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
+    /// Derives the state from the kernel's behaviour: when updating the checksum for a change of two bytes,
+    /// the kernel changes a finished checksum but not an unfinished one, which will be computed from all
+    /// bytes later (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
     #[inline(always)]
     fn is_unfinished(&self, offset: usize) -> Option<bool> {
         const LEN: usize = size_of::<u16>();

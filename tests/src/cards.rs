@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A network card of the virtual machine. Cards are told apart by their number in [`CARDS`], which
+/// A network card of the virtual machine. Cards are identified by their number in [`CARDS`], which
 /// ends their MAC address and is part of their networks.
 #[derive(Debug)]
 pub struct Card {

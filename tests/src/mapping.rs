@@ -24,7 +24,7 @@ impl Mapping {
     pub fn of(map: &MapData, len: usize) -> Result<Self> {
         let fd = map.fd().as_fd().as_raw_fd();
         let len = len.next_multiple_of(4096);
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address chosen by the kernel.
         let address = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
         };

@@ -36,7 +36,7 @@ impl Metrics {
         wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// Returns the number of replies given by the BPF program.
+    /// Returns the number of replies from the BPF program.
     pub fn fast_path_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"fast\"")
     }
@@ -46,7 +46,7 @@ impl Metrics {
         self.sum(names::FAST_PATH_UP, "") > 0 && self.sum(names::FAST_PATH_ENTRIES, "") > 0
     }
 
-    /// Returns the number of replies given by userspace.
+    /// Returns the number of replies from userspace.
     pub fn userspace_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"userspace\"")
     }

@@ -119,7 +119,7 @@ fn broken_records_keep_old_answers() -> Result<()> {
     let file = server.folder.path().join("records.json");
     replace(&file, b"{\"version\": 5,\n \"record_keys\": [\"id\"")?;
     wait_for_log(&server, &format!("{}: line 2, column", file.display()))?;
-    wait_for_log(&server, "the records in use stay")?;
+    wait_for_log(&server, "the current records stay in use")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 1);
     fs::remove_file(&file)?;
     wait_for_log(&server, "cannot be read")?;

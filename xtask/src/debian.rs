@@ -26,7 +26,7 @@ pub(crate) fn ensure() -> Result<()> {
     }
     packages::ensure(&["debootstrap"])?;
     let suite = suite()?;
-    println!("making a root of Debian {suite}, on which packages are tried");
+    println!("creating a root of Debian {suite} to test the packages in");
     let downloads = folder.with_extension("debs");
     packages::download(&RESOLVERS, &downloads)?;
     let part = folder.with_extension("part");

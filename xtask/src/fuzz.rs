@@ -182,6 +182,6 @@ impl Run {
             ["panicked at", "ERROR: libFuzzer", "Test unit written to"].iter().any(|part| line.contains(part))
         };
         let lines: Vec<&str> = text.lines().filter(telling).collect();
-        format!("fuzz target {target} failed: {} (all of it: {})", lines.join("; "), log.display())
+        format!("fuzz target {target} failed: {} (full log: {})", lines.join("; "), log.display())
     }
 }

@@ -86,7 +86,7 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
         return Ok(());
     }
     if !on_path("apt-get") || !nix::unistd::geteuid().is_root() {
-        bail!("these Debian packages are needed; install them as root: {}", missing.join(" "));
+        bail!("missing Debian packages; install them as root: {}", missing.join(" "));
     }
     println!("installing Debian packages: {}", missing.join(" "));
     let _quiet = NoServices::enforce()?;
@@ -97,10 +97,7 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
 /// Returns the packages that are not installed.
 fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     if !on_path("dpkg-query") {
-        bail!(
-            "this is not a Debian system; the programs of these packages are needed: {}",
-            packages.join(" ")
-        );
+        bail!("this is not a Debian system; install the programs of these packages: {}", packages.join(" "));
     }
     // dpkg-query fails if a package is unknown, but still lists the others.
     let listed = Command::new("dpkg-query")
@@ -240,7 +237,7 @@ impl NoServices {
 impl Drop for NoServices {
     fn drop(&mut self) {
         if self.ours && fs::remove_file(Self::POLICY).is_err() {
-            eprintln!("could not remove {}: remove it by hand", Self::POLICY);
+            eprintln!("could not remove {}: remove it manually", Self::POLICY);
         }
     }
 }

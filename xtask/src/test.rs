@@ -29,7 +29,7 @@ const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 /// Checks that are not part of this command.
 const NEVER_RUN: [&str; 2] = [
     "reproducibility of the distribution, which takes half an hour: `cargo xtask dist --twice`",
-    "the programs on a kernel of your own: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
+    "the programs on a custom kernel: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
 ];
 
 /// Runs all checks, or only the tests whose names contain one of `filters`; finally prints the time

@@ -110,7 +110,7 @@ fn install_debian(folder: &Path) -> Result<String> {
     println!("setting up the BPF toolchain in {} (once, about two minutes)", folder.display());
     packages::ensure(&[LLVM_PACKAGE, "gcc", "libc6-dev"])?;
     if !Path::new(LLVM_LIBRARY).exists() {
-        bail!("{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is not there: another release of Debian?");
+        bail!("{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is missing: another release of Debian?");
     }
     let rustc = folder.join("sysroot/usr/bin/rustc");
     if !rustc.exists() {

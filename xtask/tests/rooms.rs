@@ -25,15 +25,18 @@ fn rooms_have_no_cycles() {
         let uses = uses(&sources);
         let known = known.remove(name.as_str());
         let circles = find_circles(&uses);
-        assert!(known.is_none() || !circles.is_empty(), "no circle is left in {name}: take it off the list");
+        assert!(
+            known.is_none() || !circles.is_empty(),
+            "{name} has no cycle any more: remove it from the list"
+        );
         for rooms in circles {
             if !known.is_some_and(|known| rooms.iter().all(|room| known.contains(&room.as_str()))) {
                 new.push(format!("{name}: {}", describe(&rooms, &uses)));
             }
         }
     }
-    assert!(new.is_empty(), "rooms that use each other in a circle:\n{}", new.join("\n"));
-    assert!(known.is_empty(), "these crates are gone; take them off the list: {known:?}");
+    assert!(new.is_empty(), "rooms in a dependency cycle:\n{}", new.join("\n"));
+    assert!(known.is_empty(), "these crates no longer exist; remove them from the list: {known:?}");
 }
 
 /// Returns the crates of the product with their source folders.

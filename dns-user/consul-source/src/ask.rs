@@ -38,7 +38,6 @@ pub(crate) enum Content {
     Health(ServiceInstances),
     Ingress(Vec<Gateway>),
     Queries(Vec<PreparedQuery>),
-    /// Services by peer.
     Peerings(BTreeMap<String, Vec<String>>),
     NodeCoordinates(HashMap<String, Coordinate>),
     ServerCoordinates(BTreeMap<String, Vec<Coordinate>>),

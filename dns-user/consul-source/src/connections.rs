@@ -68,10 +68,9 @@ pub(crate) enum ConnectionError {
     /// The head of the response is late.
     #[error("no answer within {0:?}")]
     Silent(Duration),
-    /// The body stalled.
-    #[error("the answer stopped in the middle")]
+    #[error("the response ended prematurely")]
     BodyStopped,
-    #[error("the answer is longer than {} MiB", MAX_BODY >> 20)]
+    #[error("the response is longer than {} MiB", MAX_BODY >> 20)]
     TooLarge,
 }
 

@@ -243,7 +243,7 @@ impl Follower {
             Some(own) => {
                 tracing::warn!(
                     "Consul: the agent {} is in the datacenter {datacenter}, consul.datacenter is {own}; \
-                     names of {own} are asked for there",
+                     names of {own} are requested from it",
                     self.agent.address()
                 );
                 is_news
@@ -270,7 +270,7 @@ impl Follower {
                 };
                 if invalid.count > 0 && before.is_none_or(|before| before.reason != invalid.reason) {
                     tracing::warn!(
-                        "Consul: {topic}: {} invalid entries are left out, the others are used; the first: {}",
+                        "Consul: {topic}: {} invalid entries skipped, the others are used; the first: {}",
                         invalid.count,
                         invalid.reason
                     );
@@ -364,8 +364,8 @@ impl Follower {
             && self.freshness.get(topic).is_some_and(|freshness| !freshness.was_answered())
         {
             tracing::info!(
-                "Consul: peers cannot be listed, their names do not exist: {error}; Consul 1.13 or later and \
-                 peering:read are needed, then reload"
+                "Consul: cannot list peers, their names do not exist: {error}; use Consul 1.13 or later and \
+                 a token with peering:read, then reload"
             );
             self.watched.remove(topic);
             self.freshness.remove(topic);
@@ -475,8 +475,7 @@ impl Follower {
         self.tell_status();
     }
 
-    /// Summarises failing topics. Topics of other datacenters count, because their names are
-    /// served, too.
+    /// Summarises failing topics. Topics of other datacenters count, because their names are also served.
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
         let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));

@@ -21,7 +21,6 @@ const MOST_FAILURES: u32 = 8;
 /// Limits requests to a steady rate with bursts of 0.1 s.
 #[derive(Debug)]
 pub(crate) struct Rate {
-    /// Interval between requests.
     interval: Duration,
     /// Time at which the next request is due if none waits.
     next: Mutex<Option<Instant>>,
@@ -51,7 +50,6 @@ impl Rate {
 /// failed together do not return together.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    /// Consecutive errors.
     failures: u32,
 }
 
@@ -143,7 +141,6 @@ impl Pass<'_> {
         self.trial
     }
 
-    /// Reports a response.
     pub(crate) fn succeeded(self) {
         self.gate.change(|state| *state = GateState { trying: state.trying, ..GateState::default() });
     }
@@ -162,7 +159,7 @@ impl Pass<'_> {
         });
     }
 
-    /// Reports that the agent asked for a pause.
+    /// Reports that the agent requested a pause.
     pub(crate) fn told_to_wait(self, pause: Duration) {
         self.gate.change(|state| {
             let until = Instant::now() + pause.clamp(SHORTEST, LONGEST).mul_f64(1.0 + fastrand::f64() / 4.0);

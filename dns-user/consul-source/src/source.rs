@@ -25,7 +25,6 @@ pub struct Source {
     /// Demands of the resolver.
     demands: mpsc::Sender<Demand>,
     pictures: watch::Receiver<Arc<Picture>>,
-    /// State for operators.
     status: Arc<Mutex<Status>>,
     /// Whether every service has a watch.
     watches_all: Arc<AtomicBool>,

@@ -24,7 +24,7 @@ pub struct Settings {
     pub stale_after: Duration,
 }
 
-/// A snapshot of the catalog, as far as it is loaded.
+/// A snapshot of the loaded part of the catalog.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
     /// Registrations. Snapshots share unchanged parts.

@@ -28,7 +28,7 @@ pub(crate) enum TlsError {
     #[error("{0}")]
     Unusable(String),
     /// The host cannot appear in a certificate.
-    #[error("{0:?} is not a name that a certificate could hold")]
+    #[error("{0:?} is not a name that a certificate can contain")]
     Name(String),
 }
 
@@ -109,7 +109,9 @@ impl Tls {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(certificates) if certificates.is_empty() => Err(file(path, "holds no certificate in PEM form")),
+        Ok(certificates) if certificates.is_empty() => {
+            Err(file(path, "contains no certificate in PEM format"))
+        }
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(file(path, error)),
     }

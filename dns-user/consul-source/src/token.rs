@@ -54,7 +54,7 @@ impl Last {
                 if text.trim().bytes().all(|byte| byte.is_ascii_graphic()) && !text.trim().is_empty() =>
             {
                 if self.failed {
-                    tracing::info!("consul.token_file: {}: can be read again", path.display());
+                    tracing::info!("consul.token_file: {}: readable again", path.display());
                 }
                 self.failed = false;
                 self.token = Some(text.trim().to_owned());
@@ -64,7 +64,8 @@ impl Last {
             Err(error) => format!("cannot be read: {error}"),
         };
         if !self.failed {
-            let stays = if self.token.is_some() { "the last token stays" } else { "requests go without" };
+            let stays =
+                if self.token.is_some() { "the last token stays in use" } else { "requests go without" };
             tracing::warn!("consul.token_file: {}: {problem}; {stays}", path.display());
         }
         self.failed = true;

@@ -33,7 +33,7 @@ use support::{
     world::{Instance, World},
 };
 
-/// How long something may take that is sure to come.
+/// Time limit for an event that must occur.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -43,7 +43,7 @@ async fn changes_arrive() {
     until_same(&source, &double).await;
     let picture = source.pictures().borrow().clone();
     assert_eq!((picture.datacenter.as_deref(), picture.node_name.as_str()), (Some("dc1"), "agent"));
-    // Health, an address and a port: the list of services tells none of them.
+    // Health, an address and a port, none of which the list of services contains.
     double.change(|world| world.set_status("service-3", 1, "critical"));
     until_same(&source, &double).await;
     double.change(|world| world.register("service-3", instance("node-1", "second", "10.9.9.9")));
@@ -165,7 +165,7 @@ async fn used_services_stay_watched() {
     until_same(&source, &double).await;
     let watched = source.status().services_watched;
     assert!(watched < 20, "{watched}");
-    // The interface reports its hot names; a query in userspace would have done the same.
+    // The interface reports its hot names; a query in userspace would have the same effect.
     source.used(vec![(own(), "service-299".to_owned())]);
     until("its watch", || double.waits_for("/v1/health/service/service-299")).await;
     let begun = Instant::now();
@@ -178,7 +178,7 @@ async fn used_services_stay_watched() {
 async fn returning_agent_is_not_flooded() {
     const RATE: usize = 200;
     let world = World::generated(300, 2);
-    // A bucket of a tenth of a second, and requests that were on their way.
+    // A bucket of a tenth of a second, and requests in flight.
     let rules = || Rules { rate: RATE + RATE / 5 + 20, ..Rules::default() };
     let double = start(world.clone(), rules());
     let address = double.address;
@@ -190,7 +190,7 @@ async fn returning_agent_is_not_flooded() {
     let before = source.status().requests;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let asked = source.status().requests - before;
-    // Those that were on their way may fail one after the other; then one a second.
+    // Requests in flight may fail one after the other; after that, one per second.
     assert!(asked <= 170, "{asked} requests to an agent that is away");
     same(&source, &world).unwrap();
     let double = Double::start(TcpListener::bind(address).unwrap(), world, rules(), None).unwrap();
@@ -210,7 +210,7 @@ async fn many_services_need_few_connections() {
     let source = Source::start(settings(&[double.address], |api| api.rate = 4000), &Arc::default());
     until_same(&source, &double).await;
     let (took, with_source) = (begun.elapsed(), resident());
-    // One that is watched, and one that is not until it is asked for.
+    // A watched service, and one that is not watched until it is queried.
     double.change(|world| world.set_status("service-0", 0, "critical"));
     double.change(|world| world.set_status("service-4999", 0, "critical"));
     source.asked(own(), "service-4999".to_owned());
@@ -262,7 +262,7 @@ async fn tls_connection_watches_every_service() {
     let most = double.tally().most_connections;
     println!("600 services watched by {most} connections");
     assert!(most <= 12, "{most}");
-    // The token is exchanged under way.
+    // The token is replaced while the source runs.
     fs::write(&token, "second\n").unwrap();
     double.set_token("second");
     for service in ["service-1", "service-599"] {
@@ -281,7 +281,7 @@ async fn second_agent_takes_over() {
     let source = Source::start(settings, &Arc::default());
     assert!(source.pictures().borrow().live.is_pending(&own(), None), "nothing is told yet");
     until_same(&source, &double).await;
-    // Servers without a leader answer stale questions, and say how old they are.
+    // Servers without a leader answer stale requests and report the age of their data.
     double.set_leader(false);
     double.change(|world| world.set_status("service-1", 0, "critical"));
     until_same(&source, &double).await;
@@ -303,7 +303,7 @@ async fn unreachable_datacenter_is_reported() {
     let dc2 = datacenter("dc2");
     until("dc2 is known by name", || source.pictures().borrow().live.is_pending(&dc2, None)).await;
     source.demand(Lack { place: dc2.clone(), missing: Missing::Service("web".to_owned()) });
-    // The double knows no way there.
+    // The double cannot reach that datacenter.
     let unreachable = || {
         let pictures = source.pictures();
         let picture = pictures.borrow();
@@ -331,7 +331,7 @@ async fn queried_datacenters_are_read() {
     source.demand(Lack { place: dc2.clone(), missing: Missing::Service("service-1".to_owned()) });
     let count = || told(&source, &dc2, "service-1").map_or(0, |told| told.instances.len());
     until("the service", || count() == 3).await;
-    // It is followed from then on; the other one is not read.
+    // From then on it is watched; the other one is not read.
     double.change_other("dc2", |world| world.deregister("service-1"));
     until("its change", || count() == 2).await;
     assert!(told(&source, &dc2, "service-0").is_none());
@@ -397,8 +397,8 @@ async fn coordinates_are_read_when_needed() {
     assert_eq!(query.failover.targets, [FailoverTarget::Datacenter("far".to_owned())]);
 }
 
-/// Time from a change of one instance to the picture, among 50,000 instances, and from there to the catalog that
-/// answers queries; beside it the time of a rebuild, which each change took before.
+/// Time from a change of one instance to the picture, among 50,000 instances, and from there to the catalog
+/// that answers queries, compared with the duration of a rebuild.
 #[tokio::test(flavor = "multi_thread")]
 async fn single_change_arrives_promptly() {
     const LIMIT: Duration = Duration::from_millis(200);
@@ -436,7 +436,7 @@ async fn single_change_arrives_promptly() {
         let picture = pictures.wait_for(|picture| worst(picture) == Some(wanted)).await.unwrap().clone();
         arrivals.push(begun.elapsed());
         let begun = Instant::now();
-        // As the resolver does: the copy in use stays.
+        // As in the resolver: the copy in use stays.
         let in_use = catalog.clone();
         catalog.update(Some(picture.live.clone()));
         updates.push(begun.elapsed());
@@ -450,7 +450,7 @@ async fn single_change_arrives_promptly() {
         "50,000 instances: change to picture {:?} to {:?}, picture to catalog {:?} to {:?}; a rebuild takes {rebuild:?}",
         arrivals[0], arrivals[9], updates[0], updates[9]
     );
-    // The ratio holds on a busy machine, too.
+    // The ratio also holds on a busy machine.
     assert!(updates[5] * 10 < rebuild, "an update takes {:?}, a rebuild {rebuild:?}", updates[5]);
     assert!(updates[5] < LIMIT, "{:?}", updates[5]);
 }
@@ -463,7 +463,7 @@ fn own() -> Place {
     datacenter("dc1")
 }
 
-/// Returns what the source tells of a service; `None` if nothing yet.
+/// Returns the source's data about a service; `None` if not yet loaded.
 fn told(source: &Source, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
     source.pictures().borrow().live.places.get(place)?.service(service)?.told.clone()
 }
@@ -554,7 +554,7 @@ fn instance(node: &str, id: &str, address: &str) -> Instance {
     }
 }
 
-/// Waits until the source tells just what is registered.
+/// Waits until the source's data equals the registrations.
 async fn until_same(source: &Source, double: &Double) {
     let begun = Instant::now();
     loop {
@@ -562,7 +562,7 @@ async fn until_same(source: &Source, double: &Double) {
         let pending = source.pictures().borrow().live.places.get(&own()).map_or(0, |place| place.untold);
         let checked = match pending {
             0 => same(source, &double.world()),
-            // A large world is looked at only when it makes sense.
+            // A large world is compared only after the versions agree.
             pending => Err(format!("{pending} services pending")),
         };
         match checked {
@@ -575,7 +575,7 @@ async fn until_same(source: &Source, double: &Double) {
     }
 }
 
-/// Whether the source tells just this; else what differs.
+/// Returns the difference between the source's data and the registrations, if any.
 fn same(source: &Source, world: &World) -> Result<(), String> {
     let picture = source.pictures().borrow().clone();
     if !picture.live.is_complete() {
@@ -601,7 +601,7 @@ fn same(source: &Source, world: &World) -> Result<(), String> {
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -610,7 +610,7 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Bytes of memory of this process.
+/// Resident memory of this process in bytes.
 fn resident() -> usize {
     let text = fs::read_to_string("/proc/self/statm").unwrap();
     text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096

@@ -44,7 +44,7 @@ pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
     }
     let queries = zone.catalog.query_count();
     if queries > 0 {
-        maker.note(format!("{queries} prepared queries or templates: an alias cannot do what they do"));
+        maker.note(format!("{queries} prepared queries or templates: an alias cannot express them"));
     }
     maker.made
 }
@@ -90,7 +90,6 @@ fn is_label(text: &str) -> bool {
 #[derive(Clone, Copy, Debug)]
 struct Member<'a> {
     id: &'a str,
-    /// Availability zone id.
     zone: &'a str,
     address: IpAddr,
 }
@@ -175,13 +174,14 @@ impl Maker<'_> {
         let led = self.lead(&addresses);
         for address in &led.foreign {
             self.note(format!(
-                "{service}: {address} is no instance of the records: it is given as it is, whatever its health"
+                "{service}: {address} is not an instance in the records: the alias contains the plain \
+                 address, regardless of its health"
             ));
         }
         if led.alone > 0 {
             self.note(format!(
-                "{service}: {} instance(s) named one by one, as the rest of the group is not registered: \
-                 make the aliases anew when one is recreated",
+                "{service}: {} instance(s) listed individually, because the rest of the group is not \
+                 registered: regenerate the aliases when one is recreated",
                 led.alone
             ));
         }
@@ -239,9 +239,7 @@ impl Maker<'_> {
             }
         }
         for host in hosts {
-            self.note(format!(
-                "{service}: the host name {host} cannot be the target of an alias: it is left out"
-            ));
+            self.note(format!("{service}: the host name {host} cannot be the target of an alias: omitted"));
         }
         addresses
     }
@@ -336,8 +334,9 @@ impl Maker<'_> {
                         self.made.targets.insert(alias, targets.clone());
                     }
                     Err(problem) => {
-                        return self
-                            .note(format!("{name} makes no domain name ({problem}): there is no alias"));
+                        return self.note(format!(
+                            "{name} is not a valid domain name ({problem}): there is no alias"
+                        ));
                     }
                 }
             }

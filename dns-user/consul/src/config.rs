@@ -56,7 +56,7 @@ pub struct DnsConfig {
     pub node_ttl: u32,
     /// `service_ttl`: TTLs in seconds by service name, or by prefix if the name ends with `*`.
     pub service_ttl: Vec<(String, u32)>,
-    /// `only_passing`: skip instances with warnings, too.
+    /// `only_passing`: also skip instances with warnings.
     pub only_passing: bool,
     /// `enable_truncate`: set TC if answers were omitted.
     pub enable_truncate: bool,
@@ -111,14 +111,13 @@ impl Config {
             .into_iter()
             .map(|path| {
                 format!(
-                    "{file}: {path} is no setting that is known here: it has no effect; take it out, or \
-                     correct its name"
+                    "{file}: {path} is an unknown setting: it has no effect; remove it, or correct its name"
                 )
             })
             .collect();
         if config.token_file.is_some() && config.http.is_none() {
             warnings.push(format!(
-                "{file}: consul.token_file is for Consul's HTTP API, which is not asked: it has no effect; \
+                "{file}: consul.token_file is for Consul's HTTP API, which is not used: it has no effect; \
                  set consul.sources.http.addresses"
             ));
         }
@@ -139,7 +138,7 @@ impl Config {
         if datacenter.is_empty()
             || !datacenter.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
         {
-            return Err(object.error("datacenter", "allowed are letters, digits, - and _"));
+            return Err(object.error("datacenter", "use letters, digits, - and _"));
         }
         let dns_object = object.object("dns_config")?;
         let (dns, unknown_of_dns) = DnsConfig::read(&dns_object)?;
@@ -237,7 +236,7 @@ fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
         return Err(
-            object.error("sources", &format!("{unknown} is no source; allowed are \"files\" and \"http\""))
+            object.error("sources", &format!("{unknown} is not a source; expected \"files\" or \"http\""))
         );
     }
     for pattern in &patterns {
@@ -268,7 +267,7 @@ fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, Con
     let name = Name::from_text(text)
         .map_err(|reason| object.error(member, &format!("{text:?} is not a domain name: {reason}")))?;
     if name.label_count() == 0 {
-        return Err(object.error(member, "the root cannot be a domain of Consul's; give one label at least"));
+        return Err(object.error(member, "the root cannot be Consul's domain; use at least one label"));
     }
     Ok(Some(name))
 }
@@ -278,7 +277,7 @@ fn service_ttl(object: &Reader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
     let object = object.object("service_ttl")?;
     let entries = object.entries().map(|(key, value)| {
         let Json::Text(text) = value else {
-            return Err(object.error(key, "is no text; allowed is a duration such as \"5s\""));
+            return Err(object.error(key, "is not text; expected a duration such as \"5s\""));
         };
         let duration =
             parse_duration(text).map_err(|reason| object.error(key, &format!("{text:?} {reason}")))?;
@@ -306,7 +305,7 @@ mod tests {
         let text = br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
         let (_, warnings) = Config::of_document("config.json", text).expect("read").expect("an object");
         for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {
-            let told = format!("config.json: {path} is no setting that is known here");
+            let told = format!("config.json: {path} is an unknown setting");
             assert!(warnings.iter().any(|warning| warning.starts_with(&told)), "{path}: {warnings:?}");
         }
         assert_eq!(warnings.len(), 3, "{warnings:?}");

@@ -25,7 +25,7 @@ use crate::{
 /// Combined contents of the definition files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
-    /// All registrations.
+    /// Nodes, services and checks of all files.
     pub registrations: Registrations,
     /// Oddities that do not invalidate the files.
     pub warnings: Vec<String>,
@@ -116,7 +116,7 @@ impl Definitions {
         let distance = root.object("distance")?;
         for (from, nearest) in distance.entries() {
             let Json::List(nearest) = nearest else {
-                return Err(distance.error(from, "is no list of nodes"));
+                return Err(distance.error(from, "is not a list of nodes"));
             };
             let names = nearest.iter().filter_map(|name| match name {
                 Json::Text(name) => Some(name.clone()),
@@ -138,7 +138,7 @@ impl Definitions {
         match own_instances.into_iter().find(|instance| instance.id == service) {
             Some(instance) => Arc::make_mut(instance).checks.push(check),
             None => self.warnings.push(format!(
-                "a check is of the service {service:?}, which no file defines: it has no effect"
+                "a check belongs to service {service:?}, which no file defines: it has no effect"
             )),
         }
     }
@@ -158,20 +158,20 @@ impl Definitions {
             let (service, id, on) = (&instance.service, &instance.id, &instance.node);
             if on.is_empty() {
                 self.warnings.push(format!(
-                    "the service {service:?} (id {id:?}) is on no node, and has no names: \
-                     set consul.node_name, or its node"
+                    "service {service:?} (id {id:?}) has no node, and therefore no names: set \
+                     consul.node_name, or the service's node"
                 ));
             } else if !is_known(on, &instance.peer, nodes) {
                 self.warnings.push(format!(
-                    "the service {service:?} (id {id:?}) is on the node {on:?}, which no file \
-                     defines: it has no names"
+                    "service {service:?} (id {id:?}) is on node {on:?}, which no file defines: it has no \
+                     names"
                 ));
             } else if instance.address.is_empty()
                 && nodes.iter().any(|node| node.name.eq_ignore_ascii_case(on) && node.address.is_empty())
             {
                 self.warnings.push(format!(
-                    "the service {service:?} (id {id:?}) has no address, nor has its node: \
-                     set consul.advertise_addr"
+                    "neither service {service:?} (id {id:?}) nor its node has an address: set \
+                     consul.advertise_addr"
                 ));
             }
         }
@@ -255,7 +255,7 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
                     port: port(&one, "port")?,
                 }
             }
-            _ => return Err(tagged.error(tag, "is no object with an address")),
+            _ => return Err(tagged.error(tag, "is not an object with an address")),
         };
         tagged_addresses.insert(tag.to_owned(), tagged);
     }
@@ -340,12 +340,12 @@ fn failover(reader: &Reader<'_>) -> Result<Failover, ConfigError> {
     let datacenters = texts(reader, "datacenters")?;
     let targets = reader.objects("targets")?;
     if !datacenters.is_empty() && !targets.is_empty() {
-        return Err(reader.error("targets", "cannot be combined with datacenters; name those as targets"));
+        return Err(reader.error("targets", "cannot be combined with datacenters; list them as targets"));
     }
     let target = |reader: &Reader<'_>| match (text(reader, "datacenter")?, text(reader, "peer")?) {
         (Some(datacenter), None) => Ok(FailoverTarget::Datacenter(datacenter)),
         (None, Some(peer)) => Ok(FailoverTarget::Peer(peer)),
-        _ => Err(reader.error("peer", "give one of datacenter and peer")),
+        _ => Err(reader.error("peer", "set either datacenter or peer")),
     };
     let targets = targets.iter().map(target).collect::<Result<Vec<_>, _>>()?;
     let datacenters = datacenters.into_iter().map(FailoverTarget::Datacenter);
@@ -387,7 +387,7 @@ fn strings(reader: &Reader<'_>) -> Result<BTreeMap<String, String>, ConfigError>
     let strings = reader.entries().map(|(key, value)| match value {
         Json::Text(text) => Ok((key.to_owned(), text.clone())),
         Json::Number(_) | Json::Bool(_) => Ok((key.to_owned(), value.to_string())),
-        _ => Err(reader.error(key, "is no text")),
+        _ => Err(reader.error(key, "is not text")),
     });
     strings.collect()
 }

@@ -12,7 +12,6 @@ const CLIENT_SUBNET: u16 = 8;
 pub(crate) struct ClientSubnet<'a> {
     /// Address with the bits after the prefix cleared.
     pub(crate) address: IpAddr,
-    /// Source prefix length.
     pub(crate) prefix: u8,
     /// Option data as received: family, prefixes and address.
     option: &'a [u8],
@@ -23,7 +22,7 @@ impl ClientSubnet<'_> {
     /// valid.
     pub(crate) fn write(&self, scope: u8, out: &mut Vec<u8>) {
         out.extend_from_slice(&CLIENT_SUBNET.to_be_bytes());
-        // The received length had 16 bits, too.
+        // The received length also had 16 bits.
         out.extend_from_slice(&(self.option.len() as u16).to_be_bytes());
         let start = out.len();
         out.extend_from_slice(self.option);

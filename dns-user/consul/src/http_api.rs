@@ -41,7 +41,7 @@ pub struct ApiAddress {
 const CONSULS_LIMIT: u64 = 200;
 /// Minimum number of connections: for the permanent watches, and a few for fetches.
 const FEWEST: u64 = 8;
-/// Longest blocking query that Consul accepts.
+/// Maximum duration of a blocking query that Consul accepts.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 
 impl HttpApi {
@@ -53,7 +53,7 @@ impl HttpApi {
         let object = sources.object("http")?;
         let address = |text: &str| {
             ApiAddress::from_text(text)
-                .ok_or_else(|| object.error("addresses", &format!("{text:?} is no {ADDRESS_FORM}")))
+                .ok_or_else(|| object.error("addresses", &format!("{text:?} is not an {ADDRESS_FORM}")))
         };
         let texts = object.texts("addresses")?.unwrap_or_else(|| vec!["http://127.0.0.1:8500"]);
         let addresses: Vec<ApiAddress> = texts.into_iter().map(address).collect::<Result<_, _>>()?;
@@ -66,11 +66,11 @@ impl HttpApi {
         let identity = match (path("cert_file")?, path("key_file")?) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            _ => return Err(object.error("cert_file", "goes with key_file: give both or none")),
+            _ => return Err(object.error("cert_file", "requires key_file; set both or neither")),
         };
         let wait = object.positive("wait")?.unwrap_or(Duration::from_secs(300));
         if wait > LONGEST_WAIT {
-            return Err(object.error("wait", "is longer than Consul takes; allowed is up to \"10m\""));
+            return Err(object.error("wait", "is longer than Consul accepts; the maximum is \"10m\""));
         }
         let stale_after = object.positive("stale_after")?.unwrap_or(Duration::from_secs(60));
         let settings = Self {
@@ -89,7 +89,7 @@ impl HttpApi {
             Some(unknown) => Err(object.error(
                 "addresses",
                 &format!(
-                    "beside it stands {unknown}, which is unknown; allowed are addresses, ca_file, cert_file, \
+                    "is next to the unknown key {unknown}; known keys are addresses, ca_file, cert_file, \
                      key_file, tls_server_name, wait, rate, stale_after and max_connections"
                 ),
             )),
@@ -168,10 +168,11 @@ mod tests {
         let error = |text| read(text).expect_err("an error").to_string();
         assert!(read(r#"{"http": {}}"#).expect("defaults").is_some());
         assert!(
-            error(r#"{"http": {"addresses": ["x:y"]}}"#).contains("http.addresses: \"x:y\" is no address")
+            error(r#"{"http": {"addresses": ["x:y"]}}"#)
+                .contains("http.addresses: \"x:y\" is not an address")
         );
-        assert!(error(r#"{"http": {"cert_file": "a"}}"#).contains("http.cert_file: goes with key_file"));
-        assert!(error(r#"{"http": {"wait": "1h"}}"#).contains("up to \"10m\""));
-        assert!(error(r#"{"http": {"token": "a"}}"#).contains("http.token, which is unknown"));
+        assert!(error(r#"{"http": {"cert_file": "a"}}"#).contains("http.cert_file: requires key_file"));
+        assert!(error(r#"{"http": {"wait": "1h"}}"#).contains("the maximum is \"10m\""));
+        assert!(error(r#"{"http": {"token": "a"}}"#).contains("the unknown key http.token"));
     }
 }

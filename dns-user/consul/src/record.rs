@@ -18,7 +18,7 @@ pub const TYPE_SOA: u16 = 6;
 pub struct Record {
     /// Owner; `None` for the question's name, in the letter case of the query.
     pub owner: Option<Name>,
-    /// TTL in seconds.
+    /// Time to live in seconds.
     pub ttl: u32,
     /// Type and data of the record.
     pub data: Data,

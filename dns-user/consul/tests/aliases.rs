@@ -1,5 +1,5 @@
-//! Catalogs as aliases of bosh-dns: each case of `tests/aliases` holds a catalog, records, and
-//! the aliases and notes that come of them.
+//! Conversion of catalogs to bosh-dns aliases: each case of `tests/aliases` contains a catalog, records, and
+//! the expected aliases and notes.
 
 use std::{collections::BTreeSet, fs, net::IpAddr, path::Path};
 
@@ -28,7 +28,7 @@ struct Case {
     config: Value,
     catalog: Value,
     records: Value,
-    /// Which instances by their health.
+    /// Instances to include, by health.
     status: String,
     #[serde(default)]
     aliases: Value,
@@ -105,7 +105,7 @@ fn aliases_match_consul() {
             case.aliases.as_object().expect("aliases").keys().filter(|alias| !alias.starts_with("_."));
         for alias in names {
             let name = Name::from_text(alias).expect("a name");
-            // Instances failing in Consul stay included: BOSH decides about health from now on.
+            // Instances failing in Consul stay included, because BOSH decides about health from now on.
             let Some(consul) = zone.publishable(&name) else { continue };
             let ours = resolve(&snapshot, &AllRunning, &name).expect("a name of ours");
             let all = |v4: Vec<_>, v6: Vec<_>| -> BTreeSet<IpAddr> {

@@ -79,7 +79,7 @@ fn zone_of(scenario: &Scenario) -> Zone {
     Zone { config, catalog }
 }
 
-/// The reply to a case; `None`: the name lies outside our domains, and is the server's.
+/// Returns the reply to a case; `None` if the name is outside Consul's domains and answered by the server.
 fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand::Rng) -> Option<Vec<u8>> {
     let bytes = query_of(case, 4711);
     let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };

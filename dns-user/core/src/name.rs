@@ -26,7 +26,7 @@ pub enum NameError {
     #[error("compressed or unknown label")]
     Compressed,
     /// The bytes end before the root label.
-    #[error("name is cut short")]
+    #[error("name is truncated")]
     Truncated,
     /// A backslash without a following character or three digits.
     #[error("bad escape")]

@@ -144,8 +144,8 @@ impl World {
         Snapshot::build(records, &files).0
     }
 
-    /// Returns all aliases with their targets. Those of the records come first, so that aliases of
-    /// files replace them.
+    /// Returns all aliases with their targets. Aliases of the records come first, so that aliases of files
+    /// replace them.
     fn aliases(&self) -> BTreeMap<String, Vec<AliasTarget>> {
         let mut all: BTreeMap<String, Vec<AliasTarget>> = BTreeMap::new();
         for (alias, definitions) in &self.records {

@@ -1,5 +1,5 @@
-//! `cargo bench -p dns-external [-- ROUNDS]`: 10,000 names published to BIND and Knot, beside nsupdate on the
-//! same servers. Every round starts new servers, and the two take turns in being first.
+//! `cargo bench -p dns-external [-- ROUNDS]`: 10,000 names published to BIND and Knot, compared with nsupdate
+//! on the same servers. Every round starts new servers, and the two alternate in being first.
 
 #![expect(clippy::unwrap_used, reason = "a measurement that cannot set up its server has failed")]
 

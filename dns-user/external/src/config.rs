@@ -89,12 +89,7 @@ impl Config {
         match fs::read_to_string(path) {
             Ok(text) => Self::parse(&text, problems),
             Err(error) => {
-                problems.add(
-                    1,
-                    "",
-                    format!("cannot be read: {error}"),
-                    "correct the path given with --config",
-                );
+                problems.add(1, "", format!("cannot be read: {error}"), "correct the path in --config");
                 Err(problems.into_vec())
             }
         }
@@ -112,7 +107,7 @@ impl Config {
                 }
             }
             [_, second, ..] => {
-                problems.add(second.line, "", "there is a second document", "keep one configuration")
+                problems.add(second.line, "", "the file contains a second document", "keep one configuration")
             }
         }
         let found = problems.into_vec();
@@ -198,7 +193,7 @@ fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
         Ok(record_type) => Some(record_type),
         Err(error) => {
             let error: crate::record::RecordError = error;
-            reader.problem(error.to_string(), "give record types such as A, AAAA and CNAME");
+            reader.problem(error.to_string(), "use record types such as A, AAAA and CNAME");
             None
         }
     }

@@ -47,6 +47,9 @@ pub async fn call(
         .await
         .with_context(|| format!("{}: no answer within {PATIENCE:?}", socket.display()))?
         .with_context(|| {
-            format!("{}: cannot ask the publisher; is `bosh-dns-publish run` running?", socket.display())
+            format!(
+                "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",
+                socket.display()
+            )
         })
 }

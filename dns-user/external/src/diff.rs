@@ -13,7 +13,7 @@ pub fn line(action: &Action) -> String {
             None => format!("~ {before} -> {after}"),
         },
         Action::Delete(record) => format!("- {record}"),
-        Action::Release(record) => format!("= {record}: stays without an owner"),
+        Action::Release(record) => format!("= {record}: remains without an owner"),
         Action::DropOrphan(record) => {
             format!("- {} {}: owner record of {:?}", record.name, record.record_type, record.labels.owner())
         }

@@ -22,7 +22,7 @@ pub struct Engine {
     pub provider: Box<dyn Provider>,
     /// Format of owner records.
     pub registry: Registry,
-    /// Rules for planning.
+    /// Rules that turn wanted records into changes.
     pub rules: Rules,
 }
 
@@ -84,7 +84,7 @@ impl Planned {
 /// Result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Results by zone.
+    /// One report for each zone of the provider.
     pub zones: Vec<ZoneReport>,
     /// Notes on wanted records without an available zone.
     pub notes: Vec<Note>,

@@ -27,8 +27,8 @@ pub fn check(plan: &Plan, owned: usize, wanted: usize, confirmed: Option<usize>)
 pub enum Refusal {
     /// No record is wanted.
     #[error(
-        "the sources want no record at all, which would delete {deletions} names; check the documents, \
-         or allow it with --confirm-deletions {deletions}"
+        "the documents want no records, which would delete {deletions} names; check the documents, or allow \
+         it with --confirm-deletions {deletions}"
     )]
     EmptySource {
         /// Number of names to delete.

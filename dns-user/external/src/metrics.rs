@@ -75,7 +75,7 @@ impl Metrics {
             soft_errors: gauges(
                 &registry,
                 "external_dns_controller_consecutive_soft_errors",
-                "Rounds in a row that did not publish everything",
+                "Consecutive rounds that did not publish everything",
                 &["provider"],
             )?,
             no_op_runs: counters(
@@ -99,7 +99,7 @@ impl Metrics {
             registry_records: gauges(
                 &registry,
                 "external_dns_registry_records",
-                "Names in the zones that this owner has",
+                "Names in the zones owned by this publisher",
                 &["provider"],
             )?,
             skipped: gauges(
@@ -111,7 +111,7 @@ impl Metrics {
             awaiting_confirmation: gauges(
                 &registry,
                 "bosh_dns_publish_deletions_awaiting_confirmation",
-                "Deletions that wait for --confirm-deletions",
+                "Deletions awaiting --confirm-deletions",
                 &["provider"],
             )?,
             source_endpoints: add(
@@ -120,10 +120,7 @@ impl Metrics {
             )?,
             source_errors: add(
                 &registry,
-                IntCounter::new(
-                    "external_dns_source_errors_total",
-                    "Readings of documents that found problems",
-                )?,
+                IntCounter::new("external_dns_source_errors_total", "Document reads that found problems")?,
             )?,
             source_records: gauges(
                 &registry,
@@ -139,7 +136,7 @@ impl Metrics {
                 &registry,
                 IntGauge::new(
                     "external_dns_source_deduplicated_endpoints",
-                    "Record sets that several documents want",
+                    "Record sets wanted by several documents",
                 )?,
             )?,
             registry,

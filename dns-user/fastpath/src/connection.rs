@@ -89,7 +89,7 @@ impl AttacherConnection {
             Response::Refused(why) => return Err(refused(why)),
         };
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
-            .ok_or_else(|| refused("it sent other maps than it says".to_owned()))?
+            .ok_or_else(|| refused("it sent different maps than announced".to_owned()))?
             .into_iter();
         let mut map = || maps.next().ok_or_else(|| refused("it sent too few maps".to_owned()));
         let received = Maps {
@@ -254,7 +254,7 @@ impl Session {
         self.attached.lock().programs.clone()
     }
 
-    /// Returns the path at which links and maps are pinned.
+    /// Returns the path below which links and maps are pinned.
     pub(crate) fn pinned_at(&self) -> Option<PathBuf> {
         self.attached.lock().pinned_at.clone()
     }
@@ -275,7 +275,7 @@ impl Session {
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { messenger, attached: _, ready: _, lost: _, end, thread } = self;
         *end.lock() = Some(Instant::now() + STOP_PATIENCE);
-        // Without an attacher everything stays as it is.
+        // Without an attacher nothing changes.
         let _ = messenger.send(&ServerMessage::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
             tracing::error!("the thread that reads from the attacher panicked");
@@ -296,7 +296,7 @@ struct Listener {
     ready: watch::Sender<bool>,
     /// Becomes 1 when the maps are filled.
     installs: watch::Receiver<u64>,
-    /// Whether the attacher has been told that they are filled.
+    /// Whether the attacher was notified that they are filled.
     filled: bool,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,

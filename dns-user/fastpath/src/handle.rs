@@ -245,9 +245,7 @@ impl FastPathHandle {
         match unserved {
             _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
             Some(why) => format!("on no interface: {why}"),
-            None => {
-                "on no interface yet: each is served once enough queries have arrived through it".to_owned()
-            }
+            None => "on no interface yet: each is served once enough queries have arrived on it".to_owned(),
         }
     }
 

@@ -148,7 +148,7 @@ pub enum FastPathError {
     #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
     Off,
     /// The server has no listen address, so there is no endpoint to serve.
-    #[error("the server listens on no address")]
+    #[error("the server has no listen address")]
     NoEndpoints,
     /// The process lacks the capabilities to load BPF programs; holds the kernel's error.
     #[error(

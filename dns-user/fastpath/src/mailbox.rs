@@ -72,7 +72,6 @@ impl<T> AsFd for Receiver<T> {
     }
 }
 
-/// Rings a [`Bell`].
 #[derive(Clone, Debug)]
 pub(super) struct Ringer(Arc<UnixStream>);
 

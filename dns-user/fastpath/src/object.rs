@@ -41,10 +41,10 @@ const MIN_ARENA: usize = 2 << 20;
 /// One in this many useful names is reserved for learned names.
 const LEARNED_SHARE: usize = 4;
 
-/// Negative names get one additional place per this many useful names, at least [`MIN_NEGATIVE`].
+/// Negative names get one additional entry per this many useful names, at least [`MIN_NEGATIVE`].
 const NEGATIVE_SHARE: usize = 16;
 
-/// Lower limit of places for negative names.
+/// Minimum number of entries for negative names.
 const MIN_NEGATIVE: usize = 64;
 
 /// Number of maps that the programs need as long as they are attached.

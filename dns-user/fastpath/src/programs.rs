@@ -109,7 +109,7 @@ pub struct ProgramStatus {
     pub state: ProgramState,
     /// Number of instructions processed by the verifier; null before kernel 5.16.
     pub instructions: Option<u32>,
-    /// Time that loading took in all attempts together, in milliseconds; null while loading.
+    /// Total duration of all loading attempts, in milliseconds; null while loading.
     pub load_ms: Option<f64>,
     /// The reason why the program is not loaded.
     pub why: Option<String>,
@@ -376,7 +376,7 @@ impl Loader {
         let problem = |error: &dyn std::fmt::Display| LoadProblem {
             state: ProgramState::Refused,
             why: format!(
-                "program {name} cannot be put where it is called (BPF_MAP_TYPE_PROG_ARRAY): {error}"
+                "cannot put program {name} into the tail-call map (BPF_MAP_TYPE_PROG_ARRAY): {error}"
             ),
             verifier: Vec::new(),
         };

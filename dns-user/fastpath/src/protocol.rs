@@ -81,7 +81,7 @@ pub(super) enum ServerMessage {
 pub(super) enum AttacherMessage {
     /// The state of interfaces and programs.
     Status(AttacherStatus),
-    /// The grace period is over; whether the kernel confirmed it.
+    /// The grace period has ended; whether the kernel confirmed it.
     GraceOver(bool),
 }
 
@@ -94,7 +94,7 @@ pub(super) struct AttacherStatus {
     pub(super) programs: Vec<ProgramStatus>,
     /// Whether all interfaces present at the start have been processed.
     pub(super) ready: bool,
-    /// The path at which links and maps are pinned.
+    /// The path below which links and maps are pinned.
     pub(super) pinned_at: Option<PathBuf>,
 }
 

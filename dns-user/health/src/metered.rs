@@ -46,7 +46,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
     ) -> Poll<io::Result<()>> {
         if self.allowance.0.get() == 0 {
             let excess =
-                io::Error::new(io::ErrorKind::InvalidData, "sent more than a health server has to say");
+                io::Error::new(io::ErrorKind::InvalidData, "sent a longer reply than a health server needs");
             return Poll::Ready(Err(excess));
         }
         let before = buffer.filled().len();

@@ -39,7 +39,7 @@ pub(super) enum ReportError {
     #[error("group_state has more than {MAX_GROUPS} groups")]
     TooManyGroups,
     /// A state has another JSON type.
-    #[error("a state is {0}, not a text")]
+    #[error("a state is {0}, not text")]
     NoText(&'static str),
 }
 

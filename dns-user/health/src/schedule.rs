@@ -336,7 +336,7 @@ mod tests {
                 }
                 now = schedule.next_wake().unwrap();
             }
-            // From the second interval on, when the first checks are over.
+            // From the second interval on, after the first checks.
             starts.retain(|at| *at >= epoch + Duration::from_secs(20));
             let window = Duration::from_millis(500);
             let most = (0..starts.len())

@@ -65,7 +65,7 @@ impl Sight {
         let refused = seen.last.values().filter(|failure| **failure == Some(Failure::Tls)).count();
         (is_dark && refused > 0).then(|| {
             format!(
-                "none of {} checked instances can be asked, {refused} because of TLS ({}): compare \
+                "none of {} checked instances can be reached, {refused} because of TLS ({}): compare \
                  health.ca_file and health.certificate_file with the CA of the instances",
                 seen.last.len(),
                 seen.tls_error

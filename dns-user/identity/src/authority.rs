@@ -50,7 +50,7 @@ pub struct Issued {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The file contains no certificate.
-    #[error("no certificate in PEM form; put the CA's certificate first, then its issuers")]
+    #[error("no certificate in PEM format; put the CA's certificate first, then its issuers")]
     NoCertificate,
     /// A block of PEM or DER is damaged.
     #[error("certificate {0} is damaged: {1}; copy the file again")]
@@ -87,14 +87,18 @@ pub enum Fault {
     NotYetValid(usize, String),
     /// There are more CAs below it than it permits.
     #[error(
-        "certificate {0} allows {1} CA certificates below it, but {2} follow; issue it with a larger pathlen"
+        "certificate {0} allows {1} CA certificates below it, but there are {2}; issue it with a larger \
+         pathlen"
     )]
     PathLength(usize, u32, usize),
     /// The order of the chain is wrong.
-    #[error("certificate {0} was not issued by certificate {1}; order the file from the CA to the root")]
+    #[error(
+        "certificate {0} was not issued by certificate {1}; list the certificates from the CA up to the
+    #root"
+    )]
     Order(usize, usize),
     /// A verifier rejected a test certificate.
-    #[error("a certificate issued for trial is refused: {0}")]
+    #[error("verification of a test certificate failed: {0}")]
     Refused(String),
 }
 
@@ -102,7 +106,7 @@ pub enum Fault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Caution {
     /// Leaves end with the CA.
-    #[error("the CA ends at {0}, before the leaf would; leaves end with the CA: replace it soon")]
+    #[error("the CA expires at {0}, before a new leaf would; leaves expire with the CA: replace it soon")]
     EndsFirst(String),
 }
 

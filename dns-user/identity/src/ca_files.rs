@@ -15,7 +15,7 @@ use crate::authority::{Authority, Fault};
 /// PEM files of a CA.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct CaFiles {
-    /// PEM file of the CA's certificate, followed by the certificates above it
+    /// PEM file of the CA certificate, followed by its chain
     #[arg(long = "ca", value_name = "FILE")]
     pub certificate: PathBuf,
     /// PEM file of the CA's private key: PKCS#1, SEC1 or PKCS#8
@@ -48,7 +48,7 @@ impl CaFiles {
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
         let read = |path: &Path| {
             let failed = |error: io::Error| {
-                CaError(vec![(path.to_owned(), format!("{error}; name a readable PEM file"))])
+                CaError(vec![(path.to_owned(), format!("{error}; choose a readable PEM file"))])
             };
             bounded::read(path).map(Zeroizing::new).map_err(failed)
         };

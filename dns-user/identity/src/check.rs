@@ -73,7 +73,8 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
     let mut found = Findings::default();
     let data = path.join("..data");
     if !data.is_dir() {
-        found.error(&data, "no pair is there; create the identity, or wait for its first renewal");
+        found
+            .error(&data, "no certificate and key found; create the identity, or wait for its first renewal");
         return found;
     }
     for name in ["instance", "c2c"] {
@@ -87,7 +88,7 @@ pub fn folder(path: &Path, now: SystemTime) -> Findings {
         if fs::read_link(&link).ok().as_deref() != Some(&Path::new("..data").join(name)) {
             found.error(
                 &link,
-                format!("not a link to ..data/{name}; remove it, the next renewal restores it"),
+                format!("not a link to ..data/{name}; remove it, and the next renewal restores it"),
             );
         }
     }
@@ -128,7 +129,10 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     match PrivateKey::from_pem(pair.key.as_bytes()) {
         Err(error) => found.error(&key, error),
         Ok(held) if held.public_key_info() != parsed[0].public_key().raw => {
-            found.error(&key, format!("not the key of {}; destroy and create the identity", crt.display()));
+            found.error(
+                &key,
+                format!("does not match the key of {}; destroy and recreate the identity", crt.display()),
+            );
         }
         Ok(_) => {}
     }
@@ -143,7 +147,7 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         found.error(&crt, format!("valid only from {}; check the clock", date(valid.not_before)));
     } else if valid.not_before + window.end < now {
         let ends = date(valid.not_after);
-        found.warning(&crt, format!("past its renewal window, ends at {ends}; see `status`"));
+        found.warning(&crt, format!("past its renewal window, expires at {ends}; see `status`"));
     }
     if parsed.len() < 2 {
         found
@@ -155,7 +159,7 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
         if mode & 0o077 != 0 {
             found.error(
                 &key,
-                format!("mode {mode:03o} lets others read the key; destroy and create the identity"),
+                format!("mode {mode:03o} lets others read the key; destroy and recreate the identity"),
             );
         }
     }

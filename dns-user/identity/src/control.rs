@@ -118,7 +118,7 @@ fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result
         }
         let reply = match serde_json::from_str(&line) {
             Ok(command) => execute(command),
-            Err(error) => Reply::Error(format!("command not understood: {error}")),
+            Err(error) => Reply::Error(format!("cannot parse the command: {error}")),
         };
         let mut text = serde_json::to_string(&reply)?;
         text.push('\n');
@@ -140,5 +140,5 @@ pub fn send(path: &Path, command: &Command) -> Result<Reply, ControlError> {
     };
     let line = exchange()
         .map_err(|error: io::Error| failed(format!("{error}; is `bosh-dns-identity run` running?")))?;
-    serde_json::from_str(&line).map_err(|error| failed(format!("reply not understood: {error}")))
+    serde_json::from_str(&line).map_err(|error| failed(format!("cannot parse the reply: {error}")))
 }

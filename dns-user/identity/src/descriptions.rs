@@ -41,7 +41,7 @@ impl Descriptions {
             Ok(files) => files,
             Err(error) => {
                 let folder = self.folder.clone();
-                self.report(folder, format!("{error}; identities stay as they are"), now);
+                self.report(folder, format!("{error}; identities stay unchanged"), now);
                 return;
             }
         };

@@ -54,7 +54,7 @@ pub struct Entry<'a> {
 
 /// A failed change; the current generation stays in use.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; the pair in use stays; {}", path.display(), remedy(source))]
+#[error("{}: {source}; the current certificate and key stay in use; {}", path.display(), remedy(source))]
 pub struct FolderError {
     /// The file or folder.
     pub path: PathBuf,
@@ -67,7 +67,7 @@ fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space or enlarge the file system",
         io::ErrorKind::ReadOnlyFilesystem => "mount the file system writable",
-        io::ErrorKind::PermissionDenied => "let the rotator's user write there",
+        io::ErrorKind::PermissionDenied => "give the rotator's user write permission",
         io::ErrorKind::NotFound => "create the folder above it",
         _ => "check the folder",
     }

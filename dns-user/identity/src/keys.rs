@@ -64,7 +64,7 @@ pub enum KeyError {
     #[error("the cryptographic library failed")]
     Library,
     /// The text has no PEM block of a private key.
-    #[error("no private key in PEM form; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
+    #[error("no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
     NoPem,
     /// The key is protected by a passphrase.
     #[error("the private key is encrypted; decrypt it with `openssl pkey`")]

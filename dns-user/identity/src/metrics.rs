@@ -13,15 +13,14 @@ use crate::{certificate::seconds, rotator::Status};
 pub struct Family {
     /// Full name, including the unit.
     pub name: &'static str,
-    /// `gauge` or `counter`.
+    /// Prometheus type: `gauge` or `counter`.
     pub kind: &'static str,
-    /// Label names.
+    /// Names of the labels, in order.
     pub labels: &'static [&'static str],
     /// Help text of the exposition.
     pub help: &'static str,
 }
 
-/// Declares families.
 macro_rules! families {
     ($($family:ident $kind:literal $name:literal [$($label:literal),*] $help:literal;)*) => {
         $(
@@ -29,31 +28,31 @@ macro_rules! families {
             pub const $family: Family = Family { name: $name, kind: $kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// All families.
+        /// Every family that this crate exposes.
         pub const FAMILIES: &[Family] = &[$($family),*];
     };
 }
 
 families! {
     EXPIRY "gauge" "bosh_dns_identity_expiry_timestamp_seconds" ["guid"]
-        "End of a certificate, seconds since 1970.";
-    IDENTITIES "gauge" "bosh_dns_identity_identities" [] "Identities that are maintained.";
+        "Expiry of a certificate, in seconds since 1970.";
+    IDENTITIES "gauge" "bosh_dns_identity_identities" [] "Maintained identities.";
     FAILING "gauge" "bosh_dns_identity_failing" [] "Identities whose last renewal failed.";
-    POOL_KEYS "gauge" "bosh_dns_identity_pool_keys" [] "Keys that are ready.";
-    POOL_SIZE "gauge" "bosh_dns_identity_pool_size" [] "Keys that the pool is filled up to.";
+    POOL_KEYS "gauge" "bosh_dns_identity_pool_keys" [] "Keys ready for use.";
+    POOL_SIZE "gauge" "bosh_dns_identity_pool_size" [] "Target size of the key pool.";
     CA_EXPIRY "gauge" "bosh_dns_identity_ca_expiry_timestamp_seconds" []
-        "End of the CA's certificate, seconds since 1970.";
+        "Expiry of the CA certificate, in seconds since 1970.";
     CA_FILES_USABLE "gauge" "bosh_dns_identity_ca_files_usable" []
-        "1 if the CA's files as they are can be used, 0 if an earlier CA stays in use.";
-    RENEWALS "counter" "bosh_dns_identity_renewals_total" [] "Pairs that were renewed.";
+        "1 if the current CA files are usable, 0 if an earlier CA stays in use.";
+    RENEWALS "counter" "bosh_dns_identity_renewals_total" [] "Certificates renewed.";
     FAILURES "counter" "bosh_dns_identity_failures_total" ["reason"]
-        "Failures by reason, each counted once however often it is retried.";
-    MEMBERS "gauge" "bosh_dns_identity_members" [] "Issuer: instances that hold certificates.";
-    LAGGING "gauge" "bosh_dns_identity_lagging" [] "Issuer: instances that have not taken the fleet's trust.";
+        "Failures by reason; retries are not counted.";
+    MEMBERS "gauge" "bosh_dns_identity_members" [] "Issuer: instances with certificates.";
+    LAGGING "gauge" "bosh_dns_identity_lagging" [] "Issuer: instances that have not yet installed the fleet's trust bundle.";
     TRUSTED_CAS "gauge" "bosh_dns_identity_trusted_cas" []
         "Issuer: CAs that the fleet trusts; more than 1 during a rotation.";
     FILES_USABLE "gauge" "bosh_dns_identity_files_usable" []
-        "Issuer: 1 if trust, CA and records are the newest ones, 0 if an earlier state stays in use.";
+        "Issuer: 1 if the current trust, CA and records are usable, 0 if an earlier state stays in use.";
     ISSUED "counter" "bosh_dns_identity_issued_total" [] "Issuer: certificates issued to agents.";
     REFUSED "counter" "bosh_dns_identity_refused_total" ["reason"] "Issuer: calls refused, by reason.";
     ISSUER_REACHED "gauge" "bosh_dns_identity_issuer_reached" [] "Agent: 1 if the last report reached the issuer.";

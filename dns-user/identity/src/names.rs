@@ -23,7 +23,7 @@ impl fmt::Display for Unresolved {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => {
-                write!(out, "{name}: no instance answers to it now; deploy the group or correct the name")
+                write!(out, "{name}: no instance has this name; deploy the group or correct the name")
             }
             Self::Malformed(name) => write!(out, "{name}: not a valid query of a fleet's domain; correct it"),
             Self::Address(address) => {

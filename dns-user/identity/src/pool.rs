@@ -14,7 +14,6 @@ use crate::keys::{KeyError, KeyType, PrivateKey};
 /// most about 2 % of a core that other threads need.
 const PAUSE_FACTOR: u32 = 50;
 
-/// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Longest time over which contention is measured.

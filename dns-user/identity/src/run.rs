@@ -28,7 +28,7 @@ const RESCAN: Duration = Duration::from_secs(10);
 /// Minimum validity (seed document 004).
 const SHORTEST_VALIDITY: Duration = Duration::from_secs(3600);
 
-/// Options of `run`.
+/// Command-line options of the subcommand `run`.
 #[derive(Debug, clap::Args)]
 pub struct RunOptions {
     #[command(flatten)]
@@ -36,21 +36,21 @@ pub struct RunOptions {
     /// Folder for the identities, one folder each; a tmpfs keeps keys off disks
     #[arg(long, value_name = "FOLDER")]
     folder: PathBuf,
-    /// Folder of descriptions GUID.json: each file is an identity
+    /// Folder of container descriptions, one GUID.json per identity
     #[arg(long, value_name = "FOLDER", required_unless_present = "control")]
     containers: Option<PathBuf>,
-    /// Unix socket for create, update, destroy (without --containers) and status
+    /// Unix socket for `status` and, without --containers, `create`, `update` and `destroy`
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     #[command(flatten)]
     leaf: LeafOptions,
-    /// Number of keys that are generated ahead
+    /// Number of keys to generate in advance
     #[arg(long, value_name = "NUMBER", default_value_t = 16)]
     pool: usize,
     /// Also write Envoy SDS files
     #[arg(long)]
     envoy: bool,
-    /// Address for Prometheus
+    /// Serve Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 }
@@ -58,7 +58,7 @@ pub struct RunOptions {
 /// Validity and key of certificates.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct LeafOptions {
-    /// Validity: a number with h or m, at least 1h
+    /// Validity of certificates, at least 1h, such as 24h or 90m
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_validity)]
     pub validity: Duration,
     /// Key type: rsa-3072, rsa-2048 or p-256
@@ -71,9 +71,9 @@ pub(crate) fn parse_validity(text: &str) -> Result<Duration, String> {
     let unit = match text.chars().last() {
         Some('h') => 3600,
         Some('m') => 60,
-        _ => return Err("write a number with a unit, such as 24h or 90m".to_owned()),
+        _ => return Err("use a number with a unit, such as 24h or 90m".to_owned()),
     };
-    let number: u32 = text[..text.len() - 1].parse().map_err(|_| "write a number with a unit".to_owned())?;
+    let number: u32 = text[..text.len() - 1].parse().map_err(|_| "use a number with a unit".to_owned())?;
     let validity = Duration::from_secs(u64::from(number) * unit);
     match validity < SHORTEST_VALIDITY {
         true => Err("the minimum is 1h".to_owned()),
@@ -101,7 +101,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     if let Some(containers) = &containers {
         let events = events.clone();
         let notified = move |event: notify::Result<notify::Event>| {
-            // Reading the descriptions is an event, too, and must not trigger the next read.
+            // Reading the descriptions is also an event, but must not trigger the next read.
             if event.is_ok_and(|event| event.kind.is_access()) {
                 return;
             }
@@ -179,7 +179,7 @@ fn obey(rotator: &mut Rotator, command: Command, by_files: bool) -> Reply {
     let done = match command {
         Command::Status => return Reply::Status(Box::new(rotator.status(now))),
         _ if by_files => {
-            let problem = "identities follow the files of --containers; change the file there";
+            let problem = "identities are managed by the files of --containers; change the file there";
             return Reply::Error(problem.to_owned());
         }
         Command::Create { container } => rotator.create(container, now),

@@ -95,7 +95,7 @@ pub enum SanError {
         what: &'static str,
         /// The name as in the manifest.
         name: String,
-        /// The violated rule.
+        /// Rule that the name violates.
         cause: NotCanonical,
     },
     /// The consumer's name is unknown.

@@ -224,7 +224,7 @@ pub fn socket_address(peer: &libc::sockaddr_storage) -> SocketAddr {
     match i32::from(peer.ss_family) {
         libc::AF_INET => {
             // SAFETY: the storage is larger than and aligned for every address, and
-            // its family says that it holds this one.
+            // its family identifies this one.
             let address = unsafe { ptr::read(peer_ptr.cast::<libc::sockaddr_in>()) };
             let ip = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
             SocketAddr::from((ip, u16::from_be(address.sin_port)))

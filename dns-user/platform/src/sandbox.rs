@@ -7,7 +7,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 /// Task of a process, which determines its permitted system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Serves DNS.
+    /// Answers queries and forwards them.
     Serve,
     /// Loads and attaches the programs for a server.
     Attach,

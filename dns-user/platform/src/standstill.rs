@@ -56,8 +56,8 @@ pub async fn watch() {
                 "stopped, or without CPU time"
             };
             tracing::warn!(
-                "the process stood still for {:.1} s ({cause}): userspace answered no query meanwhile, and \
-                 interfaces only until their lease ended",
+                "the process stood still for {:.1} s ({cause}): userspace answered no queries meanwhile, and \
+                 interfaces only until the lease expired",
                 length.as_secs_f64()
             );
         }

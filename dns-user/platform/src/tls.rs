@@ -93,7 +93,7 @@ pub enum TlsError {
     },
     /// The private key belongs to another certificate.
     #[error(
-        "{} does not match the certificate {}; install both files from the same pair",
+        "{} does not match the certificate {}; install a matching key and certificate",
         key.display(),
         certificate.display()
     )]

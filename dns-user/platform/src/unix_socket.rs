@@ -44,7 +44,7 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         (Some(folder), Some(name)) => {
             (if folder.as_os_str().is_empty() { Path::new(".") } else { folder }, name)
         }
-        _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "is no path of a socket")),
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not a valid socket path")),
     };
     make_folders(folder)?;
     let folder = open_folder(folder, trusted)?;
@@ -52,7 +52,7 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         Ok(found) if kind(&found) != SFlag::S_IFSOCK => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "is something else than a socket; remove it, or name another path",
+                "is not a socket; remove it, or choose another path",
             ));
         }
         Ok(_) | Err(Errno::ENOENT) => {}
@@ -75,7 +75,7 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
             openat(&folder, &*part, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
         let found = fstat(&bound)?;
         if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
-            return Err(io::Error::other("was replaced by something else at once"));
+            return Err(io::Error::other("was replaced by another file immediately"));
         }
         // Setting the group by the file system id needs root; group membership suffices for
         // changing it afterwards.
@@ -130,7 +130,7 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
     let opened = File::open(folder)?;
     let found = fstat(opened.as_fd())?;
     if kind(&found) != SFlag::S_IFDIR {
-        return Err(io::Error::new(io::ErrorKind::NotADirectory, "its folder is none"));
+        return Err(io::Error::new(io::ErrorKind::NotADirectory, "its parent is not a folder"));
     }
     let owner = Uid::from_raw(found.st_uid);
     let is_ours = owner.is_root() || owner == Uid::effective() || trusted.contains(&owner);
@@ -140,8 +140,8 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!(
-                "{} may be written to by other users than root (owner {owner}, mode {:o}); use a folder that only \
-                 root may write to",
+                "{} is writable by users other than root (owner {owner}, mode {:o}); use a folder that only \
+                 root can write to",
                 folder.display(),
                 found.st_mode & 0o7777
             ),
@@ -186,7 +186,7 @@ mod tests {
         let path = folder.path().join("x.sock");
         fs::write(&path, "precious").unwrap();
         let error = bind(&path, ALONE, &[]).unwrap_err();
-        assert!(error.to_string().contains("something else than a socket"), "{error}");
+        assert!(error.to_string().contains("is not a socket"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 

@@ -33,7 +33,7 @@ const SHORT_ATTEMPT: Duration = Duration::from_secs(10);
 /// long.
 pub const PING_EVERY: u64 = 10;
 
-/// Servers and certificates.
+/// Servers and certificates of the NATS connection.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct BusOptions {
     /// NATS servers, tls://HOST:PORT, separated by commas
@@ -47,10 +47,10 @@ pub struct BusOptions {
     pub ping_every: u64,
 }
 
-/// A connection.
+/// A NATS connection that follows rotated certificates.
 #[derive(Clone, Debug)]
 pub struct Bus {
-    /// NATS client.
+    /// Client of the NATS connection.
     pub client: Client,
     /// Number of connections so far; changes with each new one.
     pub connected: watch::Receiver<u64>,
@@ -65,7 +65,7 @@ pub enum BusError {
     /// The servers cannot be used with these options.
     #[error("NATS at {servers}: {problem}")]
     Connect {
-        /// The servers.
+        /// Addresses of the servers, separated by commas.
         servers: String,
         /// The NATS client's message.
         problem: String,

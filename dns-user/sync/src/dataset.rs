@@ -62,7 +62,6 @@ struct AliasRow {
     health_filter: Option<String>,
     /// Whether the first query waits for health checks.
     initial_health_check: Option<String>,
-    /// Meaning of `_`.
     placeholder_type: Option<String>,
 }
 

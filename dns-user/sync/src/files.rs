@@ -25,7 +25,7 @@ impl Permissions {
 
 /// A failed replacement; the old file is unchanged.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; the file stays as it was", path.display())]
+#[error("{}: {source}; the file stays unchanged", path.display())]
 pub struct ReplaceError {
     path: PathBuf,
     /// Error from the operating system.

@@ -27,7 +27,7 @@ pub fn replaced<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a 
 
 /// Our block in the file has no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the line `# END bosh-dns-sync` is missing; put it after our block")]
+#[error("the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync")]
 pub struct NoEnd;
 
 /// Returns the file with our block added or replaced.

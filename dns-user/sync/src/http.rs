@@ -159,8 +159,7 @@ mod tests {
         let client = HttpClient::new(tls::without_authorities());
         let call = Call { method: Method::GET, url: &url, basic: None, headers: None, body: Bytes::new() };
         let result = client.send(call, 10, limit).await.map_err(|error| error.to_string());
-        // Joined off the runtime, which still has to close the connection that the server waits
-        // for.
+        // Joined off the runtime, which must still close the connection that the server waits for.
         tokio::task::spawn_blocking(|| served.join().unwrap()).await.unwrap();
         if let Err(error) = &result {
             assert!(!error.contains("secret=1"), "{error}");

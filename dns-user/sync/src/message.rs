@@ -12,8 +12,8 @@ const PROTOCOL: u8 = 3;
 /// Second token of the subject on which agents send unsolicited reports; no director listens there.
 pub const ASK: &str = "bosh-dns-sync";
 
-/// Prefix of the second token of our publishers' reply subjects. It tells our agents that the
-/// caller reads a [`Report`] in the reply; a director gets the reply it expects.
+/// Prefix of the second token of our publishers' reply subjects. It shows our agents that the caller reads a
+/// [`Report`] in the reply; a director gets the reply it expects.
 pub const OURS: &str = "bosh-dns-sync-";
 
 /// Maximum length of a text from another party that is kept, shown or logged, in characters.
@@ -66,7 +66,7 @@ pub struct Announcement {
     pub source: Source,
     /// One or more digests of the blob.
     pub digest: String,
-    /// Version of the dataset; 0 asks an agent for a report and changes nothing.
+    /// Version of the dataset; 0 requests a report from an agent and changes nothing.
     pub version: u64,
     /// Sent to our agents only.
     pub extra: Option<Extra>,
@@ -180,7 +180,7 @@ struct SignedArgument<'a> {
 }
 
 impl Announcement {
-    /// Serialises the call.
+    /// Returns the call as JSON.
     pub fn write(&self, reply_to: &str) -> Vec<u8> {
         let Self { source, digest, version, extra } = self;
         let (method, mut arguments) = match source {
@@ -318,7 +318,7 @@ struct Synced<'a> {
 }
 
 impl Reply {
-    /// Serialises the reply.
+    /// Returns the reply as JSON.
     pub fn write(&self) -> Vec<u8> {
         match self {
             Self::Synced(None) => br#"{"value":"synced"}"#.to_vec(),

@@ -15,7 +15,7 @@ pub fn agent_name(agent: &str) -> String {
     format!("{agent}.agent.bosh-internal")
 }
 
-/// The part of a certificate by which nats-server identifies a client.
+/// Part of a certificate that identifies a client to nats-server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UsersBy {
     /// The subject, as in a director's certificates. nats-server (2.9 to 2.11) compares it with one

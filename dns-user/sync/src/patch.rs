@@ -29,7 +29,7 @@ pub fn make(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
 pub fn apply(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
     let length = match get_frame_content_size(patch) {
         Ok(Some(length)) => length,
-        _ => return Err(io::Error::other("the frame does not state the length of its content")),
+        _ => return Err(io::Error::other("the frame does not contain its content's length")),
     };
     let length = usize::try_from(length).ok().filter(|length| *length <= limit);
     let length =

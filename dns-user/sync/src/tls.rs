@@ -23,16 +23,16 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Where certificates are.
+/// Files of a client's CAs, certificate and private key.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct TlsFiles {
-    /// PEM file with the CAs of the peer's certificate
+    /// PEM file of the CAs that the peer's certificate is verified against
     #[arg(long = "tls-ca", value_name = "FILE")]
     pub ca: PathBuf,
-    /// PEM file of our certificate
+    /// PEM file of this program's certificate
     #[arg(long = "tls-certificate", value_name = "FILE")]
     pub certificate: PathBuf,
-    /// PEM file of our private key
+    /// PEM file of this program's private key
     #[arg(long = "tls-key", value_name = "FILE")]
     pub key: PathBuf,
 }
@@ -40,13 +40,13 @@ pub struct TlsFiles {
 /// As [`TlsFiles`], where there may be none: all three or nothing.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct TlsOptions {
-    /// PEM file with the CAs of the peer's certificate
+    /// PEM file of the CAs that the peer's certificate is verified against
     #[arg(long = "tls-ca", value_name = "FILE", requires_all = ["certificate", "key"])]
     ca: Option<PathBuf>,
-    /// PEM file of our certificate
+    /// PEM file of this program's certificate
     #[arg(long = "tls-certificate", value_name = "FILE", requires = "ca")]
     certificate: Option<PathBuf>,
-    /// PEM file of our private key
+    /// PEM file of this program's private key
     #[arg(long = "tls-key", value_name = "FILE", requires = "ca")]
     key: Option<PathBuf>,
 }
@@ -63,7 +63,6 @@ impl TlsOptions {
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct TlsError {
-    /// The file.
     path: PathBuf,
     /// Cause of the error.
     problem: String,
@@ -87,7 +86,7 @@ fn read_roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certificates.map_err(|error| TlsError::new(path, error))?);
     if roots.is_empty() {
-        return Err(TlsError::new(path, "it holds no CA certificate in PEM form"));
+        return Err(TlsError::new(path, "it contains no CA certificate in PEM format"));
     }
     Ok(Arc::new(roots))
 }
@@ -98,11 +97,11 @@ fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
     let chain = chain.map_err(|error| TlsError::new(certificate, error))?;
     if chain.is_empty() {
-        return Err(TlsError::new(certificate, "it holds no certificate in PEM form"));
+        return Err(TlsError::new(certificate, "it contains no certificate in PEM format"));
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::new(key, error))?;
     let certified = CertifiedKey::from_der(chain, private, &provider())
-        .map_err(|error| TlsError::new(key, format!("it is not the key of the certificate: {error}")))?;
+        .map_err(|error| TlsError::new(key, format!("it does not match the certificate: {error}")))?;
     Ok(Arc::new(certified))
 }
 

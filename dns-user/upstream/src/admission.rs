@@ -1,6 +1,6 @@
 //! Fair admission of queries that must wait.
 //!
-//! The number of places is limited, and a client may hold at most as many as are free: a single
+//! The number of slots is limited, and a client may hold at most as many as are free: a single
 //! client gets half of them, two get a third each, and so on (dynamic thresholds, Choudhury and
 //! Hahne 1998). A flood from one client therefore always leaves room for the next, admitted queries
 //! are never dropped in favour of later ones, and an admission costs one table look-up.

@@ -18,15 +18,15 @@ use dns_platform::metrics::labels::{rcode_label, type_text};
 /// Selects cached answers; an absent criterion admits all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// The name itself.
+    /// Only answers for this name.
     pub name: Option<Name>,
     /// The names at and below this one.
     pub zone: Option<Name>,
-    /// The query type.
+    /// Only answers of this query type.
     pub query_type: Option<u16>,
 }
 
-/// A cached answer.
+/// A cached answer, as `cache list` shows it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct CachedAnswer {
     /// Domain of the handler whose cache contains it; absent for the configured recursors.
@@ -37,7 +37,7 @@ pub struct CachedAnswer {
     /// Query type, as mnemonic if it has one.
     #[serde(rename = "type")]
     pub query_type: String,
-    /// Query class.
+    /// Query class in text form.
     pub class: String,
     /// Whether it answers queries with DO.
     pub dnssec_ok: bool,
@@ -153,7 +153,7 @@ impl CachedAnswer {
     }
 }
 
-/// Returns the name of a class. Class 0 stands for all, with `compat.cache_as_authority`.
+/// Returns the name of a class. Class 0 means all classes, with `compat.cache_as_authority`.
 fn class_text(class: u16) -> String {
     match class {
         0 => "*".to_owned(),

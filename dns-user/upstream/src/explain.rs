@@ -1,5 +1,5 @@
-//! Explains, without sending a query, how a name would be forwarded: recursors in the order of
-//! asking, and cached answers.
+//! Explains, without sending a query, how a name would be forwarded: recursors in the order in which they are
+//! tried, and cached answers.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use dns_core::{
 /// The recursors and cached answers that a query for a name would find.
 #[derive(Clone, Debug, Serialize)]
 pub struct ForwardingExplanation {
-    /// Recursors in the order of asking; empty for other sources.
+    /// Recursors in the order in which they are tried; empty for other sources.
     pub recursors: Vec<RecursorStatus>,
     /// URL of a handler's HTTP server; null for other sources.
     pub url: Option<String>,
@@ -30,7 +30,7 @@ pub struct ForwardingExplanation {
 /// A cached answer, or its absence.
 #[derive(Clone, Debug, Serialize)]
 pub struct CacheFinding {
-    /// Query type.
+    /// Query type in text form.
     #[serde(rename = "type")]
     pub query_type: &'static str,
     /// Whether the answer is served.
@@ -48,9 +48,9 @@ pub struct CacheFinding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CachedState {
-    /// Nothing is cached.
+    /// The cache has no answer.
     Missing,
-    /// Served without asking a recursor.
+    /// Served without querying a recursor.
     Fresh,
     /// Expired; served only if no recursor answers (`cache.serve_stale`).
     Stale,

@@ -142,8 +142,8 @@ impl FailedTries {
         tracing::warn!(
             recursor = self.recursor,
             reason = reason.label(),
-            "a query to a recursor failed: {}; the next recursor is asked, and without one the client gets \
-             SERVFAIL; `bosh-dns-xdp status` counts failures by reason",
+            "a query to a recursor failed: {}; the next recursor is tried, and if none is left the client \
+             gets SERVFAIL; `bosh-dns-xdp status` counts failures by reason",
             reason.text(),
         );
     }

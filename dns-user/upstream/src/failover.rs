@@ -1,4 +1,4 @@
-//! The order in which recursors are asked. Does no I/O.
+//! The order in which recursors are tried. Performs no I/O.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -14,7 +14,7 @@ const MAX_FAILURES: u32 = 5;
 pub(crate) struct RecursorOrder {
     /// Configured way of ordering.
     mode: RecursorSelection,
-    /// Index of the recursor to ask first.
+    /// Index of the recursor to try first.
     preferred: AtomicUsize,
     histories: Box<[History]>,
 }
@@ -55,14 +55,14 @@ impl RecursorOrder {
         Self { mode, preferred: AtomicUsize::new(0), histories }
     }
 
-    /// Returns indexes in the order of asking.
+    /// Returns indexes in the order in which they are tried.
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
         let count = self.histories.len();
         let first = self.preferred();
         (first..count).chain(0..first)
     }
 
-    /// Returns the index of the recursor to ask first.
+    /// Returns the index of the recursor to try first.
     pub(crate) fn preferred(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
@@ -92,7 +92,7 @@ impl RecursorOrder {
 mod tests {
     use super::*;
 
-    /// Returns indexes in the order of asking.
+    /// Returns indexes in the order in which they are tried.
     fn order(recursors: &RecursorOrder) -> Vec<usize> {
         recursors.order().collect()
     }

@@ -36,14 +36,14 @@ pub(crate) struct FlightResult {
 
 /// Role of a query in a flight.
 pub(crate) enum Part<'a> {
-    /// The first query: it asks, then calls [`Leader::finish`].
+    /// The first query: it queries upstream, then calls [`Leader::finish`].
     Leader(Leader<'a>),
     /// Another query is in flight. The receiver fails if that query's client disconnects first.
     Follower(oneshot::Receiver<Arc<FlightResult>>),
 }
 
-/// The query that asks on behalf of all. If it is dropped without a result, the others ask
-/// themselves.
+/// The client query that queries upstream on behalf of all. If it is dropped without a result, the others do
+/// so themselves.
 pub(crate) struct Leader<'a> {
     /// The flights that it belongs to.
     flights: &'a SingleFlight,

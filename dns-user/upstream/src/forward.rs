@@ -1,4 +1,4 @@
-//! Asks recursors one after another, and reports the result faithfully.
+//! Queries recursors one after another, and reports the result faithfully.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use dns_core::{
 };
 use dns_platform::logs::LineLimit;
 
-/// A list of recursors, asked in turn until one answers.
+/// A list of recursors, tried in turn until one answers.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     set: ArcSwap<RecursorSet>,
@@ -39,7 +39,7 @@ pub(crate) struct Forwarder {
 pub(crate) struct RecursorSet {
     /// Recursors in configuration order; shuffled with `smart`.
     pub(crate) recursors: Vec<Arc<Recursor>>,
-    /// The order in which they are asked.
+    /// The order in which they are tried.
     pub(crate) order: RecursorOrder,
 }
 
@@ -68,7 +68,7 @@ impl Forwarder {
         self.set.load_full()
     }
 
-    /// Asks recursors until one answers NOERROR.
+    /// Queries recursors until one answers NOERROR.
     pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         let set = self.set.load_full();
         if set.recursors.is_empty()

@@ -16,8 +16,7 @@ pub(crate) struct Forwarded {
     pub(crate) failed: bool,
     /// Whether the answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
-    /// Whether no server was asked because this one is overloaded, which says nothing about the
-    /// name.
+    /// Whether the query was refused because this server is overloaded, which is independent of the name.
     pub(crate) busy: bool,
     /// Name of the recursor that sent the reply; `None` for replies created here.
     pub(crate) recursor: Option<Arc<str>>,

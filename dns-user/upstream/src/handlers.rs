@@ -198,14 +198,14 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigErro
 fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
-        handler.error("domain", "is missing; allowed is a domain such as \"corp.example.\", or \".\" for all")
+        handler.error("domain", "is missing; expected a domain such as \"corp.example.\", or \".\" for all")
     })?;
     let domain = Name::from_text(domain)
         .map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))?;
     let source = handler.object("source")?;
     let source =
         match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
-            None => return Err(source.error("type", "is missing; allowed are \"dns\", \"http\", \"deny\"")),
+            None => return Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
             Some(Kind::Dns) => HandlerSource::Dns(parse_recursors(&source)?),
             Some(Kind::Http) => HandlerSource::Http(parse_url(&source)?),
             Some(Kind::Deny) => {
@@ -238,13 +238,13 @@ fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
 
 /// Parses the URL of a handler of type http.
 fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
-    const ALLOWED: &str = "allowed is a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
+    const ALLOWED: &str = "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
     let text = source.text("url")?.filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
     let url =
         Url::parse(text).map_err(|reason| source.error("url", &format!("{text:?}: {reason}; {ALLOWED}")))?;
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-        return Err(source.error("url", &format!("{text:?} is of another kind; {ALLOWED}")));
+        return Err(source.error("url", &format!("{text:?} has an unsupported scheme; {ALLOWED}")));
     }
     Ok(url)
 }

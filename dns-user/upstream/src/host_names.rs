@@ -157,7 +157,8 @@ async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, agai
                 if is_known {
                     tracing::warn!(
                         host,
-                        "cannot look up the host name of a recursor or handler; the addresses in use stay; trying again every second"
+                        "cannot look up the host name of a recursor or handler; the current addresses stay \
+                         in use; trying again every second"
                     );
                 }
                 is_known = false;

@@ -15,7 +15,7 @@ pub(crate) enum JsonAnswerError {
     #[error("no JSON: {0}")]
     Syntax(String),
     /// A member has the wrong JSON type.
-    #[error("{0} is of the wrong kind")]
+    #[error("{0} has the wrong type")]
     Kind(&'static str),
     /// None of the answers has data that fits its type.
     #[error("none of the {0} answers can be parsed")]

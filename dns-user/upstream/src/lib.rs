@@ -92,7 +92,7 @@ pub struct Upstream {
 
 impl Upstream {
     /// Uses the configured recursors, or else the nameservers of /etc/resolv.conf, and follows
-    /// changes of that file. `own` lists this server's listen addresses, which are never asked.
+    /// changes of that file. `own` lists this server's listen addresses, which are never queried.
     ///
     /// Must be called inside a tokio runtime.
     pub fn new(config: &Config, own: &[SocketAddr]) -> Self {

@@ -145,7 +145,7 @@ impl Recursor {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
-    /// Asks the recursor, with the configured retries. `message` comes from [`Form::message`] for
+    /// Queries the recursor, with the configured retries. `message` comes from [`Form::message`] for
     /// `query`; its id and, with 0x20, its letter case are overwritten.
     pub(crate) async fn ask(
         &self,
@@ -245,7 +245,7 @@ impl Recursor {
     fn note(&self, outcome: &Result<ValidatedReply, TryError>, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
-            // The recursor was not asked.
+            // The recursor was not queried.
             Err(TryError::Busy) => {}
             // Written only on a change, because all threads read it.
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}

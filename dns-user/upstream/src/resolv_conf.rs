@@ -63,7 +63,7 @@ impl Nameservers {
             if new.is_empty() && same_own {
                 tracing::warn!(
                     file = RESOLV_CONF,
-                    "the file names no usable nameserver; the recursors in use stay"
+                    "the file contains no usable nameserver; the current recursors stay in use"
                 );
             } else if new != self.names {
                 tracing::info!(recursors = ?new, "recursors of /etc/resolv.conf reloaded");

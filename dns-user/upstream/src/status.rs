@@ -16,7 +16,7 @@ pub struct RecursorStatus {
     pub address: String,
     /// Current address of a host name; `None` if unknown.
     pub resolved: Option<SocketAddr>,
-    /// Whether it is asked first.
+    /// Whether it is tried first.
     pub preferred: bool,
     /// Number of queries sent to it since the start, including retries.
     pub tries: u64,
@@ -67,7 +67,7 @@ impl CacheStatus {
     }
 }
 
-/// Returns the status of a forwarder's recursors in the order of asking.
+/// Returns the status of a forwarder's recursors in the order in which they are tried.
 pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     let set = forwarder.set();
     let preferred = set.order.preferred();

@@ -31,12 +31,10 @@ const PASSED: usize = 2;
 /// two allocator headers.
 pub(crate) const SLOT_SIZE: usize = 2 * size_of::<Slot<()>>() + 32;
 
-/// Values by key.
 #[derive(Debug)]
 pub(crate) struct Store<V> {
     shards: Box<[Mutex<Shard<V>>]>,
     hasher: foldhash::fast::RandomState,
-    /// Number of flushes.
     generation: AtomicU64,
 }
 
@@ -151,7 +149,6 @@ impl<V> Store<V> {
         self.shards.iter().map(flush).sum()
     }
 
-    /// Removes expired entries.
     pub(crate) fn sweep(&self, now: BootInstant) {
         for shard in &self.shards {
             let _removed = shard.lock().retain(|slot| slot.terms.until > now);

@@ -1,4 +1,4 @@
-//! Asks one address by TCP, over persistent connections with many queries each (RFC 7766).
+//! Queries one address over TCP, on persistent connections with many queries each (RFC 7766).
 //!
 //! A query uses an idle connection, or a new one while there are few, or else the one with the
 //! fewest queries. Unneeded connections become idle and are closed, so the pool follows its use,

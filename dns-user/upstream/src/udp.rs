@@ -1,4 +1,4 @@
-//! Asks one address by UDP, with thousands of queries in flight on few sockets.
+//! Queries one address over UDP, with thousands of queries in flight on few sockets.
 //!
 //! Each socket is connected, so the kernel drops datagrams from other addresses and reports closed
 //! ports. A forger must guess one of several random source ports and a random id, and repeat the

@@ -34,7 +34,7 @@ pub mod world;
 /// its parent.
 pub const FOLDER_VARIABLE: &str = "BOSH_DNS_CONFORMANCE";
 
-/// Environment variable with name prefixes; other scenarios are left out.
+/// Environment variable with name prefixes; other scenarios are skipped.
 pub const ONLY_VARIABLE: &str = "BOSH_DNS_CONFORMANCE_ONLY";
 
 /// Environment variable with another DNS server's command, such as `/path/to/bosh-dns --config
@@ -68,7 +68,7 @@ impl Recorded {
         let Some(named) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(own) };
         let below = named.join("scenarios");
         let scenarios = if below.is_dir() { below } else { named };
-        ensure!(scenarios.is_dir(), "{FOLDER_VARIABLE} names {}, which is no folder", scenarios.display());
+        ensure!(scenarios.is_dir(), "{FOLDER_VARIABLE} names {}, which is not a folder", scenarios.display());
         let certificates = Some(scenarios.join(CERTIFICATES)).filter(|folder| folder.is_dir());
         Ok(Self { certificates: certificates.unwrap_or(own.certificates), scenarios })
     }
@@ -104,7 +104,7 @@ impl Recorded {
     }
 }
 
-/// Commands of the servers under test; `{config}` stands for the configuration file.
+/// Commands of the servers under test; `{config}` is replaced by the configuration file.
 #[derive(Clone, Debug)]
 pub struct Commands {
     pub dns: String,

@@ -134,7 +134,7 @@ pub struct Action {
     pub rd: Option<bool>,
     /// CD; copied from the query by default.
     pub cd: Option<bool>,
-    /// The owner `@` stands for the queried name.
+    /// The owner `@` means the queried name.
     #[serde(default)]
     pub answers: Vec<Record>,
     #[serde(default)]
@@ -398,7 +398,7 @@ pub struct Expect {
     pub question: Option<Vec<(String, String, String)>>,
     #[serde(default)]
     pub answers: Vec<Record>,
-    /// File with the answers; the owner `@` stands for the queried name.
+    /// File with the answers; the owner `@` means the queried name.
     pub answers_ref: Option<String>,
     /// Comparison of the answers.
     #[serde(default)]

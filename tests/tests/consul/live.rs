@@ -80,7 +80,7 @@ fn live_queries_fail_over() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-failover")?;
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
-    // The numbers of instances tell the places apart: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
+    // The number of instances identifies the origin: 1 here, 2 in dc2, 4 in dc3, 3 of the peer.
     let double = Double::start(listener, World::generated(2, 1), Rules::default(), None)?;
     double.change_other("dc2", |world| *world = World::generated(3, 2));
     double.change_other("dc3", |world| *world = World::generated(3, 4));
@@ -159,7 +159,7 @@ fn single_change_of_many_is_answered() -> Result<()> {
         let begun = Instant::now();
         wait_until("the change", LIMIT, || count().is_ok_and(|count| count == wanted))?;
         times.push(begun.elapsed());
-        // The watch asks again after its own pause.
+        // The watch retries after its own pause.
         std::thread::sleep(Duration::from_millis(300));
     }
     times.sort();

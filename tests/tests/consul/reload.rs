@@ -131,7 +131,7 @@ fn reload_changes_consul_answers() -> Result<()> {
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
     // Removing the object changes nothing before a restart either.
     running.reload(&Value::Null)?;
-    ensure!(running.server.log().contains("takes effect only after a restart: the one in use stays"));
+    ensure!(running.server.log().contains("takes effect only after a restart: the current one stays in use"));
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
     // And back to the first object.
     running.reload(&before)?;
@@ -169,7 +169,9 @@ fn reload_switches_consul_address() -> Result<()> {
     let mut elsewhere = object(8500);
     elsewhere["datacenter"] = json!("elsewhere");
     running.reload(&elsewhere)?;
-    ensure!(running.server.log().contains("consul.datacenter changed while a live Consul is asked"));
+    ensure!(
+        running.server.log().contains("consul.datacenter changed, which takes effect only after a restart")
+    );
     ensure!(count(&running) == 1, "the object in use stays");
 
     // An object without an agent's address: the catalog is dropped.

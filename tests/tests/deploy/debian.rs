@@ -82,7 +82,7 @@ fn status(machine: &Debian) -> Value {
     serde_json::from_str(&machine.run("bosh-dns-xdp status --json").unwrap()).unwrap()
 }
 
-/// Returns the number of replies given by the interface.
+/// Returns the number of replies from the interface.
 fn by_the_interface(machine: &Debian) -> u64 {
     status(machine)["replies"]["fast"].as_u64().unwrap()
 }

@@ -145,7 +145,7 @@ fn identity_services_start_and_upgrade() {
         println!("{exposure}");
     }
 
-    // Killed, it comes back with the identities that it had; an upgrade replaces all three.
+    // After a kill it restarts with the same identities; an upgrade replaces all three.
     machine.run("systemctl kill --signal=KILL bosh-dns-identity").unwrap();
     let listed = format!("bosh-dns-identity status {control} | grep -q ^web-1");
     wait_for(&machine, "bosh-dns-identity", &listed);

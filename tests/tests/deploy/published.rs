@@ -128,13 +128,14 @@ fn packaged_publisher_learns_health() {
     fleet.says(instance(0), Says::state("running"));
     comes("the return", &all);
     let journal = machine.journal("bosh-dns-publish");
-    assert!(!journal.contains("the health of the fleet is not known"), "{journal}");
+    assert!(!journal.contains("the fleet's health is unknown"), "{journal}");
 
-    // To members of another group the socket is closed: the publisher says so, and publishes what it knows.
+    // Members of another group cannot use the socket: the publisher reports that, and publishes the known
+    // data.
     configure(json!({"group": "bosh-dns-xdp"}));
     wait_until("the complaint", PATIENCE, || {
         let journal = machine.journal("bosh-dns-publish");
-        journal.contains("the health of the fleet is not known") && journal.contains("ermission denied")
+        journal.contains("the fleet's health is unknown") && journal.contains("ermission denied")
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-publish")));
     assert_eq!(published(&machine), all);

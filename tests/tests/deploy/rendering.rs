@@ -93,8 +93,7 @@ fn scripts_pass_shellcheck() {
         fs::write(&script, text).unwrap();
         scripts.push(script);
     }
-    // SC2016: manifest values stand in single quotes precisely so that the shell does not expand
-    // them.
+    // SC2016: manifest values are in single quotes precisely so that the shell does not expand them.
     let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }

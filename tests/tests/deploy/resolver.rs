@@ -66,7 +66,7 @@ fn resolvconf_lists_server_first() {
     // A DHCP lease with another server does not take precedence.
     machine.run("echo nameserver 10.0.0.54 | resolvconf -a eth1.dhclient").unwrap();
     wait_for(&machine, SERVERS, |said| first(said, "127.0.0.2") && said.contains("10.0.0.54"));
-    // Removing the entry by hand does not last either.
+    // A manually removed entry is also restored.
     machine.run(": >/etc/resolvconf/resolv.conf.d/head && resolvconf -u").unwrap();
     wait_for(&machine, SERVERS, |said| first(said, "127.0.0.2"));
     machine.run(&format!("printf '{}' >/etc/resolvconf/resolv.conf.d/head", "# of the operator\\n")).unwrap();

@@ -255,5 +255,5 @@ fn start_wait_has_a_limit() {
     let command =
         "bosh-dns-wait --address 127.0.0.1 --port 53 --checkDomain up. --timeout 1s --logFormat rfc3339";
     let problem = machine.run(command).unwrap_err().to_string();
-    assert!(problem.contains("up. was not resolved by the server at 127.0.0.1:53 within 1s"), "{problem}");
+    assert!(problem.contains("up. did not resolve within 1s (the server at 127.0.0.1:53)"), "{problem}");
 }

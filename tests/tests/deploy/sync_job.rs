@@ -93,7 +93,7 @@ fn sync_properties_become_arguments() {
 fn sync_mistakes_are_named() {
     let publisher = json!({"role": "publisher", "publisher": {"inventory": {"deployments": []}}});
     for (properties, named) in [
-        (common(&json!({"role": "observer"})), "allowed are publisher and agent"),
+        (common(&json!({"role": "observer"})), "expected publisher or agent"),
         (common(&json!({"role": "publisher"})), "one of publisher.inventory and publisher.inventory_path"),
         (common(&json!({"role": "agent", "nats": {"servers": ["10.0.0.6:4222"]}})), "is not tls://HOST:PORT"),
         (common(&json!({"role": "agent", "agent": {"id": "a\nb"}})), "holds a line break"),
@@ -210,7 +210,7 @@ fn sync_job_distributes_records() {
         .run("exec 3<>/dev/tcp/127.0.0.1/53091; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3");
     assert!(metrics.unwrap().contains("bosh_dns_sync_agents_synced 1"));
 
-    // An update as monit performs it: the state on the persistent disk goes on.
+    // An update as performed by monit: the state on the persistent disk is kept.
     machine.run(&format!("{JOB}/bin/bosh_dns_sync_ctl stop")).unwrap();
     assert!(!Path::new(&format!("/proc/{pid}")).exists() && !pid_file.exists());
     start("10.0.0.2");

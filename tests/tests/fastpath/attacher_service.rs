@@ -66,7 +66,7 @@ impl Parts {
         addresses(&self.pair.client, v4(), name, PATIENCE)
     }
 
-    /// Returns the number of replies given by the program.
+    /// Returns the number of replies from the program.
     fn fast_path_replies(&self) -> Result<u64> {
         Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
     }

@@ -1,5 +1,5 @@
-//! A dense Diego cell beside the real server: containers are created as fast as without it, no
-//! creation fails, unused interfaces are left alone, and removed containers leave nothing behind.
+//! A dense Diego cell with the real server: containers are created as fast as without it, no creation fails,
+//! unused interfaces stay untouched, and removed containers leave nothing behind.
 
 use std::{
     fs,
@@ -78,7 +78,7 @@ impl Ground {
         Ok(served.filter_map(|(name, _)| name.strip_prefix("s-")?.parse().ok()).collect())
     }
 
-    /// Returns the replies given by a container's interface so far.
+    /// Returns the replies from a container's interface so far.
     fn replies(metrics: &Metrics, number: usize) -> u64 {
         let label = format!("interface=\"{}\"", Cell::interface(number));
         metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label)
@@ -118,8 +118,8 @@ fn serve_first(ground: &Ground, cell: &Cell<'_>, gated: &Gated) -> Result<()> {
     wait_until("its pin to go", Duration::from_secs(30), || gated.bpffs.links().is_empty())
 }
 
-/// Creates a block of containers; those made so far and not yet asked send queries meanwhile if the
-/// server runs.
+/// Creates a block of containers; containers created so far that have not sent queries yet send them
+/// meanwhile if the server runs.
 fn create_block(
     cell: &Cell<'_>,
     gated: &Gated,
@@ -168,7 +168,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     serve_first(&ground, &cell, &gated)?;
     let (descriptors_before, _) = descriptors(&gated)?;
 
-    // With and without the server in turns, and each first every other time: the rules grow.
+    // Alternately with and without the server, each first every other time, because the rules grow.
     let mut ratios = Vec::new();
     let (mut next, mut asked) = (0, 0);
     for pair in 0..BLOCKS {
@@ -213,7 +213,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     let needless = |name: &String| name.starts_with("ifb") || OTHER_INTERFACES.contains(&name.as_str());
     ensure!(!states.keys().any(needless), "{states:?}");
 
-    // Every container is counted for itself.
+    // Every container is counted separately.
     let before = Metrics::read(&ground.host)?;
     let times = |number: usize| 4 + 3 * (number % 7);
     for number in 0..CONTAINERS {
@@ -227,7 +227,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
         ensure!((times.saturating_sub(2)..=times).contains(&given), "{number}: {given} of {times}");
     }
 
-    // Containers go while others come; nothing of them is left.
+    // Containers are removed while others are created; nothing remains of them.
     cell.remove(0..CONTAINERS / 2)?;
     for number in CONTAINERS..CONTAINERS + BLOCK {
         cell.create(number)?;
@@ -312,7 +312,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     })
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
 
-    // Those with a limit are left alone; the others are served once they have been quiet.
+    // Interfaces with a limit stay untouched; the others are served once they have been quiet.
     wait_until("the interfaces to be decided", Duration::from_secs(120), || {
         thread::sleep(Duration::from_millis(200));
         (0..FEW).all(|number| {
@@ -332,7 +332,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
         ensure!((given >= 6) == (number >= FEW / 2), "{number}: {given} replies by the interface");
     }
 
-    // The stop takes away what the server added, and nothing else.
+    // The stop removes only what the server added.
     let mut gated = gated;
     gated.server.process().stop(Duration::from_secs(30))?;
     let mut tc = ground.host.command("tc")?;

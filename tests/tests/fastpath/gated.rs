@@ -77,7 +77,7 @@ impl Gated {
     }
 }
 
-/// Returns the number of replies given by interfaces.
+/// Returns the number of replies from interfaces.
 pub(crate) fn hits(namespace: &Namespace) -> Result<u64> {
     Ok(Metrics::read(namespace)?.fast_path_replies())
 }

@@ -112,7 +112,7 @@ impl Running {
         Ok(serde_json::from_str(&said)?)
     }
 
-    /// Returns the number of replies given by the program.
+    /// Returns the number of replies from the program.
     fn fast_path_replies(&self) -> Result<u64> {
         Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
     }
@@ -243,7 +243,6 @@ fn process_status(pid: u32, name: &str) -> Result<String> {
 fn service_user_keeps_port_capability() -> Result<()> {
     /// CAP_NET_BIND_SERVICE (docs/capabilities.md).
     const SERVER: u64 = 1 << 10;
-    /// CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
     const ATTACHER: u64 = 1 << 12 | 1 << 38 | 1 << 39;
     requires!(namespaces, bpf);
     let running = Running::start("user", json!({"user": "nobody"}))?;

@@ -195,7 +195,7 @@ fn small_memory_suffices() -> Result<()> {
     });
     let members = group.folder.join("cgroup.procs");
     let mut server = Server::start_prepared(Some(&namespace), folder, OURS, &settings, move |command| {
-        // SAFETY: writes a file; the number 0 stands for the writing process.
+        // SAFETY: writes a file; the number 0 means the writing process.
         unsafe { command.pre_exec(move || fs::write(&members, "0")) };
     })?;
     // A flood of names that get no answer, and every name of the fleet.

@@ -220,7 +220,7 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
         "of {asked}: UDP and TCP {local:?}, forwarded {upstream}:\n{}",
         lab.server.log()
     );
-    // Prometheus can connect, too.
+    // Prometheus can also connect.
     drop(idle);
     std::thread::sleep(Duration::from_millis(200));
     whole_system_tests::metrics::Metrics::read(&lab.ours)?;

@@ -210,7 +210,7 @@ fn replies_equal_userspace() {
         let given = cache.give(&query.bytes(), reply).expect("a sound reply");
         let answer = given.copy.unwrap_or_else(|| panic!("case {number} is cached"));
         let lifetime = Duration::from_secs(answer.lifetime.into());
-        // The clock runs on meanwhile: half a second is a wide margin.
+        // The clock continues to run: half a second is a wide margin.
         let half = SECOND / 2;
         for age in [half, SECOND + half, lifetime / 2 + half, lifetime - half, lifetime + half] {
             assert!(publish(&mut program, &answer, age), "case {number} is published");

@@ -52,7 +52,7 @@ const XDP_ROOM: usize = XDP_TAIL + XDP_HEAD_ROOM;
 const HOOKS: [Hook; 3] = [Hook::Xdp, Hook::XdpGeneric, Hook::Tc];
 
 /// Returns the object, loaded once per process and reset to its initial state; `None` where BPF is
-/// unavailable and the test may be left out.
+/// unavailable and the test may be skipped.
 fn load() -> Option<MutexGuard<'static, Program>> {
     // Serialises the tests, because they read counters shared by all CPUs.
     static LOADED: OnceLock<Mutex<Program>> = OnceLock::new();

@@ -102,7 +102,7 @@ fn silent_recursors_spare_handlers() -> Result<()> {
     let _silent = recursors.iter().map(|&at| Scripted::silent(&namespace, at)).collect::<Result<Vec<_>>>()?;
     let healthy = loopback(20);
     let handler = Scripted::answering(&namespace, healthy, Ipv4Addr::new(192, 0, 2, 1))?;
-    // bosh-dns's default timeout, as the flood has to outgrow the places of the whole server.
+    // bosh-dns's default timeout, because the flood must exceed the slots of the whole server.
     let extra = json!({
         "recursor_timeout": "2s",
         "handlers": [{"domain": "healthy.", "source": {"type": "dns", "recursors": [healthy]}}],

@@ -54,7 +54,7 @@ pub(super) fn hits(lab: &Lab<'_>) -> Result<u64> {
     lab.metric(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_forwarded\"")
 }
 
-/// Asks by UDP, or by TCP, which only userspace answers.
+/// Queries over UDP, or over TCP, which only userspace answers.
 fn ask(lab: &Lab<'_>, query: &[u8], by_tcp: bool) -> Result<Vec<u8>> {
     lab.namespace.run(|| match by_tcp {
         true => client::ask_tcp_raw(OURS, query),
@@ -62,14 +62,14 @@ fn ask(lab: &Lab<'_>, query: &[u8], by_tcp: bool) -> Result<Vec<u8>> {
     })?
 }
 
-/// Asks by UDP; returns the reply and whether the interface gave it.
+/// Queries over UDP; returns the reply and whether it came from the interface.
 pub(super) fn ask_interface(lab: &Lab<'_>, query: &[u8]) -> Result<(Vec<u8>, bool)> {
     let before = hits(lab)?;
     let reply = ask(lab, query, false)?;
     Ok((reply, hits(lab)? > before))
 }
 
-/// Asks until the interface gives the reply; returns that reply.
+/// Queries until the interface replies; returns that reply.
 pub(super) fn settle(lab: &Lab<'_>, query: &[u8]) -> Result<Vec<u8>> {
     let mut found = None;
     wait_until("an answer from the interface", PATIENCE, || {

@@ -1,4 +1,4 @@
-//! Memory of the server while clients hold back what it has to send them.
+//! Memory of the server while clients do not read their replies.
 
 use std::{
     fs,

@@ -37,7 +37,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Queries one name after the other, without retries, until told to end.
+    /// Queries one name after the other, without retries, until stopped.
     fn ask(&self, lab: &Lab<'_>, client: usize) -> Result<()> {
         for number in 0.. {
             if self.done.load(Ordering::Relaxed) {

@@ -159,7 +159,7 @@ fn truncated_answer_reaches_udp_client() -> Result<()> {
 fn names_below_domain_follow_rfcs() -> Result<()> {
     let Some(namespace) = namespace("below")? else { return Ok(()) };
     let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
-    // Also what musl and c-ares ask with the search list `bosh`, and a resolver that minimises
+    // Includes the queries of musl and c-ares with the search list `bosh`, and of a resolver that minimises
     // query names.
     for (name, rcode) in [
         ("nonsense.bosh.", ResponseCode::NXDomain),

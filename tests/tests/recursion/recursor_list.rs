@@ -126,7 +126,7 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
     let asked = third.count();
     fs::remove_file(etc.resolv_conf())?;
     wait_until("the missing file to be noticed", LIMIT, || {
-        lab.server.log().contains("recursors in use stay")
+        lab.server.log().contains("recursors stay in use")
     })?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
     ensure!(client::addresses(&reply) == [answer(2)], "{reply}");

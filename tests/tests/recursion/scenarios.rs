@@ -70,7 +70,7 @@ impl Mode {
     }
 }
 
-/// A question that is asked several times, and the replies.
+/// A question that is sent several times, and the replies.
 struct Scenario {
     /// First label of the name, which selects the reply of [`script`].
     name: &'static str,
@@ -231,7 +231,7 @@ fn ttl(reply: &Message) -> u32 {
     reply.answers.first().or(reply.authorities.first()).map_or(0, |record| record.ttl)
 }
 
-/// Asks for a name with room for large replies and checks all but the TTL, which is returned.
+/// Queries a name with room for large replies and checks everything but the TTL, which is returned.
 fn check(lab: &Lab<'_>, scenario: &Scenario, spelling: &str) -> Result<u32> {
     let name = format!("{spelling}.test.");
     let reply = lab.ask(&scenario.query(spelling)?)?;
@@ -246,7 +246,7 @@ fn check(lab: &Lab<'_>, scenario: &Scenario, spelling: &str) -> Result<u32> {
     Ok(ttl(&reply))
 }
 
-/// Returns how often the recursor was asked for a scenario's name.
+/// Returns the number of queries for a scenario's name that the recursor received.
 fn count(recursor: &Scripted, scenario: &Scenario) -> usize {
     let is_it =
         |asked: &&Asked| asked.name().to_ascii_lowercase().starts_with(&format!("{}.", scenario.name));
@@ -292,7 +292,7 @@ fn ttls_bound_cached_answers() -> Result<()> {
             let before = count(&recursor, scenario);
             let left = check(&lab, scenario, scenario.name).with_context(context)?;
             let is_cached = count(&recursor, scenario) == before;
-            // Answers that the interface gave within the TTL were renewed meanwhile.
+            // Answers that the interface sent within the TTL were renewed meanwhile.
             if mode != Mode::Interface || scenario.outlives || !scenario.is_cached() {
                 ensure!(
                     is_cached == (mode.caches() && scenario.outlives),

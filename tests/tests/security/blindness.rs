@@ -81,7 +81,7 @@ fn future_client_certificate_is_reported() {
 
 #[test]
 fn foreign_ca_is_reported() {
-    tells("otherca", Client::OtherCa, "none of 3 checked instances can be asked");
+    tells("otherca", Client::OtherCa, "none of 3 checked instances can be reached");
 }
 
 #[test]

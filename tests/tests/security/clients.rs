@@ -64,7 +64,6 @@ fn unread() {
     drop(silent);
 }
 
-/// Requests all instances.
 fn ask(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();

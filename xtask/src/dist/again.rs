@@ -15,7 +15,7 @@ use crate::process::{root, run};
 
 /// Builds everything again and compares. The clone is kept if a file differs.
 pub(super) fn build_and_compare(release: &Release) -> Result<()> {
-    ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone has only what is committed");
+    ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone contains only committed changes");
     let staging = release.staging("again")?;
     let clone = staging.join("a-clone");
     run(Command::new("git").args(["clone", "--quiet"]).arg(root().canonicalize()?).arg(&clone))?;
@@ -23,7 +23,7 @@ pub(super) fn build_and_compare(release: &Release) -> Result<()> {
     // Downloaded tools are not part of the comparison.
     symlink(root().join(".toolchain").canonicalize()?, clone.join(".toolchain"))?;
     let out = clone.join("dist");
-    println!("\nonce more, from the beginning, in {}", clone.display());
+    println!("\nbuilding again from scratch in {}", clone.display());
     run(Command::new("cargo")
         .args(["xtask", "dist", "--out"])
         .arg(&out)
@@ -32,9 +32,9 @@ pub(super) fn build_and_compare(release: &Release) -> Result<()> {
         .current_dir(&clone))?;
     let different = differences(&release.out, &out)?;
     if !different.is_empty() {
-        bail!("not the same as in {}: {}", out.display(), different.join(", "));
+        bail!("different from {}: {}", out.display(), different.join(", "));
     }
-    println!("\nthe second build is the same, byte for byte");
+    println!("\nthe second build is identical, byte for byte");
     fs::remove_dir_all(&staging).with_context(|| staging.display().to_string())
 }
 

@@ -60,7 +60,7 @@ pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
 /// Returns the SHA-256 of a file in hexadecimal.
 pub(super) fn sha256(file: &Path) -> Result<String> {
     let said = capture(Command::new("sha256sum").arg("--").arg(file))?;
-    Ok(said.split_whitespace().next().context("sha256sum said nothing")?.to_owned())
+    Ok(said.split_whitespace().next().context("sha256sum printed nothing")?.to_owned())
 }
 
 /// Writes SHA256SUMS for all files in a folder, in the format of `sha256sum --check`.

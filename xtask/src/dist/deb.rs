@@ -76,7 +76,7 @@ pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
         archive::copy(&source.join("debian").join(script), &control.join(script), 0o755)?;
     }
     archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
-    let text = "Description: certificates of instances that renew themselves\n \
+    let text = "Description: certificates for instances, renewed automatically\n \
          Issues certificates that identify containers and machines, renews them\n \
          before they expire, and rotates the CA of a fleet's health checks without a\n \
          redeploy.\n";
@@ -188,7 +188,7 @@ fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
     let date = capture(Command::new("date").args(["-R", "-u", "-d"]).arg(format!("@{}", release.epoch)))?;
     let Release { version, commit, .. } = release;
     let text = format!(
-        "{name} ({version}) unstable; urgency=medium\n\n  * Built of commit {commit}.\n\n \
+        "{name} ({version}) unstable; urgency=medium\n\n  * Built from commit {commit}.\n\n \
          -- {MAINTAINER}  {date}"
     );
     let file = package.join("usr/share/doc").join(name).join("changelog");

@@ -35,7 +35,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(super) fn ensure() -> Result<PathBuf> {
     let folder = root().join(format!(".toolchain/glibc-{}.{}", VERSION.0, VERSION.1));
     if !folder.exists() {
-        println!("downloading the C library of Debian {SUITE}, which is linked against");
+        println!("downloading the C library of Debian {SUITE} to link against");
         let apt = Apt::new(&root().join("target/dist/apt"))?;
         let downloads = apt.download(PACKAGES)?;
         unpack(&downloads, &folder)?;
@@ -92,7 +92,7 @@ impl Apt {
         fs::write(folder.join("sources.list"), source)?;
         fs::write(folder.join("status"), "")?;
         let apt = Self { folder };
-        run(apt.command().args(["update", "-qq"])).context("the old C library cannot be had")?;
+        run(apt.command().args(["update", "-qq"])).context("the old C library is unavailable")?;
         Ok(apt)
     }
 

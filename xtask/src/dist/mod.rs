@@ -137,7 +137,7 @@ impl Release {
         Ok(Self {
             version: format!("{}+{}.git{short}{changed}", env!("CARGO_PKG_VERSION"), date.trim_end()),
             commit,
-            epoch: epoch.parse().context("SOURCE_DATE_EPOCH has to be seconds since 1970")?,
+            epoch: epoch.parse().context("SOURCE_DATE_EPOCH must be seconds since 1970")?,
             out,
             is_trial,
         })

@@ -1,4 +1,4 @@
-//! Licence texts and notices of every crate that the binaries are linked from, as the licences require.
+//! Licence texts and notices of every crate linked into the binaries, as the licences require.
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf, process::Command};
 
@@ -41,10 +41,10 @@ pub(super) fn text() -> Result<String> {
             }
         }
     }
-    let mut all = "Licences and notices of the Rust crates that these programs are linked from.\n".to_owned();
+    let mut all = "Licences and notices of the Rust crates linked into these programs.\n".to_owned();
     for (text, mut titles) in crates_by_text {
         titles.dedup();
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         let _ = write!(all, "\n{0}\n{1}\n{0}\n\n{text}\n", "=".repeat(80), titles.join("\n"));
     }
     Ok(all)

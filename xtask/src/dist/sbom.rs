@@ -50,7 +50,7 @@ fn crates(
             .args(arguments)
             .current_dir(workspace),
     )?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata gave no JSON")?;
+    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata returned no JSON")?;
     let linked = linked(&metadata, of);
     for package in list(&metadata["packages"]) {
         if !package["id"].as_str().is_some_and(|id| linked.contains(id)) {

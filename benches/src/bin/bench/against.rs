@@ -39,7 +39,7 @@ pub(super) fn measure(plan: &Plan, others: &[PathBuf], mode: &'static str) -> Re
             orders.iter().map(move |order| format!("{names} of {size}, {}", order.label()))
         })
         .collect();
-    let mut sweep = report::Sweep::new("names asked for, instances, order", places.clone(), false);
+    let mut sweep = report::Sweep::new("queried names, instances, order", places.clone(), false);
     let ours = server::program()?.canonicalize().context("our own program")?;
     let subjects: Vec<Subject> =
         [ours].iter().chain(others).map(|program| Subject::Build(program.clone(), mode)).collect();

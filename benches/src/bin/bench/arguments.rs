@@ -8,10 +8,10 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 pub(crate) struct Arguments {
-    /// Fewer rounds, sizes and peers: some ten minutes, where all of it takes more than an hour.
+    /// Fewer rounds, sizes and peers: about ten minutes instead of more than an hour.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// At most this many rounds: less time, and wider intervals.
+    /// Maximum number of rounds; fewer take less time and widen the intervals.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) rounds: Option<u8>,
     /// Also measure bosh-dns, with this binary.
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// Only the parts with this text in their name; may be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
-    /// In the first part only subjects with this text in their label; may be repeated.
+    /// In the first part, only subjects with this text in their label; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub(crate) subject: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! A subject running in a lab, and its measurements, made one after the other so that a server is
-//! started only once.
+//! A subject running in a lab, and its measurements, made consecutively so that a server is started only
+//! once.
 //!
 //! The in-kernel generator measures throughput and cost; dnsperf measures latency.
 
@@ -20,7 +20,7 @@ use crate::{
     subject::{Running, Subject},
 };
 
-/// Queries per second for latencies: a rate that every subject can serve.
+/// Queries per second for latency measurements, low enough for every subject.
 pub(super) const LATENCY_RATE: u32 = 20_000;
 
 /// Reported percentiles of latency.
@@ -36,7 +36,7 @@ const LATENCY_PARTS: usize = 4;
 /// A subject that answers in a lab.
 pub(super) struct Cell<'a> {
     pub(super) subject: &'a Subject,
-    /// Its processes, which end before the lab is removed.
+    /// Processes of the subject, stopped before the lab is removed.
     pub(super) running: Running,
     pub(super) lab: Lab,
 }
@@ -55,7 +55,7 @@ impl<'a> Cell<'a> {
         Ok(Self { subject, running, lab })
     }
 
-    /// Returns the asker for latencies. Drop it before [`Self::loaded`]: both attach a program to
+    /// Returns the client that measures latencies. Drop it before [`Self::loaded`]: both attach a program to
     /// the client's end.
     pub(super) fn asker(&self) -> Result<Asker<'_>> {
         let program = self.subject.client_program(&self.lab)?;

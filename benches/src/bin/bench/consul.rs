@@ -61,16 +61,18 @@ const FIGURES: [(&str, &str, &str); 5] = [
     (
         "answers a second",
         "answers/s",
-        "As many as one core of the server gives: by UDP 200 queries under way, by TCP 8 connections with one each.",
+        "As many as one core of the server answers: over UDP with 200 queries in flight, over TCP with 8 \
+         connections of one query each.",
     ),
     ("CPU of an answer", "µs", "CPU time of the server's side, at that rate."),
-    ("latency, p50", "µs", "One client, one query after the other."),
-    ("latency, p99", "µs", "One client, one query after the other."),
+    ("latency, p50", "µs", "One client with one query at a time."),
+    ("latency, p99", "µs", "One client with one query at a time."),
     (
-        "records in an answer",
+        "records per answer",
         "records",
-        "Of the answer section: Consul's rules give 3 by UDP without EDNS, at most 4,096 A or 1,024 SRV by TCP, and \
-         no more than 64 KB; where not all fit, others say so by TC, with or without some of them.",
+        "In the answer section: Consul's rules allow 3 over UDP without EDNS, at most 4,096 A or 1,024 SRV \
+         over TCP, and no more than 64 KB; if not all fit, other servers set TC, with or without some of \
+         them.",
     ),
 ];
 
@@ -233,7 +235,7 @@ impl Town {
                 let sent = Instant::now();
                 match exchange(&mut stream, &mut reply) {
                     Ok(()) => latencies.push(sent.elapsed()),
-                    // A server may end a connection after some replies: a client comes again.
+                    // A server may close a connection after some replies: reconnect.
                     Err(_) => stream = connect()?,
                 }
             }
@@ -253,7 +255,7 @@ impl Town {
         Ok(Seen { completed: latencies.len() as u64, rate, latencies })
     }
 
-    /// How many records are in an answer.
+    /// Number of records in an answer.
     fn answers(&self, kind: RecordType, transport: Transport) -> Result<usize> {
         let query = client::query(NAME, kind, None)?.to_vec()?;
         let reply = self.lab.client.run(|| match transport {
@@ -264,7 +266,7 @@ impl Town {
     }
 }
 
-/// Our server, by this mode of the fast path; processes, and what has to live.
+/// This server in a mode of the fast path, with its processes and the resources it needs.
 fn start_ours(lab: &Lab, mode: &str, size: usize) -> Result<(Vec<u32>, Box<dyn std::any::Any>)> {
     let folder = server::folder(&server::records_of_groups(&[1]), None)?;
     let catalog = folder.path().join("catalog.json");
@@ -278,11 +280,11 @@ fn start_ours(lab: &Lab, mode: &str, size: usize) -> Result<(Vec<u32>, Box<dyn s
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
         "consul": {"sources": {"files": [catalog]}},
     });
-    // One worker for one CPU, as the peers are told to have.
+    // One worker for one CPU, as configured for the peers.
     let server = on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, SERVER, &extra))?;
     if mode != "off" {
         wait_for_fast_path(&lab.server)?;
-        // It is learned when it is asked for.
+        // Learned at the first query.
         let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
         let ask = || client::ask_raw(SERVER, &query, Duration::from_secs(2)).is_ok();
         wait_until("an answer by the interface", Duration::from_secs(20), || {

@@ -1,5 +1,5 @@
-//! A Diego cell: the load of many containers, each through its own interface, and what the server
-//! costs the creation of containers.
+//! A Diego cell: the load of many containers, each through its own interface, and the server's effect on the
+//! time to create containers.
 
 use std::{
     fs,
@@ -42,7 +42,6 @@ use crate::{Plan, cell::PERCENTILES, subject::Subject};
 /// Title of the figure of latencies.
 pub(super) const TITLE: &str = "A cell of containers: latency";
 
-/// Containers under load.
 const CONTAINERS: usize = 250;
 
 /// Queries per second of each container.
@@ -51,13 +50,12 @@ const EACH: usize = 20;
 /// Queries of a burst, offered within a second.
 const BURST: usize = 50_000;
 
-/// Queries by which the server learns that an interface is in use.
+/// Queries that show the server that an interface is in use.
 const FIRST: usize = 6;
 
 /// Instances of the foundation whose names are queried.
 const INSTANCES: usize = 1_000;
 
-/// Different queries.
 const QUERIES: usize = 256;
 
 /// Descriptors of the fast path itself: maps, sockets, and programs, which are loaded when an interface needs them.
@@ -145,8 +143,8 @@ fn load(plan: &Plan) -> Result<Vec<Figure>> {
         burst_latency.push(bar(burst_p99));
     }
     let about = format!(
-        "{CONTAINERS} containers with silk's interfaces and rules query {EACH} times a second each, through their own \
-         interfaces. One process offers the load; CPU time is that of the whole machine."
+        "{CONTAINERS} containers with silk's interfaces and rules send {EACH} queries per second each, \
+         through their own interfaces. One process offers the load; CPU time is the whole machine's."
     );
     let figure = |title: &str, unit: &str, data| Figure {
         title: title.to_owned(),
@@ -159,7 +157,7 @@ fn load(plan: &Plan) -> Result<Vec<Figure>> {
         figure("A cell of containers: CPU time per query", "µs", Data::Bars(cpu)),
         figure("A cell of containers: connections tracked", "entries", Data::Bars(conntrack)),
         figure(
-            "A cell of containers: answered of a burst of 50,000 queries in a second",
+            "A cell of containers: answers to a burst of 50,000 queries in a second",
             "%",
             Data::Bars(burst),
         ),
@@ -211,7 +209,7 @@ struct Offered {
     cpu: Duration,
 }
 
-/// Offers `count` queries at this rate, from one container after the other.
+/// Offers `count` queries at this rate, from each container in turn.
 fn offer(sockets: &[Socket], queries: &[Vec<u8>], rate: usize, count: usize) -> Result<Offered> {
     let sent: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
     let begun = Instant::now();
@@ -243,7 +241,7 @@ fn offer(sockets: &[Socket], queries: &[Vec<u8>], rate: usize, count: usize) -> 
     Ok(Offered { sent: count, latencies, cpu })
 }
 
-/// Receives replies until the load is over; returns the latencies, sorted.
+/// Receives replies until the load ends; returns the latencies, sorted.
 fn receive(
     sockets: &[Socket],
     sent: &[AtomicU64],
@@ -270,7 +268,7 @@ fn receive(
                 // SAFETY: the kernel has written these bytes.
                 let id = unsafe { [buffer[0].assume_init(), buffer[1].assume_init()] };
                 let number = usize::from(u16::from_be_bytes(id)) * sockets.len() + place;
-                // Replies to an earlier load are left out.
+                // Replies to an earlier load are ignored.
                 let at = sent.get(number).map_or(0, |sent| sent.swap(0, Ordering::Relaxed));
                 if at != 0 {
                     latencies.push(begun.elapsed().saturating_sub(Duration::from_nanos(at - 1)));
@@ -282,7 +280,7 @@ fn receive(
     Ok(latencies)
 }
 
-/// Returns the CPU time that the machine has spent on anything (`/proc/stat`).
+/// Returns the total CPU time that the machine has spent (`/proc/stat`).
 fn machine_time() -> Result<Duration> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("a line of all CPUs")?;
@@ -298,8 +296,8 @@ fn connections(namespace: &Namespace) -> Result<u64> {
     Ok(namespace.run(read)??.trim().parse()?)
 }
 
-/// Measures the creation of containers with this server and without it (stopped by a signal), in
-/// turns, and checks that nothing of them is left.
+/// Measures the creation of containers alternately with this server and without it (stopped by a signal), and
+/// checks that nothing remains of them.
 fn creation(plan: &Plan) -> Result<Figure> {
     let count = if plan.quick { 100 } else { 1_000 };
     let lab = cell_namespaces()?;
@@ -356,8 +354,9 @@ fn creation(plan: &Plan) -> Result<Figure> {
     });
     Ok(Figure {
         title: format!("Creation of {} containers", number(count as f64)),
-        about: "Interface, silk's rules and the bandwidth plugin's qdiscs, in blocks of ten containers with the server and \
-                without it; containers query as soon as they exist. Afterwards no pin, link or descriptor is left."
+        about: "Interface, silk's rules and the bandwidth plugin's qdiscs, in alternating blocks of ten \
+                containers with and without the server; containers send queries as soon as they exist. No \
+                pin, link or descriptor remains afterwards."
             .to_owned(),
         unit: "ms".to_owned(),
         data: Data::Bars(bars.collect()),

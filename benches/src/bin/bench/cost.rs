@@ -82,7 +82,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                         None => loaded.saturate(plan.duration)?,
                     };
                     println!(
-                        "{label:<28} {regime:<14} {:>8.3} µs/query, {:>5.1} packets a wake-up, {:>6} wake-ups/s",
+                        "{label:<28} {regime:<14} {:>8.3} µs/query, {:>5.1} packets per wake-up, {:>6} \
+                         wake-ups/s",
                         seen.cpu.median(),
                         seen.packets_a_wake_up,
                         number(seen.wake_ups)
@@ -124,32 +125,34 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         figure(
             format!("CPU per query at {} queries/s", number(RATE.into())),
             &format!(
-                "{INSTANCES} instances, group names, aliases and long forms, A, no EDNS; in the last row one query \
-                 in a hundred is of type ANY, which our program leaves to userspace. CPU of everything on the server's \
-                 side: its processes and the receive path of its interface (threaded NAPI on its own core), per \
-                 reply. Who cannot keep the rate is measured at what it answers. One by one each query wakes the NAPI \
-                 thread, and most of what it costs is that, whoever answers it: costs compare only within one regime. \
-                 The saturated core, at its own rate, never sleeps."
+                "{INSTANCES} instances, group names, aliases and long forms, A, no EDNS; in the last row one \
+                 query in a hundred is of type ANY, which our program leaves to userspace. CPU time of the \
+                 server's side (its processes and the receive path of its interface, threaded NAPI on its \
+                 own core) per reply. A server that cannot keep up is measured at the rate it answers. Sent \
+                 one by one, each query wakes the NAPI thread, which dominates its cost for every server, so \
+                 costs are comparable only within one regime. The saturated core, at its own rate, never \
+                 sleeps."
             ),
             "µs",
             Data::Sweep(costs),
         ),
         figure(
-            format!("Packets a wake-up at {} queries/s", number(RATE.into())),
-            "The regimes of the figure above: how many queries the NAPI thread found whenever it was woken up.",
+            format!("Packets per wake-up at {} queries/s", number(RATE.into())),
+            "The regimes of the figure above: the mean number of queries that the NAPI thread finds per \
+             wake-up.",
             "packets",
             Data::Sweep(packets),
         ),
         figure(
-            format!("Wake-ups a second at {} queries/s", number(RATE.into())),
-            "Of the same thread.",
+            format!("Wake-ups per second at {} queries/s", number(RATE.into())),
+            "The same thread's wake-ups.",
             "wake-ups/s",
             Data::Sweep(wake_ups),
         ),
         figure(
-            "Replies given by the interface".to_owned(),
-            "Of the replies behind these figures, those that never saw a socket. In XDP's modes some are given by the \
-             program at tc behind it, because there was no room around the packet.",
+            "Replies from the interface".to_owned(),
+            "Share of the replies in these figures that did not pass a socket. In XDP's modes the tc program \
+             sends some of them, because the packet buffer has no room.",
             "%",
             Data::Bars(shares.into_iter().filter_map(bar).collect()),
         ),

@@ -1,4 +1,5 @@
-//! One client floods the server with new names: the service left for other clients, beside unbound.
+//! One client floods the server with new names: measures the service for other clients, compared with
+//! unbound.
 
 use std::{
     collections::HashMap,
@@ -38,10 +39,10 @@ const OTHER_RATE: u32 = 100;
 /// Time from the start of the flood to the first measured query: longer than any name waits.
 const LEAD: Duration = Duration::from_secs(2);
 
-/// How long a client waits for a reply, as the resolvers of C libraries do.
+/// How long a client waits for a reply, like the resolvers of C libraries.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Delay of the recursor when one client asks more than may wait.
+/// Delay of the recursor when one client exceeds its share of waiting queries.
 const GOODPUT_DELAY: Duration = Duration::from_secs(1);
 
 /// Queries per second of that client: below its share of the waiting queries, and above.
@@ -58,7 +59,6 @@ struct Seen {
     sent: usize,
     /// Queries answered with an address.
     answered: usize,
-    /// Their latencies.
     latencies: Vec<Duration>,
 }
 
@@ -73,7 +73,7 @@ impl Seen {
     }
 }
 
-/// Measures the flood, and the goodput of a client that asks more than may wait.
+/// Measures the flood, and the goodput of a client that exceeds its share of waiting queries.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(INSTANCES)?;
     let names: Vec<String> = foundation.entries(200).into_iter().map(|(name, _)| name).collect();
@@ -119,9 +119,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         }
     }
     let about = format!(
-        "One client asks for {FLOOD_RATE} new names a second, another one for {OTHER_RATE} new names and {OTHER_RATE} \
-         names of a fleet of {INSTANCES} instances. Both servers have one core and their default limits; the recursor \
-         shares the core, the clients share the other one."
+        "One client queries {FLOOD_RATE} new names per second; another client queries {OTHER_RATE} new names \
+         and {OTHER_RATE} names of a fleet of {INSTANCES} instances per second. Both servers have one core \
+         and their default limits; the recursor shares that core, and the clients share the other one."
     );
     let figure = |title: &str, unit: &str, sweep| Figure {
         title: title.to_owned(),
@@ -159,8 +159,10 @@ fn goodput(plan: &Plan, foundation: &Foundation, duration: Duration) -> Result<F
     }
     Ok(Figure {
         title: "One client alone, recursor at 1 s: answered".to_owned(),
-        about: "A client that asks more than may wait gets answers for its share, and SERVFAIL at once for the rest."
-            .to_owned(),
+        about:
+            "A client that exceeds its share of waiting queries gets answers for its share, and immediate \
+             SERVFAIL for the rest."
+                .to_owned(),
         unit: "%".to_owned(),
         data: Data::Sweep(sweep),
     })
@@ -227,7 +229,7 @@ fn flood(ended: &AtomicBool) -> Result<f64> {
             let mut query = template.clone();
             query[..2].copy_from_slice(&fastrand::u16(..).to_be_bytes());
             query[13..29].copy_from_slice(format!("{:016x}", fastrand::u64(..)).as_bytes());
-            // A full queue on the way is part of a flood.
+            // A full queue along the path is part of a flood.
             let _ = socket.send(&query);
             sent += 1;
         }

@@ -82,21 +82,21 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(vec![
         figure(
             START_TITLE,
-            "From the start of the process to its first answer; with the fast path, to the first one that the interface \
-             gives (userspace answers meanwhile). On one CPU.",
+            "From process start to the first answer; with the fast path, to the first answer from the \
+             interface (userspace answers meanwhile). On one CPU.",
             "ms",
             starts,
         ),
         figure(
             MEMORY_TITLE,
-            "Mapped BPF maps included; after some thousand queries and a pause.",
+            "Including mapped BPF maps, after some thousand queries and a pause.",
             "MiB",
             memory,
         ),
         figure(
             "Memory of the BPF maps by size",
-            "What the kernel accounts to them (memlock). They are made for max_names at the start, so that no fleet \
-             that grows needs memory that is not there.",
+            "As accounted by the kernel (memlock). The maps are allocated for max_names at startup, so a \
+             growing fleet needs no further memory.",
             "MiB",
             maps,
         ),

@@ -30,13 +30,13 @@ const FORWARDERS: [Forwarder; 4] = [
 /// Names that fit into every cache.
 const KNOWN_NAMES: usize = 1_000;
 
-/// Queries per second for latencies: a rate that all servers can serve.
+/// Queries per second for latency measurements, low enough for every server.
 const LATENCY_RATE: u32 = 2_000;
 
 /// Duration of the warm-up at that rate: long enough for [`KNOWN_NAMES`].
 const WARM_UP: Duration = Duration::from_millis(600);
 
-/// Most queries per second that a run without repeated names can send.
+/// Maximum queries per second that a run without repeated names can send.
 const MAX_RATE: usize = 150_000;
 
 /// Whether queries repeat names.
@@ -162,9 +162,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         Figure {
             title,
             about: format!(
-                "All forward to one NSD, which shares a core with dnsperf; each has a core for itself, over a veth as \
-                 it comes. Cached: {KNOWN_NAMES} names, all asked for before. Uncached: every name is new; the cache \
-                 is on unless it says otherwise, so that keeping the answer is part of the cost."
+                "All forward to one NSD, which shares a core with dnsperf; each forwarder has its own core, \
+                 over an untuned veth. Cached: {KNOWN_NAMES} names, all queried before. Uncached: every name \
+                 is new; the cache is on unless stated otherwise, so storing the answer is part of the cost."
             ),
             unit: unit.to_owned(),
             data: Data::Bars(FORWARDERS.iter().filter(|one| kind.applies_to(**one)).map(bar).collect()),

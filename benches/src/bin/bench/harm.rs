@@ -27,7 +27,7 @@ const PORT: &str = "5201";
 pub(super) const TITLE: &str = "Other traffic:";
 
 /// Title of the figure with all measurements.
-pub(super) const MAIN_TITLE: &str = "What other traffic keeps with the fast path";
+pub(super) const MAIN_TITLE: &str = "Throughput of other traffic with the fast path";
 
 /// Label of the bar without any program.
 pub(super) const NOTHING: &str = "nothing attached";
@@ -97,9 +97,10 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     }
     let kept = Figure {
         title: MAIN_TITLE.to_owned(),
-        about: "Of what passes with no program attached, turn by turn, over the same interfaces; iperf3, a core for each of its \
-                ends, GRO and TSO on, no DNS load."
-            .to_owned(),
+        about:
+            "Relative to the throughput without a program, in alternating turns over the same interfaces; \
+             iperf3 with one core per end, GRO and TSO on, no DNS load."
+                .to_owned(),
         unit: "%".to_owned(),
         data: Data::Sweep(kept),
     };
@@ -107,11 +108,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         let bars: Vec<Bar> = MODES
             .iter()
             .zip(row)
-            .map(|(mode, value)| Bar {
-                label: label(*mode),
-                value,
-                ours: mode.is_some(),
-            })
+            .map(|(mode, value)| Bar { label: label(*mode), value, ours: mode.is_some() })
             .collect();
         let unit = match traffic {
             Traffic::Tcp(_) => "Gbit/s",
@@ -124,8 +121,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         }
         Figure {
             title,
-            about: "iperf3, GRO and TSO on, no DNS load: what it costs that every packet passes the program. On both \
-                    interfaces the program is attached."
+            about: "iperf3, GRO and TSO on, no DNS load: the cost of passing every packet through the \
+                    program, which is attached to both interfaces."
                 .to_owned(),
             unit: unit.to_owned(),
             data: Data::Bars(bars),
@@ -138,8 +135,8 @@ impl Traffic {
     /// Returns the label of the traffic.
     fn label(self) -> String {
         match self {
-            Self::Tcp(1) => "bulk TCP by one stream".to_owned(),
-            Self::Tcp(streams) => format!("bulk TCP by {streams} streams"),
+            Self::Tcp(1) => "bulk TCP, one stream".to_owned(),
+            Self::Tcp(streams) => format!("bulk TCP, {streams} streams"),
             Self::Udp => "datagrams of another UDP service".to_owned(),
         }
     }

@@ -54,7 +54,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(vec![Figure {
         title: TITLE.to_owned(),
         about: format!(
-            "What this share of the queries stayed within, of {} a second, as dnsperf sees it, over a veth as it comes.",
+            "Latency percentiles at {} queries per second, measured by dnsperf over an untuned veth.",
             number(LATENCY_RATE.into())
         ),
         unit: "µs".to_owned(),

@@ -64,7 +64,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether to measure beyond the best rate, too.
+    /// Whether to also measure beyond the best rate.
     fn with_curves(&self) -> bool {
         !self.quick
     }
@@ -183,14 +183,11 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
         (
             "values",
-            "median, what the best quarter reaches, the lowest and the highest of all slices (125 ms) of a load in all \
-             rounds or turns, or of all rounds"
+            "median, best quartile, lowest and highest of all slices (125 ms) of a load in all rounds or \
+             turns, or of all rounds"
                 .to_owned(),
         ),
-        (
-            "generators",
-            "from within the kernel (live frames), one core; for latencies dnsperf".to_owned(),
-        ),
+        ("generators", "in the kernel (live frames), one core; dnsperf for latencies".to_owned()),
     ];
     if arguments.bosh_dns.is_none() {
         facts.push(("quoted, not measured in this run", quoted::OTHERS.to_owned()));

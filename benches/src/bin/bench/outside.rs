@@ -1,5 +1,5 @@
-//! A mix of names of the fleet and of the outside, as containers ask for them, compared with other
-//! forwarders in front of one authority.
+//! A mix of fleet and outside names, as queried by containers, compared with other forwarders in front of one
+//! authority.
 
 use std::{collections::HashMap, fmt::Write as _, fs, time::Duration};
 
@@ -57,7 +57,7 @@ enum Kind {
 enum Measure {
     /// CPU time of the server's side per reply, in microseconds.
     Cost,
-    /// Percentage of the replies given by the interface.
+    /// Percentage of the replies from the interface.
     Share,
     Median,
     /// 99th percentile of latency, in microseconds.
@@ -154,16 +154,16 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         };
         let (what, unit) = match measure {
             Measure::Cost => ("CPU per query", "µs"),
-            Measure::Share => ("Replies given by the interface", "%"),
+            Measure::Share => ("Replies from the interface", "%"),
             Measure::Median => ("Latency, p50", "µs"),
             Measure::Tail => ("Latency, p99", "µs"),
         };
         Figure {
             title: format!("{what} at {} queries/s: {}", number(load.rate.into()), load.kind.label()),
             about: format!(
-                "{INSTANCES} instances; {HOT_NAMES} hot outside names, asked for before; every cold name is new. All \
-                 forward to one NSD. CPU of everything on the server's side, the receive path of its interface \
-                 included (threaded NAPI); latencies over a veth as it comes."
+                "{INSTANCES} instances; {HOT_NAMES} hot outside names, all queried before; every cold name \
+                 is new. All forward to one NSD. CPU time of the server's side, including the receive path \
+                 of its interface (threaded NAPI); latencies over an untuned veth."
             ),
             unit: unit.to_owned(),
             data: Data::Bars(FORWARDERS.iter().filter_map(of).collect()),

@@ -67,13 +67,14 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         };
         figures.push(figure(
             format!("From new records to the first new answer, {size} instances"),
-            "One instance has another address. Ours: records.json is renamed into place and noticed. Peers: the zone \
-             files are in place already and SIGHUP is sent: writing and noticing them is not counted.",
+            "One instance gets another address. This server: records.json is renamed into place and noticed. \
+             Peers: the zone files are already in place and SIGHUP is sent; writing and noticing them is not \
+             counted.",
             first,
         ));
         figures.push(figure(
             format!("Slowest query during that reload, {size} instances"),
-            "One client that asks for the changed name again and again.",
+            "One client queries the changed name continuously.",
             slowest,
         ));
     }

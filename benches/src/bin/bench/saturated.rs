@@ -41,10 +41,10 @@ pub(super) const HOOKS: [(&str, Hook); 3] =
 pub(super) const TITLE: &str = "Queries per second of one saturated core";
 
 /// Title of the figure of CPU utilisation.
-const BUSY_TITLE: &str = "Share of the time in which that core was busy";
+const BUSY_TITLE: &str = "CPU utilisation of that core";
 
 /// Title of the figure of names and orders.
-pub(super) const SCALE_TITLE: &str = "Saturated core by names and the order in which they are asked for";
+pub(super) const SCALE_TITLE: &str = "Saturated core by names and order of queries";
 
 /// Returns the rates of all subjects, and answered against offered load.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -84,12 +84,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         Figure {
             title: TITLE.to_owned(),
             about: format!(
-                "{INSTANCES} instances; group names, aliases and long forms at random, A, no EDNS, {answers} answers on \
-                 average. A generator within the kernel, on the other core, asks for more than the server's core \
-                 can do, or as much as it answers most of; replies are counted, and freed, where they are sent. \
-                 ReceiveMetadata is what was answered per second of that core's CPU time; loads under which it slept \
-                 between packets do not count. The bare reflector sends an empty reply, the constant one {answers} \
-                 answers, always the same, with no look-up: what any answer costs."
+                "{INSTANCES} instances; group names, aliases and long forms at random, A, no EDNS, {answers} \
+                 answers on average. A generator in the kernel, on the other core, offers more than the \
+                 server's core can answer, or the load at which it answers most; replies are counted, and \
+                 freed, where they are sent. The rate is replies per second of that core's CPU time; loads \
+                 under which it slept between packets do not count. The bare reflector sends an empty reply; \
+                 the constant reflector sends {answers} fixed answers without a look-up, which is the \
+                 minimum cost of any answer."
             ),
             unit: "queries/s".to_owned(),
             data: Data::Bars(bars),
@@ -97,8 +98,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         Figure {
             title: BUSY_TITLE.to_owned(),
             about:
-                "Where it is less than all, the generator paused or was at its limit, or the next higher rate was more than \
-                 the server keeps up with."
+                "Below 100 %, the generator paused or reached its limit, or the server did not keep up with \
+                 the next higher rate."
                     .to_owned(),
             unit: "%".to_owned(),
             data: Data::Bars(busy),
@@ -166,16 +167,17 @@ impl Curves {
         [
             figure(
                 CURVE_TITLE,
-                "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
-                 best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of \
-                 ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot \
-                 answer (not at mode off, where there is no program).",
+                "Queries are sent at this rate whether answered or not, up to the generator's limit. Beyond \
+                 its best rate a userspace server answers less, because its core spends time on packets that \
+                 are never read. This server is also measured with queries of type ANY, which the program \
+                 leaves to userspace: it sheds queries beyond userspace's capacity (not in mode off, which \
+                 has no program).",
                 "queries/s",
                 self.answered,
             ),
             figure(
-                "Dropped before the server, of what is offered",
-                "Queries that the ring of the server's interface had no room for.",
+                "Dropped before the server, share of offered load",
+                "Queries for which the ring of the server's interface had no room.",
                 "%",
                 self.dropped,
             ),
@@ -184,7 +186,7 @@ impl Curves {
 }
 
 /// Title of the figure of answered against offered load.
-pub(super) const CURVE_TITLE: &str = "Answered of what is offered";
+pub(super) const CURVE_TITLE: &str = "Answered share of offered load";
 
 /// Suffix of the label of a subject that is measured with misses only.
 pub(super) const MISSES: &str = "all to userspace";
@@ -218,7 +220,7 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
             subjects
         })
         .collect();
-    // Each subject with the index of its size: the sizes of a subject are interleaved, too.
+    // Each subject with the index of its size: the sizes of a subject are also interleaved.
     let all: Vec<(usize, &Subject)> = subjects
         .iter()
         .enumerate()
@@ -248,9 +250,9 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
             }
         }
     }
-    let about = "As many names as there are instances, of all forms, single instances among them, all of them published \
-                 (max_names is set for it); the constant reflector sends as many answers as these names have on average. \
-                 Zipf: the name of rank n is asked for in proportion to 1/n.";
+    let about = "As many names as instances, of all forms including single instances, all published \
+                 (max_names is raised accordingly); the constant reflector sends the mean number of answers \
+                 of these names. Zipf: the name of rank n is queried in proportion to 1/n.";
     Ok(vec![Figure {
         title: SCALE_TITLE.to_owned(),
         about: about.to_owned(),

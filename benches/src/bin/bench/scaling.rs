@@ -74,9 +74,9 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     }
     Ok(sweep.figures(
         "size",
-        "As many names in each, spread over the whole foundation; group sizes do not grow with it, so the answers are \
-         alike. In the split lab: each side of the veth has a core for its packets. The bare reflector, which knows no \
-         names, is measured once a round.",
+        "The same number of names in each, spread over the whole foundation; group sizes do not grow with \
+         it, so the answers are comparable. In the split lab, each side of the veth has a core for its \
+         packets. The bare reflector, which ignores names, is measured once per round.",
     ))
 }
 
@@ -112,7 +112,7 @@ fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     }
     Ok(sweep.figures(
         "form of the name",
-        "1,000 instances; one server after the other, asked for each form in turn, in the split lab.",
+        "1,000 instances; one server after the other, each form in turn, in the split lab.",
     ))
 }
 
@@ -142,7 +142,8 @@ fn by_hits(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     }
     Ok(sweep.figures(
         "share of hits",
-        "1,000 instances, in the split lab. The rest are queries of type ANY, which the fast path leaves to userspace. \
-         Without a fast path nothing is a hit: userspace only and knotd are measured once a round, without such queries.",
+        "1,000 instances, in the split lab. The rest are queries of type ANY, which the fast path leaves to \
+         userspace. Without a fast path there are no hits: userspace only and knotd are measured once per \
+         round, without such queries.",
     ))
 }

@@ -14,7 +14,7 @@ use crate::{
     queries::Queries,
 };
 
-/// Queries per second for costs: a rate that all but the slowest subjects can serve.
+/// Queries per second for cost measurements, low enough for all but the slowest subjects.
 const COST_RATE: u32 = 50_000;
 
 /// Figures at each place: cost, highest rate and latencies.
@@ -70,8 +70,8 @@ impl Sweep {
             (
                 format!("CPU per query by {by}, {COST_RATE} queries/s"),
                 "µs",
-                " CPU of everything on the server's side, which is woken up for each of these queries; who does not \
-                 keep the rate is measured at what it answers.",
+                " CPU time of the server's side, which is woken up for each of these queries; a server that \
+                 cannot keep up is measured at the rate it answers.",
             ),
             (format!("Queries per second of one saturated core by {by}"), "queries/s", ""),
         ];

@@ -1,4 +1,4 @@
-//! Measures subjects in turns: all run at the same time, each in a separate lab, and get short
+//! Measures subjects alternately: all run at the same time, each in a separate lab, and get short
 //! loads one after the other, repeatedly.
 //!
 //! A shared machine may be slower for seconds at a time (observed: by up to four fifths). Turns
@@ -79,7 +79,7 @@ impl Saturated {
             number(self.rates.median()),
             1e6 / best,
             self.busy.median(),
-            if self.rates.0.is_empty() { ": it slept between packets, nothing counts" } else { "" },
+            if self.rates.0.is_empty() { ": it slept between packets; not counted" } else { "" },
         );
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Shows what bosh-dns-xdp does, on a generated foundation or on your own data.
+/// Demonstrates bosh-dns-xdp on a generated foundation or your own data.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]
 pub(crate) struct Arguments {

@@ -12,7 +12,7 @@ use bosh_dns_xdp_benches::{
 };
 use whole_system_tests::{metrics::Metrics, server::Server};
 
-/// Queries per second for latencies: a rate that both paths serve without a queue.
+/// Queries per second for latency measurements, low enough for both paths to avoid queues.
 const LATENCY_RATE: u32 = 20_000;
 
 /// Containers of a dense Diego cell.
@@ -89,9 +89,9 @@ pub(super) fn print(interface: &Figures, userspace: &Figures) {
         );
     }
     println!(
-        "queries/s: replies of one saturated core. CPU per query: server process and receive path of its interface, \
-         meanwhile.\nlatency: by dnsperf at {} queries/s, round trip. by interface, by userspace: replies during the \
-         measurement.",
+        "queries/s: replies of one saturated core. CPU per query: server process and receive path of its \
+         interface under that load.\nlatency: round trip by dnsperf at {} queries/s. by interface, by \
+         userspace: replies during the measurement.",
         count(LATENCY_RATE.into()),
     );
     let queries = CONTAINERS * QUERIES_A_CONTAINER;

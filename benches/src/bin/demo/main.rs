@@ -73,9 +73,10 @@ fn show(arguments: &Arguments) -> Result<()> {
         println!("server's log: {line}");
     }
 
-    headline("Look-ups with dig: who answered?");
+    headline("Look-ups with dig: which path answers?");
     println!(
-        "(The server's counters tell: bosh_dns_xdp_fast_path_packets_total{{outcome=\"hit\"}} on its metrics port.)"
+        "(From the server's counters: bosh_dns_xdp_fast_path_packets_total{{outcome=\"hit\"}} on its metrics \
+         port.)"
     );
     for (name, record_type) in foundation::examples(&foundation) {
         look_up(&lab, &name, record_type)?;
@@ -105,7 +106,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     let noise = with.noise.max(without.noise);
     if noise >= NOISY {
         let text = format!(
-            "Do not rely on these figures: in every attempt other programs took up to {} of CPU {SERVER_CPU}.\n\
+            "These figures are unreliable: in every attempt other programs took up to {} of CPU {SERVER_CPU}.\n\
              Stop them and run the demo again.",
             load::share(noise)
         );
@@ -114,7 +115,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("Next");
     println!(
         "Try it with your own records (no root needed):\n    target/release/bosh-dns-xdp try --records records.json\n\
-         Then read docs/one-machine.md. Everything that this demo made is removed when it ends."
+         Then read docs/one-machine.md. The demo removes everything it created."
     );
     Ok(())
 }

@@ -28,8 +28,8 @@ pub(super) async fn announce(ground: &Ground, fleet: &Fleet, limit: Duration) ->
     let bus = Bus::connect(&ground.bus("publisher"), "bosh-dns-sync-peer").await?;
     let mut replies = bus.client.subscribe("director.peer.>").await?;
     let made = newest(ground)?;
-    // The same bytes under a further number, so a blob costs the same. The sample checks the number
-    // inside the file, so it is left out.
+    // The same bytes under another version number, so a blob costs the same. The sample verifies the number
+    // inside the file, so it is excluded.
     let version = made.version + 1;
     let sample = fleet.sampled();
     let mut open: BTreeSet<String> = (sample..ground.agents()).map(agent_id).collect();

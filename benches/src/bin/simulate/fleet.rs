@@ -25,10 +25,10 @@ use tokio::{process::Child, sync::Semaphore};
 
 use super::ground::{Ground, agent_id};
 
-/// Most connections being opened concurrently.
+/// Maximum number of connections being opened concurrently.
 const AT_ONCE: usize = 256;
 
-/// Most whole blobs in memory: this process stands for a whole fleet's memory.
+/// Maximum number of whole blobs in memory: this process represents a whole fleet.
 const BLOBS_AT_ONCE: usize = 16;
 
 /// The report of a connection about the version that it holds.

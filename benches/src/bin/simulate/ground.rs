@@ -40,7 +40,7 @@ impl Ground {
         allow_open_files(agents)?;
         let beside = || anyhow::Ok(std::env::current_exe()?.with_file_name("bosh-dns-sync"));
         let sync = options.sync.clone().map_or_else(beside, Ok)?;
-        ensure!(sync.is_file(), "{}: build it first, or say --sync FILE", sync.display());
+        ensure!(sync.is_file(), "{}: build it first, or use --sync FILE", sync.display());
         let folder = tempfile::TempDir::with_prefix("bosh-dns-sync-")?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let ground = Self { folder, port, nats_server: options.nats_server.clone(), sync, agents };
@@ -200,7 +200,7 @@ impl Ground {
         let status = fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"))?;
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim();
         ensure!(!peak.is_empty(), "no VmHWM");
-        Ok(format!("{:.2} s of CPU in all, {peak} of memory at most", self.cpu(process)?))
+        Ok(format!("{:.2} s of CPU in total, at most {peak} of memory", self.cpu(process)?))
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A real nats-server with generated permissions, one TLS connection with its own certificate for each
 //! agent, the publisher as a process, and a sample of agents as processes with files. The other agents
-//! are connections that read calls and reply: they do not apply patches, and if told to fetch the whole
-//! blob they read it from the folder of blobs and check its digest. With `--resolver` the DNS server
-//! reads one agent's file and is asked for the address that changed.
+//! are connections that read calls and reply: they do not apply patches, and when told to fetch the whole
+//! blob they read it from the folder of blobs and check its digest. With `--resolver` the DNS server reads
+//! one agent's file and is queried for the changed address.
 
 mod director;
 mod fleet;
@@ -45,31 +45,31 @@ const CHANGES: u8 = 3;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "simulate")]
 struct SimulateOptions {
-    /// How many agents; several sizes one after the other
+    /// Number of agents; several sizes run one after the other
     #[arg(required = true, value_name = "AGENTS")]
     sizes: Vec<usize>,
-    /// How many of them are processes that write files
+    /// Number of agents that are processes and write files
     #[arg(long, value_name = "NUMBER", default_value_t = 8)]
     sample: usize,
-    /// The program bosh-dns-sync; by default the one beside this program
+    /// Path of bosh-dns-sync; default: beside this program
     #[arg(long, value_name = "FILE")]
     sync: Option<PathBuf>,
-    /// The program nats-server
+    /// Path of nats-server
     #[arg(long, value_name = "FILE", default_value = "nats-server")]
     nats_server: PathBuf,
-    /// By which part of a certificate nats-server knows its owner
+    /// Part of a certificate by which nats-server identifies its user
     #[arg(long, value_enum, default_value_t = UsersBy::DnsName)]
     users_by: UsersBy,
-    /// The program bosh-dns-xdp, to be asked for what changed; it answers on lo of this network namespace
+    /// Path of bosh-dns-xdp, which is queried for the changed address on lo of this network namespace
     #[arg(long, value_name = "FILE")]
     resolver: Option<PathBuf>,
-    /// Longest wait for any step, in seconds
+    /// Time limit for each step, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 240)]
     limit: u64,
-    /// Leave out the director's method
+    /// Skip the director's method
     #[arg(long)]
     no_peer: bool,
-    /// Measure the one size in this process, and write its figures to a file
+    /// Measure a single size in this process, and write its figures to a file
     #[arg(long, value_name = "FILE", hide = true)]
     figures: Option<PathBuf>,
 }
@@ -190,7 +190,7 @@ async fn measure(options: &SimulateOptions, agents: usize) -> anyhow::Result<Fig
     let begun = Instant::now();
     until("the first version", limit, || fleet.all_have(1)).await?;
     let blob = row("version to last agent, by whole blob", begun, &ground.blobs(fleet.fetched())?);
-    until("the publisher to know", limit, || synced(&ground, 1)).await?;
+    until("the publisher to notice", limit, || synced(&ground, 1)).await?;
 
     let resolver = match &options.resolver {
         Some(program) => Some(Resolver::start(&ground, program).await?),
@@ -255,7 +255,7 @@ async fn change(
         }
         None => None,
     };
-    until("the publisher to know", limit, || synced(ground, version.into())).await?;
+    until("the publisher to notice", limit, || synced(ground, version.into())).await?;
     let bytes = book(ground).map_or(0, |book| book.bytes_sent);
     let cpu = ground.cpu(publisher)? - before;
     println!(

@@ -125,7 +125,7 @@ impl Resolver {
 
 impl Drop for Resolver {
     fn drop(&mut self) {
-        // The process still runs only if a step failed; asked to stop, it detaches its programs.
+        // The process still runs only if a step failed; a clean stop detaches its programs.
         if let Some(id) = self.process.take().and_then(|process| process.id()) {
             let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM);
         }

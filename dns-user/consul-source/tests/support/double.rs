@@ -1,6 +1,5 @@
-//! A strict double of Consul's HTTP API, made from its documentation: it answers blocking
-//! queries by Consul's rules, misbehaves as told, and notes whatever a client does that it
-//! should not.
+//! A strict double of Consul's HTTP API, written from its documentation: it answers blocking queries by
+//! Consul's rules, injects faults on request, and records every violation by a client.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -32,24 +31,24 @@ use super::world::{DATACENTER, World};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     TooMany,
-    /// 500, as while servers have no leader.
+    /// Status 500, as from servers without a leader.
     NoLeader,
-    /// The body comes in pieces, with pauses.
+    /// The body arrives in pieces, with pauses.
     SlowBody,
-    /// The connection ends in the middle of the body.
+    /// The connection closes in the middle of the body.
     CutBody,
-    /// A blocking query returns at once, though nothing changed.
+    /// A blocking query returns immediately although nothing changed.
     Spurious,
 }
 
 /// Rules that the double enforces.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
-    /// The token, if one is needed.
+    /// The token, if one is required.
     pub(crate) token: Option<String>,
-    /// Most connections at a time.
+    /// Maximum number of concurrent connections.
     pub(crate) connections: usize,
-    /// Most requests within any second.
+    /// Maximum number of requests within any second.
     pub(crate) rate: usize,
 }
 
@@ -62,18 +61,18 @@ impl Default for Rules {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) requests: usize,
-    /// Most connections at a time.
+    /// Maximum number of concurrent connections.
     pub(crate) most_connections: usize,
     pub(crate) connections: usize,
-    /// Most requests within a second.
+    /// Largest number of requests observed within a second.
     pub(crate) busiest_second: usize,
     /// Violations of the rules by clients.
     pub(crate) violations: Vec<String>,
-    /// When requests of the last second came.
+    /// Arrival times of the last second's requests.
     recent: VecDeque<Instant>,
 }
 
-/// The double; ends when it is dropped, with all connections.
+/// The running double; dropping it closes all connections.
 pub(crate) struct Double {
     pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
@@ -89,9 +88,8 @@ struct Shared {
     /// Answers of the endpoints without an index, by path, with the datacenter where one is given; `[]` otherwise.
     lists: Mutex<BTreeMap<String, Value>>,
     forbidden: Mutex<HashSet<String>>,
-    /// Requests by path.
     asked: Mutex<HashMap<String, usize>>,
-    /// Rung when that has changed.
+    /// Notified when the registrations change.
     changed: watch::Sender<u64>,
     rules: Mutex<Rules>,
     /// Faults of the next requests, one each.
@@ -102,7 +100,7 @@ struct Shared {
     open: AtomicUsize,
     /// Open blocking queries by path.
     blocking: Mutex<HashSet<String>>,
-    /// The largest index that was given out by path.
+    /// The largest index returned so far, by path.
     given: Mutex<HashMap<String, u64>>,
 }
 
@@ -110,7 +108,7 @@ struct Shared {
 type Body = BoxBody<Bytes, io::Error>;
 
 impl Double {
-    /// Answers on this listener for this world.
+    /// Serves this world on a listener.
     pub(crate) fn start(
         listener: TcpListener,
         world: World,
@@ -152,7 +150,7 @@ impl Double {
                     _ = stopped => {}
                 }
             });
-            // Connections are cut, not waited for.
+            // Connections are cut without waiting for them.
             runtime.shutdown_background();
         });
         Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
@@ -175,7 +173,7 @@ impl Double {
         self.shared.changed.send_modify(|count| *count += 1);
     }
 
-    /// Has the token not suffice for a path.
+    /// Denies the token access to a path.
     pub(crate) fn forbid(&self, path: &str) {
         lock(&self.shared.forbidden).insert(path.to_owned());
     }
@@ -199,22 +197,22 @@ impl Double {
         self.change(World::restore);
     }
 
-    /// These go wrong next, one with each request.
+    /// Injects these faults, one into each of the next requests.
     pub(crate) fn misbehave(&self, faults: impl IntoIterator<Item = Fault>) {
         lock(&self.shared.faults).extend(faults);
     }
 
-    /// Faults that are still to come.
+    /// Returns the number of faults not yet injected.
     pub(crate) fn faults_left(&self) -> usize {
         lock(&self.shared.faults).len()
     }
 
-    /// Whether servers have a leader: without, only stale questions are answered.
+    /// Sets whether servers have a leader; without one, only stale requests are answered.
     pub(crate) fn set_leader(&self, has_leader: bool) {
         self.shared.has_leader.store(has_leader, Ordering::SeqCst);
     }
 
-    /// Another token is wanted from now on.
+    /// Requires another token from now on.
     pub(crate) fn set_token(&self, token: &str) {
         lock(&self.shared.rules).token = Some(token.to_owned());
     }
@@ -223,12 +221,12 @@ impl Double {
         lock(&self.shared.tally).clone()
     }
 
-    /// Whether a blocking query for this path waits now.
+    /// Returns whether a blocking query for this path is waiting.
     pub(crate) fn waits_for(&self, path: &str) -> bool {
         lock(&self.shared.blocking).contains(path)
     }
 
-    /// Blocking queries that wait now.
+    /// Returns the number of waiting blocking queries.
     pub(crate) fn blocking(&self) -> usize {
         lock(&self.shared.blocking).len()
     }
@@ -241,7 +239,7 @@ impl Drop for Double {
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take() {
-            // It can only have panicked, which its output shows.
+            // It can only have panicked, which the output shows.
             let _ = thread.join();
         }
     }
@@ -268,7 +266,7 @@ impl Shared {
             let this = this.clone();
             async move { this.answer(request).await }
         });
-        // Clients that hang up do not matter.
+        // Errors of disconnected clients are irrelevant.
         match tls {
             None => {
                 let served = hyper::server::conn::http1::Builder::new();
@@ -280,7 +278,7 @@ impl Shared {
                     let io = TokioIo::new(stream);
                     if is_two {
                         let mut served = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                        // As Go's server.
+                        // Like Go's server.
                         served.max_concurrent_streams(250);
                         let _ = served.serve_connection(io, service).await;
                     } else {
@@ -332,7 +330,7 @@ impl Shared {
         if place.as_ref().is_some_and(|place| !lock(&self.others).contains_key(place)) {
             return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"));
         }
-        // The path with the place, as one question.
+        // The path including the datacenter or peer, as one key.
         let path = place.map_or(path.clone(), |place| format!("{path} {place}"));
         let may_wait = ["/v1/catalog/nodes", "/v1/catalog/services", "/v1/health/", "/v1/config/"]
             .iter()
@@ -358,7 +356,7 @@ impl Shared {
         let body: Body = match fault {
             Some(Fault::SlowBody) => pieces(&body, false),
             Some(Fault::CutBody) => {
-                // The whole length is promised.
+                // Announces the full length.
                 reply = reply.header("content-length", body.len());
                 pieces(&body, true)
             }
@@ -367,7 +365,7 @@ impl Shared {
         reply.body(body).map_err(io::Error::other)
     }
 
-    /// Waits as a blocking query does, and notes what is wrong with it.
+    /// Waits like a blocking query, and records violations of its rules.
     async fn wait(&self, path: &str, parameters: &HashMap<String, String>) {
         let index = parameters.get("index").and_then(|index| index.parse::<u64>().ok());
         let Some(index) = index else {
@@ -397,7 +395,7 @@ impl Shared {
         loop {
             changed.mark_unchanged();
             let now = self.find(path).and_then(|(index, _)| index).unwrap_or(0);
-            // Servers that were restored give all blocking queries up.
+            // Restored servers abandon all blocking queries.
             if now > index || now < restored_at || now < index {
                 return;
             }
@@ -432,7 +430,7 @@ impl Shared {
             "/v1/query" | "/v1/peerings" | "/v1/coordinate/nodes" | "/v1/coordinate/datacenters" => listed(),
             path => {
                 let service = path.strip_prefix("/v1/health/service/")?;
-                // One that is not registered has the index of the list.
+                // An unregistered service has the index of the list.
                 let index = world.services.get(service).map_or(world.services_index, |service| service.index);
                 (Some(index), world.list_health(service))
             }
@@ -455,7 +453,7 @@ impl Shared {
         }
     }
 
-    /// Notes what a client should not have done.
+    /// Records a violation by a client.
     fn note(&self, violation: String) {
         lock(&self.tally).violations.push(violation);
     }

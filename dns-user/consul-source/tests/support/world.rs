@@ -1,4 +1,4 @@
-//! Registrations in the double, with the indexes that Consul would give.
+//! Registrations in the double, with the indexes that Consul would assign.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(crate) const DATACENTER: &str = "dc1";
 pub(crate) struct World {
     /// Name of the datacenter; empty for [`DATACENTER`].
     pub(crate) datacenter: String,
-    /// The last index that was given to a change.
+    /// Index of the last change.
     pub(crate) index: u64,
     /// Nodes: name to address.
     pub(crate) nodes: BTreeMap<String, String>,
@@ -62,7 +62,7 @@ impl World {
         world
     }
 
-    /// The health of an instance changes.
+    /// Changes the health of an instance.
     pub(crate) fn set_status(&mut self, service: &str, number: usize, status: &'static str) {
         self.change(service, |service| {
             if let Some(instance) = service.instances.get_mut(number) {
@@ -71,7 +71,7 @@ impl World {
         });
     }
 
-    /// Another instance registers. The list of services does not tell (no new name, no new tag).
+    /// Registers another instance. The list of services does not change (no new name, no new tag).
     pub(crate) fn register(&mut self, service: &str, instance: Instance) {
         let is_new = !self.services.contains_key(service);
         let tags = |world: &Self| world.tags(service);
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The last instance goes; with the last one, the service.
+    /// Deregisters the last instance; with the last one, the service.
     pub(crate) fn deregister(&mut self, service: &str) {
         let before = self.tags(service);
         self.change(service, |service| drop(service.instances.pop()));
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// A node gets another address.
+    /// Changes the address of a node.
     pub(crate) fn move_node(&mut self, node: &str, address: &str) {
         self.index += 1;
         self.nodes_index = self.index;
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// All there is, for comparison: service, id, address, port, status; and nodes.
+    /// Returns all registrations, for comparison: service, id, address, port, status; and nodes.
     pub(crate) fn all(&self) -> BTreeSet<String> {
         let instances = self.services.iter().flat_map(|(name, service)| {
             service.instances.iter().map(move |instance| {
@@ -182,7 +182,7 @@ impl World {
     }
 }
 
-/// An address made of two numbers.
+/// Returns an address derived from two numbers.
 fn address(high: usize, low: usize) -> String {
     format!("10.{}.{}.{}", high % 256, low / 256 % 256, low % 256)
 }

@@ -45,7 +45,7 @@ impl Zone {
                 Place::Datacenter(name) => format!("the datacenter {name:?}"),
                 Place::Peer(name) => format!("the peer {name:?}"),
             };
-            let _ = writeln!(text, "  {missing} of {place} were not told by Consul yet: SERVFAIL");
+            let _ = writeln!(text, "  {missing} of {place} not yet received from Consul: SERVFAIL");
             return Some(Explanation { domain: domain.to_string(), text, rcode: "SERVFAIL" });
         }
         self.list_instances(&question, &mut text);
@@ -82,7 +82,7 @@ impl Zone {
                 format!("instances of the service {service:?}{tag} {}", self.where_(locality))
             }
             Question::Connect { service, locality } => {
-                format!("instances of the mesh that stand for {service:?} {}", self.where_(locality))
+                format!("mesh instances that represent {service:?} {}", self.where_(locality))
             }
             Question::Ingress { service, locality } => {
                 format!("gateways that {service:?} is bound to {}", self.where_(locality))
@@ -90,8 +90,8 @@ impl Zone {
             Question::Virtual { service, .. } => format!("the virtual address of {service:?}"),
             Question::Query { name, .. } => format!("the prepared query {name:?}"),
             Question::Address(address) => format!("the address {address} itself"),
-            Question::Empty => "nothing: it only has names below it".to_owned(),
-            Question::Invalid => "nothing: it is not a name that Consul has".to_owned(),
+            Question::Empty => "nothing: an empty non-terminal".to_owned(),
+            Question::Invalid => "nothing: Consul does not have this name".to_owned(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Zone {
         let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
         let reach = match self.catalog.reach(datacenter) {
             Reach::Reachable => "",
-            Reach::Unreachable => ", which is out of reach",
+            Reach::Unreachable => ", which is unreachable",
             Reach::Unknown => ", which nobody knows",
         };
         format!("in the datacenter {datacenter:?}{reach}")
@@ -137,7 +137,7 @@ impl Zone {
             let status = self.catalog.status(id);
             let tagged = |tag: &str| instance.tags.iter().any(|known| known.eq_ignore_ascii_case(tag));
             let why = match (tag, status) {
-                (Some(tag), _) if !tagged(tag) => ": left out, it has no such tag",
+                (Some(tag), _) if !tagged(tag) => ": excluded, it does not have the tag",
                 (_, status) if status > worst => ": left out",
                 _ => "",
             };

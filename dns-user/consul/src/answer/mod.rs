@@ -62,7 +62,7 @@ pub struct Asker {
 pub struct Lack {
     /// Place of the missing data.
     pub place: Place,
-    /// The missing data.
+    /// Data to fetch before the query can be answered.
     pub missing: Missing,
 }
 
@@ -73,7 +73,7 @@ pub enum Missing {
     Lists,
     /// The instances of a service, by its lower-case name.
     Service(String),
-    /// The prepared queries.
+    /// The prepared queries of the place.
     Queries,
 }
 

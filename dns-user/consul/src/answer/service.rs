@@ -215,8 +215,7 @@ pub(super) fn accept_of(qtype: u16) -> Accept {
     }
 }
 
-/// Returns whether an address record answers a query of this type; TXT queries get addresses, too
-/// (observed).
+/// Returns whether an address record answers a query of this type; TXT queries also get addresses (observed).
 pub(super) fn answers(qtype: u16, address: IpAddr) -> bool {
     match qtype {
         TYPE_A => address.is_ipv4(),

@@ -21,7 +21,7 @@ pub enum Accept {
 /// Address or host name of a node or an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// IP address.
+    /// An IP address, returned unchanged.
     Ip(IpAddr),
     /// Host name, resolved by a lookup.
     Host(Name),
@@ -34,7 +34,7 @@ pub enum Target {
     Node(IpAddr),
     /// Own address, under a generated name: `<hex>.addr.<datacenter>.<domain>`.
     Address(IpAddr),
-    /// Host name.
+    /// The host name registered as its address.
     Host(Name),
 }
 

@@ -23,7 +23,6 @@ pub(super) struct Group {
 /// Registrations that a group is built from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// From definition files.
     pub(super) fixed: Vec<Arc<Instance>>,
     /// From a live Consul.
     pub(super) live: Option<Arc<ServiceInstances>>,

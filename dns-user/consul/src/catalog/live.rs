@@ -46,7 +46,7 @@ pub struct LivePlace {
 /// A service in a place.
 #[derive(Clone, Debug)]
 pub struct LiveService {
-    /// Name as registered.
+    /// Name in the letter case of its registration.
     pub name: String,
     /// Tags of all instances, sorted.
     pub tags: Vec<String>,

@@ -49,7 +49,6 @@ const FROM_FILES: u32 = u32::MAX;
 /// All registrations with their indexes.
 #[derive(Clone, Debug)]
 pub struct Catalog {
-    /// The local datacenter.
     own: Place,
     /// Read permissions of the token in use.
     visibility: Visibility,

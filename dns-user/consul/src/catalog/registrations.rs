@@ -64,7 +64,7 @@ pub struct Instance {
     pub address: String,
     /// Port; 0 if the instance has only named ports.
     pub port: u16,
-    /// Additional named ports.
+    /// Named ports besides the service's main port.
     pub ports: Vec<NamedPort>,
     /// Tags as registered, in their case.
     pub tags: Vec<String>,
@@ -82,7 +82,7 @@ pub struct Instance {
     pub checks: Vec<Check>,
 }
 
-/// A named port.
+/// A port besides the service's main port, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
     /// Name of the port, as registered.
@@ -120,9 +120,9 @@ impl Default for Weights {
 /// Latest result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Id, by which prepared queries can ignore the check.
+    /// Id, which prepared queries can list to ignore the check.
     pub id: String,
-    /// Latest status.
+    /// Status that the check reported last.
     pub status: Status,
 }
 

@@ -1,5 +1,5 @@
-//! Holding a reply against what a case expects. Replies are read by hickory-proto,
-//! which shares no code with what writes them.
+//! Compares replies with the cases' expectations. Replies are parsed by hickory-proto, which shares no code
+//! with the encoder.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -61,12 +61,12 @@ pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<Stri
     faults
 }
 
-/// The records of the answer section in their order, to count different ones.
+/// Returns the records of the answer section in order, to count distinct answers.
 pub(crate) fn answers_of(bytes: &[u8]) -> Vec<String> {
     Message::from_vec(bytes).map(|message| lines(&message.answers)).unwrap_or_default()
 }
 
-/// Compares one section; the error says what differs.
+/// Compares one section; the error describes the difference.
 fn section(
     scenario: &Scenario,
     case: &Case,
@@ -234,8 +234,7 @@ fn rcode(message: &Message) -> String {
     }
 }
 
-/// The OPT against what is expected. Hickory raises small sizes, so the size is
-/// read from the bytes.
+/// Compares the OPT with the expectation. Hickory raises small sizes, so the size is read from the bytes.
 fn edns_fault(wanted: &Value, message: &Message, bytes: &[u8]) -> Option<String> {
     let Some(edns) = &message.edns else {
         return (!wanted.is_null()).then(|| "the OPT is missing".to_owned());
@@ -257,7 +256,7 @@ fn edns_fault(wanted: &Value, message: &Message, bytes: &[u8]) -> Option<String>
         .then(|| format!("scope is {scope:?}, not {}", wanted["ecs_scope"]))
 }
 
-/// Whether an owner name behind the question is or ends in a pointer.
+/// Returns whether an owner name after the question is compressed.
 fn has_pointer(bytes: &[u8]) -> bool {
     let skip = |mut at: usize| loop {
         match bytes.get(at).copied() {

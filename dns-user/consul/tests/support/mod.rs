@@ -1,6 +1,5 @@
-//! The cases below `tests/cases`, or in the folder that `BOSH_DNS_CONSUL_CASES`
-//! names: reading them, and holding a reply against what is expected. The format is
-//! described in `tests/cases/README.md`.
+//! Reads the cases below `tests/cases`, or in the folder named by `BOSH_DNS_CONSUL_CASES`, and compares
+//! replies with the expectations. The format is described in `tests/cases/README.md`.
 
 pub(crate) mod expect;
 pub(crate) mod scenario;
@@ -39,7 +38,7 @@ pub(crate) fn query_of(case: &Case, id: u16) -> Vec<u8> {
     bytes
 }
 
-/// Hickory raises sizes below 512: the case's own size is put into the OPT.
+/// Hickory raises sizes below 512, so the case's own size is written into the OPT.
 fn raw_udp_size(bytes: &mut [u8], size: u16) {
     let at = bytes.windows(3).rposition(|window| window == [0, 0, 41]).expect("an OPT") + 3;
     bytes[at..at + 2].copy_from_slice(&size.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Scenarios as they stand in their files.
+//! Scenarios as stored in their files.
 
 use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
@@ -12,11 +12,11 @@ use dns_consul::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Names the folder of the cases, in place of `tests/cases`. Those of `tests/own-cases`,
-/// which hold what the former leave open, are always there.
+/// Environment variable that names a folder of cases to replay instead of `tests/cases`. The cases of
+/// `tests/own-cases`, which cover the gaps, are always replayed.
 pub(crate) const CASES_VARIABLE: &str = "BOSH_DNS_CONSUL_CASES";
 
-/// One configuration and one catalog with the questions asked of them.
+/// One configuration and one catalog with the questions to replay.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
@@ -46,7 +46,7 @@ pub(crate) struct Rule {
     pub(crate) answers: Vec<Value>,
 }
 
-/// A question and what is expected.
+/// A question and the expected reply.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Case {
     pub(crate) q: String,
@@ -118,7 +118,7 @@ impl Generate {
 impl Scenario {
     /// All scenarios, sorted by name.
     pub(crate) fn all() -> Vec<Self> {
-        // From the pure crate, and from the tests of the whole system.
+        // Relative to the pure crate, and to the whole-system tests.
         let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let candidates = [here.join("tests/cases"), here.join("../dns-user/consul/tests/cases")];
         let ours = candidates.into_iter().find(|folder| folder.is_dir()).expect("the folder of the cases");

@@ -95,7 +95,8 @@ pub enum AliasError {
     },
     /// The alias has too many targets or too long a chain.
     #[error(
-        "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
+        "the alias {0} leads to more than {MAX_TARGETS} targets, or through more than {MAX_CHAIN} other \
+         aliases"
     )]
     TooMuch(Name),
 }
@@ -140,7 +141,7 @@ impl AliasFiles {
         Ok((all, warnings))
     }
 
-    /// Parses the valid ones of these files; files in error are left out.
+    /// Parses these files; invalid ones are skipped.
     pub fn parse_valid<'a>(mut files: Vec<(&'a str, &'a [u8])>) -> (Self, Vec<AliasWarning>) {
         loop {
             let error = match Self::parse(files.iter().copied()) {
@@ -202,7 +203,7 @@ impl AliasFiles {
         Ok(())
     }
 
-    /// Replaces targets that are aliases by the targets of those. Aliases `_.x` are neither reduced
+    /// Replaces targets that are aliases by the aliases' targets. Aliases `_.x` are neither reduced
     /// nor followed: a target below one is looked up like any other name (observed for targets of
     /// aliases `_.x`).
     fn reduce(&mut self) -> Result<(), AliasError> {
@@ -264,8 +265,8 @@ impl AliasFiles {
 }
 
 impl FileTarget {
-    /// Parses a target: an address, a name, or `*.x` as short for `q-s0.x`; in an alias `_.x` a
-    /// leading `_.` stands for the label.
+    /// Parses a target: an address, a name, or `*.x` as short for `q-s0.x`; in an alias `_.x` a leading `_.`
+    /// represents the label.
     fn read(text: &str, below: bool) -> Result<Self, NameError> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self::Address(address.to_canonical()));

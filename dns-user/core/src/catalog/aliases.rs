@@ -1,4 +1,4 @@
-//! Aliases of files and records combined, checked against the domains of the records.
+//! Aliases from files and records combined, checked against the domains of the records.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ type ByName<T> = HashMap<Name, T, foldhash::fast::FixedState>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
-    /// Aliases by name. Those from files take precedence over those from the records.
+    /// Aliases by name. Aliases from files take precedence over aliases from the records.
     pub(crate) exact: ByName<Vec<Target>>,
     /// Aliases `_.x`, by `x`: any single label in front matches.
     pub(crate) below: ByName<Vec<FileTarget>>,
@@ -213,8 +213,8 @@ impl Builder<'_> {
         let instances = self.instances;
         for row in self.members(definition) {
             let number = instances.num_id.text(row);
-            // The number is written into the filter label as a string, so an instance without a
-            // number stands for its whole group (observed).
+            // The number is written into the filter label as a string, so an instance without a number means
+            // its whole group (observed).
             let target = if number.is_empty() {
                 Some(Target::Name(base.clone()))
             } else if number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -266,7 +266,7 @@ impl Builder<'_> {
                 Some(error) => error.to_string(),
             },
         };
-        self.warn(RECORDS, alias, format!("it means {text:?}, which is skipped: {problem}"));
+        self.warn(RECORDS, alias, format!("it expands to {text:?}, which is skipped: {problem}"));
         None
     }
 

@@ -62,7 +62,7 @@ impl Records {
     /// (observed).
     pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
         if bytes.len() > MAX_SIZE {
-            let reason = format!("{} bytes are more than the {MAX_SIZE} that can be read", bytes.len());
+            let reason = format!("{} bytes exceed the limit of {MAX_SIZE}", bytes.len());
             return Err(RecordsError { line: 0, column: 0, reason });
         }
         let text = json::text(bytes);

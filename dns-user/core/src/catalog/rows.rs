@@ -143,7 +143,7 @@ impl fmt::Display for RowWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MissingColumn { column, rows } => {
-                write!(f, "record_keys lacks the column {column}: none of the {rows} rows can be used")
+                write!(f, "record_keys lacks the column {column}: all {rows} rows are dropped")
             }
             Self::WrongLength { row, cells, columns } => {
                 write!(f, "row {row} has {cells} cells for {columns} columns and is dropped")
@@ -152,9 +152,12 @@ impl fmt::Display for RowWarning {
                 write!(f, "row {row}: {column} must be {expected}; the row is dropped")
             }
             Self::NoAddress { row, text } => {
-                write!(f, "row {row}: ip is {text:?}, which is no address; none is answered for this row")
+                write!(
+                    f,
+                    "row {row}: ip is {text:?}, which is not an address; the row's names have no address"
+                )
             }
-            Self::More { count } => write!(f, "and {count} rows more that cannot be used"),
+            Self::More { count } => write!(f, "and {count} more rows that cannot be used"),
         }
     }
 }

@@ -54,10 +54,10 @@ pub const KEYS: &[Key] = keys! {
     "port" BoshDns "port, 1 to 65535; required" = "", "53", "53":
         "Port to listen on, UDP and TCP";
     "log_level" BoshDns "DEBUG, INFO, WARN, ERROR or NONE" = "\"INFO\"", "\"WARN\"", "\"INFO\"":
-        "Lowest level that is logged";
+        "Minimum level of logged messages";
     "records_file" BoshDns "path; empty: no records" = "\"\"", "\"/var/vcap/instance/dns/records.json\"",
         "\"/var/lib/bosh-dns-xdp/records.json\"":
-        "Records of the fleet, as the BOSH director writes them; reread on every change";
+        "Records of the fleet, as the BOSH director writes them; reloaded on every change";
     "alias_files_glob" BoshDns "path with * ? [a-z]" = "\"\"", "\"/var/vcap/jobs/*/dns/aliases.json\"",
         "\"/etc/bosh-dns-xdp/aliases.d/*.json\"":
         "Files with aliases: names that stand for other names or addresses";
@@ -66,13 +66,13 @@ pub const KEYS: &[Key] = keys! {
         "Files with handlers: domains that other servers answer";
     "addresses_files_glob" BoshDns "path with * ? [a-z]" = "\"\"", "\"/var/vcap/jobs/*/dns/addresses.json\"",
         "\"/etc/bosh-dns-xdp/addresses.d/*.json\"":
-        "Files with further addresses to listen on";
+        "Files with additional listen addresses";
     "upcheck_domains" BoshDns "list of names" = "[]", "[\"upcheck.bosh-dns.\"]", "[\"upcheck.bosh-dns.\"]":
-        "Names answered with 127.0.0.1 and ::1, to test that the server is up";
+        "Names answered with 127.0.0.1 and ::1, to check that the server is up";
     "disable_recursors" BoshDns "boolean" = "false", "true", "false":
         "Answer only names of the fleet and of handlers; refuse all others";
     "recursors" BoshDns "list of IP, IP:port, [IPv6]:port or host:port" = "[]", "[\"10.0.0.2:53\"]", "[]":
-        "Servers that other names are forwarded to; empty: the nameservers of /etc/resolv.conf, followed when it changes";
+        "Servers to forward other names to; empty: the nameservers of /etc/resolv.conf, reloaded on every change";
     "excluded_recursors" BoshDns "list of IP or IP:port" = "[]", "[\"169.254.169.254\"]", "[]":
         "Servers that are never used as recursors";
     "recursor_selection" BoshDns "smart or serial" = "\"smart\"", "\"serial\"", "\"smart\"":
@@ -80,27 +80,27 @@ pub const KEYS: &[Key] = keys! {
     "recursor_timeout" BoshDns "duration" = "\"2s\"", "\"500ms\"", "\"2s\"":
         "Time limit for one attempt at one recursor";
     "recursor_max_retries" BoshDns "number, 0 to 1000" = "0", "2", "0":
-        "Further attempts at one recursor after network errors";
+        "Retries with the same recursor after network errors";
     "recursor_errors" Ours "truthful or nxdomain" = "\"truthful\"", "\"nxdomain\"", "":
-        "Older key: nxdomain sets every member of compat that the object does not mention";
+        "Older key; nxdomain enables every compat key that is not set explicitly";
     "recursor_client_subnet" Ours "boolean" = "false", "true", "false":
-        "Forward the Client Subnet option of queries (RFC 7871); their answers are not cached";
+        "Forward the Client Subnet option (RFC 7871); such answers are not cached";
     "recursor_0x20" Ours "boolean" = "false", "true", "false":
         "Randomise the letter case of forwarded questions, which makes replies harder to forge";
     "request_timeout" BoshDns "duration" = "\"5s\"", "\"3s\"", "\"5s\"":
-        "Time limit for one client query, all attempts included";
+        "Time limit for one client query, including all attempts";
     "timeout" BoshDns "duration above 0" = "\"5s\"", "\"10s\"", "\"5s\"":
         "Time limit for binding the sockets and the first up-check";
     "max_reply" Ours "bytes, 512 to 65507, or null" = "null", "1232", "null":
         "Longest UDP reply to clients of other networks; null: only the client's EDNS size limits it";
     "identity" Ours "edns, always or off" = "\"edns\"", "\"off\"", "\"edns\"":
-        "Queries that may learn version and host name (class CH, NSID): with EDNS, all, or none";
+        "Which queries may read version and host name (class CH, NSID): with EDNS, all, or none";
     "jobs_dir" BoshDns "path; empty: off" = "\"\"", "\"/var/vcap/jobs\"", "":
         "Folder of the jobs, for the API's /local-groups";
     "configure_systemd_resolved" BoshDns "boolean" = "false", "true", "":
-        "Accepted for compatibility; the command `resolver --systemd-resolved` does this";
+        "Accepted for compatibility; use the command `resolver --systemd-resolved` instead";
     "internal_upcheck_domain.enabled" BoshDns "boolean" = "false", "true", "":
-        "Require a further name to resolve before the server counts as up";
+        "Require an additional name to resolve before the server counts as up";
     "internal_upcheck_domain.dns_query" BoshDns "name with a final dot" = "\"\"", "\"q-s0.q-g1.bosh.\"", "":
         "The name that must resolve";
     "logging.format.timestamp" BoshDns "rfc3339; any other value: the older format" = "\"deprecated\"", "\"rfc3339\"", "":
@@ -118,7 +118,7 @@ pub const KEYS: &[Key] = keys! {
     "api.ca_file" BoshDns "path" = "", "\"/var/vcap/jobs/bosh-dns/config/certs/api/client_ca.crt\"", "":
         "CAs of client certificates, PEM";
     "api.admins" Ours "list of common names, or null" = "null", "[\"ops.example.org\"]", "":
-        "Client certificates that may list and flush caches, reload, change levels and watch queries; null: all of the CA";
+        "Client certificates that may list and flush caches, reload, change log levels and watch queries; null: any of the CA";
     "health.enabled" BoshDns "boolean" = "false", "true", "":
         "Check the health of instances and filter answers by it";
     "health.port" BoshDns "port; required if enabled" = "", "8853", "":
@@ -135,56 +135,56 @@ pub const KEYS: &[Key] = keys! {
     "health.check_interval" BoshDns "duration above 0" = "\"20s\"", "\"10s\"", "":
         "Time between two checks of one instance";
     "health.max_tracked_queries" BoshDns "number, 0 to 10000000" = "2000", "5000", "":
-        "Names whose instances are checked, the most recently queried ones";
+        "Maximum number of names whose instances are checked; the least recently queried are dropped";
     "health.synchronous_check_timeout" BoshDns "duration" = "\"1s\"", "\"500ms\"", "":
-        "How long a query with y1 waits for first checks";
+        "How long a query with y1 waits for the first checks";
     "health.tracked_query_ttl" Ours "duration; 0s: never" = "\"0s\"", "\"1h\"", "":
         "Time after which a name without queries is no longer checked";
     "cache.enabled" BoshDns "boolean" = "false", "true", "false":
         "Cache forwarded answers for their TTL";
     "cache.max_entries" Ours "number, 1 to 100000000" = "10000", "50000", "10000":
-        "Most answers in the cache";
+        "Maximum number of cached answers";
     "cache.max_bytes" Ours "bytes, 1 to 1 TiB" = "67108864", "16777216", "67108864":
-        "Most memory of the cache";
+        "Maximum memory of the cache";
     "cache.serve_stale" Ours "duration; 0s: never" = "\"0s\"", "\"1h\"", "\"0s\"":
         "How long after its TTL an answer is served while recursors fail (RFC 8767)";
     "compat.nxdomain_for_failures" Ours "boolean" = "false", "true", "":
         "NXDOMAIN without records whenever no recursor answered with NOERROR";
     "compat.forget_failures" Ours "boolean" = "false", "true", "":
-        "Ask recursors again at once for a name that has just failed";
+        "Query recursors again immediately for a name that has just failed";
     "compat.wait_for_silent_recursors" Ours "boolean" = "false", "true", "":
-        "Wait for recursors that have stopped answering although an NXDOMAIN or error is there";
+        "Wait for unresponsive recursors even if another returned NXDOMAIN or an error";
     "compat.accept_other_questions" Ours "boolean" = "false", "true", "":
-        "Take a reply to another question if no better one comes in time";
+        "Accept a reply to a different question if no better one arrives in time";
     "compat.nxdomain_is_failure" Ours "boolean" = "false", "true", "":
         "Count NXDOMAIN against the preferred recursor";
     "compat.transparent_forwarding" Ours "boolean" = "false", "true", "":
-        "Forward without adding an OPT; pass RD, RA, TC and the OPT of the recursor on";
+        "Add no OPT to forwarded queries; return RD, RA, TC and OPT as the recursor sent them";
     "compat.cache_as_authority" Ours "boolean" = "false", "true", "":
         "Set AA in cached answers and ignore the class";
     "compat.cache_zero_ttl" Ours "boolean" = "false", "true", "":
         "Cache an answer with TTL 0 for five seconds";
     "compat.retired_handlers" Ours "boolean" = "false", "true", "":
-        "Never return to a handler whose domain the records once had";
+        "Never route to a handler again once the records have contained its domain";
     "compat.require_health_certificates" Ours "boolean" = "false", "true", "":
         "Do not start without usable health certificates";
     "compat.require_alias_files" Ours "boolean" = "false", "true", "":
         "Do not start with an invalid alias file";
     "compat.formerr_for_malformed_names" Ours "boolean" = "false", "true", "":
-        "FORMERR for names below a records domain that the query language does not know";
+        "FORMERR for names in a records domain that are not valid queries";
     "compat.nxdomain_for_empty_non_terminals" Ours "boolean" = "false", "true", "":
-        "NXDOMAIN for a name that has only names below it";
+        "NXDOMAIN for empty non-terminals";
     "compat.any_class" Ours "boolean" = "false", "true", "":
         "Ignore the class of a question";
     "compat.echo_opt" Ours "boolean" = "false", "true", "":
-        "Repeat the client's size in the OPT of a reply, with DO clear";
+        "Echo the client's UDP size in the reply's OPT, with DO clear";
     "control.socket" Ours "absolute path; empty: none" = "\"/run/bosh-dns-xdp/control.sock\"", "\"/run/bosh-dns-xdp/control.sock\"",
         "\"/run/bosh-dns-xdp/control.sock\"":
         "Unix socket for status, top, tap and the other commands";
     "control.user" Ours "user name; empty: the server's" = "\"\"", "\"root\"", "\"\"":
         "Owner of the socket";
     "control.group" Ours "group name; empty: none" = "\"\"", "\"adm\"", "\"\"":
-        "Group whose members may connect as well";
+        "Group whose members may also connect";
     "metrics.enabled" BoshDns "boolean" = "false", "true", "false":
         "Serve Prometheus metrics, /healthz and /readyz";
     "metrics.address" BoshDns "IP address" = "\"127.0.0.1\"", "\"10.0.16.5\"", "\"127.0.0.1\"":
@@ -196,32 +196,32 @@ pub const KEYS: &[Key] = keys! {
     "xdp.mode" Ours "auto, native, generic, tc or off" = "\"auto\"", "\"tc\"", "\"auto\"":
         "Hook for the programs; auto chooses one for each interface";
     "xdp.interfaces" Ours "list of names and patterns, or null" = "null", "[\"lo\", \"s-*\"]", "null":
-        "Interfaces to serve; null: all on which queries can arrive";
+        "Interfaces to serve; null: all that queries can arrive on";
     "xdp.respect_filters" Ours "list of names and patterns" = "[]", "[\"eth0\"]", "[]":
         "Interfaces left to userspace, so that every packet passes the packet filter";
     "xdp.vlans" Ours "list of VLAN ids, 0 to 4095" = "[]", "[20]", "[]":
         "VLANs whose tagged frames are answered at the interface";
     "xdp.shed" Ours "boolean" = "true", "false", "true":
-        "Drop, at the interface, queries beyond the capacity of userspace";
+        "Drop queries beyond userspace's capacity at the interface";
     "xdp.max_names" Ours "number, 1 to 16777216" = "65536", "262144", "65536":
-        "Most names that the interface can answer";
+        "Maximum number of names in the fast path";
     "xdp.cache_entries" Ours "number, 0 to 1048576; 0: none" = "8192", "32768", "8192":
-        "Most forwarded answers that the interface can give while `cache.enabled` is set";
+        "Maximum number of forwarded answers in the fast path while `cache.enabled` is set";
     "xdp.cache_bytes" Ours "bytes, 1 MiB to 256 MiB" = "4194304", "16777216", "4194304":
-        "Memory of the forwarded answers that the interface can give";
+        "Memory for forwarded answers in the fast path";
     "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":
         "How long the interface answers without renewal by userspace";
     "xdp.bpffs" Ours "path" = "\"/run/bosh-dns-xdp-pins\"",
         "\"/sys/fs/bpf/dns\"", "\"/run/bosh-dns-xdp-pins\"":
-        "Folder of the pinned programs and maps; a BPF file system is mounted where there is none";
+        "Folder of the pinned programs and maps; a BPF file system is mounted there if needed";
     "xdp.on_stop" Ours "detach or keep" = "\"detach\"", "\"keep\"", "\"detach\"":
-        "On an orderly stop: detach the programs, or let them answer until takeover or the lease's end";
+        "On a clean stop, detach the programs, or let them answer until a new server takes over or the lease expires";
     "xdp.attach_socket" Ours "absolute path; empty: none" = "\"\"", "\"/run/bosh-dns-xdp/attach.sock\"", "\"\"":
-        "Socket of a service `bosh-dns-xdp attach`, which loads and attaches the programs; without it the server starts one for itself";
+        "Socket of a `bosh-dns-xdp attach` service, which loads and attaches the programs; empty: the server starts one itself";
     "xdp.attach_user" Ours "user name; empty: none" = "\"\"", "\"bosh-dns-xdp-attach\"", "\"\"":
-        "User that the attacher switches to, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON alone";
+        "User that the attacher switches to, keeping only CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON";
     "xdp.user" Ours "user name; empty: none" = "\"\"", "\"vcap\"", "\"\"":
-        "User that the server switches to at start, with CAP_NET_BIND_SERVICE alone";
+        "User that the server switches to at startup, keeping only CAP_NET_BIND_SERVICE";
 };
 
 /// Returns the members of a document that no part of the server reads, as paths, each with the most

@@ -302,8 +302,8 @@ impl Config {
         };
         let address = listen.iter().find(routed).filter(|_| self.max_reply.is_none())?;
         Some(format!(
-            "{address} can be asked from other networks, and max_reply is not set: by UDP a forged \
-             sender gets replies many times as long as its queries"
+            "{address} is reachable from other networks, and max_reply is not set: UDP queries with forged \
+             senders can be amplified; set max_reply"
         ))
     }
 }

@@ -141,7 +141,7 @@ fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
     };
     let port = root
         .port("port")?
-        .ok_or_else(|| root.error("port", "is missing; allowed is a whole number from 1 to 65535"))?;
+        .ok_or_else(|| root.error("port", "is missing; expected a whole number from 1 to 65535"))?;
     Ok(SocketAddr::new(address, port))
 }
 
@@ -195,7 +195,7 @@ fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
     }
     if !text.ends_with('.') {
         return Err(
-            object.error("dns_query", &format!("is {text:?}; allowed is a full name, with the final dot"))
+            object.error("dns_query", &format!("is {text:?}; expected a full name, with the final dot"))
         );
     }
     let name = Name::from_text(text)
@@ -230,7 +230,7 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
         "ERROR" => Ok(Some(LogLevel::Error)),
         "NONE" => Ok(Some(LogLevel::None)),
         _ => Err(reader
-            .error("log_level", &format!("{text:?} is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE"))),
+            .error("log_level", &format!("{text:?} is unknown; expected DEBUG, INFO, WARN, ERROR or NONE"))),
     }
 }
 
@@ -244,7 +244,7 @@ fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let is_default = !object.has("socket");
     let socket = if is_default { Some(PathBuf::from(CONTROL_SOCKET)) } else { path(object, "socket")? };
     match socket {
-        Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is no absolute path")),
+        Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is not an absolute path")),
         socket => Ok(socket.map(|socket| ControlConfig { socket, user, group, is_default })),
     }
 }
@@ -279,10 +279,10 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
     let port = if enabled { object.port("port")? } else { object.port("port").unwrap_or(None) };
     let tls = tls_files(object)?;
     if enabled && port.is_none() {
-        return Err(object.error("port", "is missing, and health is enabled"));
+        return Err(object.error("port", "is missing, but health is enabled"));
     }
     if let (true, Err(NoFile(missing))) = (enabled, &tls) {
-        return Err(object.error(missing, "is missing, and health is enabled"));
+        return Err(object.error(missing, "is missing, but health is enabled"));
     }
     Ok(HealthConfig {
         enabled,
@@ -343,9 +343,8 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
 fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
     if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
-        return Err(
-            object.error("interfaces", "has an empty text; allowed are names and patterns such as \"veth*\"")
-        );
+        return Err(object
+            .error("interfaces", "contains an empty text; expected names and patterns such as \"veth*\""));
     }
     let respect_filters = object.texts("respect_filters")?.unwrap_or_default();
     for (key, patterns) in
@@ -387,10 +386,10 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
         attach_user: object.text("attach_user")?.filter(|user| !user.is_empty()).map(str::to_owned),
     };
     if config.attach_socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {
-        return Err(object.error("attach_socket", "is no absolute path"));
+        return Err(object.error("attach_socket", "is not an absolute path"));
     }
     if config.lease < Duration::from_secs(1) {
-        return Err(object.error("lease", "is shorter than a second; allowed is \"1s\" or more"));
+        return Err(object.error("lease", "is shorter than a second; expected \"1s\" or more"));
     }
     Ok(config)
 }
@@ -460,35 +459,38 @@ mod tests {
         for (text, message) in [
             ("", "config.json: is not JSON: EOF while parsing a value at line 1 column 0"),
             ("[]", "config.json: is a list, not an object of settings"),
-            ("{}", "config.json: port: is missing; allowed is a whole number from 1 to 65535"),
-            (r#"{"port": -1}"#, "config.json: port: is -1; allowed is a whole number from 1 to 65535"),
-            (r#"{"port": "53"}"#, "config.json: port: is \"53\"; allowed is a whole number from 1 to 65535"),
+            ("{}", "config.json: port: is missing; expected a whole number from 1 to 65535"),
+            (r#"{"port": -1}"#, "config.json: port: is -1; expected a whole number from 1 to 65535"),
+            (r#"{"port": "53"}"#, "config.json: port: is \"53\"; expected a whole number from 1 to 65535"),
             (r#"{"port": 53, "address": "x"}"#, "config.json: address: \"x\" is not an IP address"),
             (
                 r#"{"port": 53, "recursor_timeout": null}"#,
-                "config.json: recursor_timeout: is null; allowed is a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"",
+                "config.json: recursor_timeout: is null; expected a duration such as \"400ms\", \"5s\" or \
+                 \"1h2m3.5s\"",
             ),
             (
                 r#"{"port": 53, "recursor_selection": "SERIAL"}"#,
-                "config.json: recursor_selection: \"SERIAL\" is unknown; allowed are \"smart\", \"serial\"",
+                "config.json: recursor_selection: \"SERIAL\" is unknown; expected one of \"smart\", \
+                 \"serial\"",
             ),
             (
                 r#"{"port": 53, "log_level": ""}"#,
-                "config.json: log_level: \"\" is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE",
+                "config.json: log_level: \"\" is unknown; expected DEBUG, INFO, WARN, ERROR or NONE",
             ),
             (
                 r#"{"port": 53, "health": {"enabled": true, "port": 8853}}"#,
-                "config.json: health.certificate_file: is missing, and health is enabled",
+                "config.json: health.certificate_file: is missing, but health is enabled",
             ),
             (
                 r#"{"port": 53, "logging": {"tags": [{"name": "x", "log_level": "loud"}]}}"#,
-                "config.json: logging.tags[0].log_level: \"loud\" is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE",
+                "config.json: logging.tags[0].log_level: \"loud\" is unknown; expected DEBUG, INFO, WARN, \
+                 ERROR or NONE",
             ),
             (
                 r#"{"port": 53, "alias_files_glob": "/x/["}"#,
                 "config.json: alias_files_glob: \"/x/[\" is not a file pattern (an unclosed [ or a backslash at the end)",
             ),
-            (r#"{"port": 53, "timeout": "0s"}"#, "config.json: timeout: has to be longer than 0"),
+            (r#"{"port": 53, "timeout": "0s"}"#, "config.json: timeout: must be longer than 0"),
         ] {
             assert_eq!(bad(text), message);
         }

@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
             None => Ok(None),
             Some(Json::Text(text)) => parse_duration(text)
                 .map(Some)
-                .map_err(|reason| self.error(name, &format!("{text:?} {reason}; allowed is {ALLOWED}"))),
+                .map_err(|reason| self.error(name, &format!("{text:?} {reason}; expected {ALLOWED}"))),
             Some(other) => Err(self.wrong(name, other, ALLOWED)),
         }
     }
@@ -137,7 +137,7 @@ impl<'a> Reader<'a> {
     /// Returns the duration `name`, which must not be zero.
     pub fn positive(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
         match self.duration(name)? {
-            Some(Duration::ZERO) => Err(self.error(name, "has to be longer than 0")),
+            Some(Duration::ZERO) => Err(self.error(name, "must be longer than 0")),
             other => Ok(other),
         }
     }
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
             Some((_, value)) => Ok(Some(*value)),
             None => {
                 let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-                Err(self.error(name, &format!("{text:?} is unknown; allowed are {}", words.join(", "))))
+                Err(self.error(name, &format!("{text:?} is unknown; expected one of {}", words.join(", "))))
             }
         }
     }
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
 
     /// Creates an error about a value of the wrong type.
     fn wrong(&self, name: &str, found: &Json, allowed: &str) -> ConfigError {
-        self.error(name, &format!("is {found}; allowed is {allowed}"))
+        self.error(name, &format!("is {found}; expected {allowed}"))
     }
 
     /// Returns the path of a member.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// A text that is not the address of a recursor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a recursor; allowed are an IP address, IP:port, [IPv6]:port, host:port")]
+#[error("{0:?} is not a recursor; expected an IP address, IP:port, [IPv6]:port or host:port")]
 pub struct NoRecursor(pub String);
 
 /// Adds port 53 if there is none: `10.0.0.2`, `::1`, `10.0.0.2:5353`, `[::1]:5353`, `name:53`.

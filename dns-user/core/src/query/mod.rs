@@ -113,7 +113,7 @@ impl<'n> Question<'n> {
             Some(count @ 1..) if domain_labels > 0 => rest[..count].into(),
             // bosh-dns does not strip the domain if it directly follows the first label, and never
             // strips the root: the domain's labels then count as middle labels, the root as an
-            // empty one (observed: `bosh` asks for the instance with that id, `x.bosh` is malformed,
+            // empty one (observed: `bosh` queries the instance with that id, `x.bosh` is malformed,
             // and with the root as a domain `x.web.net` is the long form without a deployment).
             _ => rest.iter().copied().chain([&b""[..]]).collect(),
         };
@@ -185,7 +185,7 @@ impl Strategy {
 }
 
 impl<'n> Pattern<'n> {
-    /// Parses a label. An empty one stands for the root when the domain stayed part of the labels;
+    /// Parses a label. An empty one means the root if the domain stayed part of the labels;
     /// as in the short form it matches everything.
     fn read(label: &'n [u8]) -> Self {
         match label {

@@ -64,7 +64,7 @@ fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Exis
 }
 
 /// Returns the instances of a name after the health filter, whether or not the name is local, or
-/// the reason why there are none. Literal addresses of aliases are left out.
+/// the reason why there are none. Literal addresses of aliases are excluded.
 ///
 /// Unless the root is a domain, it selects every instance (observed).
 pub fn instances<'s>(

@@ -142,8 +142,10 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
     }
     let matched = select(instances, &question, narrowing);
     explained.filter = Some(match matched.strategy {
-        Strategy::Smart if matched.needs_checks() => "smart: running and unchecked, all if there are none",
-        Strategy::Smart => "smart: one match is given whatever its health",
+        Strategy::Smart if matched.needs_checks() => {
+            "smart: running and unchecked instances, or all if there are none"
+        }
+        Strategy::Smart => "smart: a single match is returned regardless of health",
         Strategy::Unhealthy => "unhealthy: failing",
         Strategy::Healthy => "healthy: running",
         Strategy::All => "all",
@@ -172,7 +174,7 @@ fn form(question: &Question<'_>) -> &'static str {
     match question {
         Question::Agent(_) => "agent",
         Question::Anywhere(None) => "every instance",
-        Question::Anywhere(Some(_)) => "outside every domain: an instance id anywhere",
+        Question::Anywhere(Some(_)) => "outside all domains: an instance id anywhere",
         Question::Within(_, Criteria { place: Some(_), .. }) => "long form",
         Question::Within(_, _) => "short form",
     }
@@ -224,7 +226,7 @@ impl TargetExplanation {
             Pattern::Exact(text) => self.say(what, &[text]),
             Pattern::Prefix(text) => self.say(&format!("{what} beginning with"), &[text]),
             Pattern::Suffix(text) => self.say(&format!("{what} ending in"), &[text]),
-            Pattern::Nothing => self.criteria.push(format!("{what} with a star inside, which fits none")),
+            Pattern::Nothing => self.criteria.push(format!("{what} with an inner star, which matches none")),
         }
     }
 }
@@ -249,9 +251,10 @@ impl fmt::Display for Explanation {
         writeln!(f, "{}", self.name)?;
         match &self.zone {
             Some(zone) => writeln!(f, "  ours, by {zone}")?,
-            None => {
-                writeln!(f, "  not ours: handlers and recursors are asked. Among the records it would be:")?
-            }
+            None => writeln!(
+                f,
+                "  not a local name: handlers and recursors are queried. In the records it would be:"
+            )?,
         }
         if let Some(alias) = &self.alias {
             writeln!(f, "  alias {alias} with {} targets", self.targets.len())?;
@@ -266,9 +269,9 @@ impl fmt::Display for Explanation {
         }
         writeln!(f)?;
         match (result.tracked, result.synchronous) {
-            (false, _) => writeln!(f, "  asking for it starts no health checks"),
-            (true, false) => writeln!(f, "  asking for it starts health checks"),
-            (true, true) => writeln!(f, "  asking for it starts health checks and waits for the first ones"),
+            (false, _) => writeln!(f, "  a query starts no health checks"),
+            (true, false) => writeln!(f, "  a query starts health checks"),
+            (true, true) => writeln!(f, "  a query starts health checks and waits for the first ones"),
         }
     }
 }

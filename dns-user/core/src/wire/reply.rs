@@ -69,7 +69,7 @@ impl Shuffle {
 }
 
 /// Writes the reply to a query for a local name into `out`, after clearing it: at most `limit`
-/// bytes, with as many answers as fit in random order, and TC set if some are left out. The bytes
+/// bytes, with as many answers as fit in random order, and TC set if some are omitted. The bytes
 /// are identical to hickory's encoding.
 pub fn local_reply(
     query: &Query<'_>,

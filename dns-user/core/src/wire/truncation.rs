@@ -142,7 +142,7 @@ fn encode(message: &Message, room: usize) -> Option<(Vec<u8>, HeaderCounts)> {
 }
 
 /// Keeps the leading records that fit, unchanged: compression pointers only point backwards, to
-/// data that is kept. The OPT is left out; the caller appends it.
+/// data that is kept. The OPT is omitted; the caller appends it.
 fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let Layout { records, counts, start, end: _, opt } = Layout::read(message)?;
     if start > room {

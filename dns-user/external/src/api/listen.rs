@@ -58,7 +58,7 @@ impl ControlSocket {
         let group = match group {
             Some(name) => {
                 let unknown =
-                    || io::Error::new(io::ErrorKind::NotFound, format!("there is no group {name:?}"));
+                    || io::Error::new(io::ErrorKind::NotFound, format!("group {name:?} does not exist"));
                 Some(Group::from_name(name)?.ok_or_else(unknown)?.gid)
             }
             None => None,
@@ -121,7 +121,7 @@ pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<
 pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
     let routes = bounded(routes);
     let refused = Router::new().fallback(|| async {
-        (StatusCode::FORBIDDEN, "this certificate's common name is not among api.clients\n")
+        (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
     });
     let serve_one = move |stream: TcpStream| {
         let acceptor = TlsAcceptor::from(tls.server_config());

@@ -59,7 +59,8 @@ impl Scope {
         };
         let bad = parts.into_iter().find(|part| !is_identifier(part))?;
         Some(format!(
-            "{bad:?} in the path cannot be a name; use up to 63 letters, digits, dashes, dots and underscores"
+            "{bad:?} in the path is not a valid name; use up to 63 letters, digits, dashes, dots and \
+             underscores"
         ))
     }
 
@@ -172,7 +173,7 @@ pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str) -> Response {
         Ok(Some(list)) => {
             return refusal(
                 StatusCode::CONFLICT,
-                &format!("{id} is named by {list}; take it off that list first"),
+                &format!("{id} is named in {list}; remove it from that list first"),
             );
         }
         Ok(None) => {}
@@ -238,7 +239,12 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
     });
     let Some(node) = parsed else {
         if problems.count() == 0 {
-            problems.add(1, "", "the body is not one JSON object", "send {\"metadata\": ..., \"spec\": ...}");
+            problems.add(
+                1,
+                "",
+                "the body is not a single JSON object",
+                "send {\"metadata\": ..., \"spec\": ...}",
+            );
         }
         return Err(problems.into_vec());
     };
@@ -294,7 +300,7 @@ fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
 }
 
 fn missing(id: &DocumentId) -> Response {
-    refusal(StatusCode::NOT_FOUND, &format!("there is no {id}; list the collection to see which there are"))
+    refusal(StatusCode::NOT_FOUND, &format!("{id} does not exist; list the collection"))
 }
 
 /// Returns an error response that refers to no position in the body.
@@ -306,5 +312,5 @@ fn refusal(code: StatusCode, reason: &str) -> Response {
 
 pub(super) fn failure(error: &StoreError) -> Response {
     tracing::error!(%error, "the store failed; the change was not made");
-    refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; look at the log and the disk"))
+    refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; check the log and the disk"))
 }

@@ -21,7 +21,7 @@ use crate::{
     runner,
 };
 
-/// Publish names of the fleet to DNS servers outside of it: BIND, Knot, CoreDNS, Route 53
+/// Publish names of the fleet to external DNS: BIND, Knot, CoreDNS, Route 53
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-publish", version, arg_required_else_help = true)]
 struct CommandLine {
@@ -36,21 +36,21 @@ struct CommandLine {
 enum Command {
     /// Publish continuously, and serve the API
     Run,
-    /// Show what `apply` would change; exit code 2 if there are changes
+    /// Show the changes that `apply` would make; exit with code 2 if there are any
     Plan(publish::Plan),
-    /// Publish once
+    /// Publish the records once and exit
     Apply(publish::Apply),
-    /// Take over wanted records that have no owner; only ownership records change
+    /// Take ownership of wanted records without an owner; only ownership records change
     Adopt(ownership::Adopt),
-    /// Give records of one owner to another; only ownership records change
+    /// Transfer records from one owner to another; only ownership records change
     TransferOwner(ownership::Transfer),
-    /// Delete everything that this owner published, or hand it back without an owner
+    /// Delete all records of this owner, or release them without an owner
     Retire(ownership::Retire),
     /// Check configuration and documents
     Check,
-    /// Write manifests of external-dns for Kubernetes
+    /// Write Kubernetes manifests for external-dns
     Render(show::Render),
-    /// Show what the running publisher does
+    /// Show the state of the running publisher
     Status(show::Status),
     /// Print completions for a shell
     #[command(hide = true)]
@@ -60,10 +60,9 @@ enum Command {
     Man(shell::Man),
 }
 
-/// Selection of providers.
 #[derive(Debug, Args)]
 struct Selection {
-    /// Only these DNS Update Records, as PROJECT/NAME; of project `default` NAME is enough
+    /// Only this DNS Update Record; repeatable; `default/` may be omitted
     #[arg(long = "provider", value_name = "PROJECT/NAME")]
     providers: Vec<String>,
 }
@@ -75,7 +74,7 @@ impl Selection {
         for name in &self.providers {
             if !targets.keys().any(|target| is_named(target, name)) {
                 let known: Vec<&str> = targets.keys().map(String::as_str).collect();
-                anyhow::bail!("there is no DNS Update Record {name}; known are: {}", known.join(", "));
+                anyhow::bail!("DNS Update Record {name} does not exist; existing ones: {}", known.join(", "));
             }
         }
         let is_selected = |target: &str| {
@@ -89,15 +88,14 @@ fn is_named(target: &str, name: &str) -> bool {
     target == name || target.strip_prefix("default/") == Some(name)
 }
 
-/// When to colour.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 enum Colour {
-    /// On a terminal
+    /// Only on a terminal
     #[default]
     Auto,
-    /// In any case
+    /// Also in files and pipes
     Always,
-    /// Not at all
+    /// Plain text without colour
     Never,
 }
 
@@ -115,7 +113,7 @@ impl Colour {
     }
 }
 
-/// Runs the program.
+/// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
     let CommandLine { config, command } = CommandLine::parse();
     let bars = MultiProgress::new();

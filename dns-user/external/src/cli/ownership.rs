@@ -19,12 +19,11 @@ use crate::{
     runner::{LaunchOptions, ProviderState},
 };
 
-/// `adopt`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Adopt {
     #[command(flatten)]
     selection: Selection,
-    /// Only these names
+    /// Limit the command to these names
     #[arg(value_name = "NAME", value_parser = Name::parse)]
     names: Vec<Name>,
     /// Only show the changes
@@ -32,18 +31,17 @@ pub(super) struct Adopt {
     dry_run: bool,
 }
 
-/// `transfer-owner`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Transfer {
     #[command(flatten)]
     selection: Selection,
-    /// Present owner
+    /// Current owner of the records
     #[arg(long, value_name = "OWNER")]
     from: String,
-    /// Next owner
+    /// New owner of the records
     #[arg(long, value_name = "OWNER")]
     to: String,
-    /// Only these names
+    /// Limit the command to these names
     #[arg(value_name = "NAME", value_parser = Name::parse)]
     names: Vec<Name>,
     /// Only show the changes
@@ -51,21 +49,21 @@ pub(super) struct Transfer {
     dry_run: bool,
 }
 
-/// `retire`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Retire {
     #[command(flatten)]
     selection: Selection,
-    /// Allow this many deletions in every provider
+    /// Allow up to this many deletions per provider
     #[arg(long, value_name = "N", conflicts_with = "keep_records")]
     confirm_deletions: Option<usize>,
-    /// Only names at or below these domains, also the ones that domain-filter leaves out
+    /// Only names at or below these domains, regardless of domain-filter
     #[arg(value_name = "DOMAIN", value_parser = Name::parse)]
     domains: Vec<Name>,
     /// Keep the records and remove only their ownership
     #[arg(long)]
     keep_records: bool,
-    /// Delete only owner records that have no record: this owner's, or another one's whose publisher is gone
+    /// Delete only this owner's ownership records without a record; another OWNER only if its publisher is
+    /// gone
     #[arg(long, value_name = "OWNER", num_args = 0..=1, require_equals = true, conflicts_with_all = ["keep_records", "confirm_deletions"])]
     orphans: Option<Option<String>>,
     /// Only show the changes
@@ -114,7 +112,8 @@ impl Transfer {
         let Self { selection, from, to, names, dry_run } = self;
         if from.is_empty() || to.is_empty() {
             bail!(
-                "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to give them up"
+                "an owner is empty; use `adopt` for records without an owner, and `retire --keep-records` to \
+                 release records"
             );
         }
         let change: Change<'_> = &|_, _, InScope { records, orphans: _ }| {
@@ -166,9 +165,7 @@ impl Order<'_> {
         let Prepared { mut engine, survey } = prepared;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
-            return Ok(vec![
-                "its registry is noop, so there is no ownership; set registry to txt".to_owned(),
-            ]);
+            return Ok(vec!["its registry is noop, which has no ownership; set registry to txt".to_owned()]);
         }
         let is_in_scope = |record: &&Record| match domains {
             [] => engine.rules.domains.matches(&record.name),

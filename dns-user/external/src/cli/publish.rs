@@ -13,25 +13,23 @@ use crate::{
     runner::{LaunchOptions, ProviderState, launch},
 };
 
-/// `plan`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Plan {
     #[command(flatten)]
     selection: Selection,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// When to colour
+    /// When to use colour
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     color: Colour,
 }
 
-/// `apply`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Apply {
     #[command(flatten)]
     selection: Selection,
-    /// Allow this many deletions in every provider, also if the sources want nothing
+    /// Allow up to this many deletions per provider, even if no document wants a record
     #[arg(long, value_name = "N")]
     confirm_deletions: Option<usize>,
     /// Only show the changes, as `plan` does
@@ -109,7 +107,7 @@ impl Apply {
                         None,
                         Colour::Auto.is_on(),
                     ))?;
-                    eprintln!("{name}: nothing is changed, because its parameter dry-run is true");
+                    eprintln!("{name}: nothing changed, because its parameter dry-run is true");
                     unlisted(&prepared.survey)
                 }
                 Ok(prepared) => publish(target, prepared, confirm_deletions, bars).await?,

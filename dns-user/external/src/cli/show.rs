@@ -12,15 +12,14 @@ use crate::{
     runner::{LaunchOptions, launch},
 };
 
-/// `render`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Render {
     #[command(flatten)]
     selection: Selection,
-    /// Folder for the manifests; standard output if absent
+    /// Folder for the manifests; default: standard output
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
-    /// Image of external-dns
+    /// Container image of external-dns
     #[arg(long, value_name = "IMAGE", default_value = render::IMAGE)]
     image: String,
 }
@@ -28,7 +27,7 @@ pub(super) struct Render {
 /// `status`. Exit code 1 if something is not published.
 #[derive(Debug, clap::Args)]
 pub(super) struct Status {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +76,7 @@ impl Render {
 impl Status {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let body = control::get(&config.socket, "/status").await?;
-        let overview: Overview = serde_json::from_slice(&body).context("the answer cannot be read")?;
+        let overview: Overview = serde_json::from_slice(&body).context("cannot parse the response")?;
         let is_well = overview.problems.is_empty()
             && overview.providers.values().all(|provider| provider.synced)
             && overview.documents.iter().all(|document| document.last_error.is_none());
@@ -111,7 +110,7 @@ fn text(overview: &Overview) -> String {
     }
     text.extend(problems.iter().map(|problem| format!("! {problem}\n")));
     if text.is_empty() {
-        text.push_str("no documents; put some into the folder that the configuration names\n");
+        text.push_str("no documents; add some to the folder named in the configuration\n");
     }
     text
 }

@@ -210,10 +210,8 @@ fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
     let text = reader.text()?;
     let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
     if found.is_none() {
-        reader.problem(
-            format!("the kind {text:?} is unknown"),
-            remedy_for_unknown(text, &Kind::ALL.map(Kind::name)),
-        );
+        reader
+            .problem(format!("unknown kind {text:?}"), remedy_for_unknown(text, &Kind::ALL.map(Kind::name)));
     }
     found
 }
@@ -258,8 +256,8 @@ fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option
         (None, Some(cluster)) => ListOwner::read_cluster(&cluster)?,
         _ => {
             spec.problem(
-                "the owner of the list is not clear",
-                "give either logicalCloud or cluster (PROVIDER/NAME)",
+                "the owner of the list is ambiguous",
+                "set either logicalCloud or cluster (PROVIDER/NAME)",
             );
             return None;
         }

@@ -60,7 +60,7 @@ pub struct FileState {
 impl Folder {
     /// Follows files, and all `*.yml`, `*.yaml` and `*.json` files in folders.
     ///
-    /// The status files of an earlier process tell which documents a damaged file contained.
+    /// The status files of an earlier process list the documents of a damaged file.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, good: BTreeMap::new(), read: BTreeMap::new() }
     }
@@ -207,8 +207,7 @@ fn unreadable(path: &Path, error: &io::Error) -> FileState {
         line: 1,
         path: String::new(),
         reason: format!("cannot be read: {error}"),
-        remedy: "correct the path or its permissions; the records of its documents stay as they are"
-            .to_owned(),
+        remedy: "correct the path or its permissions; the records of its documents stay unchanged".to_owned(),
     };
     FileState { path: path.to_owned(), documents: Vec::new(), problems: vec![problem] }
 }
@@ -219,7 +218,7 @@ fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Proble
         line: document.line,
         path: "metadata.name".to_owned(),
         reason: format!("{} is already defined at {}:{line}", document.id, file.display()),
-        remedy: "remove one of the two, or rename it".to_owned(),
+        remedy: "remove or rename one of them".to_owned(),
     }
 }
 

@@ -49,9 +49,9 @@ fn bad_document_affects_only_itself() {
     let problems = problems(&scan);
     assert_eq!(problems.len(), 4, "{problems:#?}");
     assert!(problems[0].starts_with("a.yml:") && problems[0].contains("not valid YAML"), "{problems:#?}");
-    assert!(problems[1].starts_with("b.yaml:1: kind: the kind \"Service\" is unknown; "), "{problems:#?}");
+    assert!(problems[1].starts_with("b.yaml:1: kind: unknown kind \"Service\"; "), "{problems:#?}");
     assert!(problems[2].contains("write apiVersion: externaldns.k8s.io/v1alpha1"), "{problems:#?}");
-    assert!(problems[3].contains("the member \"spec\" is missing"), "{problems:#?}");
+    assert!(problems[3].contains("member \"spec\" is missing"), "{problems:#?}");
     assert!(scan.held.contains("crd/default/four"));
 }
 
@@ -180,7 +180,7 @@ fn list_names_owner() {
         names(&scan),
         ["DNSUpdateRecordList shop/logical-cloud/lc1", "DNSUpdateRecordList /cluster/p/edge"]
     );
-    assert!(problems(&scan)[0].contains("give either logicalCloud or cluster"));
+    assert!(problems(&scan)[0].contains("set either logicalCloud or cluster"));
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ impl Watch {
             Ok(watcher)
         });
         let watcher = watcher.inspect_err(|error| {
-            tracing::warn!(%error, "cannot watch files; changes are seen at the next interval");
+            tracing::warn!(%error, "cannot watch files; changes are noticed at the next interval");
         });
         Self { _watcher: watcher.ok(), events }
     }

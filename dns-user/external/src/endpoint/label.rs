@@ -38,7 +38,7 @@ impl Selector {
         match Self::parse(reader.text()?) {
             Ok(selector) => Some(selector),
             Err(reason) => {
-                reader.problem(reason, "write it as for kubectl -l: app=router,tier in (a,b),!canary");
+                reader.problem(reason, "use the syntax of kubectl -l: app=router,tier in (a,b),!canary");
                 None
             }
         }
@@ -88,7 +88,7 @@ impl Requirement {
         let label = label.trim();
         let is_key = |letter: char| letter.is_ascii_alphanumeric() || "-._/".contains(letter);
         if label.is_empty() || !label.chars().all(is_key) {
-            return Err(format!("{text:?} is not a requirement on a label"));
+            return Err(format!("{text:?} is not a label requirement"));
         }
         Ok(Self { label: label.to_owned(), test })
     }

@@ -68,20 +68,21 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     let record_type = record_type.unwrap_or(Some(RecordType::A));
     let (name, record_type) = (name?, record_type?);
     if targets.as_ref().is_some_and(Vec::is_empty) {
-        entry.problem("there are no targets", "add a target, or remove the entry to withdraw the name");
+        entry.problem("targets are missing", "add a target, or remove the entry to withdraw the name");
     }
     let mut parsed = BTreeSet::new();
     for target in targets.iter().flatten() {
         let Some(text) = target.filled_text() else { continue };
         match Target::parse(record_type, text) {
             Ok(target) => drop(parsed.insert(target)),
-            Err(error) => {
-                target.problem(error.to_string(), format!("give the data of a record of type {record_type}"))
-            }
+            Err(error) => target.problem(error.to_string(), format!("use valid data for type {record_type}")),
         }
     }
     if record_type == RecordType::CNAME && parsed.len() > 1 {
-        entry.problem("a CNAME has one target", "keep one target, or publish addresses with A or AAAA");
+        entry.problem(
+            "a CNAME must have exactly one target",
+            "keep one target, or publish addresses with A or AAAA",
+        );
     }
     let mut record = Record::new(name.clone(), record_type, parsed);
     record.ttl = ttl.flatten().filter(|ttl| *ttl > 0);
@@ -91,7 +92,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     if !seen.insert(record.key()) {
         entry.problem(
             format!("{name} has another entry of type {record_type} in this document"),
-            "list all targets in one entry, or tell them apart by setIdentifier",
+            "list all targets in one entry, or distinguish the entries by setIdentifier",
         );
     }
     Some(record)
@@ -101,12 +102,12 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
 pub fn read_name(reader: &Reader<'_>) -> Option<Name> {
     match Name::parse(reader.filled_text()?) {
         Ok(name) if name.is_root() => {
-            reader.problem("the root cannot be published", "give a name below a zone of yours");
+            reader.problem("the root cannot be published", "use a name below one of your zones");
             None
         }
         Ok(name) => Some(name),
         Err(error) => {
-            reader.problem(error.to_string(), "give a domain name with labels of up to 63 octets");
+            reader.problem(error.to_string(), "use a domain name with labels of up to 63 octets");
             None
         }
     }
@@ -122,7 +123,7 @@ fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
             None
         }
         Err(error) => {
-            reader.problem(error.to_string(), "give a record type such as A, AAAA or CNAME");
+            reader.problem(error.to_string(), "use a record type such as A, AAAA or CNAME");
             None
         }
     }

@@ -30,7 +30,7 @@ pub struct FleetName {
 /// The mappings of a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetNames {
-    /// Valid mappings.
+    /// Mappings that passed validation; the others are reported.
     pub names: Vec<FleetName>,
     /// External names of invalid entries, whose records stay unchanged.
     pub damaged: Vec<Name>,
@@ -73,7 +73,7 @@ fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name
     let internal = match (given.next(), given.next()) {
         (Some((member, reader)), None) => read_internal(member, &reader),
         (first, _) => {
-            let reason = if first.is_some() { "there is more than one of" } else { "there is none of" };
+            let reason = if first.is_some() { "set more than one of" } else { "set none of" };
             entry.problem(format!("{reason} alias, group and query"), "give exactly one of them");
             None
         }
@@ -81,7 +81,7 @@ fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name
     if let Some(name) = &external
         && !seen.insert(name.clone())
     {
-        entry.problem(format!("{name} is mapped twice in this document"), "keep one of the two entries");
+        entry.problem(format!("{name} occurs twice in this document"), "keep one of the two entries");
     }
     let name = (|| Some(FleetName { external: external.clone()?, internal: internal?, ttl, hold: hold? }))();
     (external, name)
@@ -92,7 +92,7 @@ fn read_hold(reader: &Reader<'_>) -> Option<Duration> {
     match parse_duration(text) {
         Ok(hold) => Some(hold),
         Err(error) => {
-            reader.problem(format!("{text:?} {error}"), "give a number with a unit, such as 30s");
+            reader.problem(format!("{text:?} {error}"), "use a number with a unit, such as 30s");
             None
         }
     }
@@ -106,7 +106,7 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
             let labels = text.trim_end_matches('.').split('.').count();
             if labels < 4 {
                 reader.problem(
-                    format!("{text:?} is no group"),
+                    format!("{text:?} is not a group"),
                     "write it as GROUP.NETWORK.DEPLOYMENT.DOMAIN, such as router.default.cf.bosh",
                 );
                 return None;
@@ -119,7 +119,7 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
     match FleetDomain::from_text(&name) {
         Ok(name) => Some(name),
         Err(error) => {
-            reader.problem(format!("{text:?} is not a domain name: {error}"), "give a name of the fleet");
+            reader.problem(format!("{text:?} is not a domain name: {error}"), "use a name of the fleet");
             None
         }
     }

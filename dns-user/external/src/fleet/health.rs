@@ -134,7 +134,7 @@ pub fn resolve(
         Existence::Found => {}
         Existence::NoSuchName => return Err(format!("{internal} matches no instance; correct the name")),
         Existence::Malformed => {
-            return Err(format!("{internal} does not follow the query language; see docs/architecture.md"));
+            return Err(format!("{internal} is not a valid query; see docs/architecture.md"));
         }
     }
     if is_empty(&found) {
@@ -152,7 +152,7 @@ pub fn resolve(
     let records: Vec<_> = v4.into_iter().chain(v6).collect();
     if records.is_empty() {
         return Err(format!(
-            "{internal} has no addresses; its instances have none, or its filter admits none"
+            "{internal} has no addresses: its instances have none, or its filter excludes all"
         ));
     }
     let ends = ill.into_iter().flatten().map(|(_, since)| *since + *hold);
@@ -268,7 +268,7 @@ mod tests {
         for (query, reason) in [
             ("q-s0.q-g9.bosh", "matches no instance"),
             ("router.cf.internal", "not a name of the fleet"),
-            ("q-zz.q-g1.bosh", "query language"),
+            ("q-zz.q-g1.bosh", "not a valid query"),
         ] {
             let error =
                 resolve(&mapping(query), &snapshot(), &HealthBook::default(), Instant::now()).unwrap_err();

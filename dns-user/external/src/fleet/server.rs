@@ -75,7 +75,7 @@ impl ServerClient {
         let answer = tokio::time::timeout(PATIENCE, self.explain(name)).await;
         let answer = answer.map_err(|_| failed(format!("no answer within {PATIENCE:?}")))?.map_err(failed)?;
         let Explanation { targets } = serde_json::from_slice(&answer)
-            .map_err(|error| failed(format!("the answer cannot be read: {error}")))?;
+            .map_err(|error| failed(format!("cannot parse the response: {error}")))?;
         let ill = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
             // `unchecked` does not mean unhealthy: nothing is known.
             matches!(found.health.as_str(), "failing" | "unknown").then_some(found.ip?)

@@ -158,6 +158,6 @@ pub enum AffixError {
     #[error("txt-prefix and txt-suffix are both set; remove one of them")]
     Both,
     /// The affix gives invalid domain names.
-    #[error("txt-prefix or txt-suffix makes unusable names: {0}")]
+    #[error("txt-prefix or txt-suffix produces invalid names: {0}")]
     Unusable(String),
 }

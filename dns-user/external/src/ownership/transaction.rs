@@ -351,7 +351,7 @@ pub enum OwnershipError {
         at: Name,
     },
     /// The owner record's name would exceed 255 octets.
-    #[error("{name}: no name for its owner record fits within 255 octets; use a shorter name or txt-prefix")]
+    #[error("{name}: the name of its owner record exceeds 255 octets; use a shorter name or txt-prefix")]
     NoName {
         /// Name of the record.
         name: Name,

@@ -90,19 +90,22 @@ impl fmt::Display for Note {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The record, or another one with its name, belongs to another owner or to none.
-    #[error("the name has a record of {}; `adopt` or `transfer-owner` takes it over", Owner(owner))]
+    #[error("the name has a record of {}; take it over with `adopt` or `transfer-owner`", Owner(owner))]
     Foreign {
         /// Owner label; empty if there is none.
         owner: String,
     },
     /// The domain filter excludes the name.
-    #[error("the name is out of scope: domain-filter or exclude-domains leave it out")]
+    #[error("the name is out of scope: domain-filter or exclude-domains excludes it")]
     OutOfDomain,
     /// The type is not managed.
-    #[error("records of this type are not managed; add it to the managed types")]
+    #[error("records of this type are not managed; add the type to managed_record_types")]
     UnmanagedType,
     /// A record of an unmanaged type occupies the name.
-    #[error("a record of type {record_type} holds the name, and a CNAME stands alone; remove one of them")]
+    #[error(
+        "the name has a record of type {record_type}, and a CNAME excludes all others; remove one of
+    #them"
+    )]
     Occupied {
         /// Type of the record in the way.
         record_type: RecordType,
@@ -119,10 +122,10 @@ pub enum Reason {
     #[error("the CNAME is dropped because other records of the name are wanted; remove one of them")]
     AliasConflict,
     /// No address is currently known.
-    #[error("no target is known; existing records stay")]
+    #[error("no target is known; existing records stay unchanged")]
     NoTargets,
     /// The document that wanted the record is unreadable.
-    #[error("its document cannot be read; the record stays until it can")]
+    #[error("its document cannot be read; the record stays unchanged until it can")]
     SourceUnreadable,
     /// The owner record belongs to no record.
     #[error(
@@ -134,13 +137,13 @@ pub enum Reason {
         owner: String,
     },
     /// One owner record matches two records, by the new and the old form of names.
-    #[error("its owner record also fits another record; neither is touched until `adopt` names the owner")]
+    #[error("its owner record also matches another record; neither changes until `adopt` names the owner")]
     Ambiguous,
     /// No zone contains the name.
-    #[error("no zone of the provider contains the name")]
+    #[error("none of the provider's zones contains the name")]
     NoZone,
     /// The zone of the name is unavailable.
-    #[error("the zone {zone} cannot be listed; nothing changes there")]
+    #[error("cannot list zone {zone}; nothing changes there")]
     ZoneUnavailable {
         /// Apex of the zone in question.
         zone: Name,

@@ -60,7 +60,8 @@ impl Http {
             let response = self.client.request(request).await.map_err(|error| unreachable(causes(&error)))?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_BODY).collect().await;
-            let body = body.map_err(|error| unreachable(format!("the response broke off: {error}")))?;
+            let body =
+                body.map_err(|error| unreachable(format!("the response ended prematurely: {error}")))?;
             Ok(Response { status: head.status, body: body.to_bytes() })
         };
         let seconds = self.patience.as_secs();

@@ -72,7 +72,7 @@ pub trait Provider: Send {
 /// Callback for the number of completed transactions.
 pub type Progress<'a> = &'a (dyn Fn(usize) + Send + Sync);
 
-/// A listed zone.
+/// A zone, with all its record sets at the time of listing.
 #[derive(Debug, Clone)]
 pub struct Zone {
     /// Identity within the provider.
@@ -171,7 +171,7 @@ pub enum ProviderError {
     Unreachable {
         /// Address or URL of the server.
         server: String,
-        /// Transport error.
+        /// Cause of the failure, from the transport.
         reason: String,
     },
     /// The server rejected the request.
@@ -183,7 +183,7 @@ pub enum ProviderError {
         reason: String,
     },
     /// The server's response is malformed or incomplete.
-    #[error("{server}: bad answer: {reason}")]
+    #[error("{server}: invalid response: {reason}")]
     BadAnswer {
         /// Address or URL of the server.
         server: String,
@@ -191,7 +191,7 @@ pub enum ProviderError {
         reason: String,
     },
     /// The server throttles requests.
-    #[error("{server} throttles; the next attempt waits {} s", wait.as_secs())]
+    #[error("{server} is throttling; next attempt in {} s", wait.as_secs())]
     Throttled {
         /// Address or URL of the server.
         server: String,

@@ -43,7 +43,7 @@ impl Parameters {
     /// Returns a number, or the default if absent.
     pub fn number(&self, name: &str, default: u32) -> Result<u32, ProviderError> {
         let Some(text) = self.text(name) else { return Ok(default) };
-        text.parse().map_err(|_| bad(name, text, "a number that is not negative"))
+        text.parse().map_err(|_| bad(name, text, "a non-negative number"))
     }
 
     /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.

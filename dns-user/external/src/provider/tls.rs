@@ -24,7 +24,8 @@ impl TlsFiles {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             _ => {
-                let message = "tls-client-cert and tls-client-cert-key belong together; set both or neither";
+                let message = "tls-client-cert and tls-client-cert-key require each other; set both or \
+                               neither";
                 return Err(ProviderError::Settings(message.to_owned()));
             }
         };
@@ -55,7 +56,7 @@ impl TlsFiles {
                 builder.with_root_certificates(roots)
             }
             None => builder.with_native_roots().map_err(|error| {
-                ProviderError::Settings(format!("TLS: no authorities of the system: {error}; set tls-ca"))
+                ProviderError::Settings(format!("TLS: cannot load the system's CAs: {error}; set tls-ca"))
             })?,
         };
         let mut config = match &self.identity {
@@ -74,7 +75,7 @@ impl TlsFiles {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(certificates) if certificates.is_empty() => Err(bad_file(path, "no certificate in PEM form")),
+        Ok(certificates) if certificates.is_empty() => Err(bad_file(path, "no certificate in PEM format")),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(bad_file(path, error)),
     }

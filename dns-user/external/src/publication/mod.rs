@@ -145,7 +145,7 @@ impl Publication {
         }
         if !is_selected {
             self.problems.entry(document.id.clone()).or_default().push(format!(
-                "no DNS Update Record of project {} selects it; label it {PROVIDER_LABEL}: NAME",
+                "no DNS Update Record of project {} selects it; add the label {PROVIDER_LABEL}: NAME",
                 document.id.namespace
             ));
         }
@@ -160,7 +160,7 @@ impl Publication {
                 Ok(found) => records.extend(found),
                 Err(problem) => {
                     kept.push(&name.external);
-                    let problem = format!("{}: {problem}; its records stay as they are", name.external);
+                    let problem = format!("{}: {problem}; its records stay unchanged", name.external);
                     self.problems.entry(document.id.clone()).or_default().push(problem);
                 }
             }

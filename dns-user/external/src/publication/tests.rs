@@ -50,9 +50,8 @@ fn labels_select_providers() {
         publication.problems.iter().map(|(id, problems)| format!("{id}: {}", problems[0])).collect();
     assert_eq!(
         problems,
-        [
-            "DNSEndpoint other/two: no DNS Update Record of project other selects it; label it dnsprovider: NAME"
-        ]
+        ["DNSEndpoint other/two: no DNS Update Record of project other selects it; add the label \
+          dnsprovider: NAME"]
     );
 }
 
@@ -74,7 +73,7 @@ fn unresolved_name_keeps_records() {
     let problems: Vec<_> = publication.problems.into_values().flatten().collect();
     assert_eq!(
         problems,
-        ["g.example.org: matches no instance; correct the name; its records stay as they are"]
+        ["g.example.org: matches no instance; correct the name; its records stay unchanged"]
     );
 }
 

@@ -178,7 +178,7 @@ fn generic(text: &str) -> Option<String> {
 
 /// Record data that is invalid for its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no data of a record of type {record_type}: {reason}")]
+#[error("{text:?} is not valid data for a record of type {record_type}: {reason}")]
 pub struct TargetError {
     record_type: RecordType,
     text: String,

@@ -41,7 +41,8 @@ impl ProviderState {
             if zone.conflicts > 0 {
                 let conflicts = zone.conflicts;
                 state.general.push(format!(
-                    "zone {}: {conflicts} changes met another writer in every round; the next run tries again",
+                    "zone {}: {conflicts} changes conflicted with another writer in every round; the next \
+                     run tries again",
                     zone.id
                 ));
             }

@@ -81,8 +81,7 @@ impl Sources {
         let names = fleet_names(&scan.documents);
         let Some(fleet) = &mut self.fleet else {
             let publication = publish(&scan, stored, &|_| {
-                Err("the configuration names no server; set `server` to the DNS server's config.json"
-                    .to_owned())
+                Err("no server is configured; set `server` to the DNS server's config.json".to_owned())
             });
             return State { scan, publication, next, fleet_problem: None };
         };
@@ -99,7 +98,7 @@ impl Sources {
                     match server.ill(name).await {
                         Ok(ill) => fleet.book.observe(name, &ill, now),
                         Err(error) => {
-                            problem = Some(format!("the health of the fleet is not known: {error}"));
+                            problem = Some(format!("the fleet's health is unknown: {error}"));
                             break;
                         }
                     }

@@ -62,9 +62,9 @@ pub enum Written {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another process has opened it.
-    #[error("{}: another bosh-dns-publish has opened it; ask that one through its control socket", .0.display())]
+    #[error("{}: in use by another bosh-dns-publish; use that one through its control socket", .0.display())]
     InUse(PathBuf),
-    /// It is unusable.
+    /// The file or folder cannot be opened or its content is invalid.
     #[error("{}: {reason}", path.display())]
     Unusable {
         /// Path of the store's file or folder.
@@ -84,7 +84,7 @@ impl Store {
         let database = Database::create(path).map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.to_owned()),
             DatabaseError::UpgradeRequired(version) => unusable(format!(
-                "its format {version} is older than this program reads; export it with the older one"
+                "its format {version} is too old for this program; export it with the older version"
             )),
             other => unusable(other.to_string()),
         })?;
@@ -206,9 +206,9 @@ mod tests {
     fn damaged_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store.redb");
-        fs::write(&path, "this is no database").unwrap();
+        fs::write(&path, "this is not a database").unwrap();
         let error = Store::open(&path).unwrap_err().to_string();
         assert!(error.contains("store.redb"), "{error}");
-        assert_eq!(fs::read(&path).unwrap(), b"this is no database");
+        assert_eq!(fs::read(&path).unwrap(), b"this is not a database");
     }
 }

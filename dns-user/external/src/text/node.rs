@@ -12,7 +12,7 @@ use super::Problems;
 pub struct Node {
     /// Line in the file, from 1.
     pub line: u64,
-    /// Parsed value.
+    /// Parsed value, a scalar or a collection.
     pub value: Value,
 }
 

@@ -57,7 +57,7 @@ impl Problems {
         });
     }
 
-    /// Returns the number of problems so far, by which a caller can tell whether a step found any.
+    /// Returns the number of problems so far, so that a caller can detect whether a step found any.
     pub fn count(&self) -> usize {
         self.found.borrow().len()
     }

@@ -77,13 +77,13 @@ impl<'a> Reader<'a> {
     pub fn filled_text(&self) -> Option<&'a str> {
         let text = self.text()?;
         if text.trim().is_empty() {
-            self.problem("it is empty", "give a value, or remove the member");
+            self.problem("it is empty", "set a value, or remove the member");
             return None;
         }
         Some(text)
     }
 
-    /// Returns a boolean.
+    /// Returns the value if it is a boolean.
     pub fn boolean(&self) -> Option<bool> {
         match self.node.value {
             Value::Bool(value) => Some(value),
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
     pub fn required(&mut self, name: &str) -> Option<Reader<'a>> {
         let found = self.optional(name);
         if found.is_none() {
-            self.map.problem(format!("the member {name:?} is missing"), format!("add {name:?}"));
+            self.map.problem(format!("member {name:?} is missing"), format!("add {name:?}"));
         }
         found
     }
@@ -184,7 +184,7 @@ impl<'a> Fields<'a> {
     /// Reports remaining members as unknown. `known` lists the allowed ones for the remedy.
     pub fn finish(mut self, known: &[&str]) {
         for (name, reader) in self.others() {
-            reader.problem(format!("the member {name:?} is unknown"), remedy_for_unknown(name, known));
+            reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, known));
         }
     }
 
@@ -205,9 +205,9 @@ pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     let near = known.iter().map(|word| (distance(name, word), *word)).min();
     match near {
         Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
-            format!("did you mean {word:?}? Otherwise remove it")
+            format!("did you mean {word:?}? If not, remove it")
         }
-        _ if known.len() <= 12 => format!("remove it; known are {}", known.join(", ")),
+        _ if known.len() <= 12 => format!("remove it; known members are {}", known.join(", ")),
         _ => "remove it".to_owned(),
     }
 }

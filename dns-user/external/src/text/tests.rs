@@ -60,13 +60,16 @@ fn json_reads_like_yaml() {
         found,
         [
             "zone.yml:2: ttl: 9999999999 is out of range; give a whole number from 0 to 2147483647",
-            "zone.yml:3: tll: the member \"tll\" is unknown; did you mean \"ttl\"? Otherwise remove it",
+            "zone.yml:3: tll: unknown member \"tll\"; did you mean \"ttl\"? If not, remove it",
         ]
     );
 }
 
 #[test]
 fn distant_names_are_not_suggested() {
-    assert_eq!(remedy_for_unknown("colour", &["ttl", "dnsName"]), "remove it; known are ttl, dnsName");
+    assert_eq!(
+        remedy_for_unknown("colour", &["ttl", "dnsName"]),
+        "remove it; known members are ttl, dnsName"
+    );
     assert!(remedy_for_unknown("dnsname", &["ttl", "dnsName"]).contains("\"dnsName\""));
 }

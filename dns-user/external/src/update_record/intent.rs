@@ -85,7 +85,7 @@ impl Intent {
             match Name::parse(text) {
                 Ok(name) => Some(name.to_string()),
                 Err(error) => {
-                    reader.problem(error.to_string(), "give a domain name");
+                    reader.problem(error.to_string(), "use a domain name");
                     None
                 }
             }
@@ -94,7 +94,7 @@ impl Intent {
         let public_domain = name(spec.optional("publicDomain"));
         let local_domain = name(spec.optional("localDomain"));
         if external_name.is_none() && (public_domain.is_some() || local_domain.is_some()) {
-            spec.map().problem("there is a domain but no externalName", "add externalName");
+            spec.map().problem("domain is set, but not externalName", "add externalName");
         }
         let ttl = spec.optional("ttl").and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
         let placements = spec.optional("placements").and_then(|list| list.items());
@@ -195,7 +195,7 @@ impl IntentOutcome {
     ) -> Vec<String> {
         let Some(list) = lists.get(owner) else {
             self.problems
-                .push(format!("{owner} has no {}; add one, or nothing is published there", RecordList::NAME));
+                .push(format!("{owner} has no {}; without one nothing is published there", RecordList::NAME));
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -204,8 +204,8 @@ impl IntentOutcome {
                 found.push(record.to_owned());
             } else {
                 self.problems.push(format!(
-                    "the list of {owner} names the DNS Update Record {record:?}, which does not exist; create it, or \
-                     take it off the list"
+                    "the list of {owner} names DNS Update Record {record:?}, which does not exist; create \
+                     it, or remove it from the list"
                 ));
             }
         }
@@ -231,7 +231,7 @@ fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<V
     }
     if sets.get(&RecordType::CNAME).is_some_and(|names| names.len() > 1 || sets.len() > 1) {
         return Err(format!(
-            "{name}: a host name cannot stand beside other addresses; use IP addresses only"
+            "{name}: a host name cannot be combined with other addresses; use IP addresses only"
         ));
     }
     let record = |(record_type, targets)| Record { ttl, ..Record::new(owner.clone(), record_type, targets) };

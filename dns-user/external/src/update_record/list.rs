@@ -57,7 +57,7 @@ impl RecordList {
             && metadata.name != Self::NAME
         {
             reader.problem(
-                format!("a list named {:?} binds no DNS Update Records", metadata.name),
+                format!("a list named {:?} has no effect", metadata.name),
                 format!("name it {}", Self::NAME),
             );
         }
@@ -108,7 +108,7 @@ impl ListOwner {
                 Some(Self::Cluster { provider: provider.to_owned(), name: name.to_owned() })
             }
             _ => {
-                reader.problem(format!("{text:?} names no cluster"), "write it as PROVIDER/NAME");
+                reader.problem(format!("{text:?} is not a cluster"), "write it as PROVIDER/NAME");
                 None
             }
         }

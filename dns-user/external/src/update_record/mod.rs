@@ -125,8 +125,7 @@ impl Provider {
         let found = Self::ALL.into_iter().find(|provider| provider.name() == name);
         if found.is_none() {
             let known = Self::ALL.map(Self::name);
-            reader
-                .problem(format!("{name:?} is not a provider"), format!("give one of {}", known.join(", ")));
+            reader.problem(format!("{name:?} is not a provider"), format!("use one of {}", known.join(", ")));
         }
         found
     }
@@ -206,8 +205,9 @@ impl UpdateRecord {
             );
         }
         if parameters.text("tls-client-cert").is_some() != parameters.text("tls-client-cert-key").is_some() {
-            found
-                .push("tls-client-cert and tls-client-cert-key go together; give both or neither".to_owned());
+            found.push(
+                "tls-client-cert and tls-client-cert-key require each other; set both or neither".to_owned(),
+            );
         }
         found
     }
@@ -272,7 +272,7 @@ fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
     }
     if let Some(name) = algorithm.filter(|name| !TSIG_ALGORITHMS.contains(name)) {
         found.push(format!(
-            "rfc2136-tsig-secret-alg {name:?} is unknown; give one of {}",
+            "rfc2136-tsig-secret-alg {name:?} is unknown; use one of {}",
             TSIG_ALGORITHMS.join(", ")
         ));
     }
@@ -294,8 +294,7 @@ impl Metadata {
         let mut user_data = |lower: &str, camel: &str| {
             let (one, other) = (fields.optional(lower), fields.optional(camel));
             if let (Some(_), Some(other)) = (&one, &other) {
-                other
-                    .problem(format!("{lower} is given as well"), format!("keep one of {lower} and {camel}"));
+                other.problem(format!("{lower} is also set"), format!("keep one of {lower} and {camel}"));
             }
             text(one.or(other))
         };
@@ -326,7 +325,7 @@ pub fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
     if !is_identifier(text) {
         reader.problem(
-            format!("{text:?} cannot be a name"),
+            format!("{text:?} is not a valid name"),
             "use up to 63 letters, digits, dashes, dots and underscores, with a letter or digit at both ends",
         );
         return None;

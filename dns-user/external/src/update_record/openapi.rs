@@ -30,7 +30,7 @@ pub fn document(collections: &[Collection], version: &str) -> Value {
         "openapi": "3.0.3",
         "info": {
             "title": "DNS update information record",
-            "description": "Defines which external DNS is updated, and how",
+            "description": "Defines an external DNS server and how it is updated",
             "version": version,
         },
         "paths": paths,
@@ -68,8 +68,8 @@ fn schemas() -> Value {
                 "selector": {
                     "type": "string",
                     "example": "app=router,tier in (a,b)",
-                    "description": "Labels of the endpoints that go to this provider; \
-                                    without it, dnsprovider has to be the record's name",
+                    "description": "Selects the endpoints for this provider by label; default: dnsprovider \
+                                    equal to the record's name",
                 },
             },
         },
@@ -226,8 +226,8 @@ fn collection_operations(path: &str, schema: &str, item: &str) -> Value {
             "requestBody": body(schema),
             "responses": {
                 "201": answer("Created", &reference(schema)),
-                "400": refusal("The body has problems"),
-                "409": refusal("There is one of this name"),
+                "400": refusal("The body is invalid"),
+                "409": refusal("The name already exists"),
             },
         },
     })
@@ -246,7 +246,7 @@ fn item_operations(path: &str, schema: &str, item: &str) -> Value {
             "responses": {
                 "200": answer("Replaced", &reference(schema)),
                 "201": answer("Created", &reference(schema)),
-                "400": refusal("The body has problems"),
+                "400": refusal("The body is invalid"),
                 "409": refusal("A document in the folder defines it"),
             },
         },
@@ -255,7 +255,7 @@ fn item_operations(path: &str, schema: &str, item: &str) -> Value {
             "responses": {
                 "204": { "description": "Deleted" },
                 "404": refusal("There is none"),
-                "409": refusal("A document in the folder defines it, or something refers to it"),
+                "409": refusal("A document in the folder defines it, or another resource refers to it"),
             },
         },
     })

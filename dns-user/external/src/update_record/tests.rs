@@ -99,10 +99,10 @@ fn wrong_types_are_refused_with_remedy() {
         ("coredns", "once", json!("true"), "the text \"true\" instead of true or false"),
         ("aws", "aws-batch-change-size", json!("1000"), "the text \"1000\" instead of a whole number"),
         ("aws", "aws-batch-change-size", json!(-1), "-1 is out of range"),
-        ("aws", "aws-zone-type", json!("both"), "give one of public, private"),
+        ("aws", "aws-zone-type", json!("both"), "use one of public, private"),
         ("aws", "coredns-prefix", json!("skydns"), "not a parameter of the provider aws"),
-        ("coredns", "policy", json!("Sync"), "give one of sync, upsert-only, create-only"),
-        ("coredns", "interval", json!("30"), "give a number with a unit"),
+        ("coredns", "policy", json!("Sync"), "use one of sync, upsert-only, create-only"),
+        ("coredns", "interval", json!("30"), "use a number with a unit"),
         ("coredns", "domain-filters", json!("a"), "did you mean \"domain-filter\"?"),
         ("coredns", "provider", json!("aws"), "it differs from spec.provider"),
     ] {
@@ -111,7 +111,7 @@ fn wrong_types_are_refused_with_remedy() {
         let path = format!("body:1: spec.external-dns-parameters.{name}: ");
         assert!(problems[0].starts_with(&path) && problems[0].contains(reason), "{problems:?}");
     }
-    assert!(record("route53", json!({})).unwrap_err()[0].contains("give one of aws, aws-sd, azure"));
+    assert!(record("route53", json!({})).unwrap_err()[0].contains("use one of aws, aws-sd, azure"));
     assert!(record("coredns", json!({"provider": "coredns"})).is_ok());
 }
 
@@ -164,7 +164,7 @@ fn unavailable_providers_are_named() {
             "rfc2136-tsig-secret-alg \"tsig secret alg\" is unknown",
         ),
         ("coredns", json!({"registry": "aws-sd"}), "registry aws-sd is not available"),
-        ("coredns", json!({"tls-client-cert": "c"}), "tls-client-cert-key go together"),
+        ("coredns", json!({"tls-client-cert": "c"}), "tls-client-cert-key require each other"),
     ] {
         let obstacles = record(provider, parameters).unwrap().obstacles();
         assert!(obstacles.iter().any(|obstacle| obstacle.contains(wanted)), "{provider}: {obstacles:?}");
@@ -270,7 +270,7 @@ fn domain_selects_the_list() {
         ]
     );
     assert_eq!(problems.len(), 2, "{problems:?}");
-    assert!(problems[0].contains("names the DNS Update Record \"gone\""), "{problems:?}");
+    assert!(problems[0].contains("names DNS Update Record \"gone\""), "{problems:?}");
     assert!(problems[1].starts_with("cluster p/edge3 has no dns-update-record-list"), "{problems:?}");
     assert_eq!(read(&intent.to_json().to_string(), Intent::read).unwrap(), intent);
 }
@@ -301,6 +301,6 @@ fn host_name_stands_alone_in_an_intent() {
     assert_eq!(alone.bindings[0].records[0].to_string(), "shop.example.org 0 CNAME lb.example.com");
     let beside = with(json!(["lb.example.com", "192.0.2.1"]));
     assert_eq!(beside.bindings, []);
-    assert!(beside.problems.iter().any(|problem| problem.contains("cannot stand beside")), "{beside:?}");
+    assert!(beside.problems.iter().any(|problem| problem.contains("cannot be combined")), "{beside:?}");
     assert!(with(json!([])).problems.iter().any(|problem| problem.contains("no cluster has an address")));
 }

@@ -148,8 +148,7 @@ impl Kind {
             Self::Duration => {
                 let text = value.text()?;
                 if let Err(error) = parse_duration(text) {
-                    value
-                        .problem(format!("{text:?} {error}"), "give a number with a unit, such as 30s or 1m");
+                    value.problem(format!("{text:?} {error}"), "use a number with a unit, such as 30s or 1m");
                     return None;
                 }
                 Some(Setting::Text(text.to_owned()))
@@ -159,7 +158,7 @@ impl Kind {
                 if !words.contains(&text) {
                     value.problem(
                         format!("{text:?} is not a value of this parameter"),
-                        format!("give one of {}", words.join(", ")),
+                        format!("use one of {}", words.join(", ")),
                     );
                     return None;
                 }

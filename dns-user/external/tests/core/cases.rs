@@ -34,7 +34,7 @@ pub(crate) fn text_of<'a>(case: &'a Value, member: &str) -> &'a str {
     case[member].as_str().unwrap_or("")
 }
 
-/// Compares, and collects what differs.
+/// Compares two values and collects the differences.
 #[derive(Default)]
 struct Failures(Vec<String>);
 
@@ -46,7 +46,7 @@ impl Failures {
     }
 }
 
-/// Fails with the list.
+/// Fails if there are differences, and lists them.
 impl Drop for Failures {
     fn drop(&mut self) {
         assert!(self.0.is_empty() || std::thread::panicking(), "{}", self.0.join("\n"));

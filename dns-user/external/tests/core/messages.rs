@@ -258,7 +258,7 @@ async fn messages_match_cases() {
     }
 }
 
-/// Asserts what the text of a case says; returns false for an unknown case.
+/// Asserts the behaviour described in the text of a case; returns false for an unknown case.
 async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
     match id {
         "update-somebody-added" => {
@@ -327,7 +327,7 @@ async fn owner_record_never_meets_cname() {
     let address = record_of("team.example.org 60 A 192.0.2.1").unwrap();
     let alias = record_of("a-team.example.org 60 CNAME target.example.net").unwrap();
     let both = Desired { records: vec![address.clone(), alias.clone()], ..Desired::default() };
-    // Whichever is there first stays; the zone in memory refuses a CNAME beside other data.
+    // The first one stays; the zone in memory refuses a CNAME beside other data.
     for first in [vec![address.clone(), alias.clone()], vec![address], vec![alias]] {
         let mut engine = engine();
         let first = Desired { records: first, ..Desired::default() };

@@ -16,7 +16,7 @@ impl ZoneModel {
         self.0.values().cloned().collect()
     }
 
-    /// Applies all steps, or returns the one that does not hold.
+    /// Applies all steps, or returns the first whose requirement fails.
     pub(crate) fn apply(&mut self, transaction: &Transaction) -> Result<(), String> {
         let mut after = self.clone();
         for step in &transaction.steps {

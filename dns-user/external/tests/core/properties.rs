@@ -142,7 +142,7 @@ proptest! {
             .map(|(record, _)| &record.name)
             .collect();
         for (record, holder) in &current {
-            // Foreign records stay exactly as they are.
+            // Foreign records stay unchanged.
             if *holder != Holder::Ours {
                 prop_assert_eq!(zone.0.get(&record.key()), before.0.get(&record.key()));
             }
@@ -190,7 +190,7 @@ proptest! {
             let expected = match holder { Holder::Ours => "next", Holder::Foreign => "other", Holder::Nobody => "" };
             prop_assert_eq!(found.labels.owner(), expected);
         }
-        // Back again restores the zone, apart from random nonces.
+        // Transferring back restores the zone, apart from random nonces.
         let theirs = moved.records.iter().filter(|record| record.labels.owner() == "next");
         for change in &plan::transfer(theirs, OWNER).changes {
             zone.apply(&registry.transaction(&moved, change).unwrap()).unwrap();

@@ -46,7 +46,7 @@ fn empty_source_needs_confirmation() {
     let plan = publisher.expect(2, "plan");
     assert!(plan.out.contains("--confirm-deletions 1"), "{plan:?}");
     let refused = publisher.expect(1, "apply");
-    assert!(refused.errors.contains("the sources want no record at all"), "{refused:?}");
+    assert!(refused.errors.contains("the documents want no records"), "{refused:?}");
     publisher.expect(0, "apply --confirm-deletions 1");
     assert!(!server.transfer("example.org").contains("192.0.2.1"));
 }
@@ -121,7 +121,7 @@ fn named_domains_are_retired() {
     let publisher = Publisher::of(&server);
     publisher.endpoints("web", &[("a.old.example.org", "192.0.2.1"), ("b.example.org", "192.0.2.2")]);
     publisher.expect(0, "apply");
-    // A narrower filter leaves the records outside of it alone; naming their domain deletes them.
+    // A narrower filter leaves the records outside it unchanged; naming their domain deletes them.
     publisher.provider(&server, &json!({"exclude-domains": "old.example.org"}));
     publisher.endpoints("web", &[("b.example.org", "192.0.2.2")]);
     assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
@@ -157,7 +157,10 @@ fn records_change_hands() {
     server.nsupdate("update add a.example.org 60 A 192.0.2.1\nupdate add x.example.org 60 A 192.0.2.9\n");
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let plan = publisher.expect(0, "plan");
-    assert!(plan.out.contains("# a.example.org A: the name has a record of no owner; `adopt`"), "{plan:?}");
+    assert!(
+        plan.out.contains("# a.example.org A: the name has a record of no owner; take it over with `adopt`"),
+        "{plan:?}"
+    );
     publisher.expect(0, "adopt --dry-run");
     assert!(!server.transfer("example.org").contains("heritage"));
     let adopted = publisher.expect(0, "adopt");
@@ -169,7 +172,7 @@ fn records_change_hands() {
     publisher.expect(0, "transfer-owner --from other --to me a.example.org");
     let handed_back = publisher.expect(0, "retire --keep-records");
     assert!(
-        handed_back.out.contains("= a.example.org 60 A 192.0.2.1: stays without an owner"),
+        handed_back.out.contains("= a.example.org 60 A 192.0.2.1: remains without an owner"),
         "{handed_back:?}"
     );
     let zone = server.transfer("example.org");
@@ -194,7 +197,7 @@ fn unavailable_provider_is_named() {
     // The failure leaves the other provider unaffected.
     assert!(server.transfer("example.org").contains("192.0.2.1"));
     let unknown = publisher.expect(1, "plan --provider shop/bind");
-    assert!(unknown.errors.contains("known are: default/azure, default/bind"), "{unknown:?}");
+    assert!(unknown.errors.contains("existing ones: default/azure, default/bind"), "{unknown:?}");
     let rendered = publisher.expect(0, "render --output manifests");
     assert_eq!(rendered.out.lines().count(), 4, "{rendered:?}");
     let said = publisher.expect(1, "status");

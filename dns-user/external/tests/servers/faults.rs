@@ -1,4 +1,4 @@
-//! Servers that refuse, break off, or disagree. Nothing may be written then.
+//! Servers that refuse, disconnect, or disagree: nothing may be written.
 
 use std::{
     net::SocketAddr,
@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::name_server::{NameServer, Options, Program, engine, names, quiet};
 
-/// Passes connections on, and cuts each after a number of octets from the server.
+/// Forwards connections, and cuts each after a number of octets from the server.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     task: JoinHandle<()>,

@@ -60,8 +60,8 @@ fn kill_after(program: Program, messages: usize) {
     assert_eq!((zone.matches("192.0.2.1").count(), zone.matches("owner=").count()), (NAMES, NAMES));
 }
 
-/// Passes connections on. It holds back the last of `messages` from the server, and
-/// everything after it, and reports that it came.
+/// Forwards connections. Holds back the last of `messages` from the server and everything after it, and
+/// reports its arrival.
 fn proxy(server: SocketAddr, messages: usize) -> (SocketAddr, Receiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -77,7 +77,7 @@ fn proxy(server: SocketAddr, messages: usize) -> (SocketAddr, Receiver<()>) {
     (address, reached)
 }
 
-/// Passes one connection on; returns how many messages are left.
+/// Forwards one connection; returns the number of messages left.
 fn pass(client: TcpStream, server: SocketAddr, mut left: usize, report: &Sender<()>) -> usize {
     let mut upstream = TcpStream::connect(server).unwrap();
     let (mut requests, mut to_server) = (client.try_clone().unwrap(), upstream.try_clone().unwrap());

@@ -1,4 +1,4 @@
-//! BIND and Knot with dynamic zones, and what tests ask of them.
+//! BIND and Knot with dynamic zones, and queries to them.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     pub(crate) algorithm: &'static str,
     /// Zones that the key may transfer and update.
     pub(crate) zones: Vec<&'static str>,
-    /// Zones that it may not.
+    /// Zones that the key may not update.
     pub(crate) refused: Vec<&'static str>,
     /// Certificate and key for TLS (BIND).
     pub(crate) certificate: Option<(String, String)>,
@@ -127,7 +127,7 @@ impl NameServer {
         engine(self.settings())
     }
 
-    /// Runs nsupdate on lines, which may contain `send`.
+    /// Runs nsupdate with these lines, which may contain `send`.
     pub(crate) fn nsupdate(&self, lines: &str) {
         let key = format!("{}:publisher:{SECRET}", self.options.algorithm);
         let head = format!("server {} {}\n", self.address.ip(), self.address.port());
@@ -135,12 +135,12 @@ impl NameServer {
         crate::process::run(Command::new("nsupdate").args(["-v", "-y", &key]), &input);
     }
 
-    /// Asks over UDP; returns the response code and the number of answers.
+    /// Queries over UDP; returns the response code and the number of answers.
     pub(crate) fn ask(&self, name: &str, record_type: RecordType) -> (u8, u16) {
         ask(self.address, name, record_type)
     }
 
-    /// Asks the same question many times by one process of dig; returns what it prints.
+    /// Queries the same name repeatedly in one dig process; returns its output.
     pub(crate) fn dig(&self, question: &str, count: usize) -> String {
         let (server, port) = (format!("@{}", self.address.ip()), self.address.port().to_string());
         let mut command = Command::new("dig");

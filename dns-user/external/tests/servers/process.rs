@@ -1,4 +1,4 @@
-//! Child processes that end with their test.
+//! Child processes that are killed at the end of their test.
 
 use std::{
     fs::File,
@@ -17,8 +17,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Server(Child);
 
 impl Server {
-    /// Starts a command, with its output in `log`, and waits until `address` takes
-    /// connections.
+    /// Starts a command, with its output in `log`, and waits until `address` accepts connections.
     pub(crate) fn start(command: &mut Command, log: &Path, address: SocketAddr) -> Self {
         let output = File::create(log).unwrap();
         let errors = output.try_clone().unwrap();

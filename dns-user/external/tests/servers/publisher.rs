@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::name_server::{NameServer, SECRET};
 
-/// Longest wait for an effect that comes by itself.
+/// Longest wait for an effect that needs no further action.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Publisher {
@@ -102,7 +102,7 @@ impl Publisher {
         Said { code: output.status.code().unwrap(), out: text(output.stdout), errors: text(output.stderr) }
     }
 
-    /// Calls a command with standard error on a terminal; also returns what it drew there.
+    /// Runs a command with standard error on a terminal; also returns its output there.
     pub(crate) fn call_on_terminal(&self, arguments: &str) -> (Said, String) {
         let size = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
         let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
@@ -123,13 +123,13 @@ impl Publisher {
         (said, screen.join().unwrap())
     }
 
-    /// Starts a command whose end the test decides.
+    /// Starts a command that the test stops.
     pub(crate) fn spawn(&self, arguments: &str) -> Child {
         let mut command = self.command(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
-    /// Calls a command that has to end with this code.
+    /// Runs a command that must exit with this code.
     pub(crate) fn expect(&self, code: i32, arguments: &str) -> Said {
         let said = self.call(arguments);
         assert_eq!(said.code, code, "{arguments}: {said:?}");
@@ -141,9 +141,9 @@ impl Publisher {
         self.start_by(self.command("run"))
     }
 
-    /// Starts `run` with a clock that goes faster than the real one.
+    /// Starts `run` with a clock that runs faster than the real one.
     pub(crate) fn start_fast(&self, factor: u32) -> Running {
-        // faketime itself would stay between test and publisher.
+        // The process `faketime` would otherwise remain between test and publisher.
         let mut library = Command::new("faketime");
         let library = crate::process::run(library.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]), "");
         let mut command = self.command("run");
@@ -161,7 +161,7 @@ impl Publisher {
 }
 
 impl Running {
-    /// Asks on the control socket; `None` if the publisher does not answer.
+    /// Sends a request to the control socket; `None` if the publisher does not answer.
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Option<(u16, Value)> {
         let socket = self.folder.join("control.sock");
         let body = body.map(ToString::to_string).unwrap_or_default();
@@ -197,7 +197,7 @@ impl Running {
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end; it has to end well.
+    /// Sends SIGTERM; the process must exit successfully.
     pub(crate) fn stop(mut self) {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
         let status = self.child.wait().unwrap();
@@ -213,7 +213,7 @@ impl Drop for Running {
     }
 }
 
-/// The DNS Update Record `bind` for a server, as the API takes it.
+/// The DNS Update Record `bind` for a server, in the API's form.
 pub(crate) fn update_record(server: &NameServer) -> Value {
     json!({
         "metadata": {"name": "bind"},
@@ -231,7 +231,7 @@ pub(crate) fn update_record(server: &NameServer) -> Value {
     })
 }
 
-/// Returns the lines of a file that is there.
+/// Returns the lines of an existing file.
 pub(crate) fn read(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }

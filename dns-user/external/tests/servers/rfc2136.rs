@@ -15,7 +15,7 @@ use dns_external::{
 
 use crate::name_server::{NameServer, Options, Program, engine, names, quiet, record, trusting, wish};
 
-/// Questions that one process of dig asks.
+/// Number of queries sent by one dig process.
 const QUESTIONS: usize = 100;
 
 async fn publish(server: &NameServer, desired: &Desired) -> Report {
@@ -51,7 +51,7 @@ async fn abandoned_run_is_completed() {
     for program in Program::ALL {
         let server = NameServer::start(program);
         let desired = names(2_000);
-        // A publisher ends between two messages, or while one is under way.
+        // A publisher is killed between two messages, or during one.
         for messages in 1..4 {
             let sent = AtomicUsize::new(0);
             let (stop, stopped) = tokio::sync::oneshot::channel();

@@ -29,7 +29,7 @@ fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
     ];
     let pairs = base.iter().chain(extra).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut settings = Settings::from_parameters(&Parameters(pairs.collect())).unwrap();
-    // The service's own limit of one batch a second is not what these tests wait for.
+    // Removes the service's limit of one batch per second, to save time.
     settings.batch_interval = Duration::from_millis(20);
     settings
 }
@@ -137,7 +137,7 @@ async fn foreign_change_is_a_conflict() {
     let report = engine.apply(&survey, &planned, None, false, &quiet).await;
     assert_eq!((report.applied(), report.zones[0].conflicts), (0, 3), "a batch is one transaction");
     assert_eq!(double.with(|state| state.zones[0].3.clone()), changed);
-    // In the next round only the name that changed stands alone.
+    // In the next round only the changed name is sent separately.
     assert_eq!(publish(&mut engine, &wanted).await.applied(), 3);
 }
 
@@ -149,7 +149,7 @@ async fn throttling_is_waited_out_or_reported() {
     assert_eq!(publish(&mut patient, &names(2)).await.applied(), 2);
     double.with(|state| state.throttle = 3);
     let error = patient.reconcile(&names(3), None, &quiet).await.unwrap_err().to_string();
-    assert!(error.contains("throttles"), "{error}");
+    assert!(error.contains("is throttling"), "{error}");
     assert_eq!(double.with(|state| state.zones[0].3.len()), 4, "the run ended without writing");
 }
 

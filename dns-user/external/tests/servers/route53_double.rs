@@ -28,7 +28,7 @@ pub(crate) struct State {
     pub(crate) throttle: usize,
     /// Times of change batches.
     pub(crate) batches: Vec<Instant>,
-    /// Keys by which the last call was signed.
+    /// Keys that the last call was signed with.
     pub(crate) signed_by: BTreeSet<String>,
     /// Sets in a page.
     pub(crate) page: usize,

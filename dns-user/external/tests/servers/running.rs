@@ -1,4 +1,4 @@
-//! `run`: sources, API, status, and what a kill leaves.
+//! `run`: sources, API, status, and the state after a kill.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,8 @@ fn changes_are_published_at_once() {
     );
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let running = publisher.start();
-    // The provider comes by the API, its interval is a minute: only the event can be the cause.
+    // The provider is created through the API with an interval of a minute, so only the event can be the
+    // cause.
     let (code, _) = running.ask("POST", RECORDS, Some(&update_record(&server))).unwrap();
     assert_eq!(code, 201);
     running.wait_until("the first record", || has(&server, "192.0.2.1\n"));
@@ -97,7 +98,7 @@ fn intent_publishes_through_lists() {
     running.wait_until("the public name", || is_published("shop.example.org.", "192.0.2.7"));
     running.wait_until("the local name", || is_published("shop.edge.example.org.", "10.0.0.7"));
     assert!(has(&server, "external-dns/resource=intent/default/shop"));
-    // The record is in use, so it cannot be deleted; without the intent its names go.
+    // The record is in use, so it cannot be deleted; removing the intent removes its names.
     assert_eq!(running.ask("DELETE", &format!("{RECORDS}bind"), None).unwrap().0, 409);
     assert_eq!(running.ask("DELETE", "/v2/projects/default/inbound-intents/shop", None).unwrap().0, 204);
     let (_, refused) = running.get("/status");
@@ -154,7 +155,7 @@ fn refused_plan_fails_health() {
          spec: {provider: coredns, selector: dnsprovider=bind, external-dns-parameters: {interval: 1s}}\n",
     );
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
-    // A provider has a minute and three intervals for a complete round.
+    // The limit for a complete round is a minute plus three intervals.
     let running = publisher.start_fast(10);
     running.wait_until("the record", || etcd.keys().len() == 2);
     running.wait_until("health", || running.get("/healthz") == (200, json!("OK\n")));
@@ -176,7 +177,7 @@ fn refused_plan_fails_health() {
     running.stop();
 }
 
-/// Acknowledged resources and those whose fate is open.
+/// Acknowledged resources, and resources whose outcome is unknown.
 fn store_until_killed(running: Running, round: usize, acknowledged: &mut Vec<String>) -> Option<String> {
     let kill_after = fastrand::usize(1..20);
     for index in 0..kill_after {
@@ -186,7 +187,7 @@ fn store_until_killed(running: Running, round: usize, acknowledged: &mut Vec<Str
         assert_eq!(code, 201);
         acknowledged.push(name);
     }
-    // A request is on its way while the kill comes.
+    // A request is in flight when the process is killed.
     let name = format!("r{round}-open");
     std::thread::scope(|scope| {
         let asked = &running;

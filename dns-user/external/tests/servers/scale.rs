@@ -1,4 +1,4 @@
-//! Ten thousand names, beside nsupdate on the same server. `cargo bench` repeats it optimised.
+//! Ten thousand names, compared with nsupdate on the same server. `cargo bench` repeats it optimised.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,6 @@ pub(crate) struct Figures {
     pub(crate) nsupdate: Duration,
     /// A run that transfers the zone and finds nothing to do.
     pub(crate) nothing: Duration,
-    /// Its processor time.
     pub(crate) processor: Duration,
     /// A run that finds an unchanged serial number.
     pub(crate) unchanged: Duration,
@@ -51,11 +50,11 @@ async fn publish(program: Program) {
         "{program:?}: {NAMES} names {first:.2?} (nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
          ({processor:.2?} of processor time), unchanged serial number {unchanged:.2?}, one change {one:.2?}"
     );
-    // Elapsed time depends on what else the machine does; processor time hardly.
+    // Elapsed time depends on other load on the machine; CPU time hardly does.
     assert!(processor < NOTHING_TO_DO, "nothing to do took {processor:?} of processor time");
 }
 
-/// Publishes to one zone of a new server, and by nsupdate to another; either may be first.
+/// Publishes to one zone of a new server, and with nsupdate to another; either may be first.
 pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
     let options = Options { zones: vec!["example.org", "peer.example"], ..Options::default() };
     let server = NameServer::with(program, options);

@@ -1,4 +1,4 @@
-//! The tutorial of docs/external-dns.md, carried out as written.
+//! Runs the tutorial of docs/external-dns.md as written.
 
 use std::{
     fs,
@@ -53,7 +53,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Ends the programs whose ids the tutorial has written to files.
+/// Kills the programs whose ids the tutorial has written to files.
 struct Cleanup<'a>(&'a Path);
 
 impl Drop for Cleanup<'_> {
@@ -61,7 +61,7 @@ impl Drop for Cleanup<'_> {
         for file in ["publish.pid", "named.pid"] {
             let id = fs::read_to_string(self.0.join(file)).ok().and_then(|text| text.trim().parse().ok());
             if let Some(id) = id {
-                // It has ended already if the tutorial came to its end.
+                // It has exited already if the tutorial has finished.
                 let _ = kill(Pid::from_raw(id), Signal::SIGKILL);
             }
         }
@@ -74,7 +74,7 @@ fn tutorial_works_as_written() {
     let steps = steps(&fs::read_to_string(page).unwrap());
     assert!(steps.len() > 20, "{steps:?}");
     let folder = tempfile::tempdir().unwrap();
-    // The ports of the tutorial may be taken on this machine.
+    // The tutorial's ports may be in use on this machine.
     let (dns, metrics) = (free_address().port().to_string(), free_address().port().to_string());
     let here = |text: &str| text.replace("5300", &dns).replace("7979", &metrics);
     let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-publish")).parent().unwrap();
@@ -108,7 +108,7 @@ fn tutorial_works_as_written() {
                 let lines = |text: &str| {
                     let mut lines: Vec<String> =
                         text.lines().map(|line| line.trim_end().to_owned()).collect();
-                    // Errors and results come by two streams.
+                    // Errors and results arrive on two streams.
                     lines.sort();
                     lines
                 };

@@ -90,7 +90,7 @@ pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
         // Native XDP slows other traffic with every driver: virtio_net loses its guest's offloads,
         // jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth needs a
         // program at its other end.
-        HookMode::Auto => plan(&Hook::TC, "auto: tc costs other traffic nothing".into(), false),
+        HookMode::Auto => plan(&Hook::TC, "auto: tc does not slow other traffic".into(), false),
     })
 }
 

@@ -17,7 +17,8 @@ pub(crate) enum ClsactError {
     NoPriority,
     /// Filters of another qdisc, such as a bandwidth limit, may see packets first and consume them.
     #[error(
-        "clsact: the interface has a foreign qdisc \"{0}\" (a bandwidth limit?); before Linux 6.6 there can be none beside it"
+        "clsact: the interface has a foreign qdisc \"{0}\" (a bandwidth limit?), which before Linux 6.6 \
+         excludes ours"
     )]
     OtherQdisc(String),
     /// No qdisc may be added yet.

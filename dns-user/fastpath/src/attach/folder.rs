@@ -37,7 +37,7 @@ impl Folder {
         };
         let opened = opened.map_err(|error| match error {
             Errno::ELOOP | Errno::ENOTDIR => {
-                in_file(path, io::Error::other("leads through a symbolic link; remove it"))
+                in_file(path, io::Error::other("contains a symbolic link; remove it"))
             }
             error => in_file(path, error.into()),
         })?;
@@ -79,7 +79,10 @@ impl Folder {
         let owner = Uid::from_raw(found.st_uid);
         let is_file = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
         if !is_file || !(owner.is_root() || owner == Uid::effective()) {
-            return Err(in_file(&path, io::Error::other(format!("is no pin of ours (owner {owner})"))));
+            return Err(in_file(
+                &path,
+                io::Error::other(format!("is not a pin of this program (owner {owner})")),
+            ));
         }
         bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
     }
@@ -150,7 +153,7 @@ mod tests {
         let folder = Folder::make(&real.join("a/b")).unwrap();
         symlink(real.join("elsewhere/NAMES"), real.join("a/b/NAMES")).unwrap();
         let error = folder.get("NAMES").unwrap_err();
-        assert!(error.to_string().contains("no pin of ours"), "{error}");
+        assert!(error.to_string().contains("not a pin of this program"), "{error}");
         // Removes the link, not its target.
         folder.remove("NAMES").unwrap();
         folder.remove("NAMES").unwrap();

@@ -1,4 +1,4 @@
-//! Kind of the interface by which a datagram arrived.
+//! Kind of the interface on which a datagram arrived.
 
 use std::io;
 

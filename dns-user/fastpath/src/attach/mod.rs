@@ -3,7 +3,7 @@
 //! * [`status`]: the status shown to operators.
 //! * [`reconcile`]: the thread that follows interfaces as they come and go.
 //! * [`selection`]: the interfaces that may be served.
-//! * [`gate`]: opens an interface after queries arrived by it; [`structure`] excludes interfaces by
+//! * [`gate`]: opens an interface after queries have arrived on it; [`structure`] excludes interfaces by
 //!   their type, [`objections`] by the [`rules`] of the packet filter and by IPsec policies
 //!   ([`xfrm`]); [`queues`] counts datagrams lost for another reason; [`pace`] decides how long to
 //!   gather events.

@@ -58,7 +58,7 @@ const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
 const DUMP_TRIES: usize = 8;
 /// `TC_H_CLSACT`, the same number as `TC_H_INGRESS`.
 const CLSACT: u32 = 0xffff_fff1;
-/// `TC_H_MAKE(TC_H_CLSACT, 0)`.
+/// `TC_H_MAKE(TC_H_CLSACT, 0)`, the clsact qdisc's own handle.
 const CLSACT_HANDLE: u32 = 0xffff_0000;
 /// Parent of the filters at ingress: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`.
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
@@ -285,7 +285,7 @@ impl Socket {
         }
     }
 
-    /// Adds the clsact qdisc; returns whether its place was free.
+    /// Adds the clsact qdisc; returns whether its slot was free.
     pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<bool> {
         let mut body = traffic_message(ifindex, CLSACT_HANDLE, CLSACT, 0);
         push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");

@@ -48,7 +48,7 @@ pub(super) struct RtnlPace {
 }
 
 impl RtnlPace {
-    /// Returns whether the pause is over.
+    /// Returns whether the pause has ended.
     pub(super) fn may_go(&self, now: Instant) -> bool {
         self.next.is_none_or(|next| now >= next)
     }

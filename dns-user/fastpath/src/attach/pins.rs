@@ -295,7 +295,7 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| in_file(path, error))
 }
 
-/// Gives the folder of pins to a user, which may then open, pin and unpin there. Ownership changes
+/// Makes a user the owner of the folder of pins, so that it may open, pin and unpin there. Ownership changes
 /// only for the folder and for entries with names that servers pin, and never through a symbolic
 /// link: this runs as root, and a previous owner of the folder could have put anything there.
 pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {

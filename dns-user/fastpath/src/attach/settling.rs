@@ -1,5 +1,5 @@
 //! Interfaces that may still change. A CNI plugin adds its `ingress` qdisc some time after the
-//! interface, and fails if another qdisc has taken that place.
+//! interface, and fails if another qdisc occupies that slot.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

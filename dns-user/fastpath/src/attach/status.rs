@@ -27,7 +27,7 @@ pub struct InterfaceStatus {
 pub enum InterfaceState {
     /// A program on it answers queries.
     Served,
-    /// Too few queries arrived by it yet, or its program is being loaded.
+    /// Too few queries have arrived on it so far, or its program is being loaded.
     Waiting,
     /// It cannot or must not answer.
     Refused,

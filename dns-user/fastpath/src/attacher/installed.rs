@@ -184,7 +184,7 @@ impl Installed {
         self.board.all()
     }
 
-    /// Returns the path at which links and maps are pinned.
+    /// Returns the path below which links and maps are pinned.
     pub(super) fn pinned_at(&self) -> Option<&Path> {
         self.pins.as_ref().map(Pins::folder)
     }

@@ -60,7 +60,7 @@ pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) ->
     let session =
         Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
     let on_stop = session.run();
-    // A server that died without an order will be restarted.
+    // A server that died without a stop message will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     installed.stop(asked.unwrap_or(OnStop::Keep));
     on_stop.map(drop)
@@ -176,7 +176,7 @@ impl Session<'_> {
         Ok(None)
     }
 
-    /// Returns how long the next report has to wait.
+    /// Returns how long the next report must wait.
     fn pause(&self) -> Duration {
         match &self.told {
             Some((status, at)) if status.ready => PAUSE.saturating_sub(at.elapsed()),

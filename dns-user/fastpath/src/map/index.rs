@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    /// Returns a hash distributed like those of names.
+    /// Returns a hash distributed like the hashes of names.
     fn hash(number: u32) -> u64 {
         dns_common::name::hash_name(7, &number.to_le_bytes())
     }

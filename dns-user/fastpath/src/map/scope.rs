@@ -39,7 +39,7 @@ pub(crate) struct Served {
     pub(crate) master: [u8; 6],
     /// Whether the interface's clients run on this machine.
     pub(crate) near: bool,
-    /// Whether routes by this interface set an MTU.
+    /// Whether routes through this interface set an MTU.
     pub(crate) bounded: bool,
 }
 

@@ -33,7 +33,7 @@ const RENEWAL: u64 = 900;
 /// Spread of renewals, in thousandths of the lifetime.
 const SPREAD: u64 = 50;
 
-/// A question of class IN whose answer is about to expire while clients ask for it.
+/// A question of class IN whose answer is about to expire while clients use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
     /// Name of the question.
@@ -69,7 +69,7 @@ pub struct AnswersStatus {
 struct Record {
     location: Location,
     size: usize,
-    /// Its valid place in the queue; places with other tickets are void.
+    /// Ticket of its valid entry in the queue; entries with other tickets are void.
     ticket: u64,
     since_ns: u64,
     ends_ns: u64,

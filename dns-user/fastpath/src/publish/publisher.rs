@@ -402,7 +402,6 @@ impl PublisherThread {
 /// The state of the thread.
 struct Worker {
     table: Table,
-    /// The forwarded answers.
     answers: AnswerTable,
     /// Renewed while the map is up to date; the programs stop answering when it expires.
     lease: Lease,

@@ -50,9 +50,10 @@ impl HealthServerConfig {
             .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
         let root = Reader::document(file, &json)?;
         let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let port = root.port("port")?.ok_or_else(|| root.error("port", "is missing; 8853 is usual"))?;
+        let port =
+            root.port("port")?.ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
         let tls =
-            tls_files(&root)?.map_err(|NoFile(name)| root.error(name, "is missing; a PEM file is needed"))?;
+            tls_files(&root)?.map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
         let path = |name| Ok(root.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from));
         let or_default =
             |time: Option<Duration>, default| time.filter(|time| !time.is_zero()).unwrap_or(default);

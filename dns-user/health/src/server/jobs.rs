@@ -252,7 +252,7 @@ enum ScriptError {
     #[error("{0}")]
     Status(ExitStatus),
     /// The script exceeded its time limit.
-    #[error("it did not end within {0:?}")]
+    #[error("it did not exit within {0:?}")]
     TooLong(Duration),
 }
 

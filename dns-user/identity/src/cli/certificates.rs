@@ -18,12 +18,11 @@ use crate::{
     run::LeafOptions,
 };
 
-/// `issue`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Issue {
     #[command(flatten)]
     ca: CaFiles,
-    /// JSON file with the description of the container
+    /// JSON file that describes the container
     #[arg(long, value_name = "FILE")]
     container: PathBuf,
     /// Folder for instance.crt, instance.key, instance.pem and ca.crt
@@ -33,7 +32,6 @@ pub(super) struct Issue {
     leaf: LeafOptions,
 }
 
-/// `check`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["ca", "folder", "certificate"]))]
 pub(super) struct Check {
@@ -46,7 +44,7 @@ pub(super) struct Check {
     /// Folder of an identity
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
-    /// Certificate whose names are looked up in the fleet of --records
+    /// Certificate whose names must resolve in the fleet of --records
     #[arg(long, value_name = "FILE", requires = "records")]
     certificate: Option<PathBuf>,
     /// The fleet's records.json
@@ -55,7 +53,7 @@ pub(super) struct Check {
     /// Alias file of the fleet; repeatable
     #[arg(long, value_name = "FILE")]
     aliases: Vec<PathBuf>,
-    /// Exit with code 1 also for names that do not resolve
+    /// Also exit with code 1 if a name does not resolve
     #[arg(long)]
     strict: bool,
 }

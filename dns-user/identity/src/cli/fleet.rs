@@ -8,16 +8,15 @@ use std::{
 
 use crate::fleet::state::StateFolder;
 
-/// `token`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Token {
-    /// Folder of state of the issuer
+    /// State folder of the issuer
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
     /// Id of the instance, as in records.json
     #[arg(long, value_name = "ID")]
     instance: String,
-    /// Lifetime in minutes
+    /// Minutes for which the token is valid
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10080))]
     minutes: u64,
 }

@@ -34,19 +34,19 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Maintain the pairs of a set of identities
+    /// Maintain certificates and keys for a set of identities
     Run(Box<RunOptions>),
-    /// Issue a single pair into a folder
+    /// Issue one certificate and key into a folder
     Issue(certificates::Issue),
     /// Check a CA, an identity folder, or the names of a certificate
     Check(certificates::Check),
-    /// Create an identity at a running rotator
+    /// Create an identity in a running rotator
     Create(Describe),
-    /// Change the description of an identity at a running rotator
+    /// Change the description of an identity in a running rotator
     Update(Describe),
-    /// Remove an identity at a running rotator, with its files
+    /// Remove an identity and its files from a running rotator
     Destroy(Destroy),
-    /// Show all identities of a running rotator; exit code 1 if one fails to renew
+    /// Show all identities of a running rotator; exit with code 1 if a renewal has failed
     Status(Status),
     /// Print the names of link providers for certificates
     San(names::San),
@@ -54,11 +54,11 @@ enum Command {
     Issuer(Box<IssuerOptions>),
     /// Create a bootstrap token for one instance
     Token(fleet::Token),
-    /// Keep the pairs of this machine fresh, by requests to the issuer
+    /// Renew this machine's certificates and keys through the issuer
     Agent(Box<AgentOptions>),
-    /// Rotate the CA of a fleet in three steps, each after all agents have followed
+    /// Rotate the fleet's CA in three steps; each waits for all agents
     RotateCa(RotateOptions),
-    /// Write the manual page
+    /// Print the manual page
     Man(shell::Man),
     /// Print completions for a shell
     Completions(shell::Completions),
@@ -70,12 +70,11 @@ struct Describe {
     /// Control socket of the rotator
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
-    /// JSON file with the description of the container
+    /// JSON file that describes the container
     #[arg(value_name = "FILE")]
     description: PathBuf,
 }
 
-/// `destroy`.
 #[derive(Debug, clap::Args)]
 struct Destroy {
     /// Control socket of the rotator
@@ -85,18 +84,17 @@ struct Destroy {
     guid: String,
 }
 
-/// `status`.
 #[derive(Debug, clap::Args)]
 struct Status {
     /// Control socket of the rotator
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
-    /// Print JSON
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Runs the program.
+/// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
     let CommandLine { command } = CommandLine::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();

@@ -12,12 +12,11 @@ use crate::{
     san::{Ids, Link, Names},
 };
 
-/// `san`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("provider").required(true)
     .args(["instance_group", "link", "manual", "manifest"]))]
 pub(super) struct San {
-    /// BOSH manifest: print the names of every variable of type certificate
+    /// BOSH manifest; prints the names for each variable of type certificate
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
     /// Deployment of the provider
@@ -26,7 +25,7 @@ pub(super) struct San {
     /// Instance group of the provider
     #[arg(long, value_name = "NAME", requires = "deployment")]
     instance_group: Option<String>,
-    /// Link NAME-TYPE of the provider (use_link_dns_names); needs the ids
+    /// Link of the provider, as NAME-TYPE (use_link_dns_names); needs the ids
     #[arg(long, value_name = "NAME-TYPE", requires_all = ["network_id", "group_id"])]
     link: Option<String>,
     /// Address of a manual link
@@ -35,7 +34,7 @@ pub(super) struct San {
     /// Network of the provider
     #[arg(long, value_name = "NAME", default_value = "default")]
     network: String,
-    /// Domain
+    /// Domain that the names end in
     #[arg(long, value_name = "NAME", default_value = "bosh")]
     domain: String,
     /// Id of the network, for the short form
@@ -44,13 +43,13 @@ pub(super) struct San {
     /// Id of the group, for the short form
     #[arg(long, value_name = "ID", requires = "network_id")]
     group_id: Option<u64>,
-    /// With --manifest: ids of a link's provider, for short names, where --records does not tell; repeatable
+    /// With --manifest: ids of a link's provider that --records does not contain, for short names; repeatable
     #[arg(long, value_name = "LINK=NETWORK-ID/GROUP-ID", requires = "manifest", value_parser = parse_ids)]
     ids: Vec<(String, Ids)>,
-    /// Put `*` in place of the first label
+    /// Put Put `*` in place of the first label
     #[arg(long)]
     wildcard: bool,
-    /// The fleet's records.json: report names that no instance answers to
+    /// The fleet's records.json; reports names that no instance has
     #[arg(long, value_name = "FILE")]
     records: Option<PathBuf>,
     /// Alias file of the fleet; repeatable
@@ -111,15 +110,15 @@ fn parse_ids(text: &str) -> Result<(String, Ids), String> {
         let (network, group) = ids.split_once('/')?;
         Some((link.to_owned(), Ids { network: network.parse().ok()?, group: group.parse().ok()? }))
     };
-    parse().ok_or_else(|| "write the link, = and two ids, such as my-link=3/7".to_owned())
+    parse().ok_or_else(|| "use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7".to_owned())
 }
 
 /// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
 /// of its instances, so an instance in several groups yields no result.
 fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
-    let remedy = format!("state the ids: --ids {link}=NETWORK-ID/GROUP-ID");
+    let remedy = format!("add the ids: --ids {link}=NETWORK-ID/GROUP-ID");
     let fleet = fleet.ok_or_else(|| {
-        format!("short names need ids, which a manifest lacks; give --records, or {remedy}")
+        format!("short names need ids, which a manifest does not contain; use --records, or {remedy}")
     })?;
     let Provider { instance_group, network, deployment, uses_link_group } = provider;
     let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
@@ -141,8 +140,8 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Re
             "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or {remedy}"
         )),
         _ => Err(format!(
-            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not tell \
-             which group is the link's; {remedy}"
+            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not \
+             show which group belongs to the link; {remedy}"
         )),
     }
 }

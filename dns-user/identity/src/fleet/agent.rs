@@ -32,7 +32,7 @@ use crate::{
 /// Name of the folder with the pair that authenticates the agent.
 const OWN: &str = "instance";
 
-/// Options of `agent`.
+/// Command-line options of the subcommand `agent`.
 #[derive(Debug, clap::Args)]
 pub struct AgentOptions {
     /// Host and port of the issuer
@@ -44,19 +44,19 @@ pub struct AgentOptions {
     /// Id of this instance, as in records.json
     #[arg(long, value_name = "ID")]
     instance: String,
-    /// Folder for the pairs: `instance`, and one folder per role
+    /// Folder for certificates and keys: `instance` and one folder per role
     #[arg(long, value_name = "FOLDER")]
     folder: PathBuf,
-    /// Common name to keep a pair for; repeatable
+    /// Common name to hold a certificate for; repeatable
     #[arg(long = "role", value_name = "NAME", default_values = ["health.bosh-dns", "api.bosh-dns"])]
     roles: Vec<String>,
     /// PEM file of the issuer's CA, for the first contact
     #[arg(long, value_name = "FILE")]
     trust: PathBuf,
-    /// File with the bootstrap token, for the first contact; removed after its use
+    /// File with the bootstrap token, for the first contact; removed after use
     #[arg(long, value_name = "FILE")]
     token: Option<PathBuf>,
-    /// User that owns the keys of the roles, such as bosh-dns-xdp; the agent's own by default
+    /// User that owns the keys of the roles, such as bosh-dns-xdp; default: the agent's user
     #[arg(long, value_name = "USER", value_parser = find_user)]
     owner: Option<Owner>,
     /// Key type: rsa-3072, rsa-2048 or p-256
@@ -68,7 +68,7 @@ pub struct AgentOptions {
     /// Seconds over which the fleet's agents renew after a change of the CA
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     spread: u64,
-    /// Address for Prometheus
+    /// Serve Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 }
@@ -111,7 +111,6 @@ struct Contact {
     problem: Option<String>,
 }
 
-/// Values for metrics.
 #[derive(Default)]
 struct Shown {
     expiry: BTreeMap<String, i64>,
@@ -254,10 +253,10 @@ impl Agent {
                 Some(problem) => {
                     *self.shown.lock().failures.entry("issuer").or_default() += 1;
                     tracing::warn!(
-                        "issuer not reached; pairs stay in use and the report is retried: {problem}"
+                        "issuer unreachable; certificates stay in use and the report is retried: {problem}"
                     );
                 }
-                None => tracing::info!("issuer reached again"),
+                None => tracing::info!("issuer reachable again"),
             }
         }
         self.shown.lock().connected = problem.is_none();
@@ -278,7 +277,7 @@ impl Agent {
         let own = self.pairs[&None].folder.path().join("ca.crt");
         fs::read_to_string(own)
             .or_else(|_| fs::read_to_string(&self.trust))
-            .with_context(|| format!("{}: name the CA of the issuer", self.trust.display()))
+            .with_context(|| format!("{}: set --trust to the issuer's CA", self.trust.display()))
     }
 
     /// Writes a changed trust bundle, and requests renewals if another CA issues now.
@@ -331,7 +330,8 @@ impl Agent {
                     tracing::error!(
                         pair = name,
                         ends,
-                        "certificate not renewed; the old pair stays in use and the renewal is retried: {error:#}"
+                        "certificate not renewed; the current one stays in use and the renewal is retried: \
+                         {error:#}"
                     );
                 }
                 false
@@ -348,7 +348,7 @@ impl Agent {
         let own_is_valid = own.schedule.validity().is_some_and(|validity| now < validity.not_after);
         let (pair, token) = match own_is_valid {
             true => (Some(own.read()?), None),
-            false if role.is_some() => anyhow::bail!("the instance's own pair comes first"),
+            false if role.is_some() => anyhow::bail!("the instance's certificate comes first"),
             false => (None, Some(self.read_token()?)),
         };
         let kind = self.key_type;
@@ -381,7 +381,7 @@ impl Agent {
 
     fn read_token(&self) -> anyhow::Result<Zeroizing<String>> {
         let path = self.token.as_ref().context(
-            "no valid certificate of this instance; create a token at the issuer and name it by --token",
+            "this instance has no valid certificate; create a token at the issuer and pass it with --token",
         )?;
         let token = fs::read_to_string(path)
             .map(Zeroizing::new)

@@ -51,19 +51,19 @@ const LARGEST_CALL: usize = 64 << 10;
 /// Validity of the issuer's own certificate, which is renewed at half of it.
 const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
-/// Options of `issuer`.
+/// Command-line options of the subcommand `issuer`.
 #[derive(Debug, clap::Args)]
 pub struct IssuerOptions {
-    /// Folder of state, readable for the issuer's user alone: CAs and their keys, members, tokens
+    /// State folder (CAs, keys, members, tokens); only the issuer's user may have access
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
-    /// PEM file of the first CA; needed once, later CAs come by rotate-ca
+    /// PEM file of the first CA; needed once, `rotate-ca` installs later ones
     #[arg(long, value_name = "FILE", requires = "ca_key")]
     ca: Option<PathBuf>,
     /// PEM file of the first CA's private key
     #[arg(long, value_name = "FILE", requires = "ca")]
     ca_key: Option<PathBuf>,
-    /// The fleet's records.json: names and addresses are verified against it
+    /// The fleet's records.json, which proves names and addresses
     #[arg(long, value_name = "FILE")]
     records: PathBuf,
     /// Address and port for agents
@@ -75,10 +75,10 @@ pub struct IssuerOptions {
     /// Common name that every instance may request; repeatable
     #[arg(long = "role", value_name = "NAME", default_values = ["health.bosh-dns", "api.bosh-dns"])]
     roles: Vec<String>,
-    /// Validity of certificates: a number with h or m, at least 1h
+    /// Validity of certificates, at least 1h, such as 24h or 90m
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = crate::run::parse_validity)]
     validity: Duration,
-    /// Address for Prometheus
+    /// Serve Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 }
@@ -95,7 +95,6 @@ struct Desk {
 
 struct Shared {
     trust: Trust,
-    /// The issuing CA.
     authority: Arc<Authority>,
     bundle: String,
     fleet: Arc<Fleet>,
@@ -150,7 +149,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
             state.set_trust(&trust)?;
             trust
         }
-        (None, None) => anyhow::bail!("no CA yet; start once with --ca and --ca-key"),
+        (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
     };
     let fleet = Fleet::read(&records)?;
     let authority = state.authority(&trust.issuing, now)?;
@@ -291,7 +290,7 @@ impl Desk {
     }
 
     fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
-        let trust = self.state.trust()?.context("trust.json is gone; restore it from a backup")?;
+        let trust = self.state.trust()?.context("trust.json is missing; restore it from a backup")?;
         let (changed, old) = {
             let shared = self.shared.lock();
             (
@@ -305,7 +304,8 @@ impl Desk {
             let tls = Arc::new(server_config(&authority, &bundle, &self.name, now)?);
             let mut shared = self.shared.lock();
             if changed {
-                tracing::info!(generation = trust.generation, issuing = %trust.issuing, "trust of the fleet changed");
+                tracing::info!(generation = trust.generation, issuing = %trust.issuing, "the fleet's trust \
+                                                                                         changed");
             }
             (shared.trust, shared.authority, shared.bundle) = (trust, authority, bundle);
             (shared.tls, shared.tls_until) = (tls, now + OWN_VALIDITY / 2);
@@ -334,7 +334,7 @@ impl Desk {
             shared.members.clone()
         };
         if let Err(error) = self.state.set_members(&members) {
-            tracing::error!("members not saved; rotate-ca does not see the newest reports: {error}");
+            tracing::error!("members not saved; rotate-ca misses the newest reports: {error}");
             self.shared.lock().unsaved = true;
         }
     }
@@ -382,18 +382,20 @@ impl Desk {
             (Some(name), None) => {
                 let instance = &request.instance;
                 return Err(forbidden(format!(
-                    "certificate of {name:?} cannot request a pair of {instance:?}"
+                    "the certificate of {name:?} does not permit requests for {instance:?}"
                 )));
             }
             (None, None) => {
                 return Err(refuse(
                     StatusCode::UNAUTHORIZED,
                     "identity",
-                    "show the instance's certificate, or a bootstrap token".to_owned(),
+                    "present the instance's certificate, or a bootstrap token".to_owned(),
                 ));
             }
             (_, Some(_)) if request.role.is_some() => {
-                return Err(forbidden("a bootstrap token is for the instance's own pair only".to_owned()));
+                return Err(forbidden(
+                    "a bootstrap token permits only the instance's own certificate".to_owned(),
+                ));
             }
             (_, Some(_)) => {}
         }
@@ -401,7 +403,7 @@ impl Desk {
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
         let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
         let proved = proved.ok_or_else(|| {
-            let error = "the signing request is damaged or not signed by its key".to_owned();
+            let error = "the signing request is damaged or not signed with its key".to_owned();
             refuse(StatusCode::BAD_REQUEST, "request", error)
         })?;
         let unable = |error: String| refuse(StatusCode::SERVICE_UNAVAILABLE, "authority", error);
@@ -447,10 +449,9 @@ impl Desk {
 
     fn report(&self, peer: &Peer, report: Report) -> Result<Orders, Refusal> {
         let refuse = |status, error: String| Refusal { status, reason: "identity", error };
-        let instance = peer
-            .0
-            .clone()
-            .ok_or_else(|| refuse(StatusCode::UNAUTHORIZED, "show the instance's certificate".to_owned()))?;
+        let instance = peer.0.clone().ok_or_else(|| {
+            refuse(StatusCode::UNAUTHORIZED, "present the instance's certificate".to_owned())
+        })?;
         let mut shared = self.shared.lock();
         if !shared.fleet.ids.contains(&instance) {
             let error = policy::Refusal::UnknownInstance(instance).to_string();

@@ -51,7 +51,7 @@ pub fn profile(snapshot: &Snapshot, roles: &[String], request: &PairRequest) -> 
         Some(role) if roles.contains(role) => role,
         Some(role) => return Err(Refusal::UnknownRole(role.clone())),
     };
-    // A role's certificate also names its instance, to tell them apart in a peer's log.
+    // A role's certificate also names its instance, to distinguish instances in a peer's log.
     let more = std::iter::once(instance).chain(names).map(String::as_str);
     Ok(Profile::new(common_name, &[], more, addresses)?)
 }

@@ -18,7 +18,7 @@ use crate::{authority::Fingerprint, ca_files::CaFiles, certificate::seconds};
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("direction").required(true).args(["ca", "back", "resume"]))]
 pub struct RotateOptions {
-    /// Folder of state of the issuer, which keeps running
+    /// State folder of the issuer, which keeps running
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
     /// PEM file of the new CA
@@ -27,16 +27,16 @@ pub struct RotateOptions {
     /// PEM file of the new CA's private key
     #[arg(long, value_name = "FILE", requires = "ca")]
     ca_key: Option<PathBuf>,
-    /// Return to the CA that issued before the last rotation; continues a return that was stopped
+    /// Return to the previous CA; also continues an interrupted return
     #[arg(long)]
     back: bool,
-    /// Continue a rotation or a return that was stopped
+    /// Continue an interrupted rotation or return
     #[arg(long)]
     resume: bool,
-    /// Seconds to wait after a step has converged: readers of the files follow, late members report
+    /// Seconds to wait after each step, so that services reload their files and late agents report
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     settle: u64,
-    /// Give up, in a consistent state, if a step takes longer than this many seconds
+    /// Maximum seconds for a step; after that, stop in a consistent state
     #[arg(long, value_name = "SECONDS")]
     patience: Option<u64>,
 }
@@ -45,8 +45,8 @@ pub struct RotateOptions {
 pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
-    let _lock = state.lock()?.context("another rotate-ca is at work; wait for it or stop it")?;
-    let trust = state.trust()?.context("no CA yet; start the issuer with --ca first")?;
+    let _lock = state.lock()?.context("another rotate-ca is running; wait for it or stop it")?;
+    let trust = state.trust()?.context("no CA is installed; start the issuer with --ca first")?;
     let now = SystemTime::now();
     let direction = match (ca.zip(ca_key), back) {
         (Some((certificate, key)), _) => Direction::To(state.import(&CaFiles { certificate, key }, now)?),
@@ -79,7 +79,7 @@ impl Steps {
     async fn run(&self) -> anyhow::Result<()> {
         let mut changed = false;
         loop {
-            let trust = self.state.trust()?.context("trust.json is gone; restore it from a backup")?;
+            let trust = self.state.trust()?.context("trust.json is missing; restore it from a backup")?;
             self.converge(&trust).await?;
             if changed {
                 tokio::time::sleep(self.settle).await;
@@ -117,7 +117,8 @@ impl Steps {
             }
             if self.patience.is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience)) {
                 anyhow::bail!(
-                    "{} instances have not followed, such as {}; see their agents' logs, then --resume or --back",
+                    "{} instances have not followed, such as {}; check their agents' logs, then use --resume \
+                     or --back",
                     lagging.len(),
                     lagging[0]
                 );
@@ -135,6 +136,6 @@ fn describe(step: Step) -> &'static str {
     match step {
         Step::Trust => "step 1 of 3: the fleet trusts both CAs",
         Step::Issue => "step 2 of 3: the new CA issues",
-        Step::Retire => "step 3 of 3: only one CA stays trusted",
+        Step::Retire => "step 3 of 3: only one CA remains trusted",
     }
 }

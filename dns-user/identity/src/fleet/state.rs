@@ -65,7 +65,7 @@ pub enum StateError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The token was never created, or was used before.
-    #[error("the bootstrap token is unknown or was used already; create a new one")]
+    #[error("the bootstrap token is unknown or already used; create a new one")]
     Unknown,
     /// The token was created for another instance.
     #[error("the bootstrap token belongs to another instance; create one for this instance")]

@@ -18,7 +18,7 @@ pub struct Trust {
     pub generation: u64,
     /// CAs that every instance trusts.
     pub trusted: Vec<Fingerprint>,
-    /// The issuing CA.
+    /// Fingerprint of the CA that signs new certificates.
     pub issuing: Fingerprint,
     /// The CA that issued before the current rotation, or before the last one.
     pub origin: Option<Fingerprint>,
@@ -40,7 +40,7 @@ pub struct Rotation {
 /// Direction of a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To this CA.
+    /// To the CA with this fingerprint.
     To(Fingerprint),
     /// To the CA that issued before the last rotation.
     Back,
@@ -52,10 +52,10 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirectionError {
     /// There was no rotation to go back from.
-    #[error("there was no rotation to go back from; begin one with --ca and --ca-key")]
+    #[error("no rotation to return from; begin one with --ca and --ca-key")]
     NoOrigin,
     /// The last rotation is complete.
-    #[error("no rotation was stopped; begin one with --ca and --ca-key")]
+    #[error("no rotation was interrupted; begin one with --ca and --ca-key")]
     NothingStopped,
 }
 

@@ -259,7 +259,7 @@ impl Rotator {
             Ok(()) => {
                 self.renewals += 1;
                 if failed_before {
-                    tracing::info!(%guid, "certificate renewed after failures");
+                    tracing::info!(%guid, "certificate renewed after earlier failures");
                 }
             }
             Err(error) => {
@@ -269,7 +269,8 @@ impl Rotator {
                     let expires = expires.map_or_else(|| "-".to_owned(), crate::authority::date);
                     tracing::error!(
                         %guid, expires,
-                        "certificate not renewed; the old pair stays in use and the renewal is retried: {error}"
+                        "certificate not renewed; the current one stays in use and the renewal is retried: \
+                         {error}"
                     );
                 }
             }
@@ -332,7 +333,8 @@ impl Rotator {
                 if authority.fingerprint() != self.authority.fingerprint() {
                     tracing::info!(
                         ca = %authority.fingerprint(),
-                        "CA replaced; identities are reissued over 5 minutes, both CAs are trusted meanwhile"
+                        "CA replaced; identities are reissued over 5 minutes, and both CAs are trusted \
+                         meanwhile"
                     );
                 }
                 for caution in authority.cautions(now, self.settings.validity) {
@@ -456,7 +458,7 @@ impl Identity {
         let container: Container = match serde_json::from_slice(&container) {
             Ok(container) => container,
             Err(error) => {
-                tracing::warn!("{}: {error}; the folder is left alone", data.join(CONTAINER).display());
+                tracing::warn!("{}: {error}; the folder stays unchanged", data.join(CONTAINER).display());
                 return None;
             }
         };

@@ -1,4 +1,4 @@
-//! CAs made by openssl, sound and defective.
+//! CAs created by openssl, valid and defective.
 
 use std::{fs, path::PathBuf};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::tools::{openssl, text};
 
-/// Extensions of a sound CA.
+/// Extensions of a valid CA.
 pub(crate) const SOUND: &str =
     "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n";
 
@@ -15,7 +15,7 @@ pub(crate) struct TestAuthority {
     folder: TempDir,
 }
 
-/// Kind of a CA's key, as openssl's `-newkey` takes it.
+/// Type of a CA's key, as an argument of openssl's `-newkey`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CaKey {
     Rsa,
@@ -24,7 +24,7 @@ pub(crate) enum CaKey {
 }
 
 impl TestAuthority {
-    /// A sound CA of P-256, valid for ten years.
+    /// A valid P-256 CA with a lifetime of ten years.
     pub(crate) fn new(name: &str) -> Self {
         Self::with(name, SOUND, CaKey::P256, 3650)
     }

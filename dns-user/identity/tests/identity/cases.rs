@@ -176,9 +176,9 @@ fn alternative_names(leaf: &X509Certificate<'_>) -> (Vec<String>, Vec<String>) {
     (names, addresses)
 }
 
-/// Faults of a CA, made by the name of the case.
+/// Creates the CA fault named by the case.
 fn ca(id: &str) {
-    // Read after the CA was made: its validity starts then.
+    // Read after the CA was created, because its validity starts then.
     let now = SystemTime::now;
     let load = |made: &TestAuthority| Authority::parse(made.certificate().as_bytes(), &made.key(), now());
     let altered = |from: &str, to: &str| {

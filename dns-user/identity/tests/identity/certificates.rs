@@ -53,7 +53,7 @@ fn openssl_accepts_every_combination() {
                     ["verify", "-x509_strict", "-purpose", purpose, "-CAfile", text(&ca_file), text(&leaf)];
                 openssl(&arguments, b"").unwrap();
             }
-            // The key is of the certificate.
+            // The key matches the certificate.
             let of_key = openssl(&["pkey", "-pubout"], key.to_pem().unwrap().as_bytes()).unwrap();
             let of_certificate = openssl(&["x509", "-noout", "-pubkey"], issued.pem.as_bytes()).unwrap();
             assert_eq!(of_key, of_certificate, "{ca:?}, {kind:?}");
@@ -139,7 +139,7 @@ fn leaf_ends_with_authority() {
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let issued = loaded.issue(&container().identity().unwrap(), key.public_key_info(), now, year).unwrap();
     assert_eq!(issued.validity.not_after, loaded.validity().not_after);
-    assert!(loaded.cautions(now, year)[0].to_string().contains("before the leaf would"));
+    assert!(loaded.cautions(now, year)[0].to_string().contains("before a new leaf would"));
     assert_eq!(loaded.cautions(now, Duration::from_secs(3600)), []);
 }
 

@@ -84,7 +84,7 @@ fn logged(work: impl FnOnce()) -> String {
     String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap()
 }
 
-/// The folder holds one complete generation and nothing of a failed one.
+/// The folder contains one complete generation and no remains of a failed one.
 fn assert_intact(folder: &Path) {
     assert!(matches(&read_pair(folder, "instance").unwrap()));
     assert!(matches(&joined(folder).unwrap()));
@@ -224,7 +224,7 @@ fn clock_jumps_renew_at_once() {
         assert!(validity.not_before <= world.now && world.now < validity.not_after);
         assert_eq!(check::folder(&world.path(name), world.now).errors, Vec::<String>::new());
     }
-    // Back: pairs of the future are not valid yet.
+    // Backward: pairs from the future are not valid yet.
     world.now -= 99 * HOUR;
     world.rotator.step(world.now);
     for name in ["g1", "g2", "g3"] {

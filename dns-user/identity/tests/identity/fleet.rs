@@ -117,7 +117,7 @@ impl Fleet {
         command
     }
 
-    /// Whether every pair of an instance ends with the CA, and trusts these CAs.
+    /// Returns whether every pair of an instance is issued by the CA and trusts these CAs.
     fn follows(&self, instance: &str, issuer: &TestAuthority, trusted: &[&TestAuthority]) -> bool {
         ["instance", "health.bosh-dns", "api.bosh-dns"].iter().all(|role| {
             let folder = self.pair(instance, role);
@@ -182,12 +182,12 @@ fn agents_obtain_only_own_names() {
         format!(r#"{{"instance":"{instance}","role":null,"names":[{names}],"addresses":null,"request":""}}"#)
     };
     let answer = request(&body("i2", ""));
-    assert!(answer.contains("cannot request a pair of"), "{answer}");
+    assert!(answer.contains("does not permit requests for"), "{answer}");
     let answer = request(&body("i1", r#""i2.web.default.app.bosh""#));
     assert!(answer.contains("does not belong to instance"), "{answer}");
     let answer = request(&body("i1", ""));
-    assert!(answer.contains("not signed by its key"), "{answer}");
-    // A role's certificate is no instance.
+    assert!(answer.contains("not signed with its key"), "{answer}");
+    // A role's certificate does not identify an instance.
     let folder = fleet.pair("i1", "health.bosh-dns");
     let (crt, key) = (folder.join("instance.crt"), folder.join("instance.key"));
     let output = Command::new("curl")
@@ -204,7 +204,7 @@ fn agents_obtain_only_own_names() {
         .args(["--header", "content-type: application/json", &format!("https://{}/v1/pair", fleet.address)])
         .output()
         .unwrap();
-    assert!(said(&output).contains("cannot request a pair of"), "{}", said(&output));
+    assert!(said(&output).contains("does not permit requests for"), "{}", said(&output));
 
     let mut secrets = vec![token, String::from_utf8(fleet.authority.key()).unwrap()];
     for (instance, role) in [("i1", "instance"), ("i1", "api.bosh-dns"), ("i2", "instance")] {
@@ -268,7 +268,7 @@ fn stopped_return_resumes() {
     assert!(done && text.contains("step 3 of 3"), "{text}");
     assert!(both.iter().all(|instance| fleet.follows(instance, &new, &[&new])));
 
-    // An agent is down: the return waits after its first step, and is stopped by a signal.
+    // An agent is down: the return waits after its first step and is interrupted by a signal.
     fleet.agents[1].0.kill().unwrap();
     fleet.agents[1].0.wait().unwrap();
     for arguments in [["--back"], ["--resume"]] {
@@ -279,14 +279,14 @@ fn stopped_return_resumes() {
         assert!(!rotation.stop(), "a stopped rotation is not a success");
         until("trust in both", || fleet.follows("i1", &new, &[&new, &fleet.authority]));
     }
-    // The rotation goes on in its direction, although the CA that issues is the new one.
+    // The rotation continues in its direction, although the issuing CA is the new one.
     fleet.agents.remove(1);
     fleet.agent("i2", "", &[]);
     let (done, text) = rotate(&fleet, &["--resume"]);
     assert!(done && text.contains("step 2 of 3") && !text.contains("step 1"), "{text}");
     assert!(both.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));
     let (done, text) = rotate(&fleet, &["--resume"]);
-    assert!(!done && text.contains("no rotation was stopped"), "{text}");
+    assert!(!done && text.contains("no rotation was interrupted"), "{text}");
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn authority_rotates_and_returns() {
             .iter()
             .all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority, &new]))
     });
-    // The token file of i3 is gone, and not needed: its pair is valid.
+    // The token file of i3 is missing, but not needed, because its pair is valid.
     fleet.agents.remove(2);
     fleet.agent("i3", "", &[]);
     let output = fleet.rotate(&["--back"]).output().unwrap();

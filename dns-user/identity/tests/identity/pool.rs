@@ -1,4 +1,4 @@
-//! The key pool: idle priority beside a busy process, and the start of a container.
+//! The key pool: idle priority next to a busy process, and the start of a container.
 
 use std::{
     fs,
@@ -110,7 +110,7 @@ fn idle_machine_fills_pool() {
 fn filled_pool_makes_start_fast() {
     let (authority, folder) = (TestAuthority::new("rotator"), memory());
     let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
-    // At idle priority a busy machine takes its time.
+    // At idle priority this takes longer on a busy machine.
     assert!(pool.wait(1, Duration::from_secs(600)));
     let settings = Settings { folder: folder.path().to_owned(), validity: 24 * HOUR, envoy: false };
     let now = SystemTime::now();

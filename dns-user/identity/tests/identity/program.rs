@@ -1,4 +1,4 @@
-//! The program itself: sources of identities, sockets, kills, and the commands.
+//! The program as a process: sources of identities, sockets, kills, and commands.
 
 use std::{
     fs,
@@ -23,14 +23,14 @@ use crate::{
     tools::{not_run, text},
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_bosh-dns-identity"))
 }
 
-/// A process that ends with the test.
+/// A process that is killed at the end of the test.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
@@ -48,7 +48,7 @@ impl Running {
         Self(program().args(arguments).env("RUST_LOG", "trace").stderr(log).spawn().unwrap())
     }
 
-    /// Asks the process to end; returns whether it succeeded.
+    /// Sends SIGTERM; returns whether the process exited successfully.
     pub(crate) fn stop(&mut self) -> bool {
         let id = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Asserts that a log has content, and none of the secrets: keys in PEM, or tokens.
+/// Asserts that a log has content but no secrets: keys in PEM, or tokens.
 pub(crate) fn assert_hidden(log: &Path, secrets: &[impl AsRef<str>]) {
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("INFO"), "{log}");
@@ -75,7 +75,7 @@ pub(crate) fn assert_hidden(log: &Path, secrets: &[impl AsRef<str>]) {
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free when checked.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -161,7 +161,7 @@ fn folder_of_descriptions_is_followed() {
     fs::remove_file(world.folder.path().join("containers/g2.json")).unwrap();
     until("the end of g2", || !world.identity("g2").exists());
     assert!(world.identity("g1").exists());
-    // The folder decides; commands do not.
+    // The folder determines the identities; commands are refused.
     let create = Order::Create { container: container(json!({ "guid": "g3" })) };
     let Reply::Error(problem) = control::send(&world.control(), &create).unwrap() else { panic!() };
     assert!(problem.contains("--containers"), "{problem}");
@@ -172,7 +172,7 @@ fn folder_of_descriptions_is_followed() {
                 && text.contains("bosh_dns_identity_pool_size 2")
         })
     });
-    // Reading the folder causes no further reading; one may come by the clock.
+    // Reading the folder causes no further reading, except one triggered by the clock.
     let readings = || {
         let log = fs::read_to_string(world.folder.path().join("log")).unwrap();
         log.matches("reading descriptions").count()
@@ -197,7 +197,7 @@ fn kill_at_any_moment_keeps_pairs() {
     let path = world.identity("g1");
     let mut number = 0;
     for round in 0..25_u64 {
-        // Pairs change as fast as they can while the process is killed.
+        // Pairs change as fast as possible while the process is killed.
         let control = world.control();
         thread::scope(|scope| {
             let writer = scope.spawn(move || {
@@ -223,7 +223,7 @@ fn kill_at_any_moment_keeps_pairs() {
         assert_eq!(status.identities.len(), 1, "round {round}");
     }
     assert!(number > 25, "{number} changes");
-    // The next change removes every rest.
+    // The next change removes all remains.
     assert!(matches!(control::send(&world.control(), &order(number + 1)).unwrap(), Reply::Done));
     let names: Vec<_> = fs::read_dir(&path)
         .unwrap()
@@ -274,12 +274,12 @@ fn commands_issue_and_check() {
     assert!(!well && said.contains("does not match the CA certificate"), "{said}");
     // A key that others can read.
     let (well, said) = output(&["check", "--folder", text(folder.path())]);
-    assert!(!well && said.contains("no pair is there"), "{said}");
+    assert!(!well && said.contains("no certificate and key found"), "{said}");
     fs::set_permissions(out.join("instance.key"), std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .unwrap();
     let (well, said) = output(&["check", "--folder", text(&out)]);
     assert!(!well && said.contains("mode 644 lets others read the key"), "{said}");
-    // Names that no instance answers to.
+    // Names that no instance has.
     let records = folder.path().join("records.json");
     fs::write(
         &records,
@@ -314,7 +314,7 @@ fn commands_issue_and_check() {
         text(&records),
         "--strict",
     ]);
-    assert!(!well && said.contains("no instance answers to it"), "{said}");
+    assert!(!well && said.contains("no instance has this name"), "{said}");
 }
 
 #[test]
@@ -350,12 +350,12 @@ variables:
         !well && said.contains("variable cert") && said.contains("--ids web=NETWORK-ID/GROUP-ID"),
         "{said}"
     );
-    // The records do not tell which of several groups is the link's.
+    // The records do not show which of several groups belongs to the link.
     for (feature, groups) in [("use_short_dns_addresses", r#"["7","9"]"#), ("use_link_dns_names", r#"["7"]"#)]
     {
         write(feature, groups);
         let (well, said) = san(&known);
-        assert!(!well && said.contains("does not tell which group"), "{said}");
+        assert!(!well && said.contains("does not show which group"), "{said}");
         let (well, said) = san(&[&known[..], &["--ids", "web=3/7"]].concat());
         assert_eq!((well, said.as_str()), (true, "cert\n  DNS  q-n3s0.q-g7.bosh\n"));
     }

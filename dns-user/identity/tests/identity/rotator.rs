@@ -1,4 +1,4 @@
-//! The rotator on a clock of the test: a day takes seconds.
+//! The rotator on a simulated clock: a day takes seconds.
 
 use std::{
     collections::BTreeSet,
@@ -72,11 +72,11 @@ impl World {
         validity_of(&read_pair(&self.path(guid), "instance").unwrap())
     }
 
-    /// Steps at the moments that the rotator asks for, until a moment is reached.
+    /// Steps at the times requested by the rotator until a time is reached.
     pub(crate) fn run_until(&mut self, end: SystemTime) {
         while self.now < end {
             self.rotator.step(self.now);
-            // Keys are generated in real time, which the clock of the test does not wait for.
+            // Keys are generated in real time, for which the simulated clock does not wait.
             let next = self.rotator.next_renewal(self.now);
             let next = next.map_or(end, |next| next.min(end));
             self.now = next.max(self.now + Duration::from_millis(1));
@@ -104,7 +104,7 @@ pub(crate) fn matches(pair: &Pair) -> bool {
     parse_all(&ders).unwrap()[0].public_key().raw == key.public_key_info()
 }
 
-/// A pair from `instance.pem`, which is read in one go.
+/// A pair from `instance.pem`, read in a single call.
 pub(crate) fn joined(folder: &Path) -> std::io::Result<Pair> {
     let text = fs::read_to_string(folder.join("instance.pem"))?;
     let at = text.find("-----BEGIN PRIVATE").or_else(|| text.find("-----BEGIN RSA")).unwrap();
@@ -160,7 +160,7 @@ fn thousand_identities_renew_in_windows() {
     for (name, seen) in names.iter().zip(&mut seen) {
         let renewed = world.validity(name).not_before;
         let offset = renewed.duration_since(seen.not_before).unwrap();
-        // X.509 cuts the moment to its second.
+        // X.509 truncates times to seconds.
         assert!(offset + Duration::from_secs(1) > window.start && offset <= window.end, "{name}: {offset:?}");
         let due = seen.not_before + window.moment(Share::of(name));
         assert!(renewed + Duration::from_secs(1) >= due, "{name} was renewed before its moment");
@@ -202,7 +202,7 @@ pub(crate) fn routes_renew_second_pair_only() {
     assert!(matches(&read_pair(&path, "c2c").unwrap()));
     assert_eq!(world.rotator.status(world.now).identities[0].renews_at, renews_at);
 
-    // Without routes the second pair goes; another address renews the first.
+    // Removing the routes removes the second pair; another address renews the first.
     world.rotator.update(container(json!({ "guid": "g1" })), world.now).unwrap();
     assert!(!path.join("c2c.crt").is_symlink() && !path.join("..data/c2c.crt").exists());
     let moved = container(json!({ "guid": "g1", "internal_ip": "10.0.0.9" }));
@@ -222,7 +222,7 @@ pub(crate) fn files_match_the_reference() {
         assert_eq!(held, mode, "{name}");
     }
     assert_eq!(fs::metadata(path.join("..data/")).unwrap().permissions().mode() & 0o777, 0o755);
-    // One rename: the names lead through one link.
+    // A single rename suffices, because all names lead through one link.
     assert_eq!(fs::read_link(path.join("instance.key")).unwrap(), Path::new("..data/instance.key"));
     assert_eq!(check::folder(&path, world.now), check::Findings::default());
     // Envoy reads certificate and key from one file.
@@ -242,7 +242,7 @@ pub(crate) fn destroy_removes_files() {
     assert_eq!(fs::read_dir(world.folder.path()).unwrap().count(), 0);
     let error = world.rotator.destroy(&guid("g1")).unwrap_err();
     assert_eq!(error.to_string(), "no identity g1; `status` lists them");
-    // The folder was lost before: nothing to remove, and no error.
+    // The folder was lost earlier: nothing to remove, and no error.
     world.create("g2");
     fs::remove_dir_all(world.path("g2")).unwrap();
     world.rotator.destroy(&guid("g2")).unwrap();

@@ -26,7 +26,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Puts the running test on the list of `cargo xtask test`; fails if there is no list, and in CI.
+/// Adds the running test to the list of tests not run; fails in CI, or without a list.
 pub(crate) fn not_run(reason: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     assert!(std::env::var_os("CI").is_none(), "{test}: {reason}");

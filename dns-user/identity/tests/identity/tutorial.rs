@@ -1,4 +1,4 @@
-//! docs/identity.md: the commands of the tutorial lead where it says.
+//! The commands of the tutorial in docs/identity.md have the documented results.
 
 use std::{
     env, fs,
@@ -17,7 +17,7 @@ fn tutorial_commands_succeed() {
     let blocks: Vec<&str> =
         tutorial.split("```sh\n").skip(1).map(|after| after.split_once("```").unwrap().0).collect();
     assert_eq!(blocks.len(), 5, "{blocks:?}");
-    // The rotator ends with the script, also if a command fails.
+    // The rotator is stopped with the script, even if a command fails.
     let script = format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{}", blocks.concat());
     let program = Path::new(env!("CARGO_BIN_EXE_bosh-dns-identity")).parent().unwrap();
     let path = format!("{}:{}", program.display(), env::var("PATH").unwrap());

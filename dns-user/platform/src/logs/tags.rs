@@ -33,23 +33,19 @@ pub const TAGS: &[Tag] = &[
     Tag {
         name: "main",
         targets: &["dns_resolver", "dns_platform", "dns_core", "bosh_dns_xdp", "bosh_dns_xdp_health"],
-        about: "start, reload, stop, configuration, and everything without another tag",
+        about: "start, reload, stop, configuration, and everything without a separate tag",
     },
     Tag {
         name: "RecordsRepo",
         targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_resolver::daemon::watch"],
-        about: "records.json and alias files: what was read, what was refused",
+        about: "records.json and alias files: loaded and refused content",
     },
     Tag {
         name: "DiscoveryHandler",
         targets: &["dns_resolver::state", "dns_core::resolve"],
         about: "names of the fleet",
     },
-    Tag {
-        name: "ForwardHandler",
-        targets: &["dns_upstream"],
-        about: "recursors: which was asked, what it said",
-    },
+    Tag { name: "ForwardHandler", targets: &["dns_upstream"], about: "recursors: queries and their results" },
     Tag { name: "HTTPClientHandler", targets: &["dns_upstream::http"], about: "http handlers" },
     Tag { name: "CachingDNSHandler", targets: &["dns_upstream::cache"], about: "the cache" },
     Tag { name: "ArpaHandler", targets: &["dns_upstream::reverse"], about: "reverse names" },
@@ -68,7 +64,7 @@ pub const TAGS: &[Tag] = &[
     Tag {
         name: "API",
         targets: &["dns_resolver::ops::api"],
-        about: "the API: who connected, what was refused",
+        about: "the API: refused connections and requests",
     },
     Tag {
         name: "server",

@@ -64,7 +64,7 @@ declare! {
         ["server", "zone", "view", "rcode", "plugin"] "Responses.";
     /// Measured on the userspace path only.
     COREDNS_REQUEST_DURATION_SECONDS: Histogram = "coredns_dns_request_duration_seconds"
-        ["server", "zone", "view"] "From taking a query from its socket to its reply.";
+        ["server", "zone", "view"] "Time from receiving a query to sending its reply.";
     /// Measured on the userspace path only.
     COREDNS_REQUEST_SIZE_BYTES: Histogram = "coredns_dns_request_size_bytes"
         ["server", "zone", "view", "proto"] "Bytes of queries.";
@@ -83,49 +83,49 @@ declare! {
     COREDNS_CACHE_MISSES_TOTAL: Counter = "coredns_cache_misses_total"
         ["server", "zones", "view"] "Queries not answered from the cache.";
     COREDNS_CACHE_REQUESTS_TOTAL: Counter = "coredns_cache_requests_total"
-        ["server", "zones", "view"] "Queries put to the cache.";
+        ["server", "zones", "view"] "Cache lookups.";
     COREDNS_CACHE_SERVED_STALE_TOTAL: Counter = "coredns_cache_served_stale_total"
-        ["server", "zones", "view"] "Answers given past their time.";
+        ["server", "zones", "view"] "Stale answers served.";
     COREDNS_CACHE_EVICTIONS_TOTAL: Counter = "coredns_cache_evictions_total"
-        ["server", "type", "zones", "view"] "Entries that had to make room.";
+        ["server", "type", "zones", "view"] "Entries evicted for lack of space.";
 
     //----------- Server -----------------------------------------------------
     BUILD_INFO: Gauge = "bosh_dns_xdp_build_info"
-        ["version", "commit"] "What this server was built from; always 1.";
+        ["version", "commit"] "Version and commit of this build; always 1.";
     UPTIME_SECONDS: Gauge = "bosh_dns_xdp_uptime_seconds"
-        [] "Seconds since the start.";
+        [] "Seconds since startup.";
     /// Label `path` is `fast` or `userspace`.
     REPLIES_TOTAL: Counter = "bosh_dns_xdp_replies_total"
-        ["path"] "Replies by the path that gave them.";
+        ["path"] "Replies by path.";
     LOG_LINES_LOST_TOTAL: Counter = "bosh_dns_xdp_log_lines_lost_total"
         [] "Log lines lost because the reader was too slow.";
     /// Counts datagrams and TCP messages.
     DROPPED_TOTAL: Counter = "bosh_dns_xdp_dropped_total"
-        ["reason"] "Messages without a reply.";
+        ["reason"] "Messages dropped without a reply.";
     TCP_SESSIONS: Gauge = "bosh_dns_xdp_tcp_sessions"
         [] "Open TCP connections.";
     /// Either the total or one client's limit was exceeded.
     TCP_CLOSED_FOR_OTHERS_TOTAL: Counter = "bosh_dns_xdp_tcp_closed_for_others_total"
-        [] "TCP connections closed because there were too many.";
-    /// `reason`: `bytes` of unsent replies, `queries` that wait. Queries on the connection are not
-    /// read until it is over.
+        [] "TCP connections closed to make room for new ones.";
+    /// `reason`: `bytes` of unsent replies, `queries` that wait. Queries on the connection are not read until
+    /// it ends.
     TCP_PAUSED_TOTAL: Counter = "bosh_dns_xdp_tcp_paused_total"
-        ["reason"] "Times that a TCP connection reached its limit of unsent replies or waiting queries.";
+        ["reason"] "Number of times a TCP connection reached its limit of unsent replies or waiting queries.";
     TCP_UNREAD_CLOSED_TOTAL: Counter = "bosh_dns_xdp_tcp_unread_closed_total"
         [] "TCP connections closed because the client did not read its replies.";
     TCP_REPLY_BYTES: Gauge = "bosh_dns_xdp_tcp_reply_bytes"
-        [] "Bytes of replies that TCP connections hold.";
+        [] "Bytes of replies queued on TCP connections.";
     /// Usually caused by a lack of file descriptors.
     ACCEPT_FAILURES_TOTAL: Counter = "bosh_dns_xdp_accept_failures_total"
-        [] "Times that no TCP connection could be accepted.";
+        [] "Failed attempts to accept a TCP connection.";
     /// Every panic is a bug and is logged.
     PANICS_TOTAL: Counter = "bosh_dns_xdp_panics_total"
         [] "Panics of any part of the server.";
     REQUESTS_IN_FLIGHT: Gauge = "bosh_dns_xdp_requests_in_flight"
-        [] "Requests that wait for recursors, handlers or first checks.";
+        [] "Requests waiting for recursors, handlers or first health checks.";
     /// `resource`: the rows of the table of limits (docs/operating.md) that hold for the process.
     LIMIT: Gauge = "bosh_dns_xdp_limit"
-        ["resource"] "Limits on what clients can occupy.";
+        ["resource"] "Limits on resources that clients occupy.";
     API_REFUSED_CONNECTIONS_TOTAL: Counter = "bosh_dns_xdp_api_refused_connections_total"
         [] "Connections to the API closed because their user had too many unfinished handshakes.";
 
@@ -136,56 +136,56 @@ declare! {
         ["reason"] "Queries dropped or refused under overload.";
     /// `budget`: `server`, `recursors`, or the domain of a handler.
     LIMITED_CLIENTS: Gauge = "bosh_dns_xdp_limited_clients"
-        ["budget"] "Clients of which queries were refused within the last minute.";
+        ["budget"] "Clients that had queries refused within the last minute.";
     /// The five clients with the most refusals within the last minute; `status` lists more.
     LIMITED_CLIENT_REFUSALS: Gauge = "bosh_dns_xdp_limited_client_refusals"
-        ["budget", "client"] "Refused queries of a client since it became limited.";
+        ["budget", "client"] "Queries of a limited client refused since the limit applied.";
 
     //----------- Records ----------------------------------------------------
     /// 0 without records, or if the file has no version.
     RECORDS_VERSION: Gauge = "bosh_dns_xdp_records_version"
-        [] "Version of the records in force.";
+        [] "Version of the records in use.";
     RECORDS_AGE_SECONDS: Gauge = "bosh_dns_xdp_records_age_seconds"
         [] "Seconds since the records were read.";
     RECORDS_INSTANCES: Gauge = "bosh_dns_xdp_records_instances"
         [] "Instances in the records.";
     RECORDS_ALIASES: Gauge = "bosh_dns_xdp_records_aliases"
-        [] "Aliases of files and records.";
+        [] "Aliases from files and records.";
     /// `kind`: `records`, `aliases`, `handlers`, `config`, `certificates`.
     RELOADS_TOTAL: Counter = "bosh_dns_xdp_reloads_total"
-        ["kind"] "Files read again.";
+        ["kind"] "File reloads.";
     RELOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_reload_failures_total"
-        ["kind"] "Files that could not be used; the last good state stays.";
+        ["kind"] "Failed file reloads; the last good state stays in use.";
     RELOAD_DURATION_SECONDS: Histogram = "bosh_dns_xdp_reload_duration_seconds"
-        ["kind"] "From noticing a file to answering from it in userspace.";
+        ["kind"] "Time from noticing a changed file to serving it in userspace.";
 
     //----------- Fast path --------------------------------------------------
     /// `outcome`: `hit`, `hit_truncated`, or the reason for passing the packet to the network
     /// stack; `shed` packets were dropped.
     FAST_PATH_PACKETS_TOTAL: Counter = "bosh_dns_xdp_fast_path_packets_total"
-        ["outcome"] "Packets by what became of them.";
+        ["outcome"] "Packets by outcome.";
     FAST_PATH_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_replies_total"
-        ["type", "rcode"] "Replies of the interface by type and rcode.";
+        ["type", "rcode"] "Fast-path replies by type and rcode.";
     FAST_PATH_INTERFACE_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_interface_replies_total"
-        ["interface"] "Replies by interface.";
+        ["interface"] "Fast-path replies by interface.";
     /// Label `direction` is `in` or `out`.
     FAST_PATH_BYTES_TOTAL: Counter = "bosh_dns_xdp_fast_path_bytes_total"
-        ["direction"] "Bytes of DNS messages, of answered queries and their replies.";
+        ["direction"] "Bytes of DNS messages: answered queries and their replies.";
     /// `hook`: `native`, `generic`, `tcx`, `clsact`, `none`.
     FAST_PATH_INTERFACE_INFO: Gauge = "bosh_dns_xdp_fast_path_interface_info"
         ["interface", "hook"] "Hook of each interface; always 1.";
     /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: the verifier's message, empty
     /// if loaded.
     FAST_PATH_PROGRAM_INFO: Gauge = "bosh_dns_xdp_fast_path_program_info"
-        ["program", "state", "reason"] "Programs that were needed, and how they fare; always 1.";
+        ["program", "state", "reason"] "State of each required program; always 1.";
     FAST_PATH_PROGRAM_LOAD_SECONDS: Gauge = "bosh_dns_xdp_fast_path_program_load_seconds"
-        ["program"] "Seconds that the kernel took for a program.";
+        ["program"] "Seconds that the kernel took to load a program.";
     /// Reported by kernels from 5.16 on.
     FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS: Gauge = "bosh_dns_xdp_fast_path_program_verified_instructions"
-        ["program"] "Instructions that the verifier looked at for a program.";
+        ["program"] "Instructions that the verifier processed for a program.";
     /// `kind`: `published`, `learned`, `negative`.
     FAST_PATH_ENTRIES: Gauge = "bosh_dns_xdp_fast_path_entries"
-        ["kind"] "Names in the map.";
+        ["kind"] "Names in the fast-path map.";
     /// The range is 0 to 1.
     FAST_PATH_MAP_FILL_RATIO: Gauge = "bosh_dns_xdp_fast_path_map_fill_ratio"
         [] "Share of the map in use.";
@@ -193,27 +193,27 @@ declare! {
     FAST_PATH_ARENA_FILL_RATIO: Gauge = "bosh_dns_xdp_fast_path_arena_fill_ratio"
         [] "Share of the entries' memory in use.";
     FAST_PATH_LEASE_SECONDS: Gauge = "bosh_dns_xdp_fast_path_lease_seconds"
-        [] "Seconds that the lease still has.";
+        [] "Seconds until the lease expires.";
     FAST_PATH_UP: Gauge = "bosh_dns_xdp_fast_path_up"
-        [] "1 while some interface answers.";
+        [] "1 while at least one interface answers.";
     /// Waiting for queries at an interface that the configuration selects by wildcard, or by default,
     /// is no degradation.
     FAST_PATH_DEGRADED: Gauge = "bosh_dns_xdp_fast_path_degraded"
-        [] "1 while the configured fast path serves no interface although it should.";
+        [] "1 while the fast path is configured but serves no interface.";
     FAST_PATH_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_evictions_total"
-        [] "Learned names that had to make room.";
+        [] "Learned names evicted for lack of space.";
     FAST_PATH_WRITES_TOTAL: Counter = "bosh_dns_xdp_fast_path_writes_total"
         [] "Elements written to the map.";
     FAST_PATH_FORWARDED_ANSWERS: Gauge = "bosh_dns_xdp_fast_path_forwarded_answers"
-        [] "Answers of recursors and handlers in the map.";
+        [] "Forwarded answers in the map.";
     FAST_PATH_FORWARDED_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_evictions_total"
-        [] "Answers of recursors and handlers that had to make room in the map.";
+        [] "Forwarded answers evicted from the map for lack of space.";
     FAST_PATH_FORWARDED_UNFITTING_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_unfitting_total"
-        [] "Answers of recursors and handlers left to userspace: too long, or with too many records.";
+        [] "Forwarded answers left to userspace because they are too long or have too many records.";
     FAST_PATH_FORWARDED_RENEWALS_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_renewals_total"
-        [] "Answers in the map that were fetched again before their TTL ended.";
+        [] "Forwarded answers in the map that were refreshed before they expired.";
     FAST_PATH_UNFITTING_NAMES: Gauge = "bosh_dns_xdp_fast_path_unfitting_names"
-        [] "Names of the snapshot that are not in the map; userspace answers them.";
+        [] "Names of the records that do not fit in the map; userspace answers them.";
 
     //----------- Health -----------------------------------------------------
     /// `result`: `running`, `failing`, `other`, or for checks without a reply `unreachable`, `tls`,
@@ -221,13 +221,13 @@ declare! {
     HEALTH_CHECKS_TOTAL: Counter = "bosh_dns_xdp_health_checks_total"
         ["result"] "Health checks of instances, by result.";
     HEALTH_CHECK_DURATION_SECONDS: Histogram = "bosh_dns_xdp_health_check_duration_seconds"
-        [] "How long health checks took.";
+        [] "Duration of health checks.";
     HEALTH_TRACKED_NAMES: Gauge = "bosh_dns_xdp_health_tracked_names"
         [] "Names whose instances are checked.";
     HEALTH_INSTANCES: Gauge = "bosh_dns_xdp_health_instances"
         ["state"] "Checked instances, by state.";
     HEALTH_BLIND: Gauge = "bosh_dns_xdp_health_blind"
-        [] "1 while no instance can be checked because of certificates.";
+        [] "1 while certificate problems prevent all health checks.";
     HEALTH_CHECKS_IN_FLIGHT: Gauge = "bosh_dns_xdp_health_checks_in_flight"
         [] "Health checks under way.";
 
@@ -235,9 +235,9 @@ declare! {
     /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority` for the first CA to
     /// expire.
     CERTIFICATE_EXPIRY_SECONDS: Gauge = "bosh_dns_xdp_certificate_expiry_timestamp_seconds"
-        ["use", "part"] "End of certificates in use, seconds since 1970.";
+        ["use", "part"] "Expiry of the certificates in use, in seconds since 1970.";
     CERTIFICATE_WARNING_SECONDS: Gauge = "bosh_dns_xdp_certificate_warning_timestamp_seconds"
-        ["use", "part"] "Moment from which the end of a certificate deserves a warning, seconds since 1970.";
+        ["use", "part"] "Time at which the expiry warning of a certificate starts, in seconds since 1970.";
     CERTIFICATE_LOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_certificate_load_failures_total"
         ["use"] "Attempts to load changed certificate files that failed; the last good ones stay in use.";
 
@@ -245,47 +245,47 @@ declare! {
     CACHE_BYTES: Gauge = "bosh_dns_xdp_cache_bytes"
         ["zones"] "Bytes of the entries in the cache.";
     RECURSOR_MISMATCHED_TOTAL: Counter = "bosh_dns_xdp_recursor_strays_total"
-        ["recursor", "handler"] "Datagrams that were no reply to any query: late, wrong or forged.";
+        ["recursor", "handler"] "Datagrams that match no query: late, wrong or forged.";
     /// `handler`: domain of the handler, empty for recursors of the configuration.
     RECURSOR_QUERIES_TOTAL: Counter = "bosh_dns_xdp_recursor_queries_total"
         ["recursor", "handler"] "Queries sent to recursors.";
     /// `reason`: `timeout`, `no_address`, `unreachable`, `reset`, `closed`, `wrong_reply`, `malformed`,
     /// `servfail`, `refused`, `rcode` (any other error), `given_up` (too many in flight).
     RECURSOR_FAILURES_TOTAL: Counter = "bosh_dns_xdp_recursor_failures_total"
-        ["recursor", "handler", "reason"] "Queries to recursors that brought no usable reply.";
+        ["recursor", "handler", "reason"] "Queries to recursors without a usable reply.";
     /// Measured for answered queries only.
     RECURSOR_DURATION_SECONDS: Histogram = "bosh_dns_xdp_recursor_duration_seconds"
-        ["recursor", "handler"] "Time to the replies of recursors.";
+        ["recursor", "handler"] "Response time of recursors.";
     RECURSOR_PREFERRED: Gauge = "bosh_dns_xdp_recursor_preferred"
-        ["recursor", "handler"] "1 for the recursor that is asked first.";
+        ["recursor", "handler"] "1 for the recursor that is tried first.";
     WAITING_QUERIES: Gauge = "bosh_dns_xdp_waiting_queries"
-        ["handler"] "Queries that wait for the recursors or for a handler.";
+        ["handler"] "Queries waiting for the recursors or a handler.";
     WAITING_QUERIES_LIMIT: Gauge = "bosh_dns_xdp_waiting_queries_limit"
-        ["handler"] "Most queries that may wait; one client may hold as many places as are free.";
+        ["handler"] "Maximum number of waiting queries; one client may occupy as many slots as are free.";
     /// The reply to them is SERVFAIL.
     REFUSED_QUERIES_TOTAL: Counter = "bosh_dns_xdp_refused_queries_total"
         ["handler"] "Queries refused because their client had too many waiting.";
     FAILURE_CACHE_HITS_TOTAL: Counter = "bosh_dns_xdp_failure_cache_hits_total"
-        ["handler"] "Queries answered with a failure of less than a second ago.";
+        ["handler"] "Queries answered with a cached failure, less than a second old.";
 
     //----------- Consul -----------------------------------------------------
     /// Nodes from files and agents.
     CONSUL_NODES: Gauge = "bosh_dns_xdp_consul_nodes"
-        [] "Nodes that are known.";
+        [] "Known nodes.";
     /// Instances from files and agents.
     CONSUL_INSTANCES: Gauge = "bosh_dns_xdp_consul_instances"
-        [] "Instances that are known.";
+        [] "Known instances.";
     /// 0 if no agent answers. This and the following families are only exposed if agents are
     /// queried (`consul.sources.http`).
     CONSUL_UP: Gauge = "bosh_dns_xdp_consul_up"
-        [] "1 while some agent answers.";
+        [] "1 while at least one agent answers.";
     /// Missing until an agent has answered. Without changes it grows up to `wait`, 5 minutes by
     /// default.
     CONSUL_CATALOG_AGE_SECONDS: Gauge = "bosh_dns_xdp_consul_catalog_age_seconds"
         [] "Seconds since a server in touch with a leader answered.";
     /// `state`: `known` by name, `told` if their instances are known, `watched`.
     CONSUL_SERVICES: Gauge = "bosh_dns_xdp_consul_services"
-        ["state"] "Services by what is known of them.";
+        ["state"] "Services by state.";
     CONSUL_CONNECTIONS: Gauge = "bosh_dns_xdp_consul_connections"
         [] "Connections to the agent.";
     /// Reset when a reload changes the agents or the request settings.
@@ -295,10 +295,10 @@ declare! {
         [] "Requests to agents without an answer.";
     /// Indicates that Consul's servers were restored from a snapshot.
     CONSUL_INDEX_RESETS_TOTAL: Counter = "bosh_dns_xdp_consul_index_resets_total"
-        [] "Answers whose index was smaller than the one before.";
+        [] "Replies whose index went backwards.";
     /// Questions that have failed for longer than `stale_after`; their last answers are served.
     CONSUL_STALE_QUESTIONS: Gauge = "bosh_dns_xdp_consul_stale_questions"
-        [] "Failing questions whose old answers are served.";
+        [] "Failing requests whose last results are still served.";
     CONSUL_INVALID_ENTRIES: Gauge = "bosh_dns_xdp_consul_invalid_entries"
-        [] "Entries of Consul's answers that are invalid and left out.";
+        [] "Invalid entries in Consul's replies, skipped.";
 }

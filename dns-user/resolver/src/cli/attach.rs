@@ -8,13 +8,12 @@ use super::ConfigFile;
 use crate::daemon::{self, RunOptions};
 use dns_platform::logs::LogFormat;
 
-/// Arguments of `attach`.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// The server's configuration; `xdp.attach_socket` is where it asks.
+    /// The server's configuration, whose `xdp.attach_socket` names the socket.
     #[command(flatten)]
     config: ConfigFile,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
     /// Serve the server that started this process, at standard input

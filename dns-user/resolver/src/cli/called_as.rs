@@ -1,5 +1,5 @@
-//! Runs the binary under several names: those of the programs of the bosh-dns package, which other
-//! jobs and scripts call, and that of our health server.
+//! Runs the binary under several names: the names of the bosh-dns package's programs, which other jobs and
+//! scripts call, and the health server's.
 //!
 //! | Called as | Runs |
 //! |---|---|

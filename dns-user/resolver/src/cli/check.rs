@@ -12,10 +12,8 @@ use crate::daemon::check::{CheckReport, Serves, check};
 /// Maximum number of warnings in the table; `--json` includes all.
 const SHOWN_WARNINGS: usize = 20;
 
-/// Arguments of `check`.
 #[derive(Debug, Args)]
 pub(super) struct Check {
-    /// Which configuration.
     #[command(flatten)]
     config: ConfigFile,
     /// Print one JSON object instead of a table
@@ -75,7 +73,7 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
         serves.records_version.map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
     let recursors = match (serves.recursion, serves.recursor_addresses.is_empty()) {
         (false, _) => "off".to_owned(),
-        (true, true) => "those of /etc/resolv.conf".to_owned(),
+        (true, true) => "the ones of /etc/resolv.conf".to_owned(),
         (true, false) => serves.recursor_addresses.join(", "),
     };
     let mut rows = vec![
@@ -89,7 +87,7 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
         ("up-checks", joined(&serves.upcheck_domains, "none")),
         (
             "fast path",
-            format!("mode {}, {} names from the start", serves.fast_path_mode, serves.published_names),
+            format!("mode {}, {} names published at startup", serves.fast_path_mode, serves.published_names),
         ),
         ("health checks", if serves.health_checks { "on" } else { "off" }.to_owned()),
         ("API", serves.api_port.map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}"))),

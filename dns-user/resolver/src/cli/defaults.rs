@@ -6,7 +6,6 @@ use clap::Args;
 use dns_core::config::keys::{KEYS, Key};
 use serde_json::json;
 
-/// Arguments of `config`.
 #[derive(Debug, Args)]
 pub(super) struct PrintConfig {
     /// Print a config.json with every key at its default; members that begin with # explain them

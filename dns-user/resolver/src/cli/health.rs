@@ -13,7 +13,7 @@ pub(super) struct HealthServer {
     /// The health server's own configuration file (health_server_config.json of bosh-dns)
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
 }

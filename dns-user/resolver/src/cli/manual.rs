@@ -28,16 +28,16 @@ impl Exits {
         match self {
             Self::Process => &[
                 ("0", "stopped by SIGTERM or SIGINT"),
-                ("1", "an error that the operator can fix; standard error or the log names it"),
+                ("1", "an error that the operator can fix, reported on standard error or in the log"),
                 ("2", "wrong usage"),
                 ("70", "an internal failure; a supervisor should restart the process"),
             ],
-            Self::Result => &[("0", "success"), ("1", "the result is bad"), ("2", "wrong usage")],
+            Self::Result => &[("0", "success"), ("1", "negative result"), ("2", "wrong usage")],
             Self::Asks => &[
-                ("0", "success, and the result is good"),
-                ("1", "the server answered, and the result is bad"),
+                ("0", "success, and a positive result"),
+                ("1", "the server answered with a negative result"),
                 ("2", "wrong usage"),
-                ("3", "the server cannot be reached, or refuses the client"),
+                ("3", "the server is unreachable, or refuses the client"),
             ],
         }
     }
@@ -76,7 +76,7 @@ const GROUPS: &[(&str, &[Entry])] = &[
                 Exits::Process,
                 (
                     "attach --config /etc/bosh-dns-xdp/config.json",
-                    "Attach programs for a server without privileges.",
+                    "Attach programs on behalf of an unprivileged server.",
                 ),
             ),
             entry(
@@ -104,17 +104,14 @@ const GROUPS: &[(&str, &[Entry])] = &[
             entry(
                 "config",
                 Exits::Result,
-                (
-                    "config --default > config.json",
-                    "Write a configuration in which every common key is explained.",
-                ),
+                ("config --default > config.json", "Write a configuration that explains every common key."),
             ),
             entry(
                 "check",
                 Exits::Result,
                 (
                     "check --config config.json",
-                    "Print every error of a configuration and of the files it names.",
+                    "Print every error in a configuration and in the files it names.",
                 ),
             ),
         ],
@@ -149,11 +146,7 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "Change a running server",
         &[
-            entry(
-                "reload",
-                Exits::Asks,
-                ("reload", "Read all files again; exit code 1 if one cannot be used."),
-            ),
+            entry("reload", Exits::Asks, ("reload", "Reload all files; exit code 1 if one cannot be used.")),
             entry(
                 "cache",
                 Exits::Asks,
@@ -165,7 +158,7 @@ const GROUPS: &[(&str, &[Entry])] = &[
                 Exits::Asks,
                 (
                     "log --tag ForwardHandler --level debug",
-                    "Log the forwarding of queries in detail until the next reload.",
+                    "Log forwarded queries in detail until the next reload.",
                 ),
             ),
             entry(
@@ -173,7 +166,7 @@ const GROUPS: &[(&str, &[Entry])] = &[
                 Exits::Result,
                 (
                     "detach --config /etc/bosh-dns-xdp/config.json",
-                    "Remove the programs that a dead server left on interfaces.",
+                    "Remove programs that a dead server left attached.",
                 ),
             ),
         ],
@@ -201,8 +194,8 @@ const GROUPS: &[(&str, &[Entry])] = &[
 const FILES: &[(&str, &str)] = &[
     ("/etc/bosh-dns-xdp/config.json", "configuration of the Debian package"),
     ("/var/vcap/jobs/bosh-dns/config/config.json", "configuration of the BOSH job"),
-    ("/run/bosh-dns-xdp/control.sock", "default control socket, by which the commands reach the server"),
-    ("/run/bosh-dns-xdp-pins", "default folder of pins, by which programs survive a restart of the server"),
+    ("/run/bosh-dns-xdp/control.sock", "default control socket, through which the commands reach the server"),
+    ("/run/bosh-dns-xdp-pins", "default folder of pins, which let programs survive a restart of the server"),
 ];
 
 /// Adds the grouped list of commands to the help of the whole command line.

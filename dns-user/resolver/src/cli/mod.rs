@@ -30,13 +30,12 @@ use dns_platform::logs::LogFormat;
 /// Exit code for invalid arguments, as in clap and bosh-dns.
 const USAGE: u8 = 2;
 
-/// What is called.
+/// The command line of `bosh-dns-xdp`.
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-xdp", version = VERSION_AND_COMMIT)]
 #[command(about = "DNS server for the VMs of a BOSH-managed fleet")]
-#[command(after_help = "bosh-dns-xdp --config FILE alone is the same as bosh-dns-xdp run --config FILE.")]
+#[command(after_help = "bosh-dns-xdp --config FILE is short for bosh-dns-xdp run --config FILE.")]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     command: Command,
 }
@@ -58,7 +57,7 @@ enum Command {
     Wait(wait::Wait),
     /// Load and attach the BPF programs for an unprivileged server (xdp.attach_socket) until SIGTERM
     Attach(attach::Attach),
-    /// Create the folder of pins (xdp.bpffs) for a service that does not start as root
+    /// Create the pin folder (xdp.bpffs) for a service that does not start as root
     PreparePins(PreparePins),
     /// Use the server as this machine's resolver until SIGTERM
     Resolver(resolver::Resolver),
@@ -67,10 +66,8 @@ enum Command {
     Operate(Box<operate::Operate>),
 }
 
-/// `run`.
 #[derive(Debug, Args)]
 struct Run {
-    /// Which configuration.
     #[command(flatten)]
     config: ConfigFile,
     /// Format of log lines
@@ -78,18 +75,15 @@ struct Run {
     log_format: LogFormat,
 }
 
-/// `prepare-pins`.
 #[derive(Debug, Args)]
 struct PreparePins {
-    /// Which configuration.
     #[command(flatten)]
     config: ConfigFile,
-    /// User of the service, which becomes the owner of the folder
+    /// User that the service runs as; becomes the folder's owner
     #[arg(long, value_name = "NAME")]
     user: String,
 }
 
-/// Which configuration.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigFile {
     /// config.json of bosh-dns
@@ -111,7 +105,7 @@ pub fn consul_aliases() -> ExitCode {
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());
     if given.len() < 2 {
-        eprintln!("bosh-dns-xdp: no configuration: call bosh-dns-xdp --config FILE (or --help)");
+        eprintln!("bosh-dns-xdp: no configuration: run bosh-dns-xdp --config FILE (or --help)");
         return ExitCode::from(USAGE);
     }
     let (arguments, ignored) = arguments(given);

@@ -1,4 +1,4 @@
-//! The commands that query or change a running server, and those that need no server.
+//! Commands that query or change a running server, and commands that need none.
 //!
 //! They share these exit codes:
 //!
@@ -37,7 +37,6 @@ const BAD_ANSWER: u8 = 1;
 /// Exit code for an unreachable server.
 const UNREACHABLE: u8 = 3;
 
-/// Commands for operators.
 #[derive(Debug, Subcommand)]
 pub(super) enum Operate {
     /// Show the health of the server: version, records, fast path, recursors, last reload, newest problems
@@ -48,7 +47,7 @@ pub(super) enum Operate {
     LocalGroups(lists::LocalGroups),
     /// Explain step by step how a name resolves, and which path answers
     Resolve(explain::Resolve),
-    /// Build the name of a group, with availability zones and health, as BOSH links do
+    /// Build the DNS name of an instance group, as BOSH links do
     Address(address::Address),
     /// Show live queries of the fast path and of userspace
     Tap(tap::TapArgs),

@@ -14,7 +14,6 @@ use crate::{
 /// Interval of checks that the server is still the first resolver, as in bosh-dns.
 const INTERVAL: Duration = Duration::from_secs(3);
 
-/// Arguments of `resolver`.
 #[derive(Debug, Args)]
 pub(super) struct Resolver {
     /// The server's address [default: from --config]
@@ -23,11 +22,11 @@ pub(super) struct Resolver {
     /// The server's config.json
     #[arg(long, value_name = "FILE", required_if_eq("systemd_resolved", "true"))]
     config: Option<PathBuf>,
-    /// Route the fleet's domains, as they change, to the server in systemd-resolved, instead of putting
-    /// the server first in /etc/resolv.conf
+    /// Configure systemd-resolved to send the fleet's domains to the server, and keep them current, instead
+    /// of putting the server first in /etc/resolv.conf
     #[arg(long)]
     systemd_resolved: bool,
-    /// Exit once it is configured, instead of keeping it so
+    /// Exit once configured, instead of restoring the configuration whenever it changes
     #[arg(long)]
     once: bool,
     /// Leave the changes in place on exit

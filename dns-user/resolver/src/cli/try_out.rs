@@ -23,13 +23,12 @@ const NAME: &str = "web.internal";
 /// Instances per group in the example foundation.
 const INSTANCES: u8 = 3;
 
-/// Arguments of `try`.
 #[derive(Debug, Args)]
 pub(super) struct Try {
     /// Your records.json instead of a small foundation
     #[arg(long, value_name = "FILE")]
     records: Option<PathBuf>,
-    /// Your alias files
+    /// Alias files to serve with --records
     #[arg(long, value_name = "PATTERN")]
     aliases: Option<PathBuf>,
     /// Port on 127.0.0.1 [default: a free one]
@@ -45,7 +44,7 @@ impl Try {
                 welcome.print_once_up();
                 let code = daemon::run(&config, daemon::RunOptions { log_format: LogFormat::default() });
                 if let Err(problem) = folder.close() {
-                    complain(&format_args!("the files of this try are left behind: {problem}"));
+                    complain(&format_args!("cannot remove the files of this trial: {problem}"));
                 }
                 code
             }
@@ -146,7 +145,7 @@ fn is_free(port: u16) -> io::Result<()> {
             let holder = port_holder(port).unwrap_or_else(|| "another process".to_owned());
             Err(io::Error::new(
                 problem.kind(),
-                format!("{address} is held by {holder}; choose another --port, or leave it out"),
+                format!("{address} is in use by {holder}; choose another --port, or omit it"),
             ))
         }
         Err(problem) => Err(io::Error::new(problem.kind(), format!("{address}: {problem}"))),
@@ -189,8 +188,8 @@ fn explanation(port: u16, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
     let (program, config) = (program.display(), config.display());
     let path = match root {
-        true => "Hot names are answered at the interface lo; the column FAST of `top` counts them.",
-        false => "All answers come from userspace: for the fast path run this as root.",
+        true => "Hot names are answered at the interface lo; the FAST column of `top` counts them.",
+        false => "All answers come from userspace; run as root for the fast path.",
     };
     format!(
         "bosh-dns-xdp answers on 127.0.0.1, port {port}, until Ctrl-C. In another terminal:\n\n  \
@@ -212,7 +211,7 @@ fn free_port() -> io::Result<u16> {
     }
     Err(io::Error::new(
         io::ErrorKind::AddrInUse,
-        "no port of 127.0.0.1 is free for UDP and TCP; name one by --port",
+        "no port on 127.0.0.1 is free for UDP and TCP; choose one with --port",
     ))
 }
 

@@ -19,16 +19,15 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit of one attempt through the machine's resolver, which may retry by itself.
 const SYSTEM_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Arguments of `wait`.
 #[derive(Debug, Args)]
 pub(super) struct Wait {
-    /// Ask the server at this address; without it the machine's own resolver is asked
+    /// Query the server at this address; by default, use this machine's resolver
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
     /// The server's port
     #[arg(long, default_value_t = 53)]
     port: u16,
-    /// The name that has to resolve
+    /// Name that must resolve
     #[arg(long, alias = "checkDomain", value_name = "NAME", default_value = "upcheck.bosh-dns.")]
     check_domain: Name,
     /// How long to wait, such as 30s or 5m
@@ -61,7 +60,7 @@ impl Wait {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
                 complain(&format_args!(
-                    "{check_domain} was not resolved by {whom} within {timeout:?}: {problem}"
+                    "{check_domain} did not resolve within {timeout:?} ({whom}): {problem}"
                 ));
                 ExitCode::FAILURE
             }

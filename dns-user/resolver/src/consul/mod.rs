@@ -1,4 +1,4 @@
-//! Consul's names: connects the crate `dns-consul`, which does no I/O, to routing and recursors.
+//! Consul's names: connects the crate `dns-consul`, which performs no I/O, to routing and recursors.
 //! * [`ConsulNames`]: answers queries from the current catalog.
 //! * [`ReverseConsulNames`]: does the same for names below `arpa.`.
 //! * [`Catalogs`]: merges definition files and a live Consul.
@@ -138,7 +138,7 @@ impl ConsulNames {
                 Some(format!("expired, names get SERVFAIL: {}", problem.unwrap_or_default()))
             }
             Status { stale, stale_problem: Some(problem), .. } => {
-                Some(format!("{stale} questions are stale, old answers are served: {problem}"))
+                Some(format!("{stale} requests fail, their last results are served: {problem}"))
             }
             Status { last_contact_seconds: None, problem, .. } => {
                 Some(format!("not read yet: {}", problem.unwrap_or_else(|| "no answer".to_owned())))
@@ -211,7 +211,7 @@ impl ConsulNames {
         }
     }
 
-    /// Returns the answer, as far as it is in the catalog, and the zone from which it comes.
+    /// Returns the answer, as far as the catalog contains it, and its zone.
     fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
         let zone = self.zone.load_full();
         let draft = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;

@@ -26,7 +26,7 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
     let failed = |problem: String| ConfigError::of_file(path.display().to_string(), problem);
     let Loaded { config, .. } = dns_platform::files::load_config(path)?;
     let Some((object, _)) = crate::consul::load_config(path)? else {
-        return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
+        return Err(failed("has no object \"consul\", which names the catalog's sources".to_owned()));
     };
     let recursors = config.recursion.recursors.clone();
     let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
@@ -36,7 +36,7 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
         return Err(failed(format!("its Consul files cannot be used: {problem}")));
     }
     if snapshot.instances().len() == 0 {
-        return Err(failed("its records hold no instance that a name could point to".to_owned()));
+        return Err(failed("its records contain no instance that a name could point to".to_owned()));
     }
     let catalogs =
         files.consul_catalogs().ok_or_else(|| failed("its object \"consul\" has no files".to_owned()))?;
@@ -47,8 +47,8 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
     let hosts = HostNames::new(&recursors, Arc::default());
     let zone = runtime.block_on(whole(&catalogs, &hosts, patience)).ok_or_else(|| {
         failed(format!(
-            "the Consul of consul.sources.http did not tell all services within {} s: is it reachable, and \
-             may the token read them?",
+            "Consul (consul.sources.http) did not return all services within {} s: is it reachable, and may \
+             the token read them?",
             patience.as_secs()
         ))
     })?;

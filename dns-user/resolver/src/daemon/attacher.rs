@@ -39,10 +39,10 @@ enum AttacherError {
     #[error("{0}: xdp.attach_socket: is missing; with this configuration the server starts its own attacher")]
     NotWanted(String),
     /// The fast path is disabled.
-    #[error("{0}: xdp: is switched off (xdp.enabled, xdp.mode)")]
+    #[error("{0}: xdp: disabled (xdp.enabled, xdp.mode)")]
     Off(String),
     /// The user does not exist.
-    #[error("xdp.user, xdp.attach_user: there is no user {0:?}; allowed is a name of /etc/passwd")]
+    #[error("xdp.user, xdp.attach_user: user {0:?} does not exist; expected a name from /etc/passwd")]
     NoSuchUser(String),
     /// The attach socket cannot be bound.
     #[error("xdp.attach_socket: {0}")]

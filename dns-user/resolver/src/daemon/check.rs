@@ -100,7 +100,7 @@ fn surroundings(config: &Config) -> Vec<String> {
             && !matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
         {
             errors.push(format!(
-                "{key}: there is no user {name:?} on this machine; create it, or remove the key"
+                "{key}: user {name:?} does not exist on this machine; create it, or remove the key"
             ));
         }
     }
@@ -108,7 +108,7 @@ fn surroundings(config: &Config) -> Vec<String> {
         && !matches!(nix::unistd::Group::from_name(name), Ok(Some(_)))
     {
         errors.push(format!(
-            "control.group: there is no group {name:?} on this machine; create it, or remove the key"
+            "control.group: group {name:?} does not exist on this machine; create it, or remove the key"
         ));
     }
     if config.xdp.enabled && config.xdp.mode != HookMode::Off {
@@ -116,7 +116,7 @@ fn surroundings(config: &Config) -> Vec<String> {
         for name in config.xdp.interfaces.iter().flatten().filter(literal) {
             if nix::net::if_::if_nametoindex(name.as_str()).is_err() {
                 errors.push(format!(
-                    "xdp.interfaces: there is no interface {name:?} on this machine; its queries would be \
+                    "xdp.interfaces: interface {name:?} does not exist on this machine; its queries would be \
                      answered in userspace"
                 ));
             }
@@ -133,7 +133,7 @@ fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
         probe.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
     };
     let message = |address: &SocketAddr| {
-        format!("{address} cannot be listened on: {} is not an address of this machine", address.ip())
+        format!("cannot listen on {address}: {} is not an address of this machine", address.ip())
     };
     listen.iter().filter(is_foreign).map(message).collect()
 }
@@ -223,7 +223,7 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
     let live = match &config.http {
         Some(api) => {
             let addresses: Vec<String> = api.addresses.iter().map(ToString::to_string).collect();
-            format!(" by files, and what Consul tells at {}", addresses.join(", "))
+            format!(" from files, and the services of Consul at {}", addresses.join(", "))
         }
         None => String::new(),
     };

@@ -31,7 +31,7 @@ const PANIC_WINDOW: Duration = Duration::from_secs(60);
 
 /// A component of the server failed with a defect.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{part} failed: {problem}; the process ends, to be restarted")]
+#[error("{part} failed: {problem}; the process exits to be restarted")]
 pub(crate) struct Failure {
     pub(super) part: String,
     pub(super) problem: String,

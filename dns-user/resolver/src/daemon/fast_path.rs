@@ -213,7 +213,7 @@ impl Lifecycle {
     /// interfaces from which the kernel stops delivering.
     fn withdraw(&mut self) {
         const PROBLEM: &str = "the attacher has ended; restart the server to attach programs again";
-        error!("no fast path any more: {PROBLEM}; every query is answered from userspace");
+        error!("fast path lost: {PROBLEM}; every query is answered from userspace");
         self.off(FastPathOff::Failed(PROBLEM.to_owned()));
         self.server_state.fast_path.clear();
         if let Some(feeder) = self.feeder.take() {

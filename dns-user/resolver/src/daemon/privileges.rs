@@ -10,10 +10,10 @@ use nix::unistd::{self, Uid, User};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PrivilegesError {
     /// The user does not exist.
-    #[error("xdp.user: there is no user {0:?}; allowed is a name of /etc/passwd")]
+    #[error("xdp.user: user {0:?} does not exist; expected a name from /etc/passwd")]
     NoSuchUser(String),
     /// Only root can switch users.
-    #[error("xdp.user: only root can become {0:?}; start as root or leave xdp.user out")]
+    #[error("xdp.user: only root can switch to {0:?}; start as root or remove xdp.user")]
     NotRoot(String),
     /// A system call failed.
     #[error("xdp.user: {what}: {reason}")]

@@ -125,7 +125,7 @@ impl CatalogFiles {
             }
             Err(problem) => {
                 let in_use = self.service_status.is_in_use(Kind::Records);
-                let stays = if in_use { "the records in use stay" } else { "no records are served" };
+                let stays = if in_use { "the current records stay in use" } else { "no records are served" };
                 error!("records: {problem}; {stays}");
                 self.service_status.refused(Kind::Records, files, &problem.to_string());
                 None

@@ -162,7 +162,8 @@ impl Daemon<'_> {
             Some(problem) => {
                 let rounds = unanswered.rounds;
                 error!(
-                    "no up-check was answered, and nobody else got an answer ({rounds} of {MOST_UPCHECK_FAILURES} rounds before the process ends to be restarted): {problem}"
+                    "every up-check failed, and no client got an answer (round {rounds} of \
+                     {MOST_UPCHECK_FAILURES} before the process exits to be restarted): {problem}"
                 );
                 Ok(())
             }
@@ -208,7 +209,7 @@ impl Daemon<'_> {
         self.listen_on(all_addresses(self.config.listen, further)).await;
     }
 
-    /// Listens on those of these addresses that are available.
+    /// Listens on all of these addresses that are available.
     async fn listen_on(&mut self, wanted: Vec<SocketAddr>) {
         self.upstreams.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
@@ -248,7 +249,7 @@ impl Daemon<'_> {
         match reloaded.failed.as_slice() {
             [] => info!("{why}: reload finished"),
             failed => warn!(
-                "{why}: reload finished with {} failures, the last good version of these stays in use: {}",
+                "{why}: reload finished with {} failures; the last good version of each stays in use: {}",
                 failed.len(),
                 failed.join("; ")
             ),
@@ -339,7 +340,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
         // The panic has been logged with its location.
         Ok(Err(panic)) => Err(failed(panic.to_string())),
         Err(_) => {
-            Err(failed(format!("the file system did not answer within {} s", CONFIG_PATIENCE.as_secs())))
+            Err(failed(format!("the file system did not respond within {} s", CONFIG_PATIENCE.as_secs())))
         }
     }
 }
@@ -353,13 +354,14 @@ fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig
                 |config: &ConsulConfig| (!config.datacenter_is_default).then(|| config.datacenter.clone());
             let is_live = old.http.is_some() && new.http.is_some();
             (is_live && datacenter(old) != datacenter(new)).then_some(
-                "consul.datacenter changed while a live Consul is asked, which takes effect only after a \
-                 restart: the object \"consul\" in use stays as it is",
+                "consul.datacenter changed, which takes effect only after a restart because the live source \
+                 is in use: the current object \"consul\" stays in use",
             )
         }
-        (None, Some(_)) => Some("the object \"consul\" is new: it takes effect only after a restart"),
+        (None, Some(_)) => Some("the object \"consul\" was added: it takes effect only after a restart"),
         (Some(_), None) => Some(
-            "the object \"consul\" is gone, which takes effect only after a restart: the one in use stays",
+            "the object \"consul\" was removed, which takes effect only after a restart: the current one \
+             stays in use",
         ),
     }
 }

@@ -85,8 +85,8 @@ impl Sources {
 }
 
 impl Source {
-    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches
-    /// that are not regular files, such as FIFOs and directories, are left out.
+    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches that are not
+    /// regular files, such as FIFOs and directories, are skipped.
     fn walk(&self) -> Walk {
         let (left_out, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
@@ -123,7 +123,7 @@ impl Source {
             Self::Patterns(patterns) => PathBuf::from(patterns.join(", ")),
         };
         let problem = format!(
-            "the file system did not answer within {} s (a mount whose server is gone?)",
+            "the file system did not respond within {} s (a mount whose server is gone?)",
             patience.as_secs()
         );
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
@@ -246,7 +246,7 @@ pub(super) struct Followed {
     settled: bool,
     /// Folders in which a change may affect this source.
     folders: Vec<PathBuf>,
-    /// Non-regular files left out at the last read.
+    /// Non-regular files skipped at the last read.
     left_out: Vec<PathBuf>,
     /// Digest of the last contents; `None` before the first read.
     digest: Option<u64>,
@@ -539,7 +539,7 @@ mod tests {
         let mut followed = Followed { reader, ..Followed::new(source) };
         assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
         let error = followed.changed(true).unwrap().readable().unwrap_err();
-        assert!(error.to_string().contains("did not answer within 1 s"), "{error}");
+        assert!(error.to_string().contains("did not respond within 1 s"), "{error}");
     }
 
     #[test]

@@ -109,7 +109,6 @@ struct Waiting {
     bytes: usize,
     /// Time at which the client last took a part.
     progress: Instant,
-    /// Closes the connection.
     close: Arc<Notify>,
 }
 

@@ -27,7 +27,7 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckResult {
-    /// The part works.
+    /// The part works as configured.
     Ok,
     /// Answers are correct but slower, or a component other than DNS is off: the server stays
     /// ready.

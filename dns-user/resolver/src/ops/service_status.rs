@@ -55,7 +55,7 @@ pub enum FastPathOff {
 }
 
 impl FastPathOff {
-    /// Returns the reason.
+    /// Returns the reason, which `status` shows.
     pub fn why(&self) -> &str {
         let (Self::Intended(why) | Self::Failed(why)) = self;
         why

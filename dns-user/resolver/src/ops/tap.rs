@@ -62,7 +62,7 @@ pub struct TapLine {
     /// Processing time in userspace, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub micros: Option<u64>,
-    /// Number of queries this line stands for.
+    /// Number of queries that this line represents.
     pub weight: u32,
 }
 
@@ -246,7 +246,7 @@ impl Tap {
 pub struct TapView {
     tap: Tap,
     number: u64,
-    /// Number of queries a line stands for.
+    /// Number of queries that a line represents.
     every: u32,
     lines: broadcast::Receiver<Arc<TapLine>>,
 }

@@ -67,7 +67,7 @@ impl fmt::Debug for Arrivals {
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
     all: Arrivals,
-    /// The datagrams of the current batch; the flag tells whether one was answered immediately.
+    /// The datagrams of the current batch; the flag is set if one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Connections {
 struct Table {
     /// Number of the next connection.
     next: u64,
-    /// Open connections that have not been told to close.
+    /// Open connections that were not ordered to close.
     open: HashMap<u64, Arc<Entry>>,
 }
 
@@ -80,7 +80,7 @@ struct Entry {
     own: bool,
     /// Time of the last query, in milliseconds since `Connections::since`.
     active: AtomicU64,
-    /// Asks the connection's task to close it.
+    /// Requests that the connection's task close it.
     called_off: Notify,
 }
 
@@ -91,7 +91,7 @@ impl Connections {
         Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() }
     }
 
-    /// Adds a connection and tells excess ones to close; returns how many.
+    /// Adds a connection and orders excess ones to close; returns their number.
     pub(super) fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
         let entry = Arc::new(Entry {
             client: client_of(client.ip()),
@@ -112,7 +112,7 @@ impl Connections {
         self.table.lock().call_off_idlest(|_| true);
     }
 
-    /// Makes room for one more connection of `client`; returns how many were told to close.
+    /// Makes room for one more connection of `client`; returns the number of connections ordered to close.
     fn make_room(&self, table: &mut Table, client: Client) -> usize {
         if table.open.len() < self.limit.min(self.limit_per_client) {
             return 0;
@@ -189,7 +189,7 @@ mod tests {
         ([192, 0, 2, last], port).into()
     }
 
-    /// Returns which of these connections were told to close. Each order can be read only once.
+    /// Returns which of these connections were ordered to close. Each order can be read only once.
     fn called_off(places: &[Place]) -> Vec<usize> {
         (0..places.len()).filter(|&at| places[at].called_off().now_or_never().is_some()).collect()
     }

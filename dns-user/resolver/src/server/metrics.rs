@@ -273,7 +273,7 @@ const OTHER_TYPE: u16 = u16::MAX;
 /// Transports times address families times types.
 const REQUESTS: usize = 2 * 2 * (TYPES.len() + 1);
 
-/// Bucket bounds of durations in seconds: those of CoreDNS, with finer ones below.
+/// Bucket bounds of durations in seconds: CoreDNS's bounds, with finer ones below.
 const DURATIONS: [f64; 20] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032,
     0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,

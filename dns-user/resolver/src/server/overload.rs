@@ -115,7 +115,7 @@ impl QueueWatch {
         self.taken[bucket(client)] += 1;
     }
 
-    /// Ends a batch. `is_full` tells that it had the maximum size, so more datagrams may be queued.
+    /// Ends a batch. `is_full`: it had the maximum size, so more datagrams may be queued.
     pub(super) fn batch_ended(
         &mut self,
         socket: RawFd,
@@ -198,7 +198,7 @@ enum Decision {
     End,
 }
 
-/// Decides what share of the queries is passed.
+/// Decides the share of the queries to pass.
 #[derive(Debug)]
 struct Limiter {
     /// Time of the last decision.

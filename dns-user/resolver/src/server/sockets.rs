@@ -139,10 +139,10 @@ fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Resul
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            "another process listens there: stop it, or change address or port in the configuration"
+            "another process listens there; stop it, or change address or port in the configuration"
         }
         io::ErrorKind::AddrNotAvailable => {
-            "no interface has this address: add it, or change the configuration"
+            "no interface has this address; add it, or change the configuration"
         }
         io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => "check address and port in the configuration",

@@ -40,7 +40,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// limit it reads no further query; the reply that exceeds the limit has at most 64 KiB.
 const MAX_HELD: usize = 128 << 10;
 /// Maximum bytes of replies that all connections together may hold. A connection with held replies
-/// reads further queries only while it holds less than what is left.
+/// reads further queries only while it holds less than the remainder.
 const MAX_HELD_BY_ALL: usize = 16 << 20;
 /// The limits above, by resource.
 pub(super) const LIMITS: [(&str, usize); 4] = [
@@ -56,7 +56,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Minimum interval between log lines about failed `accept` calls.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Serves the connections of one listener until told to stop; returns once the last one has ended.
+/// Serves the connections of one listener until stopped; returns once the last one has ended.
 pub(super) async fn serve(
     listener: TcpListener,
     handler: Arc<QueryHandler>,
@@ -78,7 +78,8 @@ pub(super) async fn serve(
                 if troubled.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) {
                     tracing::warn!(
                         %error,
-                        "cannot accept a TCP connection; closed the longest idle one. UDP is not affected; new TCP clients wait. At the limit on open files raise LimitNOFILE"
+                        "cannot accept a TCP connection; closed the longest idle one. UDP is not affected; \
+                         new TCP clients wait. If the limit on open files is reached, raise LimitNOFILE"
                     );
                     troubled = Some(Instant::now());
                 }

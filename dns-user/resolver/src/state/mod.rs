@@ -377,8 +377,8 @@ impl Answer for Refused {
 
 //----------- Published names ------------------------------------------------
 
-/// Names that interfaces may answer: those routed to the fleet, and those routed to Consul that
-/// have only addresses there. A handler below a domain of the records keeps its names.
+/// Names that interfaces may answer: names routed to the fleet, and names routed to Consul that have only
+/// addresses there. A handler below a domain of the records keeps its names.
 struct PublishedNames {
     state: Arc<State>,
     /// Consul's names at the same moment; `None` without Consul.

@@ -17,7 +17,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HEAD: &str = "/etc/resolvconf/resolv.conf.d/head";
 
 /// Comment above the server's line.
-const COMMENT: &str = "# bosh-dns-xdp puts the next line first; it goes when bosh-dns-xdp resolver ends";
+const COMMENT: &str = "# Inserted by bosh-dns-xdp; the next line is removed when bosh-dns-xdp resolver exits";
 
 /// Number and interval of checks for the update of the file by resolvconf, as in bosh-dns.
 const LOOKS: u32 = 8;

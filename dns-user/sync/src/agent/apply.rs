@@ -23,13 +23,12 @@ const ATTEMPTS: u32 = 3;
 /// Pause after the first attempt; doubled after each.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Upper limit of the period over which downloads are spread, whatever a publisher asks for.
+/// Upper limit of the period over which downloads are spread, regardless of the publisher's request.
 const LONGEST_SPREAD: Duration = Duration::from_secs(600);
 
 /// Version jump that is logged as an error, because the agent accepts no lower version afterwards.
 const FAR: u64 = 1_000_000;
 
-/// Applies announced versions.
 #[derive(Debug)]
 pub(super) struct Applier {
     mute: bool,
@@ -46,7 +45,7 @@ pub(super) struct Applier {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApplyError {
     /// The blob cannot be downloaded.
-    #[error("downloading the blob failed {ATTEMPTS} times: {0}")]
+    #[error("download of the blob failed {ATTEMPTS} times: {0}")]
     Download(StoreError),
     /// The blob cannot be downloaded, and another attempt cannot help.
     #[error("downloading the blob: {0}")]
@@ -124,7 +123,11 @@ impl Applier {
         if announced <= ours {
             if announced > 0 && announced < ours {
                 self.metrics.lower.inc();
-                tracing::info!(announced, ours, "announcement ignored: its version is lower than ours");
+                tracing::info!(
+                    announced,
+                    ours,
+                    "announcement ignored: its version is lower than the installed one"
+                );
             }
             return Ok(held);
         }
@@ -135,7 +138,9 @@ impl Applier {
             tracing::error!(
                 announced,
                 ours,
-                "the announced version is far above ours, and lower ones will be refused from now on; if this is a mistake, stop the publisher, remove records.json and start the publisher again"
+                "the announced version is far above the installed one, and lower versions will be refused \
+                 from now on; if this is a mistake, stop the publisher, remove records.json and restart the \
+                 publisher"
             );
         }
         match self.take(announcement, ours).await {

@@ -33,7 +33,7 @@ const QUEUE: usize = 4;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DiskError {
     /// The folder does not answer.
-    #[error("{}: not finished within {LIMIT:?}; its folder hangs", .0.display())]
+    #[error("{}: not finished within {LIMIT:?}; its folder does not respond", .0.display())]
     Hangs(PathBuf),
     /// The digest does not match.
     #[error("checking the blob: {0}")]

@@ -33,7 +33,7 @@ impl Metrics {
         let version = IntGauge::new("bosh_dns_sync_agent_version", "Version of records.json")?;
         registry.register(Box::new(version.clone()))?;
         let taken = IntCounterVec::new(
-            Opts::new("bosh_dns_sync_agent_versions_total", "Versions taken, by patch or blob"),
+            Opts::new("bosh_dns_sync_agent_versions_total", "Versions installed, by patch or blob"),
             &["by"],
         )?;
         registry.register(Box::new(taken.clone()))?;
@@ -44,9 +44,9 @@ impl Metrics {
         Ok(Self {
             version,
             taken,
-            failed: counter("failures_total", "Versions that could not be taken")?,
-            patch_failed: counter("patch_failures_total", "Patches that did not fit")?,
-            lower: counter("lower_versions_total", "Announcements of lower versions")?,
+            failed: counter("failures_total", "Versions that could not be installed")?,
+            patch_failed: counter("patch_failures_total", "Patches that could not be applied")?,
+            lower: counter("lower_versions_total", "Announcements of lower versions, ignored")?,
             registry,
         })
     }

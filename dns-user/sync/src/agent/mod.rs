@@ -41,40 +41,40 @@ pub enum HostsMode {
     Replaced,
 }
 
-/// `agent`.
+/// Command-line options of the subcommand `agent`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AgentOptions {
-    /// The agent's id: agent_id of the inventory
+    /// Id of this agent, the inventory's agent_id
     #[arg(long, value_name = "ID")]
     pub id: String,
-    /// Listen, fetch and check, without replies and writes: for a machine with a BOSH agent
+    /// Receive and verify, but neither reply nor write; for a machine with a BOSH agent
     #[arg(long)]
     pub mute: bool,
-    /// The bus.
+    /// Options of the NATS connection.
     #[command(flatten)]
     pub bus: BusOptions,
-    /// The blobstore.
+    /// Options of the blobstore client.
     #[command(flatten)]
     pub store: StoreOptions,
-    /// The file that the DNS server reads
+    /// File that the DNS server reads
     #[arg(long, value_name = "FILE", default_value = "/var/vcap/instance/dns/records.json")]
     pub records: PathBuf,
-    /// Mode of the file, octal
+    /// File mode, octal
     #[arg(long, value_name = "MODE", default_value = "640", value_parser = octal)]
     pub mode: u32,
-    /// Owner of the file, by number; the process's own by default
+    /// Owner of the file, by number; default: the process's user
     #[arg(long, value_name = "UID")]
     pub user: Option<u32>,
-    /// Group of the file, by number; the process's own by default
+    /// Group of the file, by number; default: the process's group
     #[arg(long, value_name = "GID")]
     pub group: Option<u32>,
-    /// Treatment of the hosts file
+    /// How to maintain the hosts file
     #[arg(long, value_enum, default_value_t = HostsMode::Off)]
     pub hosts: HostsMode,
-    /// The hosts file
+    /// Path of the hosts file
     #[arg(long, value_name = "FILE", default_value = "/etc/hosts")]
     pub hosts_file: PathBuf,
-    /// Maximum random delay of the report after connecting, in milliseconds
+    /// Maximum random delay before the first report, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub ask_jitter: u64,
     /// Average interval of reports to the publisher, in seconds
@@ -147,8 +147,7 @@ async fn listen(
                     *newest = announcement.version.max(*newest);
                     newer
                 });
-                // A full queue holds newer work than the caller waits for; the publisher asks
-                // again.
+                // A full queue holds newer work than the caller waits for; the publisher retries.
                 let _ = queue.try_send((announcement, reply_to));
             }
             // A mute agent leaves unknown methods to the BOSH agent beside it.
@@ -206,7 +205,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
     }
 }
 
-/// Sends a reply. If it is lost, the publisher asks again.
+/// Sends a reply. If it is lost, the publisher retries.
 async fn reply(bus: &Bus, subject: &str, reply: Reply) {
     /// A bus that accepts nothing must not delay versions.
     const LIMIT: Duration = Duration::from_secs(5);
@@ -249,7 +248,7 @@ async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Repor
 
 /// A text that is not an octal file mode.
 #[derive(Debug, thiserror::Error)]
-#[error("an octal mode such as 640 is needed")]
+#[error("expected an octal mode such as 640")]
 struct NoMode;
 
 /// Parses an octal file mode.

@@ -12,45 +12,43 @@ use crate::{
     publisher::state::{Folder, State},
 };
 
-/// Whose instances.
 #[derive(Debug, Args)]
 struct Group {
-    /// Publisher's state folder, which holds the ids
+    /// The publisher's state folder, which contains the ids
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
-    /// Deployment
+    /// Deployment of the instance group
     #[arg(long, value_name = "NAME")]
     deployment: String,
-    /// Instance group
+    /// Instance group to name
     #[arg(long, value_name = "NAME", required_unless_present = "link", conflicts_with = "link")]
     instance_group: Option<String>,
     /// Link, as NAME-TYPE
     #[arg(long, value_name = "NAME-TYPE")]
     link: Option<String>,
-    /// Network
+    /// Network of the addresses
     #[arg(long, value_name = "NAME", default_value = "default")]
     network: String,
     /// Long form: <instance group>.<network>.<deployment>, without ids
     #[arg(long, requires = "instance_group")]
     long: bool,
-    /// Domain
+    /// Domain that the name ends in
     #[arg(long, default_value = "bosh")]
     domain: String,
 }
 
-/// `address`.
 #[derive(Debug, Args)]
 pub(super) struct Address {
     /// The link or instance group to name.
     #[command(flatten)]
     group: Group,
-    /// Availability zones; several are alternatives
+    /// Availability zone; repeatable, any may match
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     az: Vec<String>,
-    /// One instance by its id
+    /// Id of a single instance
     #[arg(long, value_name = "ID")]
     uuid: Option<String>,
-    /// Filter by health
+    /// Instances to include, by health
     #[arg(long, value_enum, default_value_t = Health::Default)]
     status: Health,
     /// Whether the first query waits for health checks
@@ -58,13 +56,12 @@ pub(super) struct Address {
     initial_health_check: Option<First>,
 }
 
-/// `san`.
 #[derive(Debug, Args)]
 pub(super) struct San {
     /// The link or instance group to name.
     #[command(flatten)]
     group: Group,
-    /// `*` in place of the first label
+    /// Put `*` in place of the first label
     #[arg(long)]
     wildcard: bool,
 }
@@ -74,25 +71,23 @@ pub(super) struct San {
 enum Health {
     /// Healthy ones; all if there are none.
     Default,
-    /// Unhealthy ones.
+    /// Only the unhealthy ones
     Unhealthy,
-    /// Healthy ones.
+    /// Only the healthy ones
     Healthy,
-    /// All.
+    /// All, whatever their health
     All,
 }
 
-/// `initial_health_check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum First {
-    /// The query is answered at once.
+    /// The query does not wait for the checks
     Asynchronous,
-    /// The query waits.
+    /// The query waits for the checks
     Synchronous,
 }
 
 impl Address {
-    /// Prints the address.
     pub(super) fn run(self) -> anyhow::Result<()> {
         println!("{}", self.name()?);
         Ok(())
@@ -102,7 +97,7 @@ impl Address {
         let Self { group, az, uuid, status, initial_health_check } = self;
         let ids = group.ids()?;
         let known = |found: Option<u64>, what: &str, name: &str| {
-            found.with_context(|| format!("no {what} {name} has an id yet; publish first"))
+            found.with_context(|| format!("{what} {name} has no id; publish first"))
         };
         let zones: anyhow::Result<Vec<String>> = az
             .iter()
@@ -132,7 +127,6 @@ impl Address {
 }
 
 impl San {
-    /// Prints the name.
     pub(super) fn run(self) -> anyhow::Result<()> {
         let Self { group, wildcard } = self;
         let ids = group.ids()?;
@@ -146,7 +140,9 @@ impl Group {
     fn ids(&self) -> anyhow::Result<Ids> {
         let state: Option<State> = Folder::open(&self.state).read("state.json")?;
         Ok(state
-            .with_context(|| format!("{}: nothing was published from here yet", self.state.display()))?
+            .with_context(|| {
+                format!("{}: nothing has been published from this state folder", self.state.display())
+            })?
             .ids)
     }
 

@@ -13,12 +13,11 @@ use crate::{
     tls::{self, TlsFiles, TlsOptions},
 };
 
-/// The changes.
 #[derive(Debug, Subcommand)]
 pub(super) enum Instance {
-    /// Add an instance
+    /// Add an instance to the inventory
     Add(Add),
-    /// Remove an instance
+    /// Remove an instance from the inventory
     Remove(Remove),
     /// Change the address of an instance
     Move(Move),
@@ -27,44 +26,43 @@ pub(super) enum Instance {
 /// Where the change is made.
 #[derive(Debug, Args)]
 struct Place {
-    /// URL of the publisher's API, https://HOST:PORT, with --tls-*
+    /// URL of the publisher's API, https://HOST:PORT; needs --tls-*
     #[arg(long, value_name = "URL", requires = "ca", conflicts_with_all = ["state", "inventory", "nodes"])]
     api: Option<String>,
     /// Our certificates for the API.
     #[command(flatten)]
     tls: TlsOptions,
-    /// Publisher's state folder on this machine, with its --inventory or --nodes
+    /// The publisher's state folder on this machine; needs --inventory or --nodes
     #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
     state: Option<PathBuf>,
-    /// Its inventory
+    /// Inventory of --state, YAML or JSON
     #[arg(long, value_name = "FILE|FOLDER", conflicts_with = "nodes")]
     inventory: Option<PathBuf>,
-    /// Its hosts file
+    /// Inventory of --state, as a hosts file
     #[arg(long, value_name = "HOSTSFILE")]
     nodes: Option<PathBuf>,
 }
 
-/// `instance add`.
 #[derive(Debug, Args)]
 pub(super) struct Add {
-    /// Its id
+    /// Id of the instance
     id: String,
-    /// Its deployment
+    /// Deployment of the instance
     #[arg(long, value_name = "NAME")]
     deployment: String,
-    /// Its instance group
+    /// Instance group of the instance
     #[arg(long, value_name = "NAME")]
     instance_group: String,
-    /// Its addresses; several times for several networks
+    /// Network and address of the instance; repeatable
     #[arg(long = "network", value_name = "NAME=ADDRESS", required = true, value_parser = network)]
     networks: Vec<(String, IpAddr)>,
-    /// Its index
+    /// Index of the instance
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     index: u64,
-    /// Its availability zone
+    /// Availability zone of the instance
     #[arg(long, value_name = "NAME")]
     az: Option<String>,
-    /// Id of its agent
+    /// Id of the instance's agent
     #[arg(long, value_name = "ID")]
     agent_id: Option<String>,
     /// The API or the state folder to change.
@@ -72,22 +70,20 @@ pub(super) struct Add {
     place: Place,
 }
 
-/// `instance remove`.
 #[derive(Debug, Args)]
 pub(super) struct Remove {
-    /// Its id
+    /// Id of the instance
     id: String,
     /// The API or the state folder to change.
     #[command(flatten)]
     place: Place,
 }
 
-/// `instance move`.
 #[derive(Debug, Args)]
 pub(super) struct Move {
-    /// Its id
+    /// Id of the instance
     id: String,
-    /// Its new address
+    /// New address of the instance
     ip: IpAddr,
     /// Network, if the instance has several
     #[arg(long, value_name = "NAME")]
@@ -98,7 +94,6 @@ pub(super) struct Move {
 }
 
 impl Instance {
-    /// Applies the change.
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
             Self::Add(Add { id, deployment, instance_group, networks, index, az, agent_id, place }) => {
@@ -112,9 +107,8 @@ impl Instance {
         let Place { api, tls, state, inventory, nodes } = place;
         match (api, state) {
             (Some(api), _) => {
-                let files = tls
-                    .files()
-                    .context("the API asks for a certificate: --tls-ca, --tls-certificate, --tls-key")?;
+                let files =
+                    tls.files().context("the API requires --tls-ca, --tls-certificate and --tls-key")?;
                 let body = serde_json::to_vec(&change)?;
                 call(&api, "/v1/changes", &files, Some(body.into())).await.map(drop)
             }
@@ -144,9 +138,8 @@ pub(super) async fn call(
     Ok(client.send(call, 64 << 20, std::time::Duration::from_secs(10)).await?)
 }
 
-/// Parses `NAME=ADDRESS`.
 fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {
-    let (name, address) = text.split_once('=').context("NAME=ADDRESS is needed")?;
+    let (name, address) = text.split_once('=').context("expected NAME=ADDRESS")?;
     let address = address.parse().with_context(|| format!("{address:?} is not an IP address"))?;
     Ok((name.to_owned(), address))
 }

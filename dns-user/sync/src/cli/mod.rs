@@ -23,26 +23,24 @@ use crate::{
     tls::TlsFiles,
 };
 
-/// Distribute records to a fleet with a BOSH director's protocol
+/// Distribute records to a fleet by the BOSH director's protocol
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-sync", version, arg_required_else_help = true)]
 struct CommandLine {
-    /// What to do.
     #[command(subcommand)]
     command: Command,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make the dataset of an inventory and distribute it to the fleet, or write it to one file
+    /// Distribute the records of an inventory to the fleet, or write them to a local file
     Publish(Box<PublishOptions>),
     /// Receive records on a VM
     Agent(Box<agent::AgentOptions>),
-    /// Add, remove or move an instance, in the state folder or by the publisher's API
+    /// Add, remove or move an instance, in the state folder or through the publisher's API
     #[command(subcommand)]
     Instance(instance::Instance),
-    /// Show versions by agent, lag, silent and disagreeing agents
+    /// Show each agent's version and lag, and list silent and disagreeing agents
     Status(status::Status),
     /// Print the name of a link or an instance group
     Address(address::Address),
@@ -58,12 +56,11 @@ enum Command {
     NatsConfig(NatsConfig),
 }
 
-/// `confirm-removals`.
 #[derive(Debug, clap::Args)]
 struct ConfirmRemovals {
-    /// Number of instances, as the publisher's log gives it
+    /// Number of instances, as logged by the publisher
     instances: usize,
-    /// Publisher's state folder on this machine
+    /// The publisher's state folder on this machine
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
 }
@@ -74,16 +71,15 @@ impl ConfirmRemovals {
     }
 }
 
-/// `nats-config`.
 #[derive(Debug, clap::Args)]
 struct NatsConfig {
     /// The inventory, for its agents.
     #[command(flatten)]
     source: InventoryOptions,
-    /// Folder of state, for changes by command
+    /// State folder, to include changes made by command
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
-    /// Address and port
+    /// Address and port of the NATS server
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:4222")]
     listen: String,
     /// The server's certificates.
@@ -92,18 +88,18 @@ struct NatsConfig {
     /// Part of a certificate that identifies its user; dns-name scales to thousands of agents
     #[arg(long, value_enum, default_value_t)]
     users_by: nats_config::UsersBy,
-    /// Folder of JetStream, for --blobstore nats:BUCKET
+    /// JetStream folder, for --blobstore nats:BUCKET
     #[arg(long, value_name = "FOLDER", requires = "bucket")]
     jetstream: Option<PathBuf>,
-    /// Its bucket
+    /// JetStream bucket of the blobs
     #[arg(long, value_name = "BUCKET", requires = "jetstream")]
     bucket: Option<String>,
-    /// Output file; standard output by default
+    /// Output file; default: standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Runs the program.
+/// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
     let CommandLine { command } = CommandLine::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
@@ -183,7 +179,7 @@ async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Resul
     bar.abandon();
     let count = last.get();
     let Count { agents, synced, .. } = count;
-    println!("{synced} of {agents} agents have the version, {count}");
+    println!("{synced} of {agents} agents have this version, {count}");
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

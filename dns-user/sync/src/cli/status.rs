@@ -20,25 +20,24 @@ use crate::{
 /// `status`. The exit code is 1 unless all agents hold the version.
 #[derive(Debug, Args)]
 pub(super) struct Status {
-    /// Publisher's state folder on this machine
+    /// The publisher's state folder on this machine
     #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
     state: Option<PathBuf>,
-    /// URL of the publisher's API, https://HOST:PORT, with --tls-*
+    /// URL of the publisher's API, https://HOST:PORT; needs --tls-*
     #[arg(long, value_name = "URL", requires = "ca", conflicts_with = "state")]
     api: Option<String>,
     /// Our certificates for the API.
     #[command(flatten)]
     tls: TlsOptions,
-    /// All agents, not only those that lag
+    /// Show all agents, not only lagging ones
     #[arg(long)]
     all: bool,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 impl Status {
-    /// Prints the status.
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let Self { state, api, tls, all, json } = self;
         let (book, newest): (Book, u64) = match (api, tls.files()) {
@@ -54,8 +53,8 @@ impl Status {
                 let book: Option<Book> = folder.read("agents.json")?;
                 let book = book.with_context(|| {
                     format!(
-                        "{}: no report of the agents: nothing was published from here yet, or the disk is full \
-                         (see the publisher's log)",
+                        "{}: no agent reports: nothing has been published from this state folder, or the \
+                         disk is full (see the publisher's log)",
                         path.display()
                     )
                 })?;
@@ -73,7 +72,7 @@ impl Status {
         } else {
             print!("{}", terminal::lines(&table(&book, all, now_ms())));
             if newest > book.version {
-                println!("version {newest} is being announced");
+                println!("announcing version {newest}");
             }
         }
         Ok(code)

@@ -89,7 +89,7 @@ impl Changes {
                 if self.find(&instance.id, files).is_some() {
                     return Err(InventoryError::new(
                         instance.id,
-                        "there is such an instance; move or remove it",
+                        "the instance already exists; move or remove it",
                     ));
                 }
                 (instance.id.clone(), Some(Placed { deployment, group, instance }))
@@ -104,7 +104,7 @@ impl Changes {
                 let only = networks.keys().next().filter(|_| networks.len() == 1).cloned();
                 let network = network
                     .or(only)
-                    .ok_or_else(|| InventoryError::new(&id, "it has several networks; say which one"))?;
+                    .ok_or_else(|| InventoryError::new(&id, "it has several networks; choose one"))?;
                 let Some(address) = networks.get_mut(&network) else {
                     return Err(InventoryError::new(id, format!("it is not on network {network}")));
                 };
@@ -198,10 +198,10 @@ impl Outstanding {
 }
 
 fn unknown(id: &str) -> InventoryError {
-    InventoryError::new(id, "there is no such instance")
+    InventoryError::new(id, "the instance does not exist")
 }
 
-/// Returns an instance exactly as it is in the files.
+/// Returns an instance exactly as in the files.
 fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     files.deployments.iter().find_map(|deployment| {
         deployment.instance_groups.iter().find_map(|group| {

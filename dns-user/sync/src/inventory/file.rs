@@ -80,7 +80,7 @@ pub struct RawInstance {
     /// Name of its availability zone.
     #[serde(default)]
     pub az: Option<String>,
-    /// Id of its agent.
+    /// Id of the instance's agent.
     #[serde(default)]
     pub agent_id: Option<String>,
     /// Addresses by network name.
@@ -131,8 +131,8 @@ pub fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
     if text.iter().all(u8::is_ascii_whitespace) {
         return Err(ContentError::Empty);
     }
-    // JSON is YAML, too, but `serde_json` is several times as fast; mistakes are reported by the
-    // YAML parser, which gives their position.
+    // JSON is also YAML, but `serde_json` is several times as fast; mistakes are reported by the YAML parser,
+    // which states their position.
     match serde_json::from_slice(text) {
         Ok(raw) => Ok(raw),
         Err(_) => serde_saphyr::from_slice(text).map_err(|error| ContentError::Malformed(Box::new(error))),

@@ -153,7 +153,7 @@ impl Inventory {
             token("id", &raw.id, &place)?;
             raw.agent_id.iter().try_for_each(|agent| token("agent_id", agent, &place))?;
             if raw.networks.is_empty() {
-                let problem = "it has no address; say `networks: {NAME: ADDRESS}`";
+                let problem = "it has no address; add `networks: {NAME: ADDRESS}`";
                 return Err(InventoryError::new(place, problem));
             }
             for network in raw.networks.keys() {
@@ -214,7 +214,7 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
     let place = format!("{place}/alias {domain}");
     let one_of = |what: &str, value: &Option<String>, allowed: &[&str]| match value {
         Some(value) if !allowed.contains(&value.as_str()) => {
-            let problem = format!("{what} is {value:?}; it may be {}", allowed.join(", "));
+            let problem = format!("{what} is {value:?}; expected {}", allowed.join(", "));
             Err(InventoryError::new(&place, problem))
         }
         _ => Ok(()),

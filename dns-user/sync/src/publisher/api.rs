@@ -84,7 +84,7 @@ pub(super) async fn spawn(
 
 /// Rejects clients that are not allowed.
 async fn refused() -> Response {
-    let problem = "the certificate's common name is not among --api-clients";
+    let problem = "the client certificate's common name is not in --api-clients";
     (StatusCode::FORBIDDEN, Json(json!({ "error": problem }))).into_response()
 }
 

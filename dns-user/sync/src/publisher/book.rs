@@ -1,4 +1,4 @@
-//! The book: the version that each agent holds, and the agents to ask next. Pure: time is passed
+//! The book: the version that each agent holds, and the agents to contact next. Pure: time is passed
 //! in, in milliseconds.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use crate::message::{Reply, Report};
 /// Time an agent has to reply, in addition to the period over which downloads are spread.
 pub const PATIENCE_MS: u64 = 10_000;
 
-/// Longest pause before a silent agent is asked again.
+/// Longest pause before a silent agent is retried.
 const LONGEST_PAUSE_MS: u64 = 300_000;
 
 /// First pause after an exception.
@@ -123,7 +123,7 @@ pub struct Book {
 pub struct Count {
     /// Number of all agents.
     pub agents: usize,
-    /// Agents that hold the version, including `unverified` ones.
+    /// Agents on the current version, including `unverified` ones.
     pub synced: usize,
     /// BOSH agents that replied `synced`, which proves no digest.
     pub unverified: usize,
@@ -172,7 +172,7 @@ pub enum Verdict {
 }
 
 impl Book {
-    /// Prepares the book of a previous process: all agents are asked to report again.
+    /// Prepares the book of a previous process: all agents must report again.
     pub fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
             let Agent { held: _, heard, asked, failures: _, error: _, patches: _, next: _, met: _, calls: _ } =
@@ -376,7 +376,7 @@ mod tests {
         Reply::Synced(Some(report(version, digest)))
     }
 
-    /// Returns a book of three agents at version 5, all asked at 0.
+    /// Returns a book of three agents at version 5, all contacted at 0.
     fn book() -> Book {
         let mut book = Book::default();
         book.set_agents(["a", "b", "c"].into_iter());

@@ -43,8 +43,9 @@ const LONGEST_PATCH: usize = 500_000;
 /// An inventory that removes too many instances at once, probably by mistake.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the inventory removes {removed} of {known} instances, and more than {allowed} need a confirmation; \
-     if this is intended: bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals {removed}"
+    "the inventory removes {removed} of {known} instances, and more than {allowed} need confirmation; if \
+     intended, run bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals \
+     {removed}"
 )]
 pub struct MassRemoval {
     /// Number of removed instances.
@@ -214,7 +215,11 @@ impl Keeper {
         self.commands = stamps(vec![self.folder.path().join(CHANGES), self.folder.path().join(CONFIRMED)]);
         let made = self.state.versions.last().context("no version was made")?.clone();
         if new {
-            tracing::info!(version = made.version, rows = dataset.rows(), "new version of the records made");
+            tracing::info!(
+                version = made.version,
+                rows = dataset.rows(),
+                "new version of the records created"
+            );
         }
         let bytes = self.folder.dataset(made.version).context("the newest dataset is missing")?.into();
         Ok(Committed { made, bytes, new, gone })

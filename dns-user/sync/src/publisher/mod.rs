@@ -82,7 +82,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     anyhow::ensure!(options.store.blobstore.is_some(), "--blobstore URL is required");
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
-    // If the book is unreadable, each agent is asked to report once.
+    // If the book is unreadable, each agent must report once.
     let book: Book = keeper.read("agents.json").unwrap_or_default().unwrap_or_default();
     let shared = Shared::default();
     if let (Some(address), true) = (options.api, options.watch) {
@@ -169,8 +169,9 @@ impl Publisher {
             if let Some((agent, Held { version, digest })) = self.plan.take_disagreement() {
                 self.write_last().await;
                 bail!(
-                    "agent {agent} now has version {version} ({}), this publisher made version {} ({}): another \
-                     publisher is active, stop it; `publish` again begins above the highest version",
+                    "agent {agent} now has version {version} ({}), but this publisher made version {} ({}): \
+                     another publisher is active; stop it, then `publish` continues above the highest \
+                     version",
                     digest.unwrap_or_default(),
                     self.plan.book.version,
                     self.plan.book.digest,
@@ -182,7 +183,8 @@ impl Publisher {
                 self.write_last().await;
                 if let Some((agent, Held { version, digest })) = self.plan.book.disagreeing() {
                     bail!(
-                        "agent {agent} has version {version} ({}), above or beside version {} ({})",
+                        "agent {agent} has version {version} ({}), which is higher than or different from \
+                         version {} ({})",
                         digest.as_deref().unwrap_or_default(),
                         self.plan.book.version,
                         self.plan.book.digest,
@@ -190,8 +192,8 @@ impl Publisher {
                 }
                 anyhow::ensure!(
                     announced,
-                    "no version was announced within the timeout: the log says whether NATS, the blobstore or the \
-                     state folder is the cause"
+                    "no version was announced within the timeout: the log shows whether NATS, the blobstore \
+                     or the state folder is the cause"
                 );
                 return Ok(complete);
             }
@@ -250,8 +252,8 @@ impl Publisher {
             // The API shows the state on disk.
             Note::BookWritten(Ok(())) => *self.shared.lock() = self.plan.book.clone(),
             Note::BookWritten(Err(error)) => {
-                // If it is lost, each agent is asked to report once.
-                self.log_failure(format!("cannot write down which agent has which version: {error}"));
+                // If it is lost, each agent must report once.
+                self.log_failure(format!("cannot save the agents' versions: {error}"));
                 self.plan.book_failed(now_ms());
             }
         }

@@ -1,7 +1,7 @@
 //! The publisher's decisions. Pure: takes events and the time, returns [`Action`]s; the caller does
 //! the I/O on files, blobstore and bus.
 //!
-//! A publisher first asks every agent for its version, so that the next version is above all of
+//! A publisher first requests every agent's version, so that the next version is above all of
 //! them even if the state folder was lost or restored. Each version then takes three steps: commit,
 //! upload the blob, announce. A crash between them is harmless, because a restart repeats them.
 
@@ -74,7 +74,7 @@ pub(super) struct Now<'a> {
 /// Work for the caller.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Ask these agents for a report.
+    /// Request a report from these agents.
     Ask(Vec<(String, Call)>),
     /// Commit the inventory above a version.
     Commit {
@@ -102,13 +102,11 @@ pub(super) struct Outgoing {
     pub(super) announcement: Arc<Announcement>,
 }
 
-/// Startup phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// No inventory has been read.
     Starting,
-    /// Agents are asked for their version; the phase ends at `until`, which is set when they were
-    /// asked.
+    /// Agents report their versions; the phase ends at `until`, which is set once they were contacted.
     Asking { until: Option<u64> },
     /// Versions are created and announced.
     Open,
@@ -298,7 +296,7 @@ impl Plan {
     pub(super) fn heard(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
         let Some((agent, request)) = message::read_reply_subject(subject) else { return };
         if self.phase == Phase::Starting {
-            // All agents are asked once the inventory is read.
+            // All agents are contacted once the inventory is read.
             return;
         }
         if body.len() > LONGEST_REPLY {
@@ -330,7 +328,7 @@ impl Plan {
                         agent,
                         version,
                         omitted,
-                        "the agent could not take the version: {problem}"
+                        "the agent could not install the version: {problem}"
                     );
                 }
             }

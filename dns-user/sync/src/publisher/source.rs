@@ -28,10 +28,10 @@ const LONGEST_FILE: u64 = 256 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[group(required = true, multiple = false, id = "inventory_source")]
 pub struct InventoryOptions {
-    /// Inventory, YAML or JSON; of a folder all *.yml, *.yaml, *.json
+    /// Inventory, YAML or JSON: a file, or a folder of *.yml, *.yaml and *.json
     #[arg(long, value_name = "FILE|FOLDER")]
     pub inventory: Option<PathBuf>,
-    /// Inventory in the form of /etc/hosts: an instance and an agent per line
+    /// Inventory in the format of /etc/hosts: an instance and an agent per line
     #[arg(long, value_name = "HOSTSFILE")]
     pub nodes: Option<PathBuf>,
 }
@@ -85,11 +85,12 @@ impl InventoryOptions {
                 for (id, reason) in changes.settle(&files) {
                     match reason {
                         Settled::Adopted => {
-                            tracing::info!(id, "the inventory files now contain a change made by command")
+                            tracing::info!(id, "a change made by command is now in the inventory files")
                         }
                         Settled::Superseded => tracing::warn!(
                             id,
-                            "the inventory files changed this instance after a command did; the files win"
+                            "the inventory files changed this instance after a command did; the files take \
+                             precedence"
                         ),
                     }
                 }
@@ -97,7 +98,10 @@ impl InventoryOptions {
             });
             // Such changes are ignored below in any case.
             if let Err(error) = dropped {
-                tracing::warn!("cannot drop settled changes; trying again at the next change: {error}");
+                tracing::warn!(
+                    "cannot remove changes that the files now contain; trying again at the next change: \
+                     {error}"
+                );
             }
         }
         Inventory::parse(changes.over(files))

@@ -81,7 +81,7 @@ pub enum StateError {
         source: io::Error,
     },
     /// Another publisher holds the lock.
-    #[error("{} is in use by another publisher; stop it, or give this one another folder", .0.display())]
+    #[error("{} is in use by another publisher; stop it, or use another folder", .0.display())]
     Locked(PathBuf),
     /// A file is malformed.
     #[error("{}: {problem}; ids must not be assigned twice: restore the file from a backup", path.display())]

@@ -81,7 +81,6 @@ impl Tasks {
         }));
     }
 
-    /// Deletes blobs sequentially.
     pub(super) fn delete(&mut self, gone: Vec<Made>) {
         let store = self.store.clone();
         self.running.spawn(async move {
@@ -100,7 +99,7 @@ impl Tasks {
         });
     }
 
-    /// Asks agents for a report by announcing version 0, which every agent has.
+    /// Requests reports from agents by announcing version 0, which every agent has.
     pub(super) fn ask(&mut self, questions: Vec<(String, Call)>) {
         let (client, process) = (self.client.clone(), self.process.clone());
         self.running.spawn(async move {

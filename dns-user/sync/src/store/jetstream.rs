@@ -79,7 +79,7 @@ impl Objects {
                     .await
                     .map_err(failed)?;
                 if chunk.sequence <= sequence || chunk.payload.len() > info.size - bytes.len() {
-                    return Err(failed(format!("the chunks of blob {id} do not add up")));
+                    return Err(failed(format!("the chunks of blob {id} are inconsistent")));
                 }
                 sequence = chunk.sequence;
                 bytes.extend_from_slice(&chunk.payload);

@@ -40,16 +40,17 @@ pub struct StoreOptions {
     /// Blobstore: file:///FOLDER, https://HOST/PATH (WebDAV), s3+https://HOST/BUCKET?region=R (&style=virtual-host), nats:BUCKET (JetStream)
     #[arg(long, value_name = "URL")]
     pub blobstore: Option<String>,
-    /// JSON file with the members that the blobstore needs: "user", "password", "signing_secret", "access_key", "secret_key"
+    /// JSON file with the credentials that the blobstore needs: "user", "password", "signing_secret",
+    /// "access_key", "secret_key"
     #[arg(long, value_name = "FILE")]
     pub blobstore_credentials: Option<PathBuf>,
-    /// PEM file of the CA of the blobstore's certificate
+    /// PEM file of the CA that signed the blobstore's certificate
     #[arg(long, value_name = "FILE")]
     pub blobstore_ca: Option<PathBuf>,
     /// Time limit for one attempt to get or put a blob, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub blobstore_timeout: u64,
-    /// Maximum size of a blob, also after decompression, in bytes
+    /// Maximum size of a blob in bytes, before and after decompression
     #[arg(long, value_name = "BYTES", default_value_t = LONGEST_BLOB)]
     pub longest_blob: usize,
 }
@@ -58,9 +59,7 @@ pub struct StoreOptions {
 #[derive(Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Secrets {
-    /// User for WebDAV.
     user: Option<String>,
-    /// Password for WebDAV.
     password: Option<String>,
     /// Secret for signed WebDAV links; if set, links are signed.
     signing_secret: Option<String>,
@@ -76,7 +75,7 @@ impl std::fmt::Debug for Secrets {
     }
 }
 
-/// A blobstore.
+/// Client of a blobstore of any kind.
 #[derive(Clone, Debug)]
 pub struct Store {
     kind: Kind,
@@ -95,7 +94,6 @@ enum Kind {
     None,
     /// A folder shared by all machines.
     Folder(PathBuf),
-    /// WebDAV.
     Dav {
         /// URL without trailing slash.
         endpoint: String,
@@ -127,7 +125,7 @@ pub enum StoreError {
     /// A file of the folder, or the credentials file, cannot be used.
     #[error("{}: {source}", path.display())]
     File {
-        /// The file.
+        /// Path of the unusable file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -135,7 +133,7 @@ pub enum StoreError {
     /// A file could not be written.
     #[error(transparent)]
     Replace(#[from] files::ReplaceError),
-    /// JetStream failed.
+    /// JetStream failed to store, fetch or delete a blob.
     #[error("JetStream: {0}")]
     JetStream(String),
     /// The blob exceeds the limit.
@@ -143,13 +141,13 @@ pub enum StoreError {
     TooLong {
         /// Id of the blob.
         blob: String,
-        /// Limit in bytes.
+        /// Maximum size in bytes.
         longest: usize,
     },
     /// A shared folder does not respond.
-    #[error("{}: not finished within {limit:?}; the folder hangs", path.display())]
+    #[error("{}: not finished within {limit:?}; the folder does not respond", path.display())]
     Hangs {
-        /// The file.
+        /// Path of the file in the folder.
         path: PathBuf,
         /// Time limit of the call.
         limit: Duration,
@@ -386,7 +384,7 @@ impl Kind {
 
 /// Returns the error for a missing `--blobstore`.
 fn no_store() -> StoreError {
-    StoreError::Options("no blobstore is known here; say --blobstore URL".to_owned())
+    StoreError::Options("no blobstore is configured; use --blobstore URL".to_owned())
 }
 
 /// Reads the credentials file.

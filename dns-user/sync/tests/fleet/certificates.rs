@@ -12,7 +12,7 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// A new one; its certificate goes to `folder/ca.crt`.
+    /// Creates a CA; its certificate is written to `folder/ca.crt`.
     pub(crate) fn new(folder: &Path) -> Result<Self> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -27,12 +27,12 @@ impl Authority {
         self.issue_for(folder, file, common_name, Vec::new())
     }
 
-    /// The same with the common name as a DNS name, too.
+    /// Like [`Self::issue`], with the common name also as a DNS name.
     pub(crate) fn issue_named(&self, folder: &Path, file: &str, common_name: &str) -> Result<()> {
         self.issue_for(folder, file, common_name, vec![SanType::DnsName(common_name.try_into()?)])
     }
 
-    /// Issues a certificate with more alternative names than 127.0.0.1.
+    /// Issues a certificate with alternative names besides 127.0.0.1.
     fn issue_for(&self, folder: &Path, file: &str, common_name: &str, more: Vec<SanType>) -> Result<()> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name = subject(common_name);

@@ -1,4 +1,4 @@
-//! A director's calls, said by hand, and what the agent replies: cases in `calls.json`.
+//! A director's calls, sent by the test, and the agent's replies: cases in `calls.json`.
 
 use std::{fs, time::Duration};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{lab::Lab, speaker::Speaker};
 
-/// The bytes of a version.
+/// Returns the bytes of a version.
 fn dataset(version: u64) -> String {
     format!(r#"{{"records":[],"version":{version},"record_keys":["id"],"record_infos":[],"aliases":{{}}}}"#)
 }
@@ -19,7 +19,7 @@ fn an_agent_replies_to_a_director() -> Result<()> {
     let lab = Lab::new(1)?;
     let mut director = Speaker::new(&lab, "director", "director.>")?;
     let _agent = lab.agent("a0", &[])?;
-    // It listens before it says that it is there.
+    // The agent subscribes before it reports its start.
     assert_eq!(director.hear()?.subject.as_str(), "director.bosh-dns-sync.a0.hello");
     let of = |algorithm: &'static Algorithm, text: &str| hex(digest(algorithm, text.as_bytes()).as_ref());
     let mut places = vec![("BLOBS".to_owned(), lab.path("blobs").display().to_string())];

@@ -19,7 +19,7 @@ use crate::{
     speaker::Speaker,
 };
 
-/// An agent is killed again and again while versions come: its file is whole at every look.
+/// An agent is killed repeatedly while versions arrive; its file is complete at every check.
 #[test]
 fn killed_agent_leaves_a_whole_file() -> Result<()> {
     let lab = Lab::new(1)?;
@@ -49,7 +49,7 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
         ensure!(looks > 0, "nobody looked");
         result
     })?;
-    // Moves that come together may share a version: the last address is what counts.
+    // Moves that arrive together may share a version; only the last address counts.
     lab.instance(&["move", "i0", "10.2.0.0"])?;
     let _agent = lab.agent("a0", &[])?;
     wait_until("the last address", PATIENCE, || {
@@ -63,7 +63,7 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
     Ok(())
 }
 
-/// nats-server is killed and started: what changed meanwhile arrives.
+/// nats-server is killed and restarted: changes made meanwhile arrive.
 #[test]
 fn bus_outage_loses_no_change() -> Result<()> {
     let mut lab = Lab::new(2)?;
@@ -72,14 +72,14 @@ fn bus_outage_loses_no_change() -> Result<()> {
     lab.wait_for("a1", 1)?;
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "new version of the records made version=2")?;
+    lab.wait_for_log("publisher", "new version of the records created version=2")?;
     lab.start_nats()?;
     lab.wait_for("a0", 2)?;
     lab.wait_for("a1", 2)
 }
 
-/// The publisher is killed after the put of the blob and before the announcement: its successor
-/// announces the same version.
+/// The publisher is killed after storing the blob and before the announcement: its successor announces the
+/// same version.
 #[test]
 fn killed_publisher_loses_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -90,7 +90,7 @@ fn killed_publisher_loses_no_version() -> Result<()> {
     // Without a bus the announcement cannot leave.
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "new version of the records made version=2")?;
+    lab.wait_for_log("publisher", "new version of the records created version=2")?;
     let blob = lab.newest_blob()?;
     wait_until("the blob", PATIENCE, || lab.path("blobs").join(&blob).exists())?;
     publisher.kill()?;
@@ -103,8 +103,8 @@ fn killed_publisher_loses_no_version() -> Result<()> {
     Ok(())
 }
 
-/// A blob that is missing, cut short or another one: the old file stays, and the reason is
-/// told; when the blob is right again so is the file.
+/// A missing, truncated or wrong blob: the old file stays and the reason is reported; once the blob is
+/// correct, the file is updated.
 #[test]
 fn bad_blobs_are_never_taken() -> Result<()> {
     let lab = Lab::new(1)?;
@@ -112,16 +112,16 @@ fn bad_blobs_are_never_taken() -> Result<()> {
     bad_blobs(&lab, |blob| blobs.join(blob), "No such file or directory")
 }
 
-/// The same with blobs at `place`; `missing` is what is said of one that is not there.
+/// Like `bad_blobs`, with blobs at `place`; `missing` is the expected message about a missing one.
 pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &str) -> Result<()> {
     let agent = lab.agent("a0", &[])?;
     ensure!(lab.publish(&[])?.status.success());
     drop(agent);
     let old = fs::read(lab.records("a0"))?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    // A director's way: no patch that would do without the blob.
+    // As a director does: no patch that makes the blob unnecessary.
     let _publisher = lab.watch(&["--no-patches"])?;
-    lab.wait_for_log("publisher", "new version of the records made version=2")?;
+    lab.wait_for_log("publisher", "new version of the records created version=2")?;
     let path = place(&lab.newest_blob()?);
     wait_until("the blob", PATIENCE, || {
         fs::read(&path).is_ok_and(|bytes| Ok(bytes) == lab.dataset(2).map_err(drop))
@@ -133,7 +133,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     for (name, bytes, reason) in [
         ("short", Some(&good[..good.len() / 2]), "checking the blob: the digest of the blob is"),
         ("other", Some(&other[..]), "checking the blob: the digest of the blob is"),
-        ("missing", None, "downloading the blob failed 3 times"),
+        ("missing", None, "download of the blob failed 3 times"),
     ] {
         match bytes {
             Some(bytes) => fs::write(&path, bytes)?,
@@ -153,7 +153,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     Ok(())
 }
 
-/// The blobstore is gone when a version is made, and when agents want it.
+/// The blobstore is unavailable when a version is created, and when agents fetch it.
 #[test]
 fn blobstore_outage_loses_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -169,7 +169,7 @@ fn blobstore_outage_loses_no_version() -> Result<()> {
     lab.wait_for("a0", 2)
 }
 
-/// No room on the disk: the old file stays, the reason is told, and with room again all is well.
+/// A full disk: the old file stays and the reason is reported; with free space the new version is installed.
 #[test]
 fn full_disk_keeps_the_old_file() -> Result<()> {
     if !is_root() {
@@ -194,7 +194,7 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for_log("a0", "No space left on device")?;
-    lab.wait_for_log("publisher", "the agent could not take the version: writing: ")?;
+    lab.wait_for_log("publisher", "the agent could not install the version: writing: ")?;
     assert_eq!(fs::read(&records)?, old);
     fs::remove_file(filler)?;
     drop(file);
@@ -206,8 +206,8 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
     Ok(())
 }
 
-/// No room on the publisher's disk: it goes on, the fleet keeps what it has, and what was changed
-/// meanwhile is published as soon as there is room, without another change of the inventory.
+/// A full disk of the publisher: the publisher keeps running, the fleet keeps its version, and pending
+/// changes are published as soon as there is space, without another change of the inventory.
 #[test]
 fn publisher_survives_a_full_disk() -> Result<()> {
     if !is_root() {
@@ -224,10 +224,10 @@ fn publisher_survives_a_full_disk() -> Result<()> {
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.9".to_owned())?;
     lab.wait_for_log("publisher", "cannot use the inventory; the last good version stays in use: ")?;
-    // An agent that comes back is heard, which the disk cannot keep.
+    // An agent that returns is heard, although the disk cannot store its report.
     drop(agent);
     let agent = lab.agent("a0", &[])?;
-    lab.wait_for_log("publisher", "cannot write down which agent has which version: ")?;
+    lab.wait_for_log("publisher", "cannot save the agents' versions: ")?;
     assert_eq!(lab.version("a0")?, 1);
     fs::remove_file(filler)?;
     drop(file);
@@ -239,12 +239,11 @@ fn publisher_survives_a_full_disk() -> Result<()> {
     Ok(())
 }
 
-/// Whether we are root. Where we are not, the test is put on the list of those not run that
-/// `cargo xtask test` makes, and fails where there is no such list.
+/// Returns whether the process is root. Otherwise adds the test to the list of tests not run.
 ///
 /// # Panics
 ///
-/// Without a list of tests not run, and in CI.
+/// Panics without a list of tests not run, and in CI.
 pub(crate) fn is_root() -> bool {
     if nix::unistd::geteuid().is_root() {
         return true;
@@ -263,12 +262,12 @@ pub(crate) fn is_root() -> bool {
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    /// 64 KiB at `disk`.
+    /// Mounts a disk of 64 KiB at `disk`.
     pub(crate) fn new(lab: &Lab) -> Result<Self> {
         Self::sized(lab, "64k")
     }
 
-    /// A size of tmpfs, such as `4m`, at `disk`.
+    /// Mounts a tmpfs of this size, such as `4m`, at `disk`.
     pub(crate) fn sized(lab: &Lab, size: &str) -> Result<Self> {
         let place = lab.path("disk");
         fs::create_dir(&place)?;
@@ -286,7 +285,7 @@ impl Drop for Disk {
     }
 }
 
-/// Two agents with one id: every call is answered twice, one of them late; nothing goes wrong.
+/// Two agents with the same id: every call is answered twice, once late, without harm.
 #[test]
 fn doubled_replies_do_no_harm() -> Result<()> {
     let lab = Lab::new(2)?;
@@ -301,8 +300,7 @@ fn doubled_replies_do_no_harm() -> Result<()> {
     lab.wait_for("a1", 6)
 }
 
-/// Replies that are lost, late or doubled: the agent is asked again separately, with the version that is
-/// current by then.
+/// Lost, late or duplicate replies: the agent is retried separately, with the version current at that time.
 #[test]
 fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let synced = r#"{"value":"synced"}"#;
@@ -317,9 +315,9 @@ fn lost_and_late_replies_do_no_harm() -> Result<()> {
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for("a1", 2)?;
     let second = by_hand.hear_call()?;
-    // A BOSH agent gets no surplus arguments.
+    // A BOSH agent gets no additional arguments.
     assert_eq!((&second["arguments"][2], &second["arguments"][3]), (&2.into(), &().into()));
-    // This one is lost, too; the first one comes late, and twice.
+    // This one is also lost; the first one arrives late, and twice.
     let late = first["reply_to"].as_str().context("reply_to")?;
     by_hand.say(late, synced)?;
     by_hand.say(late, synced)?;
@@ -330,7 +328,7 @@ fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let reply_to = third["reply_to"].as_str().context("reply_to")?;
     by_hand.say(reply_to, synced)?;
     by_hand.say(reply_to, synced)?;
-    wait_until("the publisher to know", PATIENCE, || {
+    wait_until("the publisher to notice", PATIENCE, || {
         lab.run(&["status", "--state", &state])
             .is_ok_and(|text| text.contains("2 of 2 agents have it") && text.contains("1 unverified"))
     })?;

@@ -76,7 +76,7 @@ fn idle_connections_are_evicted() -> Result<()> {
     lab.wait_for("a0", 2)
 }
 
-/// Returns a number of a file in `/proc/PID`, in bytes.
+/// Returns a number from a file in `/proc/PID`, in bytes.
 fn of_process(process: &Kept, file: &str, name: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{}/{file}", process.pid()))?;
     let line = text.lines().find(|line| line.starts_with(name)).context("no such line")?;
@@ -99,7 +99,7 @@ fn rapid_changes_share_versions() -> Result<()> {
     write(0)?;
     let _agent = lab.agent("a0", &[])?;
     let publisher = lab.watch(&[])?;
-    // A debug build needs milliseconds for each of the other agents, which do not exist.
+    // A debug build takes milliseconds for each of the other, nonexistent agents.
     wait_until("the first version", 5 * PATIENCE, || lab.version("a0").is_ok_and(|found| found == 1))?;
     // The burst comes first.
     let (mut changes, mut measured) = (0, None);
@@ -126,7 +126,7 @@ fn rapid_changes_share_versions() -> Result<()> {
 
 #[test]
 fn bomb_needs_little_memory() -> Result<()> {
-    /// Above the memory before; the defect took 396 MiB.
+    /// Growth of memory; the defect took 396 MiB.
     const MOST: u64 = 100 << 20;
     let lab = Lab::new(1)?;
     let agent = lab.agent("a0", &[])?;

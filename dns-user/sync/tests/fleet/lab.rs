@@ -17,26 +17,26 @@ use tempfile::TempDir;
 
 use crate::certificates::Authority;
 
-/// Longest wait for anything: machines that test are slow at times.
+/// Time limit for any wait; test machines are slow at times.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Lab {
     /// nats-server, while it runs.
     nats: Option<Kept>,
     folder: TempDir,
-    /// Where nats-server listens.
+    /// Address on which nats-server listens.
     nats_port: u16,
     pub(crate) blobstore: Vec<String>,
     pub(crate) authority: Authority,
     /// Whether nats-server has JetStream.
     jetstream: bool,
-    /// Further options of `nats-config`.
+    /// Additional options of `nats-config`.
     nats_options: Vec<String>,
     /// Proxies through which some parties reach nats-server.
     routes: HashMap<String, SocketAddr>,
 }
 
-/// Fakes the wall clock of a process by the file `clock`, and no other clock.
+/// Replaces the wall clock of a process, and no other clock, by the file `clock`.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// Returns a free port.
@@ -45,7 +45,7 @@ pub(crate) fn free_port() -> Result<u16> {
 }
 
 impl Lab {
-    /// A fleet of so many agents `a0`, `a1`..., with a folder as its blobstore.
+    /// Creates a fleet of `agents` agents `a0`, `a1`..., with a folder as its blobstore.
     pub(crate) fn new(agents: usize) -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-sync-")?;
         let path = folder.path();
@@ -74,7 +74,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A file of the fleet.
+    /// Returns the path of a file of the fleet.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -91,7 +91,7 @@ impl Lab {
             {"domain": "_.web.internal", "placeholder_type": "uuid"}, {"domain": "web.internal"}]}]);
         let groups = json!([{"name": "web_server", "links": links, "instances": instances}]);
         let inventory = json!({"deployments": [{"name": "dep", "instance_groups": groups}]});
-        // Replaced as editors do.
+        // Replaced as by an editor.
         fs::write(self.path("inventory.new"), inventory.to_string())?;
         Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
     }
@@ -104,7 +104,7 @@ impl Lab {
             .collect()
     }
 
-    /// The program with a command.
+    /// Returns the program with a subcommand.
     pub(crate) fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-sync"));
         command.args(words).stdin(Stdio::null());
@@ -117,15 +117,15 @@ impl Lab {
         Ok(command)
     }
 
-    /// Sets the wall clock of all processes of the program, also of running ones if they were started after
-    /// the first call: an offset in seconds, such as `-3600`.
+    /// Sets the wall clock of all processes of the program (including running ones started after the first
+    /// call) to an offset in seconds, such as `-3600`.
     pub(crate) fn set_clock(&self, offset: &str) -> Result<()> {
         ensure!(Path::new(FAKETIME).exists(), "{FAKETIME} is missing: `cargo xtask test` installs faketime");
         fs::write(self.path("clock.new"), offset)?;
         Ok(fs::rename(self.path("clock.new"), self.path("clock"))?)
     }
 
-    /// Starts nats-server on the configuration that we generate.
+    /// Starts nats-server with the generated configuration.
     pub(crate) fn start_nats(&mut self) -> Result<()> {
         self.write_nats_config()?;
         self.start_nats_again()
@@ -144,7 +144,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Starts nats-server with the configuration as it is.
+    /// Starts nats-server with the existing configuration.
     pub(crate) fn start_nats_again(&mut self) -> Result<()> {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("nats.log"))?;
         let mut server = Command::new("nats-server");
@@ -154,7 +154,7 @@ impl Lab {
         wait_until("nats-server", PATIENCE, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
     }
 
-    /// Has blobs in JetStream's object store from now on.
+    /// Stores blobs in JetStream's object store from now on.
     pub(crate) fn use_jetstream(&mut self) -> Result<()> {
         self.kill_nats()?;
         self.jetstream = true;
@@ -162,7 +162,7 @@ impl Lab {
         self.start_nats()
     }
 
-    /// Has nats-server know users by their certificates' DNS names from now on.
+    /// Makes nats-server identify users by their certificates' DNS names from now on.
     pub(crate) fn use_dns_names(&mut self, agents: usize) -> Result<()> {
         self.kill_nats()?;
         self.nats_options = ["--users-by", "dns-name"].map(str::to_owned).to_vec();
@@ -183,7 +183,7 @@ impl Lab {
         format!("tls://{}", self.nats_address())
     }
 
-    /// Has a party connect to this address in place of nats-server's own.
+    /// Makes a party connect to this address instead of nats-server's.
     pub(crate) fn set_route(&mut self, party: &str, address: SocketAddr) {
         self.routes.insert(party.to_owned(), address);
     }
@@ -205,7 +205,7 @@ impl Lab {
         Ok(nix::unistd::mkfifo(&blob, nix::sys::stat::Mode::S_IRWXU)?)
     }
 
-    /// Stops nats-server without ending it (SIGSTOP), or lets it go on.
+    /// Suspends nats-server (SIGSTOP), or resumes it.
     pub(crate) fn pause_nats(&self, pause: bool) -> Result<()> {
         self.nats.as_ref().context("nats-server does not run")?.pause(pause)
     }
@@ -228,7 +228,7 @@ impl Lab {
         ["--nats".to_owned(), url].into_iter().chain(self.tls(who)).collect()
     }
 
-    /// `publish` with more options.
+    /// Returns `publish` with more options.
     pub(crate) fn publisher(&self, more: &[&str]) -> Result<Command> {
         let mut command = self.command(&["publish"])?;
         command.arg("--state").arg(self.path("state")).args(self.source()).args(self.bus("director"));
@@ -236,17 +236,17 @@ impl Lab {
         Ok(command)
     }
 
-    /// Runs `publish` to its end.
+    /// Runs `publish` until it exits.
     pub(crate) fn publish(&self, more: &[&str]) -> Result<Output> {
         Ok(self.publisher(more)?.output()?)
     }
 
-    /// Keeps `publish --watch`; its log goes to `publisher.log`.
+    /// Starts `publish --watch`; its log is written to `publisher.log`.
     pub(crate) fn watch(&self, more: &[&str]) -> Result<Kept> {
         self.keep(self.publisher(&[&["--watch"], more].concat())?, "publisher.log")
     }
 
-    /// `agent` with the certificate of another party; its file is `<id>.json`.
+    /// Returns `agent` with the certificate of another party; its file is `<id>.json`.
     pub(crate) fn agent_as(&self, id: &str, who: &str, more: &[&str]) -> Result<Command> {
         let mut command = self.command(&["agent", "--id", id, "--ask-jitter", "50"])?;
         command.args(self.bus(who)).args(&self.blobstore);
@@ -254,18 +254,18 @@ impl Lab {
         Ok(command)
     }
 
-    /// Keeps an agent; its log goes to `<id>.log`.
+    /// Starts an agent; its log is written to `<id>.log`.
     pub(crate) fn agent(&self, id: &str, more: &[&str]) -> Result<Kept> {
         self.keep(self.agent_as(id, id, more)?, &format!("{id}.log"))
     }
 
-    /// Keeps a command with its log.
+    /// Starts a command with its log file.
     pub(crate) fn keep(&self, mut command: Command, log: &str) -> Result<Kept> {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path(log))?;
         Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
     }
 
-    /// The file of an agent.
+    /// Returns the path of an agent's file.
     pub(crate) fn records(&self, id: &str) -> PathBuf {
         self.path(&format!("{id}.json"))
     }
@@ -274,7 +274,7 @@ impl Lab {
         fs::read_to_string(self.path(&format!("{who}.log"))).unwrap_or_default()
     }
 
-    /// Version of an agent's file; 0 without one. Half a file is an error.
+    /// Returns the version of an agent's file; 0 without one. An incomplete file is an error.
     pub(crate) fn version(&self, id: &str) -> Result<u64> {
         let Ok(bytes) = fs::read(self.records(id)) else { return Ok(0) };
         let parsed: Value = serde_json::from_slice(&bytes).context("half a file")?;
@@ -297,12 +297,12 @@ impl Lab {
             .with_context(|| format!("{who}:\n{}", self.log(who)))
     }
 
-    /// The dataset of a version as the publisher made it.
+    /// Returns the dataset of a version as created by the publisher.
     pub(crate) fn dataset(&self, version: u64) -> Result<Vec<u8>> {
         Ok(fs::read(self.path(&format!("state/datasets/{version}.json")))?)
     }
 
-    /// Id of the blob of the newest version.
+    /// Returns the id of the newest version's blob.
     pub(crate) fn newest_blob(&self) -> Result<String> {
         let state: Value = serde_json::from_slice(&fs::read(self.path("state/state.json"))?)?;
         let newest = state["versions"].as_array().and_then(|versions| versions.last());
@@ -310,14 +310,14 @@ impl Lab {
         Ok(blob.context("no version yet")?.to_owned())
     }
 
-    /// Runs a command of the program that has to succeed.
+    /// Runs a command of the program, which must succeed.
     pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words)?.output()?;
         ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// `instance ...` on the folder of state.
+    /// Runs `instance ...` on the state folder.
     pub(crate) fn instance(&self, words: &[&str]) -> Result<String> {
         let (state, inventory) = (self.path("state"), self.path("inventory.json"));
         let place =

@@ -1,5 +1,5 @@
-//! Records to the fleet: the real programs beside a real nats-server with the permissions that
-//! we generate, and real blobstores: nginx, S3, JetStream.
+//! Record distribution: the real programs with a real nats-server, with generated permissions, and real
+//! blobstores: nginx, S3, JetStream.
 
 mod certificates;
 mod director;

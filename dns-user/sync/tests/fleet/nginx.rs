@@ -32,12 +32,12 @@ pub(crate) struct Nginx {
 }
 
 impl Nginx {
-    /// Starts one with the lab's certificates; the lab's blobs are there from now on.
+    /// Starts nginx with the lab's certificates and makes it the lab's blobstore.
     pub(crate) fn start(lab: &mut Lab, signed: bool) -> Result<Self> {
         let port = free_port()?;
         let root = lab.path("dav");
         fs::create_dir_all(&root)?;
-        // nginx changes to an unprivileged user; the folder of the test is ours alone.
+        // nginx switches to an unprivileged user, but the test's folder is private.
         capture(Command::new("chmod").args(["-R", "a+rwX"]).arg(lab.path("")))?;
         lab.authority.issue(&lab.path(""), "blobs", "blobs.example")?;
         fs::write(lab.path("check.js"), CHECK)?;
@@ -87,7 +87,7 @@ http {{
         Ok(nginx)
     }
 
-    /// Starts it, after it was killed.
+    /// Starts nginx again after a kill.
     pub(crate) fn start_again(&mut self, lab: &Lab) -> Result<()> {
         let mut command = Command::new("/usr/sbin/nginx");
         command.arg("-p").arg(lab.path("")).arg("-c").arg(lab.path("nginx.conf"));
@@ -97,13 +97,13 @@ http {{
             .with_context(|| format!("{}{}", lab.log("nginx-output"), lab.log("nginx")))
     }
 
-    /// Ends it at once, its worker too.
+    /// Kills nginx and its worker.
     pub(crate) fn stop(&mut self) -> Result<()> {
         let mut process = self.process.take().context("nginx does not run")?;
         process.stop().map(drop)
     }
 
-    /// A request by curl; returns the status.
+    /// Sends a request with curl; returns the status.
     fn get(&self, lab: &Lab, path: &str) -> Result<String> {
         let mut curl = Command::new("curl");
         curl.args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"]).arg(lab.path("ca.crt"));
@@ -128,7 +128,7 @@ fn blobs_by_webdav() -> Result<()> {
     nginx.stop()
 }
 
-/// Signed links: agents need no password, and strangers get no blob.
+/// Signed links: agents need no password, and others get no blob.
 #[test]
 fn blobs_by_signed_links() -> Result<()> {
     let mut lab = Lab::new(2)?;
@@ -165,7 +165,7 @@ fn late_agents_get_valid_links() -> Result<()> {
     Ok(())
 }
 
-/// A blob that nginx does not have, has only half of, or another one of.
+/// A blob that is missing, truncated or different in nginx.
 #[test]
 fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -174,14 +174,15 @@ fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
     bad_blobs(&lab, |blob| dav.join(dns_sync::dav::path(blob)), "the blobstore replied 404")
 }
 
-/// A publisher whose clock is hours behind signs links that are over; with the right clock all goes well.
+/// A publisher whose clock is hours behind signs links that have expired; with the right clock agents can
+/// download.
 #[test]
 fn wrong_clock_is_reported() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, true)?;
     let _agent = lab.agent("a0", &[])?;
     let right = lab.publisher(&["--timeout", "2"])?;
-    // Certificates of the test are good since 1975.
+    // The test's certificates are valid since 1975.
     let mut wrong = Command::new("faketime");
     wrong.args(["-f", "-30h"]).arg(right.get_program()).args(right.get_args());
     let output = wrong.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("DONT_FAKE_MONOTONIC", "1").output()?;

@@ -33,21 +33,21 @@ use crate::{
     wire::Wire,
 };
 
-/// Longest time for an agent that is connected to notice an altered file, and for the publisher to hear of it.
+/// Time limit for a connected agent to notice an altered file, and for the publisher to learn of it.
 const NOTICED: Duration = Duration::from_secs(60);
 
-/// Longest time for the whole fleet to converge without faults: an agent that was silent for long is asked again
-/// after five minutes at most, but reports when it reconnects.
+/// Time limit for the whole fleet to converge without faults: a long-silent agent is retried after at most
+/// five minutes, but reports when it reconnects.
 const CONVERGED: Duration = Duration::from_secs(300);
 
-/// Longest wait for a report of success after repairs.
+/// Time limit for a report of success after repairs.
 const CALM: Duration = Duration::from_secs(15);
 
 /// Bytes of datasets that the publisher keeps, a quarter of its disk.
 const KEEP_BYTES: &str = "1000000";
 
-/// Every so many agents share the disk of the state folder, and every so many are connected by a wire that
-/// can be cut.
+/// Agents whose number is a multiple of this share the disk of the state folder; another multiple is
+/// connected by a wire that can be cut.
 const DISK_SHARE: usize = 5;
 const WIRE_SHARE: usize = 3;
 
@@ -141,7 +141,7 @@ impl World {
         Ok(())
     }
 
-    /// The address that tells this inventory from all others.
+    /// Address that distinguishes this inventory from all others.
     fn mark(&self) -> String {
         let [.., high, low] = self.changes.to_be_bytes();
         format!("10.200.{high}.{low}")
@@ -177,7 +177,7 @@ impl World {
 
     /// Applies one fault or repairs one.
     fn step(&mut self, random: &mut fastrand::Rng) -> Result<()> {
-        // Few faults at a time: a fleet in which something is always wrong is never reported as synced.
+        // Few faults at a time: a fleet with permanent faults is never reported as synced.
         let disturbed: Vec<usize> =
             (0..self.nodes.len()).filter(|agent| !self.nodes[*agent].is_reachable()).collect();
         let agent = match disturbed.len() {
@@ -282,7 +282,7 @@ impl World {
         }
         let file = self.lab.records(&node.id);
         match random.u8(..3) {
-            // Not the link in its place.
+            // Removes the file, not a link to it.
             0 => fs::remove_file(fs::canonicalize(&file).unwrap_or(file.clone())).unwrap_or_default(),
             1 => fs::write(&file, "half a file")?,
             _ => {
@@ -336,7 +336,7 @@ impl World {
         Ok("disk filled")
     }
 
-    /// Runs `publish` to its end. Its success must be true of the files.
+    /// Runs `publish` until it exits. If it reports success, the files must agree.
     fn publish_once(&mut self) -> Result<&'static str> {
         if self.nodes.iter().any(|node| node.altered.is_some()) {
             return Ok("none");
@@ -367,10 +367,11 @@ impl World {
         Ok(Some((book["version"].as_u64().context("version")?, digest)))
     }
 
-    /// The oracle: what `status` reports must be true of the files, if it reports the same before and after.
+    /// The oracle: the report of `status` must agree with the files, if it is the same before and after
+    /// reading them.
     ///
-    /// A publisher that has just been started over another state folder needs a moment to discard its report, and the
-    /// publisher learns of an altered file only after its agent has looked at it.
+    /// A publisher that has just been started over another state folder needs a moment to discard its report,
+    /// and the publisher learns of an altered file only after the agent has checked it.
     fn check(&mut self) -> Result<()> {
         if !self.has_begun() {
             return Ok(());
@@ -431,7 +432,7 @@ impl World {
         Ok(())
     }
 
-    /// Repairs all faults, and checks as soon as the publisher reports success; it need not.
+    /// Repairs all faults, and checks if the publisher reports success.
     fn calm(&mut self) -> Result<()> {
         self.repair()?;
         if self.publisher.is_none() {
@@ -454,7 +455,7 @@ impl World {
     /// Repairs everything; then the whole fleet must converge.
     fn heal(&mut self) -> Result<()> {
         self.repair()?;
-        // A disagreement of the faults above is resolved by a restart, as the log says.
+        // A disagreement caused by these faults is resolved by a restart, as the log advises.
         self.publisher = None;
         self.change()?;
         self.start_publisher()?;
@@ -470,7 +471,7 @@ impl World {
         let before = self.checks;
         self.check()?;
         ensure!(self.checks > before, "the oracle did not check the healed fleet");
-        // Logs that hold nothing of interest any more.
+        // Logs that are no longer of interest.
         for log in self.nodes.iter().map(|node| node.id.as_str()).chain(["publisher"]) {
             OpenOptions::new().write(true).open(self.lab.path(&format!("{log}.log")))?.set_len(0)?;
         }
@@ -478,7 +479,7 @@ impl World {
     }
 }
 
-/// The digest of an agent's file; of nothing if it is missing.
+/// Returns the digest of an agent's file; of empty content if it is missing.
 fn digest_of(lab: &Lab, id: &str) -> String {
     sha256(&fs::read(lab.records(id)).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Processes that end with the test.
+//! Processes that are killed at the end of the test.
 
 use std::{
     process::{Child, Command, ExitStatus},
@@ -25,7 +25,7 @@ impl Kept {
         self.0.id()
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Sends SIGTERM and waits for the process to exit.
     pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
         kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM)?;
         let begun = Instant::now();
@@ -38,13 +38,13 @@ impl Kept {
         }
     }
 
-    /// Stops the process without ending it (SIGSTOP), or lets it go on.
+    /// Suspends the process (SIGSTOP), or resumes it.
     pub(crate) fn pause(&self, pause: bool) -> Result<()> {
         let signal = if pause { Signal::SIGSTOP } else { Signal::SIGCONT };
         Ok(kill(Pid::from_raw(self.0.id().cast_signed()), signal)?)
     }
 
-    /// Ends it without asking (SIGKILL) and waits.
+    /// Sends SIGKILL and waits for the process to exit.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;
@@ -54,14 +54,14 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to do, and the wait returns immediately.
+        // If it has already exited, the wait returns immediately.
         if self.stop().is_err() {
             let _ = self.kill();
         }
     }
 }
 
-/// Runs a command to its end and returns what it printed.
+/// Runs a command until it exits and returns its output.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -69,7 +69,7 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Asks `ready` again and again until it says so; fails after `limit`.
+/// Polls `ready` until it returns true; fails after `limit`.
 pub(crate) fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !ready() {

@@ -1,5 +1,5 @@
-//! Blobs in S3: a real server of that protocol (s3s with its folder as storage), which knows
-//! nothing of how we sign.
+//! Blobs in S3: a real server of that protocol (s3s with its folder as storage), independent of this
+//! project's signatures.
 
 use std::{fs, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
@@ -20,15 +20,15 @@ pub(crate) const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
 
 /// A server with one bucket, `dns`.
 struct S3 {
-    /// The port; closed while it is stopped.
+    /// Port of the server, closed while it is stopped.
     address: SocketAddr,
     folder: PathBuf,
-    /// It runs here; dropped, it breaks off whatever it does.
+    /// Runs the server; dropping it aborts all requests.
     runtime: Option<Runtime>,
 }
 
 impl S3 {
-    /// Starts one with its files in the lab; the publisher's blobs are there from now on.
+    /// Starts a server with its files in the lab and makes it the publisher's blobstore.
     fn start(lab: &mut Lab) -> Result<Self> {
         let folder = lab.path("s3");
         fs::create_dir_all(folder.join("dns"))?;
@@ -41,7 +41,7 @@ impl S3 {
         Ok(s3)
     }
 
-    /// Starts it, after it was stopped.
+    /// Starts the server again after a stop.
     fn start_again(&mut self) -> Result<()> {
         let files = FileSystem::new(&self.folder).map_err(|error| anyhow::anyhow!("{error:?}"))?;
         let mut service = S3ServiceBuilder::new(files);
@@ -55,7 +55,7 @@ impl S3 {
                 let Ok((stream, _)) = listener.accept().await else { continue };
                 let connection = hyper::server::conn::http1::Builder::new()
                     .serve_connection(TokioIo::new(stream), service.clone());
-                // Whoever hangs up in the middle gets no answer.
+                // A client that disconnects early gets no answer.
                 tokio::spawn(connection);
             }
         });
@@ -63,20 +63,20 @@ impl S3 {
         Ok(())
     }
 
-    /// Ends it, in the middle of whatever it does.
+    /// Stops the server and aborts all requests.
     fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 
-    /// Where the bucket is.
+    /// Returns the URL of the bucket.
     fn url(&self) -> String {
         format!("s3+http://{}/dns?region=eu-1", self.address)
     }
 }
 
-/// A file of credentials.
+/// Writes a credentials file; returns its path.
 pub(crate) fn credentials(key: &str, secret: &str) -> String {
     format!(r#"{{"access_key": "{key}", "secret_key": "{secret}"}}"#)
 }
@@ -100,8 +100,8 @@ pub(crate) fn status(url: &str) -> Result<String> {
     capture(Command::new("curl").args(["-s", "-o", "/dev/null", "-w", "%{http_code}", url]))
 }
 
-/// The publisher alone has the keys; agents know no blobstore and get presigned links. The store
-/// goes away and comes back.
+/// Only the publisher has the keys; agents have no blobstore and get presigned links. The store becomes
+/// unavailable and returns.
 #[test]
 fn blobs_by_s3() -> Result<()> {
     let mut lab = Lab::new(2)?;
@@ -125,7 +125,7 @@ fn blobs_by_s3() -> Result<()> {
     lab.wait_for("a1", 2)
 }
 
-/// Every request is signed; what is signed otherwise, too early or not at all is refused.
+/// Every request is signed; requests with a wrong, premature or missing signature are refused.
 #[test]
 fn s3_refuses_unsigned_requests() -> Result<()> {
     let mut lab = Lab::new(0)?;
@@ -133,7 +133,7 @@ fn s3_refuses_unsigned_requests() -> Result<()> {
     is_for_signers_alone(&lab, &s3.url())
 }
 
-/// A blob that S3 does not have, has only half of, or another one of.
+/// A blob that is missing, truncated or different in S3.
 #[test]
 fn a_bad_blob_of_s3_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -141,7 +141,7 @@ fn a_bad_blob_of_s3_is_never_taken() -> Result<()> {
     bad_blobs(&lab, |blob| s3.folder.join("dns").join(blob), "the blobstore replied 404")
 }
 
-/// Asks a bucket in all ways, rightly and wrongly signed.
+/// Sends all kinds of requests to a bucket, with correct and wrong signatures.
 pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     let store = open(lab, url, &credentials(KEY, SECRET))?;
     let strangers = [

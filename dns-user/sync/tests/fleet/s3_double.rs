@@ -1,6 +1,6 @@
-//! A strict double of S3: a small server that computes the signature (SigV4) of every request by
-//! itself. It is there for what the real server of these tests ([`crate::s3`]) lets pass: another
-//! region, another host, a link that is good for more than a week.
+//! A strict double of S3: a small server that computes the signature (SigV4) of every request itself. It
+//! checks what the real server of these tests ([`crate::s3`]) accepts: another region, another host, a link
+//! that is valid for more than a week.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ type Blobs = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 /// A running double with one bucket, `dns`, of the region `eu-1`.
 struct Double {
     port: u16,
-    /// Its blobs, by path.
+    /// Blobs by path.
     blobs: Blobs,
     ended: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
@@ -48,14 +48,14 @@ impl Double {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
-                // Whoever hangs up in the middle gets no answer.
+                // A client that disconnects early gets no answer.
                 let _ = answer(stream, &host, &blobs);
             }
         }));
         Ok(double)
     }
 
-    /// Host and port, as requests name them.
+    /// Host and port, as named in requests.
     fn host(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -69,7 +69,7 @@ impl Double {
 impl Drop for Double {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        // It waits for a connection.
+        // The thread waits for a connection.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -96,7 +96,7 @@ fn answer(mut stream: TcpStream, host: &str, blobs: &Blobs) -> Result<()> {
     let length = headers.get("content-length").map_or(Ok(0), |length| length.parse())?;
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    // Nothing panics while it is locked.
+    // No thread panics while holding the lock.
     let mut blobs = blobs.lock();
     let signed =
         headers.get("host").is_some_and(|named| named == host) && is_signed(method, path, query, host);
@@ -121,7 +121,7 @@ fn answer(mut stream: TcpStream, host: &str, blobs: &Blobs) -> Result<()> {
     Ok(())
 }
 
-/// Whether a request is signed by the key, for this very time.
+/// Returns whether a request is signed with the key for the current time.
 fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
     let Some((canonical, signature)) = query.rsplit_once("&X-Amz-Signature=") else { return false };
     let parts: Vec<_> = canonical.split('&').filter_map(|part| part.split_once('=')).collect();

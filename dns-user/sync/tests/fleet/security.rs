@@ -1,4 +1,4 @@
-//! Who may speak, and which version wins.
+//! Permissions on the bus and in the API, and the precedence of versions.
 
 use std::process::Command;
 
@@ -42,13 +42,13 @@ fn dns_name_users_cannot_impersonate() -> Result<()> {
     drop(false_agent);
     let _other = lab.agent("a1", &[])?;
     ensure!(lab.publish(&[])?.status.success(), "{}", lab.nats_log());
-    // A subject alone identifies no user now.
+    // A subject alone no longer identifies a user.
     lab.authority.issue(&lab.path(""), "a1", "a1.agent.bosh-internal")?;
     let _nameless = lab.keep(lab.agent_as("a1", "a1", &[])?, "a1-again.log")?;
     wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("authentication error"))
 }
 
-/// A certificate of another CA, and a server that is not below nats.bosh-internal.
+/// A certificate from another CA, and a server whose name is not below nats.bosh-internal.
 #[test]
 fn foreign_certificates_are_refused() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -60,7 +60,7 @@ fn foreign_certificates_are_refused() -> Result<()> {
     )?;
     let mut command = lab.agent_as("a0", "a0", &[])?;
     for (option, file) in [("--tls-certificate", "a0.crt"), ("--tls-key", "a0.key")] {
-        // The last one counts nowhere: clap refuses doubles, so the command is rebuilt.
+        // clap refuses repeated options, so the command is rebuilt.
         let words: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
         let mut anew = Command::new(command.get_program());
         let mut take = false;
@@ -82,7 +82,7 @@ fn foreign_certificates_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// A step far above the agent's version is taken and logged as an error.
+/// A version far above the agent's is accepted and logged as an error.
 #[test]
 fn far_version_is_logged() -> Result<()> {
     let lab = Lab::new(1)?;
@@ -91,13 +91,13 @@ fn far_version_is_logged() -> Result<()> {
     assert_eq!(lab.version("a0")?, 42);
     ensure!(lab.publish(&["--above", "50000000"])?.status.success());
     assert_eq!(lab.version("a0")?, 50_000_001);
-    assert!(lab.log("a0").contains("far above ours"), "{}", lab.log("a0"));
+    assert!(lab.log("a0").contains("far above the installed one"), "{}", lab.log("a0"));
     let wrap = lab.publish(&["--above", &u64::MAX.to_string()])?;
     assert_eq!(wrap.status.code(), Some(2), "{}", String::from_utf8_lossy(&wrap.stderr));
     Ok(())
 }
 
-/// Rotated certificates are used without a restart: the old CA is gone from all files.
+/// Rotated certificates are used without a restart; the old CA is removed from all files.
 #[test]
 fn certificates_rotate_without_a_restart() -> Result<()> {
     let mut lab = Lab::new(1)?;
@@ -118,7 +118,7 @@ fn certificates_rotate_without_a_restart() -> Result<()> {
     lab.wait_for("a0", 2)
 }
 
-/// The API takes changes and shows status, with a certificate only.
+/// The API accepts changes and shows the status, but only to clients with a certificate.
 #[test]
 fn api_requires_a_certificate() -> Result<()> {
     let lab = Lab::new(1)?;
@@ -143,7 +143,7 @@ fn api_requires_a_certificate() -> Result<()> {
     let text = capture(Command::new("curl").args(with).arg(format!("{url}/v1/status")))?;
     assert!(text.starts_with(r#"{"version":2,"#), "{text}");
 
-    // An agent's certificate is of the same CA, and may not.
+    // An agent's certificate from the same CA is refused.
     let (certificate, key) = (file("a0.crt"), file("a0.key"));
     let agent = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", &ca, "--cert", &certificate];
     for call in [&["-d", r#"{"change":"remove","id":"i0"}"#][..], &[]] {

@@ -1,4 +1,4 @@
-//! The progress bar on a terminal, and all families of metrics.
+//! The progress bar on a terminal, and all metric families.
 
 use std::{
     fs::File,
@@ -23,7 +23,7 @@ use crate::{
     speaker::Speaker,
 };
 
-/// Exposition of the publisher; `*` stands for a number above 0.
+/// Exposition of the publisher; `*` matches a number above 0.
 const OF_PUBLISHER: &str = include_str!("publisher.prom");
 
 /// Exposition of an agent.
@@ -49,8 +49,8 @@ fn rules_and_dashboard_name_real_metrics() -> Result<()> {
     Ok(())
 }
 
-/// Runs a command with its standard error on a terminal, until it ends or `enough` is there;
-/// then it is told to end. Returns how it ended, and the lines that are left.
+/// Runs a command with its standard error on a terminal until it exits or `enough` appears, then sends
+/// SIGTERM. Returns the exit status and the lines on the terminal.
 fn on_terminal(
     mut command: Command,
     enough: impl Fn(&[String]) -> bool,
@@ -58,7 +58,7 @@ fn on_terminal(
     const SIZE: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
     let OpenptyResult { master, slave } = openpty(Some(&SIZE), None)?;
     let mut child = command.env("TERM", "xterm").stdout(Stdio::null()).stderr(Stdio::from(slave)).spawn()?;
-    // The command holds the other end; with it gone, reading ends with the child.
+    // The command holds the other end; once closed here, reading ends with the child.
     drop(command);
     let mut terminal = File::from(master);
     let mut screen = vt100::Parser::new(SIZE.ws_row.try_into()?, SIZE.ws_col.try_into()?, 0);
@@ -75,7 +75,7 @@ fn on_terminal(
     Ok((child.wait()?, drawn(&screen)))
 }
 
-/// The lines on a terminal, without the blanks at their ends.
+/// Returns the lines on a terminal without trailing blanks.
 fn drawn(screen: &vt100::Parser) -> Vec<String> {
     screen.screen().contents().lines().map(|line| line.trim_end().to_owned()).collect()
 }
@@ -89,7 +89,7 @@ fn terminal_shows_a_bar() -> Result<()> {
     lab.blobstore = ["--blobstore", "file:///nowhere"].map(str::to_owned).to_vec();
     let failing = lab.agent("a1", &[])?;
     lab.blobstore = good;
-    let warned = |line: &String| line.contains("WARN") && line.contains("the agent could not take");
+    let warned = |line: &String| line.contains("WARN") && line.contains("the agent could not install");
     let one_fails = |lines: &[String]| {
         lines.iter().any(warned) && lines.last().is_some_and(|line| line.ends_with(" 1 failing, 1 silent"))
     };
@@ -119,13 +119,13 @@ fn pipe_shows_no_bar() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     let published = lab.publish(&[])?;
     let (said, log) = (String::from_utf8(published.stdout)?, String::from_utf8(published.stderr)?);
-    assert_eq!(said, "1 of 1 agents have the version, 0 failing, 0 silent\n");
+    assert_eq!(said, "1 of 1 agents have this version, 0 failing, 0 silent\n");
     assert!(!log.is_empty() && log.lines().all(|line| line.contains(" INFO ")), "{log}");
     assert!(!log.contains(['\x1b', '\r', '█', '░']), "{log}");
     Ok(())
 }
 
-/// Where something is served.
+/// Returns a free address for a server.
 fn free_address() -> Result<SocketAddr> {
     Ok(SocketAddr::from(([127, 0, 0, 1], free_port()?)))
 }
@@ -135,7 +135,7 @@ fn exposition(address: SocketAddr) -> String {
     capture(Command::new("curl").args(["-sS", &format!("http://{address}/metrics")])).unwrap_or_default()
 }
 
-/// Waits until exactly this is told: families, their help and types, series, numbers.
+/// Waits until the exposition equals this text: families, help, types, series and values.
 fn wait_for_exposition(address: SocketAddr, golden: &str) -> Result<()> {
     let mut last = String::new();
     let told = wait_until("these metrics", PATIENCE, || {
@@ -145,7 +145,7 @@ fn wait_for_exposition(address: SocketAddr, golden: &str) -> Result<()> {
     told.with_context(|| format!("golden:\n{golden}\ntold:\n{last}"))
 }
 
-/// Whether a text of metrics is the golden one.
+/// Returns whether an exposition matches the golden one.
 fn is_told(golden: &str, told: &str) -> bool {
     golden.lines().count() == told.lines().count()
         && golden.lines().zip(told.lines()).all(|(golden, told)| match golden.strip_suffix('*') {
@@ -157,7 +157,7 @@ fn is_told(golden: &str, told: &str) -> bool {
         })
 }
 
-/// One agent has the version, one says why not, one is not there.
+/// One agent has the version, one reports an error, one is missing.
 #[test]
 fn publisher_metrics_are_golden() -> Result<()> {
     let mut lab = Lab::new(3)?;
@@ -170,21 +170,21 @@ fn publisher_metrics_are_golden() -> Result<()> {
     let golden = OF_PUBLISHER.replace("BLOB", &lab.dataset(1)?.len().to_string());
     wait_for_exposition(address, &golden)?;
 
-    // A bad inventory is seen.
+    // An invalid inventory is reported.
     std::fs::write(lab.path("inventory.json"), "{")?;
     let bad = golden.replace("\nbosh_dns_sync_inventory_good 1", "\nbosh_dns_sync_inventory_good 0");
     wait_for_exposition(address, &bad)
 }
 
-/// Versions by blob and by patch, a patch that does not fit, a lower version, one that is not
-/// taken: a director by hand calls an agent.
+/// Versions by blob and by patch, an inapplicable patch, a lower version, a rejected version: the test calls
+/// an agent like a director.
 #[test]
 fn agent_metrics_are_golden() -> Result<()> {
     let lab = Lab::new(1)?;
     let mut director = Speaker::new(&lab, "director", "director.>")?;
     let address = free_address()?;
     let _agent = lab.agent("a0", &["--metrics", &address.to_string()])?;
-    // It listens before it says that it is there.
+    // The agent subscribes before it reports its start.
     director.hear()?;
     let version = |number: u64| {
         let keys = r#""record_keys":["id"],"record_infos":[],"aliases":{}"#;

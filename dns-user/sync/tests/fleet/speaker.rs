@@ -1,4 +1,4 @@
-//! A hand-driven client of the bus: a director, or an agent that loses its replies.
+//! A scripted client of the bus: a director, or an agent that loses its replies.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use crate::lab::{Lab, PATIENCE};
 
-/// A connection and what it hears.
+/// A connection with its subscription.
 pub(crate) struct Speaker {
     runtime: Runtime,
     bus: Bus,
@@ -39,7 +39,7 @@ impl Speaker {
         next.context("nothing is heard")?.context("the subscription ended")
     }
 
-    /// Returns the next message that is no report of an agent.
+    /// Returns the next message that is not an agent's report.
     pub(crate) fn hear_reply(&mut self) -> Result<Message> {
         loop {
             let message = self.hear()?;
@@ -68,7 +68,7 @@ impl Speaker {
         })
     }
 
-    /// Returns whether nothing but reports of agents is heard for this time.
+    /// Returns whether only agents' reports arrive during this time.
     pub(crate) fn is_silent_for(&mut self, time: Duration) -> bool {
         let Self { runtime, heard, .. } = self;
         runtime.block_on(async {

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::lab::Lab;
 
-/// A version reaches all by blob, the next one by patch, and the file is what was made.
+/// A version reaches all agents by blob, the next one by patch, and the files equal the dataset.
 #[test]
 fn changes_reach_the_fleet() -> Result<()> {
     let lab = Lab::new(3)?;
@@ -19,7 +19,7 @@ fn changes_reach_the_fleet() -> Result<()> {
     let replaced_words =
         ["--hosts", "replaced", "--hosts-file", &replaced.display().to_string()].map(str::to_owned);
     let replaced_words: Vec<&str> = replaced_words.iter().map(String::as_str).collect();
-    // Only root can give a file away; others keep it.
+    // Only root can change a file's owner; other users keep it.
     let owner = if nix::unistd::geteuid().is_root() { 1234 } else { nix::unistd::geteuid().as_raw() };
     let owner_words = ["--mode", "604", "--user", &owner.to_string()].map(str::to_owned);
     let owner_words: Vec<&str> = owner_words.iter().map(String::as_str).collect();
@@ -29,7 +29,7 @@ fn changes_reach_the_fleet() -> Result<()> {
     let published = lab.publish(&[])?;
     let said = String::from_utf8_lossy(&published.stdout).into_owned();
     ensure!(published.status.success(), "{said}{}", String::from_utf8_lossy(&published.stderr));
-    assert_eq!(said, "3 of 3 agents have the version, 0 failing, 0 silent\n");
+    assert_eq!(said, "3 of 3 agents have this version, 0 failing, 0 silent\n");
     for id in ["a0", "a1", "a2"] {
         assert_eq!(fs::read(lab.records(id))?, lab.dataset(1)?);
         let facts = fs::metadata(lab.records(id))?;
@@ -73,7 +73,7 @@ fn changes_reach_the_fleet() -> Result<()> {
     Ok(())
 }
 
-/// A stopped agent delays no other, and catches up later.
+/// A stopped agent delays no other agent, and catches up later.
 #[test]
 fn absent_agents_catch_up() -> Result<()> {
     let lab = Lab::new(3)?;
@@ -104,14 +104,14 @@ fn mute_agent_only_listens() -> Result<()> {
     let _mute = lab.agent("a0", &["--mute"])?;
     let _publisher = lab.watch(&[])?;
     lab.wait_for_log("a0", "new version of the records installed version=1 by=\"blob\" mute=true")?;
-    lab.wait_for_log("publisher", "new version of the records made")?;
+    lab.wait_for_log("publisher", "new version of the records created")?;
     assert!(!lab.records("a0").exists());
     let state = lab.path("state").display().to_string();
     assert!(lab.run(&["status", "--state", &state]).is_err(), "a mute agent must not count as synced");
     Ok(())
 }
 
-/// One machine, no engine.
+/// A single machine without NATS.
 #[test]
 fn local_mode_needs_no_nats() -> Result<()> {
     let lab = Lab::new(0)?;
@@ -129,7 +129,7 @@ fn local_mode_needs_no_nats() -> Result<()> {
     Ok(())
 }
 
-/// Blobs in JetStream's object store, with the permissions that are generated for it.
+/// Blobs in JetStream's object store, with the generated permissions.
 #[test]
 fn jetstream_serves_blobs() -> Result<()> {
     let mut lab = Lab::new(2)?;

@@ -16,7 +16,7 @@ use crate::{
     process::{Kept, wait_until},
 };
 
-/// Longest time for SIGTERM and for an announcement while something hangs. The defects took 24 s and more.
+/// Time limit for SIGTERM and for an announcement while a component hangs. The defects took 24 s and more.
 const PROMPT: Duration = Duration::from_secs(5);
 
 /// A WebDAV server in which DELETE hangs.
@@ -69,7 +69,7 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
     Ok(port)
 }
 
-/// Ends a process by SIGTERM within [`PROMPT`].
+/// Stops a process by SIGTERM within [`PROMPT`].
 fn stop_promptly(process: &mut Kept) -> Result<()> {
     let begun = Instant::now();
     process.stop()?;
@@ -130,7 +130,7 @@ fn small_max_payload_is_respected() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     let mut publisher = lab.watch(&[])?;
     lab.wait_for("a0", 1)?;
-    // The patch has more bytes than a message.
+    // The patch is larger than a message.
     write(100)?;
     lab.wait_for("a0", 2)?;
     assert!(!lab.log("a0").contains("by=\"patch\""), "{}", lab.log("a0"));

@@ -21,7 +21,7 @@ fn said(output: &std::process::Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Runs `publish`, which must succeed and be right about every agent's file.
+/// Runs `publish`, which must succeed and agree with every agent's file.
 fn publish_truly(lab: &Lab, agents: usize, version: u64) -> Result<()> {
     let published = lab.publish(&[])?;
     ensure!(published.status.success(), "{}", said(&published));
@@ -55,7 +55,7 @@ fn restored_state_publishes_above_the_fleet() -> Result<()> {
     publish_truly(&lab, 2, 2)?;
     fs::remove_dir_all(lab.path("state"))?;
     fs::rename(lab.path("copy"), lab.path("state"))?;
-    // The next version by number has other records than the fleet's.
+    // The version with the next number has different records from the fleet's.
     lab.write_inventory(2, |agent| format!("10.8.0.{agent}"))?;
     publish_truly(&lab, 2, 3)
 }
@@ -96,7 +96,7 @@ fn later_file_change_beats_a_command() -> Result<()> {
     let address =
         |agent: usize| if agent == 0 { "10.9.9.9".to_owned() } else { format!("10.0.0.{}", agent + 1) };
     lab.write_inventory(1, address)?;
-    lab.wait_for_log("publisher", "now contain a change made by command")?;
+    lab.wait_for_log("publisher", "a change made by command is now in")?;
     lab.write_inventory(3, |agent| format!("10.5.0.{agent}"))?;
     wait_until("the file's effect", PATIENCE, || has("10.5.0.0") && has("\"i1\"") && !has("10.9.9.9"))
         .with_context(|| lab.log("publisher"))
@@ -146,7 +146,7 @@ fn mass_removal_needs_confirmation() -> Result<()> {
     let state = lab.path("state").display().to_string();
     lab.run(&["confirm-removals", "20", "--state", &state])?;
     lab.wait_for("a0", 2)?;
-    // The confirmation is used up; ten are free.
+    // The confirmation is used up; ten removals need none.
     write(70)?;
     lab.wait_for("a0", 3)?;
     write(30)?;

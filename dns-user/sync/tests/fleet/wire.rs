@@ -1,4 +1,4 @@
-//! A connection between a client and a server that can be cut, as by a partitioned network.
+//! A connection between a client and a server that can be cut, like a network partition.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -13,11 +13,11 @@ use std::{
 
 use anyhow::Result;
 
-/// Interval at which a copying thread looks at its state.
+/// Interval at which a copying thread checks the state.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Forwards TCP connections to one server. While it is cut, it accepts connections and bytes and delivers none,
-/// in neither direction, and closes nothing: both ends have to find out by themselves.
+/// Forwards TCP connections to one server. While cut, it accepts connections and bytes but delivers none in
+/// either direction and closes nothing, so both ends must detect it themselves.
 pub(crate) struct Wire {
     address: SocketAddr,
     state: Arc<State>,
@@ -40,7 +40,7 @@ impl Wire {
                 if shared.ended.load(Ordering::Relaxed) {
                     return;
                 }
-                // A server that is down refuses; so does the wire.
+                // If the server is down, the wire refuses connections like the server.
                 let Ok(server) = TcpStream::connect(server) else { continue };
                 let pairs = [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))];
                 for (from, to) in pairs {
@@ -53,7 +53,7 @@ impl Wire {
         Ok(Self { address, state })
     }
 
-    /// Address that clients use in place of the server's.
+    /// Address that clients use instead of the server's.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -66,12 +66,12 @@ impl Wire {
 impl Drop for Wire {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
 
-/// Copies one direction until an end closes it.
+/// Copies one direction until either end closes it.
 fn copy(mut from: TcpStream, mut to: TcpStream, state: &State) {
     let mut buffer = [0; 16 << 10];
     if from.set_read_timeout(Some(LOOK)).is_err() {

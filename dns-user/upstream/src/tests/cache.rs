@@ -17,7 +17,6 @@ use dns_core::config::CacheConfig;
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
-/// Ordinary limits.
 const CONFIG: CacheConfig =
     CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
 
@@ -432,7 +431,7 @@ async fn cache_is_bounded_and_flushable() {
     assert_eq!((entries, evictions), (100, 900));
     assert!(bytes <= config.max_bytes);
 
-    // This applies to an entry in frequent use, too.
+    // This also applies to an entry in frequent use.
     for _ in 0..40 {
         ask(&source, &query(NAME, 1)).await;
     }

@@ -160,7 +160,7 @@ async fn nxdomain_skips_silent_recursor() {
         assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
     }
     assert!(begun.elapsed() < 10 * TIMEOUT, "20 answers took {:?}", begun.elapsed());
-    // Without any answer yet, the silent recursor is asked.
+    // Without any answer yet, the silent recursor is queried.
     let alone = forwarder(&names[1..], 0, Compat::default());
     for _ in 0..6 {
         assert_eq!(rcode(&ask(&alone, &question, Transport::Udp).await), message::SERVFAIL);
@@ -432,7 +432,7 @@ async fn random_case_is_checked_and_undone() {
     names.dedup();
     assert!(names.len() > 5, "nine letters, twenty queries");
 
-    // A server that changes the letter case is asked once more without randomised case.
+    // A server that changes the letter case is queried once more without randomised case.
     let lowering = Scripted::start(|query| {
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
         reply[12..12 + NAME.len()].make_ascii_lowercase();

@@ -369,8 +369,8 @@ impl<'a> Faults<'a> {
         done
     }
 
-    /// Like [`Self::kill`], but the restarted server sees another monotonic clock. The wall clock
-    /// is left alone because it belongs to the whole machine.
+    /// Like [`Self::kill`], but the restarted server sees another monotonic clock. The wall clock stays
+    /// unchanged because it belongs to the whole machine.
     fn move_clock(&mut self, random: &mut Rng) -> Result<()> {
         self.surroundings.set_clock_ahead(random.u32(..1_000_000))?;
         self.kill(random)

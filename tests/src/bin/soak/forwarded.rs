@@ -31,7 +31,7 @@ struct State {
     right: u64,
     /// Number of flushes.
     flushes: u64,
-    /// Smallest time that was left of an answer's TTL when the client asked for it.
+    /// Smallest remaining TTL of an answer at the time of the query.
     least_left: Option<Duration>,
 }
 

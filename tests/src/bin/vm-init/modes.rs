@@ -156,7 +156,7 @@ impl fmt::Display for Serving {
 fn settled(server: &Server) -> Result<Value> {
     let mut last = Value::Null;
     wait_until("the interfaces to be dealt with", PATIENCE, || {
-        // Polling costs CPU time, too.
+        // Polling also costs CPU time.
         thread::sleep(Duration::from_millis(200));
         let Ok(status) = status(server) else { return false };
         last = status["fast_path"].clone();

@@ -1,5 +1,5 @@
-//! Serves DNS behind the machine's network cards, in each mode. The host asks, then fetches a report
-//! by TCP (`tests/tests/packets/network_cards.rs`).
+//! Serves DNS behind the machine's network cards, in each mode. The host sends queries, then fetches a report
+//! over TCP (`tests/tests/packets/network_cards.rs`).
 
 use std::{
     fs,
@@ -26,7 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const LOSSES: [&str; 6] =
     ["rx_dropped", "tx_dropped", "rx_errors", "tx_errors", "rx_missed_errors", "rx_nohandler"];
 
-/// Runs all modes.
 pub(crate) fn try_all() -> Result<()> {
     let interfaces = set_up()?;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, NEXT_MODE))?;

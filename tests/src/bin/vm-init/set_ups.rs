@@ -21,7 +21,6 @@ use crate::modes::{PATIENCE, status};
 /// Address of the server, which belongs to no interface shared with the client.
 const ADDRESS: [u8; 4] = [169, 254, 0, 2];
 
-/// Queries per check.
 const QUERIES: usize = 5;
 
 /// Timeout of a query, in the virtual time of the machine.
@@ -194,7 +193,6 @@ impl Lab {
 struct Outgoing(Socket);
 
 impl Outgoing {
-    /// Starts to watch.
     fn on(namespace: &Namespace, interface: &str) -> Result<Self> {
         let index = namespace.interface_index(interface)?;
         let socket = namespace.run(|| -> Result<Socket> {
@@ -203,7 +201,7 @@ impl Outgoing {
             socket.set_nonblocking(true)?;
             Ok(socket)
         })??;
-        // The kernel names the interface of each packet; only `lo` is another one here.
+        // The kernel names the interface of each packet; only `lo` differs here.
         ensure!(index != 1, "an interface that leads elsewhere");
         Ok(Self(socket))
     }

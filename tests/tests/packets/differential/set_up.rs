@@ -75,7 +75,7 @@ const fn nft(text: &'static str, effect: Effect) -> Rule {
     Rule { tool: Tool::Nft, text, effect }
 }
 
-/// The rules; those without effect come often.
+/// The rules; ineffective ones are drawn often.
 const RULES: [Rule; 23] = [
     legacy("", Effect::None),
     legacy("*filter\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n", Effect::Decides),
@@ -277,7 +277,6 @@ impl SetUp {
         feed(server, &["ip", "-batch", "-"], &lines)
     }
 
-    /// Removes it.
     pub(super) fn remove(&self, server: &Namespace) -> Result<()> {
         let mut lines = String::from("link del srv\n");
         match self.path {

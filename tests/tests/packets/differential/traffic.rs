@@ -61,8 +61,8 @@ const BAD_SENDERS: [&str; 11] = [
 /// Identifies a reply: its receiver, port and DNS id.
 pub(super) type Key = (IpAddr, u16, u16);
 
-/// A reply without what differs between two correct ones: the order of its answers, and which of
-/// too many addresses it holds.
+/// A reply without the parts in which two correct replies may differ: the order of answers, and the selection
+/// from too many addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     from: IpAddr,

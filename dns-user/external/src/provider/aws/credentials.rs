@@ -84,7 +84,7 @@ impl Keys {
         let server = &self.metadata_endpoint;
         let missing = |reason: String| {
             ProviderError::Settings(format!(
-                "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and the machine has no instance \
+                "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
                  profile ({server}: {reason})"
             ))
         };

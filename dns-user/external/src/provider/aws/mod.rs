@@ -94,7 +94,7 @@ impl Settings {
                 (None, None) => None,
                 _ => {
                     let message =
-                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together; set both or neither";
+                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither";
                     return Err(ProviderError::Settings(message.to_owned()));
                 }
             };
@@ -263,7 +263,7 @@ impl Aws {
                         records.push(record);
                     }
                     // Types in a text form specific to Route 53 are left unchanged.
-                    Err(reason) => tracing::debug!(zone = id, reason, "record set is left alone"),
+                    Err(reason) => tracing::debug!(zone = id, reason, "record set left unchanged"),
                 }
             }
             if page.text_of("IsTruncated") != "true" {

@@ -63,7 +63,7 @@ impl Element {
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
-        let [root] = &mut open[..] else { return Err("it ends in the middle".to_owned()) };
+        let [root] = &mut open[..] else { return Err("it is truncated".to_owned()) };
         root.children.pop().ok_or_else(|| "it has no element".to_owned())
     }
 

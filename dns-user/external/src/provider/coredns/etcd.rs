@@ -130,7 +130,7 @@ impl Etcd {
                 result => return result,
             }
         }
-        let reason = "its history is compacted faster than the keys can be listed".to_owned();
+        let reason = "its history is compacted faster than keys can be listed".to_owned();
         Err(ProviderError::BadAnswer { server: self.server(), reason })
     }
 
@@ -151,11 +151,11 @@ impl Etcd {
             let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
             let bad =
                 |what: &str| ProviderError::BadAnswer { server: self.server(), reason: what.to_owned() };
-            let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is no number"));
+            let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is not a number"));
             revision.get_or_insert(number(&response.header.revision)?);
             for pair in response.kvs {
                 let decode =
-                    |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is no base64"));
+                    |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is not base64"));
                 let mod_revision = number(&pair.mod_revision)?;
                 pairs.push(Pair { key: decode(&pair.key)?, value: decode(&pair.value)?, mod_revision });
             }

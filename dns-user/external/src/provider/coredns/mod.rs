@@ -73,7 +73,7 @@ impl Settings {
             (Some(user), Some(password)) => Some((user.to_owned(), password.to_owned())),
             (None, None) => None,
             _ => {
-                let message = "etcd-username and etcd-password belong together; set both or neither";
+                let message = "etcd-username and etcd-password require each other; set both or neither";
                 return Err(ProviderError::Settings(message.to_owned()));
             }
         };
@@ -129,7 +129,7 @@ impl CoreDns {
                 Ok(service) => service,
                 Err(error) => {
                     let key = String::from_utf8_lossy(&pair.key).into_owned();
-                    warnings.push(format!("etcd key {key} is left alone: its value is not JSON ({error})"));
+                    warnings.push(format!("etcd key {key} left unchanged: its value is not JSON ({error})"));
                     continue;
                 }
             };
@@ -139,7 +139,7 @@ impl CoreDns {
             }
             let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
                 let key = String::from_utf8_lossy(&pair.key).into_owned();
-                warnings.push(format!("etcd key {key} is left alone: it holds no domain name"));
+                warnings.push(format!("etcd key {key} left unchanged: it contains no domain name"));
                 continue;
             };
             for (record_type, target) in service.records(&name) {
@@ -223,7 +223,7 @@ impl CoreDns {
         }
         if txn.comparisons() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
             let reason =
-                format!("its change takes more than etcd's {MAX_OPERATIONS} operations; use fewer targets");
+                format!("its change exceeds etcd's limit of {MAX_OPERATIONS} operations; use fewer targets");
             return Err(ProviderError::Unfit { name: transaction.name.clone(), reason });
         }
         Ok(txn)

@@ -170,7 +170,7 @@ impl Connection {
         read.map_err(|error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ConnectionError::Io(io::Error::new(
                 error.kind(),
-                "the server closed the connection in the middle",
+                "the server closed the connection prematurely",
             )),
             _ => ConnectionError::Io(error),
         })

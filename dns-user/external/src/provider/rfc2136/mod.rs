@@ -270,7 +270,7 @@ impl Sender<'_> {
         let take = |message: &[u8]| {
             let header = Reader::new(message).header()?;
             if header.id != id || !header.is_response() {
-                return Err(ConnectionError::Wire(WireError("a response to another message")));
+                return Err(ConnectionError::Wire(WireError("a response to a different message")));
             }
             code = header.rcode();
             Ok(true)
@@ -349,12 +349,12 @@ fn explain(code: u8) -> (String, &'static str) {
     match code {
         1 => ("FORMERR".to_owned(), "the server does not understand the message"),
         2 => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
-        4 => ("NOTIMP".to_owned(), "the server takes no updates; name the primary in rfc2136-host"),
+        4 => ("NOTIMP".to_owned(), "the server accepts no updates; set rfc2136-host to the primary"),
         5 => ("REFUSED".to_owned(), "allow the key to transfer and to update the zone"),
         9 => {
             ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host")
         }
-        10 => ("NOTZONE".to_owned(), "a name is outside of the zone; check rfc2136-zone"),
+        10 => ("NOTZONE".to_owned(), "a name is outside the zone; check rfc2136-zone"),
         other => (format!("response code {other}"), "see the server's log"),
     }
 }

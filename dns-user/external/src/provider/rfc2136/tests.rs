@@ -24,7 +24,7 @@ fn key() -> Key {
     Key::new("publisher", Algorithm::Sha256, "c2VjcmV0").unwrap()
 }
 
-/// Builds a response with records of the zone; `None` stands for its SOA.
+/// Builds a response with records of the zone; `None` means its SOA.
 fn response(id: u16, records: &[Option<(&str, RecordType, &str)>]) -> Vec<u8> {
     let mut section = Records::default();
     for record in records {

@@ -31,7 +31,7 @@ pub(super) struct Transferred {
 pub(super) enum TransferError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("it answers another question")]
+    #[error("it answers a different question")]
     OtherQuestion,
     #[error("response code {0}")]
     Code(u8),
@@ -41,7 +41,7 @@ pub(super) enum TransferError {
     Changed { first: u32, last: u32 },
     #[error("records follow the last SOA")]
     Trailing,
-    #[error("a record of {0} is outside of the zone")]
+    #[error("a record of {0} is outside the zone")]
     Outside(Name),
     #[error("it ended before the last SOA")]
     Incomplete,

@@ -149,13 +149,13 @@ pub(super) enum TsigError {
     Missing,
     #[error("the signature is wrong")]
     BadSignature,
-    #[error("it is signed by another key or algorithm")]
+    #[error("it is signed with another key or algorithm")]
     OtherKey,
     #[error("the server does not know the key {0}; check rfc2136-tsig-keyname and rfc2136-tsig-secret-alg")]
     UnknownKey(Name),
     #[error("the server rejects the signature; check rfc2136-tsig-secret")]
     Rejected,
-    #[error("the clocks of server and publisher differ by {0} s; set them by NTP")]
+    #[error("the clocks of server and publisher differ by {0} s; synchronise them by NTP")]
     Clock(u64),
     #[error("the server reports TSIG error {0}")]
     Other(u16),
@@ -256,7 +256,7 @@ impl Signature {
             return Ok(None);
         }
         if reader.position() != message.len() || last.start < HEADER {
-            return Err(WireError("octets behind the signature"));
+            return Err(WireError("octets after the signature"));
         }
         let mut data = Reader::at(message, last.data.start);
         let algorithm = data.name()?;

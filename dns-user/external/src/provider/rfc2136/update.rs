@@ -15,7 +15,6 @@ const MAX_HEAD: usize = HEADER + Name::MAX_WIRE + 4;
 /// Default TTL of new records.
 pub(super) const DEFAULT_TTL: u32 = 60;
 
-/// An encoded transaction.
 pub(super) struct Encoded {
     pub(super) name: Name,
     prerequisites: Records,

@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn octets(&mut self, count: usize) -> Result<&'a [u8], WireError> {
         let end = self.at.checked_add(count).ok_or(WireError("a length beyond the message"))?;
-        let octets = self.message.get(self.at..end).ok_or(WireError("it ends in the middle"))?;
+        let octets = self.message.get(self.at..end).ok_or(WireError("it is truncated"))?;
         self.at = end;
         Ok(octets)
     }

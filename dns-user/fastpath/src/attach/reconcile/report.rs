@@ -63,7 +63,7 @@ impl Follower {
             refused.map(|(interface, _)| format!("{}: {}", interface.name, interface.why)).collect();
         if !missing.is_empty() {
             let names = missing.join(", ");
-            reasons.push(format!("xdp.interfaces names {names}, which this machine does not have"));
+            reasons.push(format!("xdp.interfaces names {names}, which does not exist on this machine"));
         }
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
@@ -105,7 +105,7 @@ impl Follower {
                 (InterfaceState::Waiting, NotServed::Unsettled.to_string())
             }
             (None, None, None, None) if is_open && is_taken => {
-                (InterfaceState::Waiting, "its turn to be attached comes".to_owned())
+                (InterfaceState::Waiting, "waiting for its turn to be attached".to_owned())
             }
             (None, None, None, None) => return None,
         };

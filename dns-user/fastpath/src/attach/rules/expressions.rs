@@ -221,7 +221,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Applies a change to the packet and tells the closure whether the change is certain.
+    /// Applies a change to the packet; the closure's argument is whether the change is certain.
     fn change(&mut self, change: impl FnOnce(&mut Packet, bool)) {
         let is_certain = self.meets == Meets::Yes;
         if let Some(packet) = &mut self.packet {

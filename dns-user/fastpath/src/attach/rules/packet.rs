@@ -47,7 +47,7 @@ pub(super) const LENGTH: u32 = 72;
 const CLIENT_PORT: u16 = 40_000;
 
 impl Packet {
-    /// Returns a query from `client` to `endpoint` that arrives by `device`.
+    /// Returns a query from `client` to `endpoint` that arrives on `device`.
     pub(super) fn query(device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
         Self {
             input: Some(device.clone()),

@@ -20,7 +20,7 @@ use super::{
 
 const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
-/// `NF_INET_*`: the hooks.
+/// Netfilter hook, one of `NF_INET_*`.
 pub(super) const PREROUTING: usize = 0;
 pub(super) const INPUT: usize = 1;
 pub(super) const OUTPUT: usize = 3;

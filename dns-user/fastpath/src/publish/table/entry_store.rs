@@ -132,7 +132,7 @@ impl<W: Words> EntryStore<W> {
         self.allocator.end_grace_period();
     }
 
-    /// Frees cells whose grace period is over and begins the next grace period.
+    /// Frees cells whose grace period has ended and begins the next one.
     pub(crate) fn reclaim(&mut self, grace: &mut GracePeriods) {
         if grace.ended() {
             self.end_grace_period();

@@ -39,7 +39,6 @@ struct Modelled {
     words: Arc<Vec<AtomicU64>>,
     /// The words accessed by halves.
     halves: Arc<Vec<AtomicU32>>,
-    /// The apparent size.
     bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The published names, and the rules by which they are added, changed and removed. Needs nothing
+//! The published names, and the rules for adding, changing and removing them. Needs nothing
 //! from the kernel but memory, so all of it is tested without a program.
 //!
 //! Three kinds of names share the index:
@@ -302,7 +302,7 @@ impl Table {
         }
     }
 
-    /// Frees cells whose grace period is over and begins the next grace period. Must be called
+    /// Frees cells whose grace period has ended and begins the next one. Must be called
     /// often; never waits.
     pub(crate) fn reclaim(&mut self) {
         self.store.reclaim(&mut self.grace);

@@ -16,7 +16,6 @@ pub(crate) struct Placed {
     /// Hash of the entry's name.
     pub(crate) key: u64,
     pub(crate) location: Location,
-    /// Length in bytes.
     pub(crate) size: usize,
 }
 

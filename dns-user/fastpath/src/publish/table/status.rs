@@ -9,7 +9,7 @@ pub struct TableStatus {
     pub published: usize,
     /// Learned names in the map.
     pub learned: usize,
-    /// Names in the map that do not exist or are malformed.
+    /// Names in the fast-path map that do not exist or are malformed.
     pub negative: usize,
     /// Listed names that are not in the map, by reason; userspace answers them.
     #[serde(rename = "unfitting_by_reason")]

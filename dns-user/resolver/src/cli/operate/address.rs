@@ -12,13 +12,12 @@ use dns_core::{
     name::Name,
 };
 
-/// `address`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Address {
-    /// Group id (of a link): makes the short form q-....q-g<ID>.<domain>
+    /// Group id of a link, for the short form q-....q-g<ID>.<domain>
     #[arg(long, value_name = "ID", required_unless_present = "instance_group", conflicts_with_all = ["instance_group", "network", "deployment"])]
     group: Option<String>,
-    /// Instance group: makes the long form, with --network and --deployment
+    /// Instance group, for the long form; needs --network and --deployment
     #[arg(long, value_name = "NAME", requires = "network", requires = "deployment")]
     instance_group: Option<String>,
     /// Network of the long form
@@ -27,28 +26,28 @@ pub(in crate::cli) struct Address {
     /// Deployment of the long form
     #[arg(long, value_name = "NAME")]
     deployment: Option<String>,
-    /// Domain
+    /// Domain that the name ends in
     #[arg(long, default_value = "bosh")]
     domain: String,
-    /// One instance by its id, instead of a query
+    /// Id of a single instance, instead of a query
     #[arg(long, value_name = "ID", conflicts_with_all = ["az", "index", "num_id", "network_id", "status", "initial_health_check"])]
     instance: Option<String>,
-    /// For a certificate: `*` in place of the query
+    /// Put `*` in place of the query, for a certificate
     #[arg(long, conflicts_with_all = ["instance", "az", "index", "num_id", "network_id", "status", "initial_health_check"])]
     wildcard: bool,
-    /// Availability zones, by id (digits) or by name (looked up in the records); several are alternatives
+    /// Availability zone, by id (digits) or name (looked up in the records); repeatable, any may match
     #[arg(long, value_name = "AZ", value_delimiter = ',')]
     az: Vec<String>,
-    /// Instance indexes; several are alternatives
+    /// Instance index; repeatable, any may match
     #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
     index: Vec<u64>,
-    /// Numerical instance ids; several are alternatives
+    /// Numerical instance id; repeatable, any may match
     #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
     num_id: Vec<u64>,
-    /// Network ids; several are alternatives
+    /// Network id; repeatable, any may match
     #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
     network_id: Vec<u64>,
-    /// Filter by health
+    /// Instances to include, by health
     #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
     status: HealthFilter,
     /// Whether the first query waits for health checks
@@ -60,7 +59,7 @@ pub(in crate::cli) struct Address {
     /// config.json of the server, which names records.json
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -70,11 +69,11 @@ pub(in crate::cli) struct Address {
 pub(super) enum HealthFilter {
     /// Healthy ones; all if there are none.
     Smart,
-    /// Unhealthy ones.
+    /// Only the unhealthy ones
     Unhealthy,
-    /// Healthy ones.
+    /// Only the healthy ones
     Healthy,
-    /// All.
+    /// All, whatever their health
     All,
 }
 
@@ -92,9 +91,9 @@ impl From<HealthFilter> for Status {
 /// `initial_health_check` of an alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum InitialCheck {
-    /// The query is answered at once.
+    /// The query does not wait for the checks
     Asynchronous,
-    /// The query waits.
+    /// The query waits for the checks
     Synchronous,
 }
 
@@ -155,7 +154,7 @@ impl Address {
             found.ok_or_else(|| {
                 let names: Vec<&str> = known.iter().map(|(name, _)| name.as_str()).collect();
                 Problem::BadAnswer(format!(
-                    "no availability zone {zone} in the records; they have {}",
+                    "the records do not contain the availability zone {zone}; they contain {}",
                     names.join(", ")
                 ))
             })
@@ -171,12 +170,11 @@ impl Address {
                 let loaded = dns_platform::files::load_config(config)
                     .map_err(|error| Problem::BadAnswer(error.to_string()))?;
                 loaded.config.records_file.ok_or_else(|| {
-                    Problem::BadAnswer(format!("{}: there is no records_file", config.display()))
+                    Problem::BadAnswer(format!("{}: records_file is missing", config.display()))
                 })?
             }
             (None, None) => {
-                let hint =
-                    "a zone by name has to be looked up: give --records FILE or --config FILE, or its id";
+                let hint = "looking up a zone by name needs --records FILE or --config FILE; or use its id";
                 return Err(Problem::BadAnswer(hint.to_owned()));
             }
         };

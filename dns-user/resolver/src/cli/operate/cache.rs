@@ -14,7 +14,6 @@ use super::{
 };
 use crate::ops::api::{CacheFlush, Criteria};
 
-/// `cache`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Cache {
     /// The command for cached answers.
@@ -25,15 +24,14 @@ pub(in crate::cli) struct Cache {
 /// Commands for cached answers.
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List cached answers in the order of their names
+    /// List cached answers, sorted by name
     List(List),
     /// Show the cached answers for a name, with their records
     Lookup(Lookup),
-    /// Remove cached answers; returns after queries get new ones
+    /// Remove cached answers; returns once they are no longer served
     Flush(Flush),
 }
 
-/// `cache list`.
 #[derive(Debug, Args)]
 struct List {
     /// Where the server is.
@@ -45,31 +43,29 @@ struct List {
     /// Only this query type: A, AAAA, TYPE65, ...
     #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
     query_type: Option<String>,
-    /// At most this many answers
+    /// Maximum number of answers
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     limit: usize,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// `cache lookup`.
 #[derive(Debug, Args)]
 struct Lookup {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// The name, with or without the final dot
+    /// Name to look up; the final dot is optional
     name: String,
     /// Only this query type: A, AAAA, TYPE65, ...
     #[arg(value_name = "TYPE", value_parser = query_type)]
     query_type: Option<String>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// `cache flush`.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("selected").required(true).multiple(true))]
 struct Flush {
@@ -85,13 +81,12 @@ struct Flush {
     /// Only names at and below this one
     #[arg(long, value_name = "NAME", conflicts_with = "name", group = "selected")]
     zone: Option<String>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 impl Cache {
-    /// Runs the command.
     pub(super) fn run(self) -> Result<(), Problem> {
         match self.action {
             Action::List(list) => list.run(),

@@ -54,7 +54,7 @@ impl Client {
                 Ok(_) => return Ok(Self::Socket(socket)),
                 Err(error) if !connection.has_api() => {
                     return Err(Problem::Unreachable(format!(
-                        "cannot ask the server at {}: {error}",
+                        "cannot connect to the server at {}: {error}",
                         socket.display()
                     )));
                 }
@@ -137,7 +137,7 @@ impl Client {
 
     /// Builds the error for an unreachable server.
     fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
-        let mut text = format!("cannot ask the API at {}: {error}", self.place());
+        let mut text = format!("cannot connect to the API at {}: {error}", self.place());
         if let Some(cause) = error.source() {
             text.push_str(&format!(": {cause}"));
         }
@@ -150,7 +150,7 @@ async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
     let body = response.into_body().collect().await;
     let body = body.map_err(|error| {
-        Problem::Unreachable(format!("the connection ended in the middle of the answer: {error}"))
+        Problem::Unreachable(format!("the connection closed during the response: {error}"))
     })?;
     Ok(Answer { status, body: body.to_bytes() })
 }
@@ -170,7 +170,7 @@ impl Answer {
                 self.text()
             ))),
             StatusCode::NOT_FOUND if self.body.is_empty() => Err(Problem::BadAnswer(
-                "the server does not know this request: is it of the same version?".to_owned(),
+                "the server does not know this request: does it have the same version?".to_owned(),
             )),
             _ => Err(Problem::BadAnswer(self.text())),
         }
@@ -190,7 +190,7 @@ impl Answer {
 
 /// Builds the error for a response from another version or another program.
 fn not_understood(error: &serde_json::Error) -> Problem {
-    Problem::BadAnswer(format!("the answer cannot be read ({error}): is the server of the same version?"))
+    Problem::BadAnswer(format!("cannot parse the response ({error}): does the server have the same version?"))
 }
 
 /// A response received line by line.

@@ -142,15 +142,15 @@ impl Connection {
         let file = self.config.as_deref().unwrap_or(job_config);
         if self.config.is_none() && !file.exists() {
             return Err(Problem::Unreachable(format!(
-                "where is the API? give --config FILE, or set DNS_API_ADDRESS, DNS_API_TLS_CA_CERT_PATH, \
-                 DNS_API_TLS_CERTIFICATE_PATH and DNS_API_TLS_PRIVATE_KEY_PATH ({} is not there)",
+                "no API is configured: use --config FILE, or set DNS_API_ADDRESS, DNS_API_TLS_CA_CERT_PATH, \
+                 DNS_API_TLS_CERTIFICATE_PATH and DNS_API_TLS_PRIVATE_KEY_PATH ({} does not exist)",
                 file.display()
             )));
         }
         let (config, _) = read(file).map_err(|error| Problem::Unreachable(error.to_string()))?;
         let api = config.api.ok_or_else(|| {
             Problem::Unreachable(format!(
-                "{}: there is neither \"control\" nor \"api\": the server cannot be asked",
+                "{}: neither \"control\" nor \"api\" is configured: the server is not reachable",
                 file.display()
             ))
         })?;

@@ -14,10 +14,10 @@ struct ConsulAliases {
     /// config.json: its object "consul" says where the catalog is, its records_file where the records are
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Filter by health
+    /// Instances to include, by health
     #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
     status: HealthFilter,
-    /// How long a live Consul may take to tell everything
+    /// Time limit for loading the catalog of a live Consul
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     seconds: u64,
 }

@@ -10,13 +10,12 @@ use clap::Args;
 use super::{Problem, print, print_json};
 use dns_fastpath::{Detached, detach_all};
 
-/// `detach`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Detach {
-    /// config.json of the server whose fast path it is
+    /// config.json of the server whose fast path to detach
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

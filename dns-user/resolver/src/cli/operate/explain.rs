@@ -10,15 +10,14 @@ use super::{
     print, print_json,
 };
 
-/// `resolve`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Resolve {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// The name, with or without the final dot
+    /// Name to look up; the final dot is optional
     name: String,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

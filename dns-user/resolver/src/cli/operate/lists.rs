@@ -11,16 +11,15 @@ use super::{
 };
 use crate::ops::api::{Group, InstanceLine};
 
-/// `instances`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Instances {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// Only the instances that this name stands for, after the health filter
+    /// Only the instances behind this name, after the health filter
     #[arg(long, value_name = "NAME")]
     address: Option<String>,
-    /// JSON lines, as the API gives them
+    /// Print JSON lines, as the API returns them
     #[arg(long)]
     json: bool,
 }
@@ -47,13 +46,12 @@ impl Instances {
     }
 }
 
-/// `local-groups`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct LocalGroups {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// JSON lines, as the API gives them
+    /// Print JSON lines, as the API returns them
     #[arg(long)]
     json: bool,
 }

@@ -13,22 +13,21 @@ use super::{
 };
 use crate::ops::api::{LogChange, Reloaded};
 
-/// `log`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Log {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// New level: debug, info, warn, error, none; default: the tag follows the general level again
+    /// New level: debug, info, warn, error or none; default: return the tag to the general level
     #[arg(long)]
     level: Option<String>,
-    /// The tag that it is for; without one it is the general level
+    /// Tag to set the level of; by default, the general level
     #[arg(long, requires = "level")]
     tag: Option<String>,
-    /// Request lines a second, at most (tag RequestLoggerHandler at debug)
+    /// Maximum request lines per second (tag RequestLoggerHandler at debug)
     #[arg(long, value_name = "LINES")]
     requests_per_second: Option<u32>,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -67,13 +66,12 @@ impl Log {
     }
 }
 
-/// `reload`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Reload {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -95,19 +93,18 @@ impl Reload {
         match failed.len() {
             0 => Ok(()),
             count => Err(Problem::BadAnswer(format!(
-                "{count} part(s) could not be used; the last good state stays"
+                "{count} part(s) could not be used; the last good state stays in use"
             ))),
         }
     }
 }
 
-/// `flush`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Flush {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -8,10 +8,9 @@ use clap_complete::Shell;
 use super::Problem;
 use crate::cli::manual;
 
-/// `completions`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Completions {
-    /// Which shell
+    /// Shell to print completions for
     shell: Shell,
 }
 
@@ -25,7 +24,6 @@ impl Completions {
     }
 }
 
-/// `man`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Man {
     /// Write a page for each command into this folder, instead of the main page to standard output

@@ -21,13 +21,12 @@ use crate::ops::{
 };
 use dns_platform::logs::time_of;
 
-/// `status`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Status {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -331,7 +330,7 @@ fn recursors_text(out: &mut String, recursors: &[Value]) {
     }
 }
 
-/// Adds the section of reloads and failures. Failures followed by a successful reload are left out.
+/// Adds the section of reloads and failures. Failures followed by a successful reload are omitted.
 fn reloads_text(out: &mut String, status: &Answer) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);

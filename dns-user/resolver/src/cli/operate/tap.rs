@@ -17,58 +17,55 @@ use super::{
 use crate::ops::tap::{TapLine, TapPath, parse_type};
 use dns_platform::metrics::labels::type_text;
 
-/// `tap`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TapArgs {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// What is shown.
     #[command(flatten)]
     filter: Filter,
-    /// Also queries that the fast path passed on, with the reason; userspace shows them again
+    /// Also show queries that the fast path passed to userspace, with the reason; they appear again as
+    /// userspace queries
     #[arg(long)]
     misses: bool,
     /// Show one query in this many
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: u32,
-    /// Lines a second, at most; how many were left out is said
+    /// Maximum lines per second; suppressed lines are counted
     #[arg(long, value_name = "LINES", default_value_t = 1000)]
     rate: u32,
-    /// End after this many lines
+    /// Exit after this many lines
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after this many seconds
+    /// Exit after this many seconds
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// JSON lines
+    /// Print one JSON object per query
     #[arg(long)]
     json: bool,
 }
 
-/// Which queries.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Filter {
-    /// Only names that hold this text
+    /// Only names that contain this text
     #[arg(long, value_name = "TEXT")]
     pub(super) name: Option<String>,
-    /// Only clients whose address begins with this
+    /// Only clients whose address starts with this text
     #[arg(long, value_name = "ADDRESS")]
     pub(super) client: Option<String>,
     /// Only this query type: A, AAAA, TYPE65, ...
     #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
     pub(super) query_type: Option<String>,
-    /// Only this path
+    /// Only queries answered on this path
     #[arg(long, value_enum)]
     pub(super) path: Option<Path>,
 }
 
-/// A path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Path {
-    /// The interface.
+    /// Answered by the interface's program
     Fast,
-    /// The sockets.
+    /// Answered by the server's sockets
     Userspace,
 }
 
@@ -98,7 +95,7 @@ impl Filter {
 pub(super) fn query_type(text: &str) -> Result<String, String> {
     match parse_type(text) {
         Some(number) => Ok(type_text(number)),
-        None => Err("unknown query type; allowed are names such as AAAA and TYPE65".to_owned()),
+        None => Err("unknown query type; use a name such as AAAA or TYPE65".to_owned()),
     }
 }
 
@@ -145,9 +142,9 @@ impl TapArgs {
                         shown += 1;
                     }
                     Ok(Sent::Suppressed { suppressed }) => {
-                        print(&format!("... {suppressed} lines left out\n"))?
+                        print(&format!("... {suppressed} lines suppressed\n"))?
                     }
-                    Err(error) => return Err(Problem::BadAnswer(format!("a line cannot be read: {error}"))),
+                    Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
                 }
             }
             Ok(())

@@ -30,7 +30,6 @@ const LINES_PER_SECOND: f64 = 1000.0;
 /// Minimum time between two redraws of the screen.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// `top`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Top {
     /// Where the server is.
@@ -39,13 +38,13 @@ pub(in crate::cli) struct Top {
     /// Which queries are counted by name and client.
     #[command(flatten)]
     filter: Filter,
-    /// Look for --seconds, print it once and end; also what happens without a terminal
+    /// Observe for --seconds, print once and exit; the default if the output is no terminal
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// Print it once as one JSON object
+    /// Print once, as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -114,7 +113,7 @@ impl Watch {
         match serde_json::from_slice(line) {
             Ok(Sent::Line(line)) => self.model.line(&line),
             Ok(Sent::Suppressed { suppressed }) => self.model.suppressed(suppressed),
-            Err(error) => return Err(Problem::BadAnswer(format!("a line cannot be read: {error}"))),
+            Err(error) => return Err(Problem::BadAnswer(format!("cannot parse a line: {error}"))),
         }
         Ok(())
     }

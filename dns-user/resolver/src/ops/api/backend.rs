@@ -71,9 +71,7 @@ impl Backend {
         };
         match instances(&snapshot, &*self.health, &parse(address)?) {
             Ok(found) => Ok(found.iter().map(|instance| self.line(instance)).collect()),
-            Err(Existence::Malformed) => {
-                Err(NameRefused(format!("{address} asks for nothing: it is malformed")))
-            }
+            Err(Existence::Malformed) => Err(NameRefused(format!("{address} is malformed"))),
             Err(_) => Err(NameRefused(format!("{address}: no instance matches"))),
         }
     }
@@ -143,7 +141,7 @@ impl Backend {
         let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
             let answered_by = match is_published {
-                true => "the interface (fast path), for addresses over UDP; userspace for all else",
+                true => "the interface (fast path) for addresses over UDP; userspace for everything else",
                 false => "userspace",
             };
             let dns_consul::Explanation { domain, text, rcode } = explanation;
@@ -167,7 +165,7 @@ impl Backend {
                 Some(first) => {
                     format!("recursors, {} first: the name is not one of the fleet", first.address)
                 }
-                None => "recursors, but none is known: the reply is SERVFAIL".to_owned(),
+                None => "recursors, but none are known: the reply is SERVFAIL".to_owned(),
             },
             Route::Refused => "no server: recursion is off, the reply is REFUSED".to_owned(),
         };

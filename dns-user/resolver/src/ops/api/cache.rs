@@ -18,7 +18,6 @@ use dns_upstream::Selection;
 /// Default limit of answers per response.
 const DEFAULT_LIMIT: usize = 10_000;
 
-/// Parameters of `/cache`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ListParameters {
     /// Criteria of the answers.
@@ -31,7 +30,7 @@ pub(super) struct ListParameters {
 /// Criteria for cached answers; an absent criterion matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Criteria {
-    /// The name itself.
+    /// Only this name, none below it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
     /// The names at and below this one.
@@ -48,18 +47,17 @@ pub struct CacheFlush {
     /// Criteria of the answers.
     #[serde(flatten)]
     pub criteria: Criteria,
-    /// Every answer.
+    /// Every answer in the cache.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub all: bool,
 }
 
 impl Criteria {
-    /// Parses the criteria.
     fn selection(&self) -> Result<Selection, NameRefused> {
         let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
         let query_type = |text: &String| {
             parse_type(text).ok_or_else(|| {
-                NameRefused(format!("{text:?} is no query type; allowed are names such as AAAA and TYPE65"))
+                NameRefused(format!("{text:?} is no query type; use a name such as AAAA or TYPE65"))
             })
         };
         Ok(Selection {
@@ -94,7 +92,7 @@ pub(super) async fn flush(
     Json(CacheFlush { criteria, all }): Json<CacheFlush>,
 ) -> Response {
     if all != (criteria == Criteria::default()) {
-        return bad_request("select answers by name, zone or type, or all of them by \"all\": true");
+        return bad_request("select answers by name, zone or type, or all of them with \"all\": true");
     }
     match criteria.selection() {
         Ok(selection) => Json(json!({ "flushed": backend.flush(&selection).await })).into_response(),

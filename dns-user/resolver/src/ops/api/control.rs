@@ -84,7 +84,7 @@ pub(super) async fn change_levels(
     let tag = tag.as_deref();
     if let Some(unknown) = tag.filter(|tag| tags::targets(tag).is_none()) {
         let known = tags::names().collect::<Vec<_>>().join(", ");
-        return bad_request(format!("no tag {unknown}; the tags are {known}"));
+        return bad_request(format!("unknown tag {unknown}; the tags are {known}"));
     }
     let changed = match (level.as_deref(), tag) {
         (None, None) => Ok(()),

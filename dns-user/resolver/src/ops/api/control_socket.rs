@@ -64,7 +64,7 @@ impl ControlSocket {
 
 /// Returns the error for an unknown user or group.
 fn unknown(kind: &str, name: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{kind}: there is no such name as {name:?}"))
+    io::Error::new(io::ErrorKind::NotFound, format!("{kind}: {name:?} does not exist"))
 }
 
 impl Admitted {

@@ -104,7 +104,7 @@ fn operations(there: MethodRouter) -> Router {
 }
 
 async fn not_an_admin() -> Response {
-    let reason = "this client certificate's common name is not among api.admins\n";
+    let reason = "the client certificate's common name is not in api.admins\n";
     (StatusCode::FORBIDDEN, reason).into_response()
 }
 

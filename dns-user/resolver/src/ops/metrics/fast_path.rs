@@ -9,7 +9,7 @@ use dns_platform::metrics::{families, labels};
 pub struct FastReplies {
     /// Replies by query type label and RCODE.
     pub replies: Vec<(&'static str, u8, u64)>,
-    /// Those of them from forwarded answers.
+    /// Replies among these from forwarded answers.
     pub forwarded: u64,
 }
 

@@ -297,7 +297,7 @@ async fn longest_domain_wins() {
     few.remove(&Name::root());
     server.server_state.set_routes(Routes { handlers: few, ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
-    // Local although a handler has the longer domain; there is no such instance.
+    // Local although a handler has the longer domain; the instance does not exist.
     assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
     assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::YXDomain);
 

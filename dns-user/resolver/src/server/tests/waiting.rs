@@ -8,7 +8,7 @@ async fn stalled_upstream_delays_only_forwarding() {
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
         request_timeout: Duration::from_millis(300),
-        // One client gets half of these places.
+        // One client gets half of these slots.
         waiting: Admission::new(16),
         workers: NonZeroUsize::new(1),
         ..Options::default()
@@ -23,7 +23,7 @@ async fn stalled_upstream_delays_only_forwarding() {
         })
         .collect();
     recursors.wait_for(8).await;
-    // No place is left: the next query fails immediately, and local names are still answered.
+    // No slot is left: the next query fails immediately, and local names are still answered.
     let reply = ask_udp(address, &outside).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(recursors.asked.load(Ordering::SeqCst), 8);

@@ -50,7 +50,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     by_recursor(frame, recursors, model);
     let sample = if every > 1 { format!("names and clients: one query in {every}; ") } else { String::new() };
     let left_out = if model.left_out > 0 {
-        format!("{} lines left out; ", count(model.left_out))
+        format!("{} lines suppressed; ", count(model.left_out))
     } else {
         String::new()
     };

@@ -208,7 +208,8 @@ impl Model {
             }
         }
         if self.left_out > 0 {
-            let _ = writeln!(out, "\n{} lines were left out: the counts are a sample", count(self.left_out));
+            let _ =
+                writeln!(out, "\n{} lines were suppressed: the counts are a sample", count(self.left_out));
         }
         out
     }
