@@ -106,7 +106,7 @@ fn queries_keep_order_and_rate() -> Result<()> {
 #[test]
 fn queries_are_answered_and_counted() -> Result<()> {
     requires!(namespaces, bpf);
-    /// Queries per second: the ring's 256 places bridge 50 ms without CPU.
+    /// Queries per second: the ring's 256 slots bridge 50 ms without CPU.
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
     for mode in ["tc", "generic", "native", "off"] {

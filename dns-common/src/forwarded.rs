@@ -112,7 +112,7 @@ impl AnswerHeader {
     }
 }
 
-// The index reads the hash of any entry at the same place.
+// The index reads the hash of any entry at the same offset.
 const _: () = assert!(
     core::mem::offset_of!(AnswerHeader, hash) == core::mem::offset_of!(crate::entry::EntryHeader, hash)
         && core::mem::offset_of!(AnswerHeader, last_used_ns)

@@ -167,7 +167,7 @@ pub fn count(outcome: usize) {
 pub struct Answered {
     /// Whether the reply was complete or truncated.
     pub outcome: Outcome,
-    /// Type asked for: a [`QueryKind`] as a number.
+    /// Queried type: a [`QueryKind`] as a number.
     pub kind: usize,
     /// RCODE of the reply.
     pub rcode: u8,

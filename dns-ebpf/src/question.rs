@@ -140,7 +140,7 @@ const CD: usize = usize::from_ne_bytes([0, 0, 0, 0x10, 0, 0, 0, 0]);
 /// DO in the first eight bytes of an OPT.
 const DO: usize = usize::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x80]);
 
-/// Type OPT, at its place in the record's first eight bytes.
+/// Type OPT, at its offset in the record's first eight bytes.
 const OPT_TYPE: usize = 41 << 16;
 
 /// Lower-cased words of a name; the words after its end belong to an earlier name.

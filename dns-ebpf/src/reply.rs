@@ -57,8 +57,8 @@ pub fn plan<H: Hook>(
     }
     // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
     let v4_count = masked(v4_count, 0x7ff);
-    // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an
-    // entry without a policy the bytes at its place are masked to zero, which means no limits.
+    // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an entry without
+    // a policy the bytes at its offset are masked to zero, which means no limits.
     let has_policy = opaque(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
     let policy_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.

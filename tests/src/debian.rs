@@ -76,7 +76,7 @@ impl Debian {
     pub fn boot() -> Result<Option<Self>> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.toolchain/debian");
         let there = fs::metadata(&root).map(drop);
-        let there = there.map_err(|_| "`cargo xtask test` makes its root");
+        let there = there.map_err(|_| "`cargo xtask test` creates its root");
         if !requirements::namespaces() || !requirements::met("a Debian machine", there) {
             return Ok(None);
         }

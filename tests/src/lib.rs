@@ -3,7 +3,7 @@
 
 #![allow(
     missing_docs,
-    reason = "test support is read beside its callers; a comment says more than the name or is left out"
+    reason = "test support is read beside its callers; a comment must say more than the name"
 )]
 
 pub mod bpffs;

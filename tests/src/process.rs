@@ -113,7 +113,7 @@ pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) 
     while !ready() {
         ensure!(!interrupt::requested(), "interrupted");
         if Instant::now() > deadline {
-            bail!("waited {limit:?} in vain for {what}");
+            bail!("gave up after {limit:?}: waiting for {what}");
         }
         thread::sleep(Duration::from_millis(5));
     }

@@ -83,7 +83,7 @@ pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
 pub fn not_run(reason: &str) {
     let test = thread::current().name().unwrap_or("a test").to_owned();
     let Some(list) = std::env::var_os(NOT_RUN_VARIABLE) else {
-        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and goes on)");
+        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)");
     };
     let mut list = File::options().create(true).append(true).open(&list).expect("the list of tests not run");
     writeln!(list, "{test}: {reason}").expect("the list of tests not run");

@@ -108,7 +108,7 @@ fn wrong_expectation_fails() -> Result<()> {
 fn another_server_is_asked() -> bool {
     let is_another = Commands::find().is_ok_and(|commands| commands.is_another);
     if is_another {
-        requirements::not_run("another server is asked, which has no fast path");
+        requirements::not_run("testing another server, which has no fast path");
     }
     is_another
 }
@@ -133,7 +133,7 @@ fn all_pass(label: &str, recorded: &Recorded, extra: &Value, only: &[&str], bett
     let passed = cases - differing - failed;
     println!("{label}: {passed} as recorded, {differing} otherwise where a quirk allows it, {failed} failed");
     ensure!(failed == 0, "{label}: {failed} recorded cases failed");
-    ensure!(passed > 0, "{label}: no recorded case was asked");
+    ensure!(passed > 0, "{label}: no recorded case was replayed");
     Ok(())
 }
 

@@ -159,7 +159,7 @@ fn record_changes_lose_no_answer() -> Result<()> {
         }
         changing
     })?;
-    ensure!(asked.load(Ordering::Relaxed) > 100, "too few questions to mean anything");
+    ensure!(asked.load(Ordering::Relaxed) > 100, "too few queries for a result");
     Ok(())
 }
 

@@ -145,7 +145,7 @@ fn server_health_decides_after_hold() {
     }
     // With one instance left, the others are withdrawn; without any, all of them return.
     let begin = Instant::now();
-    wait_until("all addresses while all are ill", LIMIT, || {
+    wait_until("all addresses while none is healthy", LIMIT, || {
         let addresses = publisher.addresses();
         assert!(!addresses.is_empty());
         addresses == all && begin.elapsed() > HOLD * 3
@@ -153,7 +153,7 @@ fn server_health_decides_after_hold() {
     .unwrap();
 
     fleet.says(instance(1), Says::state("running"));
-    wait_until("the healthy one alone", LIMIT, || publisher.addresses() == BTreeSet::from([instance(1)]))
+    wait_until("only the healthy one", LIMIT, || publisher.addresses() == BTreeSet::from([instance(1)]))
         .unwrap();
     // Without the server, the last known health remains in use; without records, the last records.
     fs::write(path.join("records.json"), "{").unwrap();

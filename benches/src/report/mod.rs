@@ -53,9 +53,9 @@ pub enum Data {
 pub struct Sweep {
     /// Meaning of the axis, with its unit.
     pub axis: String,
-    /// Places from left to right at equal distances; decades form a logarithmic axis.
+    /// Points from left to right at equal distances; decades form a logarithmic axis.
     pub places: Vec<String>,
-    /// Whether the places have an order, so that lines connect them.
+    /// Whether the points have an order, so that lines connect them.
     pub ordered: bool,
     /// One line per subject.
     pub series: Vec<Series>,
@@ -67,7 +67,7 @@ impl Sweep {
         Self { axis: axis.to_owned(), places, ordered, series: Vec::new() }
     }
 
-    /// Adds one round's measurement of a subject at the place with this number.
+    /// Adds one round's measurement of a subject at the point with this number.
     pub fn push(&mut self, label: &str, ours: bool, place: usize, value: f64) {
         let known = self.series.iter().position(|line| line.label == label);
         let row = known.unwrap_or_else(|| {
@@ -80,7 +80,7 @@ impl Sweep {
         }
     }
 
-    /// Returns the measurements of a subject at a place.
+    /// Returns the measurements of a subject at a point.
     pub fn value(&self, label: &str, place: &str) -> Option<&Rounds> {
         let at = self.places.iter().position(|name| name == place)?;
         self.series.iter().find(|line| line.label == label)?.values.get(at)
@@ -103,7 +103,7 @@ pub struct Bar {
 pub struct Series {
     /// Label of the subject.
     pub label: String,
-    /// One value per place; empty if not measured.
+    /// One value per point; empty if not measured.
     pub values: Vec<Rounds>,
     /// Whether the subject is this server, drawn stronger.
     pub ours: bool,

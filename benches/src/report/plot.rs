@@ -115,7 +115,7 @@ fn value_text(bar: &Bar, unit: &str) -> String {
     }
 }
 
-/// Draws one line per subject if the places have an order, else one bar per subject at each place,
+/// Draws one line per subject if the points have an order, else one bar per subject at each point,
 /// with the spread as a thin line and the legend at the side.
 fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
@@ -137,7 +137,7 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         .build_cartesian_2d(-margin..last + margin, lowest..highest)?;
     let place = |at: &f64| {
         let near = at.round();
-        // A negative number becomes 0: the axis begins to the left of the first place.
+        // A negative number becomes 0: the axis begins to the left of the first point.
         let name = ((at - near).abs() < 0.01).then(|| sweep.places.get(near as usize)).flatten();
         name.cloned().unwrap_or_default()
     };

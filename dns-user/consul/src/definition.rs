@@ -27,7 +27,7 @@ use crate::{
 pub struct Definitions {
     /// Nodes, services and checks of all files.
     pub registrations: Registrations,
-    /// Oddities that do not invalidate the files.
+    /// Warnings about oddities that do not invalidate the files.
     pub warnings: Vec<String>,
     /// Number of sidecar proxies that were assigned a port.
     sidecars: u16,

@@ -167,7 +167,7 @@ impl Schedule {
         self.targets.contains_key(&ip)
     }
 
-    /// Starts the next check that is due and has a place.
+    /// Starts the next check that is due and has a slot.
     pub(super) fn start(&mut self, now: Instant) -> Option<(Ticket, IpAddr, Lane)> {
         let (ip, lane) = if let Some(ip) = self.next_fast(now) {
             (ip, Lane::Fast)
@@ -280,7 +280,7 @@ impl Schedule {
         self.running.len()
     }
 
-    /// Returns whether the slow lane has a place for another check; `answered` is whether the last
+    /// Returns whether the slow lane has a slot for another check; `answered` is whether the last
     /// check of its instance was answered.
     fn has_slow_room(&self, answered: bool) -> bool {
         let kept = if answered { 0 } else { self.lanes.slow / 4 };

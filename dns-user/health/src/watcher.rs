@@ -72,7 +72,7 @@ struct Work {
     /// Connections kept for the next check.
     connections: RefCell<HashMap<IpAddr, Connection>>,
     tasks: RefCell<HashMap<Ticket, AbortHandle>>,
-    /// Wakes the loop when a place is free or the next wake-up time has changed.
+    /// Wakes the loop when a slot is free or the next wake-up time has changed.
     room: Notify,
 }
 
@@ -130,7 +130,7 @@ impl Watcher {
 }
 
 impl Work {
-    /// Starts every check that is due and has a place.
+    /// Starts every check that is due and has a slot.
     fn start_checks(self: &Rc<Self>) {
         let now = Instant::now();
         loop {
@@ -188,7 +188,7 @@ impl Work {
     }
 }
 
-/// A running check. Its place in the lane is released however it ends.
+/// A running check. Its slot in the lane is released however it ends.
 struct Running {
     /// The watcher that runs the check.
     work: Rc<Work>,
@@ -257,7 +257,7 @@ impl Running {
                 self.ending = Ending::CutOff;
                 return None;
             }
-            // The place in the fast lane is free.
+            // The slot in the fast lane is free.
             self.work.room.notify_one();
             left -= patience;
         }

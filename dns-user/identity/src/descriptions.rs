@@ -104,7 +104,7 @@ fn guid_of(path: &Path) -> Option<Guid> {
     Guid::try_from(path.file_stem()?.to_str()?.to_owned()).ok()
 }
 
-/// Reads one description; the error names the place of the mistake.
+/// Reads one description; the error names the position of the mistake.
 pub fn read(path: &Path, guid: &Guid) -> Result<Container, String> {
     let text = bounded::read(path).map_err(|error| error.to_string())?;
     let container: Container =

@@ -13,7 +13,7 @@ use clap_complete::Shell;
 /// `man`.
 #[derive(Debug, clap::Args)]
 pub struct Man {
-    /// Folder for a page per command; without it, the main page goes to standard output
+    /// Write a page for each command into this folder, instead of the main page to standard output
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -21,7 +21,7 @@ pub struct Man {
 /// `completions`.
 #[derive(Debug, clap::Args)]
 pub struct Completions {
-    /// The shell
+    /// Shell to print completions for
     shell: Shell,
 }
 

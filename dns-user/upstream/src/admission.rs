@@ -44,14 +44,14 @@ pub struct Admission<K: Copy + Eq + Hash = Client> {
     /// Maximum number of waiting queries.
     limit: usize,
     held: Mutex<InFlight<K>>,
-    /// Number of queries refused because their client held too many places.
+    /// Number of queries refused because their client held too many slots.
     refused: AtomicU64,
 }
 
 #[derive(Debug)]
 struct InFlight<K> {
     total: usize,
-    /// Places by client; a client without places has no entry.
+    /// Slots by client; a client without slots has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
     /// Clients refused most recently, in no particular order.
     limited: Vec<Refusals<K>>,
@@ -103,8 +103,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
-    /// Returns a place for another piece of work of `client`; `None` if the client holds as many as
-    /// are free.
+    /// Returns a slot for another piece of work of `client`; `None` if the client holds as many as are free.
     pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
         if self.refuses_now(&mut held, client) {
@@ -115,7 +114,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Some(Permit { admission: Arc::clone(self), client })
     }
 
-    /// Returns whether `client` gets no place; counts a refusal if so.
+    /// Returns whether `client` gets no slot; counts a refusal if so.
     fn refuses_now(&self, held: &mut InFlight<K>, client: K) -> bool {
         let refuses = !held.has_room(client, self.limit);
         if refuses {
@@ -132,8 +131,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
 }
 
 impl Admission {
-    /// Returns a place for a query of the client at `address`; `None` if the client holds as many
-    /// as are free.
+    /// Returns a slot for a query of the client at `address`; `None` if the client holds as many as are free.
     pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
         self.admit_as(client_or_self(address))
     }
@@ -206,10 +204,10 @@ fn client_or_self(address: Option<IpAddr>) -> Client {
     client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
 }
 
-/// The place of one query, released when dropped.
+/// The slot of one query, released when dropped.
 #[derive(Debug)]
 pub struct Permit<K: Copy + Eq + Hash = Client> {
-    /// The limit that the place belongs to.
+    /// The limit that the slot belongs to.
     admission: Arc<Admission<K>>,
     client: K,
 }
@@ -231,7 +229,7 @@ impl<K: Copy + Eq + Hash> Drop for Permit<K> {
 mod tests {
     use super::*;
 
-    /// Takes as many places as `client` gets.
+    /// Takes as many slots as `client` gets.
     fn flood(admission: &Arc<Admission>, client: u8) -> Vec<Permit> {
         std::iter::from_fn(|| admission.admit(Some([192, 0, 2, client].into()))).collect()
     }

@@ -275,7 +275,7 @@ impl Common {
 }
 
 impl Shared {
-    /// Returns a place for a query; `None` if its client holds too many.
+    /// Returns a slot for a query; `None` if its client holds too many.
     fn admit(&self, query: &Query<'_>) -> Option<Permit> {
         self.common.admission.admit(query.client)
     }

@@ -64,7 +64,7 @@ pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed>
         id = u16::from_be_bytes([*high, *low]);
     }
     let port = query.port.as_deref().unwrap_or("PORT");
-    let port = *ports.get(port).with_context(|| format!("there is no {port}"))?;
+    let port = *ports.get(port).with_context(|| format!("{port} is missing"))?;
     let server = SocketAddr::new(query.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
     let reply = match query.proto.unwrap_or_default() {
         Proto::Udp => ask_udp(&message, server, patience),

@@ -194,7 +194,7 @@ impl Differences {
             Some(count) => {
                 self.found.push(format!("{} answers, not {} to {}", got.len(), count.min, count.max));
             }
-            None => self.found.push("the recording does not say how many answers are right".to_owned()),
+            None => self.found.push("the recording does not state the number of correct answers".to_owned()),
         }
         Ok(())
     }

@@ -150,7 +150,7 @@ fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str)
     if !world.wait_until_ready(START)? {
         let ids = cases.iter().map(|case| &case.id);
         let ids = ids.chain(steps.iter().filter(|step| step.is_judged()).map(steps::Step::id));
-        let down = || vec![format!("the server did not come up:\n{}", world.log())];
+        let down = || vec![format!("the server did not start:\n{}", world.log())];
         return Ok(ids.map(|id| Verdict { id: id.clone(), differences: down(), quirk: None }).collect());
     }
     let mut verdicts = Vec::new();

@@ -123,7 +123,7 @@ impl Start {
             found.push(format!("exit code: want {:?}, got {exit_code:?}", expected.exit_code));
         }
         if starts && expected.answers.len() != self.queries.len() {
-            found.push("the recording has not one expectation for each query".to_owned());
+            found.push("the recording lacks an expectation for some query".to_owned());
         }
         for (query, expected) in self.queries.iter().zip(&expected.answers) {
             let observed = client::ask(query, &world.ports, PATIENCE)?;

@@ -320,7 +320,7 @@ impl WriteFile {
             (Some(file), None, None) => fs::read_to_string(world.source.join(file))?,
             (None, Some(document), None) => document.to_string(),
             (None, None, Some(text)) => text.clone(),
-            _ => anyhow::bail!("exactly one of from, json and text says what to write"),
+            _ => anyhow::bail!("exactly one of from, json and text must be given"),
         };
         world.write_file(&self.path, &text, self.atomic.unwrap_or(true))
     }
@@ -375,7 +375,7 @@ impl TcpSession {
         let Some(expected) = &self.expect else { return Ok(None) };
         let mut found = Vec::new();
         if expected.len() != self.queries.len() {
-            found.push("the recording has not one expectation for each query".to_owned());
+            found.push("the recording lacks an expectation for some query".to_owned());
         }
         for (number, ((query, expected), observed)) in
             self.queries.iter().zip(expected).zip(&observed).enumerate()

@@ -55,7 +55,7 @@ fn server_starts_without_consul() -> Result<()> {
     wait_until("the catalog", EVENTUALLY, || answers("service-1.service.consul.", 3))?;
     ensure!(
         rcode("nobody.service.consul.")? == ResponseCode::NXDomain,
-        "what is not registered is known, too"
+        "an unregistered service is known to be missing"
     );
     ensure!(answers("node-2.node.dc1.consul.", 1), "a node");
     // Changes that the list of services does not show: health, and one more instance.
@@ -71,7 +71,7 @@ fn server_starts_without_consul() -> Result<()> {
     // Consul is unreachable: the last known state is served.
     drop(double);
     wait_until("the complaint", EVENTUALLY, || server.log().contains("Consul does not answer"))?;
-    ensure!(answers("service-1.service.consul.", 2), "what was told last");
+    ensure!(answers("service-1.service.consul.", 2), "the last known state");
     Ok(())
 }
 

@@ -227,12 +227,12 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
             ]))?;
         }
     }
-    println!("{asked} cases asked, {by_interface} of them answered by the interface");
+    println!("{asked} cases replayed, {by_interface} of them answered at the interface");
     ensure!(faults.is_empty(), "{} of {asked} cases differ:\n{}", faults.len(), faults.join("\n"));
     // Limits of sizes and names leave some of them to userspace.
     ensure!(
         !fast || by_interface * 2 >= of_addresses,
-        "only {by_interface} cases were put to the interface, {of_addresses} expect addresses by UDP"
+        "only {by_interface} cases were sent to the interface, {of_addresses} expect addresses over UDP"
     );
     Ok(())
 }

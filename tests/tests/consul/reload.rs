@@ -157,13 +157,13 @@ fn reload_switches_consul_address() -> Result<()> {
 
     // The new address is unreachable: the last known state of the first Consul is served.
     running.reload(&object(8501))?;
-    ensure!(count(&running) == 3, "what was told stays until there is something better");
+    ensure!(count(&running) == 3, "the last known state stays until a better one arrives");
     let second = start_double(&running, 8501, 2)?;
     wait_until("the second catalog", EVENTUALLY, || count(&running) == 2)?;
     let asked = first.tally().requests;
     second.change(|world| world.set_status("service-1", 0, "critical"));
     wait_until("the second one's health", EVENTUALLY, || count(&running) == 1)?;
-    ensure!(first.tally().requests == asked, "the first one is asked no more");
+    ensure!(first.tally().requests == asked, "the first one is no longer queried");
 
     // Another datacenter needs a restart, because no part of the catalog would apply.
     let mut elsewhere = object(8500);

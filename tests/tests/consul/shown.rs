@@ -74,7 +74,7 @@ fn source_metrics_are_exposed() -> Result<()> {
     wait_until("the error", EVENTUALLY, counted)?;
     drop(double);
     wait_until("the outage", EVENTUALLY, || is(names::CONSUL_UP, "", 0))?;
-    ensure!(is(names::CONSUL_INSTANCES, "", 15), "what was told last is served");
+    ensure!(is(names::CONSUL_INSTANCES, "", 15), "the last known state is served");
     Ok(())
 }
 

@@ -123,5 +123,5 @@ fn resolved_routes_follow_domains() {
     machine.run("systemctl stop resolver").unwrap();
     let left = machine.run("resolvectl domain bosh-dns 2>&1 || true").unwrap();
     assert!(!left.contains('~'), "{left}");
-    assert_eq!(machine.run("ip link show dev bosh-dns").is_err(), makes, "what it has made goes");
+    assert_eq!(machine.run("ip link show dev bosh-dns").is_err(), makes, "its changes are reverted");
 }

@@ -59,7 +59,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
                 continue;
             }
             let reply = reply.with_context(|| format!("no reply to {name} {record_type} from {server}"))?;
-            assert!(!reply.metadata.truncation, "a reply is whole, or left to userspace");
+            assert!(!reply.metadata.truncation, "a reply is complete, or left to userspace");
             assert_eq!(client::addresses(&reply).len(), usize::from(count), "{name} {record_type}");
             lab::see_own_addresses(&reply, count)?;
             assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
@@ -67,7 +67,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
         // A reply over 512 bytes is truncated with TC set.
         let cut = ask(from, server, "n60.bosh.", RecordType::A, None, PATIENCE)?.context("no reply")?;
         assert!(cut.metadata.truncation && cut.to_vec()?.len() <= 512);
-        assert!(client::addresses(&cut).len() > 20, "a part of the answers all the same");
+        assert!(client::addresses(&cut).len() > 20, "nevertheless a part of the answers");
     }
     let counters = fast_path.counters();
     assert_eq!(counters.hits() - before + large, servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1));
@@ -259,7 +259,7 @@ fn unknown_names_are_learned() -> Result<()> {
 
     let publisher = fast_path.publisher();
     for name in ["later.bosh", "none.bosh"] {
-        assert!(asked(&format!("{name}."), RecordType::A)?.is_none(), "{name} was not asked for yet");
+        assert!(asked(&format!("{name}."), RecordType::A)?.is_none(), "{name} was not queried yet");
         publisher.learn(&lab::name_of(name));
     }
     wait(publisher.flushed());
@@ -349,7 +349,7 @@ fn published_names_match_resolver() -> Result<()> {
         }
         Ok(())
     })??;
-    assert_eq!(fast_path.counters().hits(), answered, "all of them by the interface");
+    assert_eq!(fast_path.counters().hits(), answered, "all of them from the interface");
     assert!(answered > 100);
     Ok(())
 }

@@ -231,7 +231,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
                 more("answers without a server")?;
                 server.restart_prepared(Some(&pair.server), confine)?;
                 wait_for_fast_path(&pair.server)?;
-                more("answers of a new server")?;
+                more("answers from a new server")?;
             }
             Ok(())
         };

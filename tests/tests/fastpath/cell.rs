@@ -187,7 +187,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     let slower = ratios.iter().filter(|&&ratio| ratio > SLOWER).count();
     ensure!(
         slower < TOO_MANY_SLOWER,
-        "{slower} of {BLOCKS} blocks took longer beside the server: {ratios:.2?}"
+        "{slower} of {BLOCKS} blocks took longer with the server: {ratios:.2?}"
     );
 
     // Every container is served once it queries, in spite of its bandwidth limit.
@@ -329,7 +329,7 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     let after = Metrics::read(&ground.host)?;
     for number in 0..FEW {
         let given = Ground::replies(&after, number) - Ground::replies(&before, number);
-        ensure!((given >= 6) == (number >= FEW / 2), "{number}: {given} replies by the interface");
+        ensure!((given >= 6) == (number >= FEW / 2), "{number}: {given} replies from the interface");
     }
 
     // The stop removes only what the server added.
@@ -373,7 +373,7 @@ fn many_interfaces_are_served_and_counted() -> Result<()> {
         for number in 0..MANY {
             let given = Ground::replies(&after, number) - Ground::replies(&before, number);
             let wanted = if asking.contains(&number) { 18..=20 } else { 0..=0 };
-            ensure!(wanted.contains(&given), "{mode}: {given} replies of {number}");
+            ensure!(wanted.contains(&given), "{mode}: {given} of {number} replies");
         }
         gate_is_cheap(&cell, &gated, &query)?;
     }

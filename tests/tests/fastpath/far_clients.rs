@@ -84,7 +84,7 @@ fn long_replies_need_tcp() -> Result<()> {
     }
     let query = client::query(long, RecordType::A, None)?;
     let by_tcp = pair.client.run(|| client::ask_tcp(FAR, &query))??;
-    ensure!(client::addresses(&by_tcp).len() == 60, "all of it comes by TCP");
+    ensure!(client::addresses(&by_tcp).len() == 60, "the complete answer arrives over TCP");
     Ok(())
 }
 

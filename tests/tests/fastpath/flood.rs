@@ -149,7 +149,7 @@ fn name_flood_delays_no_update() -> Result<()> {
     let asked = asked.into_inner();
     println!("{asked} names asked, UDP {most_behind} entries behind at most, {before} MiB, then {after}");
     let expired = Metrics::read(&namespace)?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"lease_expired\"");
-    ensure!(expired == 0, "the lease ended: {expired} queries went up");
+    ensure!(expired == 0, "the lease ended: {expired} queries were passed up");
     ensure!(after.saturating_sub(before) <= MOST_MEMORY, "{before} MiB before the flood, {after} after");
     Ok(())
 }

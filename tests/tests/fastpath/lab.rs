@@ -207,7 +207,7 @@ pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
         let own = (0..count).any(|number| address == v4_of(number) || address == v6_of(number));
         ensure!(
             own && seen.insert(address),
-            "{address} is no address of a name with {count}, or there twice"
+            "{address} is not an address of a name with {count}, or occurs twice"
         );
     }
     Ok(())

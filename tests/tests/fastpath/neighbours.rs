@@ -24,10 +24,10 @@ fn foreign_xdp_program_is_kept() -> Result<()> {
     ] {
         let (pair, bpffs) = (Pair::new("alien")?, Bpffs::new()?);
         let foreign = pass_program(&pair.server, "srv", theirs)?;
-        let id = xdp_program(&pair)?.context("the foreign program is not there")?;
+        let id = xdp_program(&pair)?.context("the foreign program is missing")?;
         let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one("a.bosh", 1))?;
         let status = fast_path.status().interfaces;
-        let srv = status.interfaces.iter().find(|found| found.name == "srv").context("srv is not there")?;
+        let srv = status.interfaces.iter().find(|found| found.name == "srv").context("srv is missing")?;
         assert_eq!(srv.hook, Some(Hook::Tcx), "{mode:?}: {}", srv.why);
         if mode != HookMode::Auto {
             assert!(srv.why.contains("pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);

@@ -153,7 +153,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
         }
         let counters = fast_path.counters();
         ensure!(counters.hits() == 3 * 3, "{mode:?}: {} hits", counters.hits());
-        ensure!(counters.outcome(Outcome::NotOurs) >= 4 * 3, "{mode:?}: what goes up is counted");
+        ensure!(counters.outcome(Outcome::NotOurs) >= 4 * 3, "{mode:?}: passed queries are counted");
         // Address changes of the interface are followed.
         pair.server.ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
         let here = [2, 0, 0, 0, 0, 0x99];

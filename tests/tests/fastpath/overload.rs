@@ -110,7 +110,7 @@ fn overload_spares_hot_names() -> Result<()> {
             }
             let asked = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
             waited?;
-            ensure!(asked > 0, "the hot name was not asked for");
+            ensure!(asked > 0, "the hot name was not queried");
             Ok(())
         })?;
         // Shedding ends after the flood once the queue is empty: from then on, every passed query

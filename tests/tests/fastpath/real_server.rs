@@ -151,13 +151,13 @@ fn kills_under_load_are_invisible() -> Result<()> {
         let client = scope.spawn(|| ask_on(&pair.client, &done, &answered));
         let mut rounds = || -> Result<()> {
             for round in 0..3 {
-                more("answers of a living server")?;
+                more("answers from a running server")?;
                 server.process().kill(Duration::from_secs(5))?;
-                more("answers of the dead server's programs")?;
+                more("answers from the dead server's programs")?;
                 server.restart(Some(&pair.server))?;
                 wait_for_fast_path(&pair.server).with_context(|| format!("round {round}"))?;
             }
-            more("answers of the last server")
+            more("answers from the last server")
         };
         let outcome = rounds();
         done.store(true, Ordering::Relaxed);
@@ -179,7 +179,7 @@ fn hung_server_falls_silent() -> Result<()> {
     let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
     wait_until("the lease to end", Duration::from_secs(10), silent)?;
     for _ in 0..5 {
-        ensure!(running.ask(SHORT)?.is_none(), "the lease is over");
+        ensure!(running.ask(SHORT)?.is_none(), "the lease has expired");
     }
     running.server.process().signal(Signal::SIGCONT)?;
     wait_until(
@@ -188,7 +188,7 @@ fn hung_server_falls_silent() -> Result<()> {
         || matches!(running.ask(SHORT), Ok(Some(found)) if found == published()),
     )?;
     let before = running.fast_path_replies()?;
-    wait_until("answers of the program", Duration::from_secs(5), || {
+    wait_until("answers from the program", Duration::from_secs(5), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })
@@ -288,7 +288,7 @@ fn attacher_ends_with_server() -> Result<()> {
     ensure!(running.ask(PATIENCE)? == Some(published()) && is_there());
     running.server.process().stop(Duration::from_secs(10))?;
     wait_until("the attacher's end", PATIENCE, || !is_there())?;
-    ensure!(crate::lab::attached(&running.pair.server)?.is_empty(), "the server has asked it to detach");
+    ensure!(crate::lab::attached(&running.pair.server)?.is_empty(), "the server requested a detach");
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     let attacher = child(running.server.pid())?;
@@ -351,7 +351,7 @@ fn handler_names_reach_interface() -> Result<()> {
         ensure!(ask(&running)? == Some(vec![]), "after a restart the interface contradicts the route");
     }
     fs::remove_file(&handler)?;
-    wait_until("the name to be the fleet's again", Duration::from_secs(10), || {
+    wait_until("the name to belong to the fleet again", Duration::from_secs(10), || {
         is_answered_by_the_interface(&running).unwrap_or(false)
     })
 }
@@ -367,7 +367,7 @@ fn root_ignores_links_among_pins() -> Result<()> {
     fs::write(&victim, "of root")?;
     let pinned = running.bpffs.links();
     let pin = pinned.first().context("the link was kept")?;
-    let links = pin.parent().context("pins lie in a folder")?;
+    let links = pin.parent().context("pins are in a folder")?;
     let shared = links.parent().and_then(Path::parent).context("servers share a folder")?;
     symlink(&victim, links.join("99-tcx"))?;
     symlink(victims.path(), links.with_file_name("maps-999"))?;
@@ -377,7 +377,7 @@ fn root_ignores_links_among_pins() -> Result<()> {
     for path in [victims.path(), &victim] {
         ensure!(fs::metadata(path)?.uid() == 0, "{} was given away", path.display());
     }
-    ensure!(fs::symlink_metadata(pin)?.uid() == 1, "what the attacher pins is handed over");
+    ensure!(fs::symlink_metadata(pin)?.uid() == 1, "the attacher's pins are handed over");
     Ok(())
 }
 
@@ -388,14 +388,14 @@ fn running_server_reattaches_after_detach() -> Result<()> {
     assert_eq!(running.detach()?["links"], 2);
     let before = running.fast_path_replies()?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "userspace answers meanwhile");
-    wait_until("answers of the program", Duration::from_secs(15), || {
+    wait_until("answers from the program", Duration::from_secs(15), || {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })?;
     wait_until("the links to be pinned again", PATIENCE, || running.bpffs.links().len() == 2)?;
     wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 10)?;
     running.server.process().kill(Duration::from_secs(5))?;
-    ensure!(running.ask(PATIENCE)? == Some(published()), "what is attached again outlives the server, too");
+    ensure!(running.ask(PATIENCE)? == Some(published()), "reattached programs also outlive the server");
     Ok(())
 }
 
@@ -407,7 +407,7 @@ fn detach_cleans_up_killed_server() -> Result<()> {
     ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
     // Links of lo and srv.
     assert_eq!(running.detach()?["links"], 2);
-    ensure!(running.ask(SHORT)?.is_none(), "nothing answers any more");
+    ensure!(running.ask(SHORT)?.is_none(), "no interface answers");
     assert_eq!(running.detach()?["links"], 0);
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;

@@ -218,7 +218,7 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         let programs = status["programs"].as_array().context("programs")?;
         let named = |name: &str| programs.iter().find(|program| program["name"] == name);
         if let Some(never) = never_tried {
-            ensure!(named(never).is_none(), "{case}: {never} is of no use: {programs:?}");
+            ensure!(named(never).is_none(), "{case}: {never} was loaded needlessly: {programs:?}");
         }
         if never_tried != Some(program) {
             let found = named(program).with_context(|| format!("{case}: {programs:?}"))?;

@@ -63,6 +63,6 @@ fn lost_address_stops_no_server() -> Result<()> {
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&["addr", "del", address, "dev", "lo"])?;
     }
-    ensure!(server.restart(Some(&namespace)).is_err(), "it starts where it cannot listen anywhere");
+    ensure!(server.restart(Some(&namespace)).is_err(), "it starts without any usable listen address");
     Ok(())
 }

@@ -97,7 +97,7 @@ fn check_agrees_with_startup() -> Result<()> {
                 .to_owned();
             let (code, problem) = outcome("run", &config)?;
             assert!(code.is_some_and(|code| code != 0), "{case}: start-up accepts it");
-            assert!(problem.contains(&line), "{case}: check says {line:?}, start-up {problem:?}");
+            assert!(problem.contains(&line), "{case}: check reports {line:?}, start-up {problem:?}");
             cases += 1;
         }
     }

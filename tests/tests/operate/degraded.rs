@@ -22,10 +22,10 @@ fn unusable_health_certificates_spare_dns() -> Result<()> {
     let reply = running.namespace.run(|| client::ask(running.server.address, &query))??;
     ensure!(client::addresses(&reply).len() == 3, "{reply}");
     let ready = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/readyz")])?;
-    ensure!(ready.contains("health checks stay off"), "it is told: {ready}");
+    ensure!(ready.contains("health checks stay off"), "it is reported: {ready}");
     ensure!(running.server.log().contains("health checks stay off"), "{}", running.server.log());
     let (code, text, errors) = running.cli(&["check"])?;
-    ensure!(code == 0, "check refuses what run starts: {text}{errors}");
+    ensure!(code == 0, "check rejects a configuration that run accepts: {text}{errors}");
     Ok(())
 }
 
@@ -67,7 +67,7 @@ fn systemd_unit_commands_work() -> Result<()> {
         ensure!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let (code, text, errors) = running.cli(&["check"])?;
-    ensure!(code == 0, "check refuses what run starts: {text}{errors}");
+    ensure!(code == 0, "check rejects a configuration that run accepts: {text}{errors}");
     ensure!(values(&here, "ExecStart") == [format!("{program} run --config {config}")], "{here}");
     let pid = running.server.pid().to_string();
     for command in values(&here, "ExecReload") {

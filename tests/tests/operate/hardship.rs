@@ -135,7 +135,7 @@ fn answer_all(socket: &UdpSocket) -> usize {
         reply.metadata.message_type = hickory_proto::op::MessageType::Response;
         let data = hickory_proto::rr::RData::A(hickory_proto::rr::rdata::A::new(192, 0, 2, 1));
         reply.add_answer(hickory_proto::rr::Record::from_rdata(name, 3600, data));
-        let _ = socket.send_to(&reply.to_vec().expect("a reply of our own making"), client);
+        let _ = socket.send_to(&reply.to_vec().expect("a reply built by the test"), client);
     }
     count
 }

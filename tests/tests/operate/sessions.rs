@@ -68,7 +68,7 @@ impl<'a> Session<'a> {
         let recorded = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         ensure!(
             recorded == self.text,
-            "{} differs; UPDATE_SESSIONS=1 writes it again. Recorded:\n{recorded}\nNow:\n{}",
+            "{} differs; UPDATE_SESSIONS=1 updates it. Recorded:\n{recorded}\nNow:\n{}",
             self.name,
             self.text
         );

@@ -139,11 +139,11 @@ fn table() -> Vec<Fixture> {
         query("mixed case", Hit, hit("V4-3.bOsH")),
         query("a TTL", Hit, hit("one.node.consul")),
         query("a TTL of four bytes", Hit, hit("few.service.consul")),
-        query("a limit without EDNS, not told", Hit, hit("ten.service.consul")),
+        query("a limit without EDNS, without TC", Hit, hit("ten.service.consul")),
         query("no limit with EDNS", Hit, hit("ten.service.consul").opt(Opt::new(1232))),
         query("512 bytes are as without EDNS", Hit, hit("ten.service.consul").opt(Opt::new(512))),
-        query("a limit without EDNS, told", HitTruncated, hit("told.service.consul")),
-        query("a limit however asked, and no RA", Hit, hit("most.service.consul").opt(Opt::new(1232))),
+        query("a limit without EDNS, with TC", HitTruncated, hit("told.service.consul")),
+        query("a limit with any EDNS, and no RA", Hit, hit("most.service.consul").opt(Opt::new(1232))),
         query("bytes that stay free", HitTruncated, hit("many.service.consul").opt(Opt::new(1232))),
         query("AAAA with a policy", Hit, Query::new("v6.service.consul", AAAA).opt(Opt::new(1232))),
         query("AAAA with a policy, without EDNS", HitTruncated, Query::new("v6.service.consul", AAAA)),
@@ -181,13 +181,9 @@ fn table() -> Vec<Fixture> {
         query("an answer", NotPlain, Query { counts: [1, 1, 0], ..hit("v4-3.bosh") }),
         query("an authority", NotPlain, Query { counts: [1, 0, 1], ..hit("v4-3.bosh") }),
         query("two additional", NotPlain, Query { additional: Some(2), ..hit("v4-3.bosh") }),
-        query("an OPT that is not there", BadEdns, Query { additional: Some(1), ..hit("v4-3.bosh") }),
-        query("an OPT that is not counted", BadType, Query { additional: Some(0), ..opt(|_| {}) }),
-        query(
-            "something behind the question",
-            BadType,
-            Query { trailing: vec![1, 2, 3], ..hit("v4-3.bosh") },
-        ),
+        query("a missing OPT", BadEdns, Query { additional: Some(1), ..hit("v4-3.bosh") }),
+        query("an uncounted OPT", BadType, Query { additional: Some(0), ..opt(|_| {}) }),
+        query("bytes after the question", BadType, Query { trailing: vec![1, 2, 3], ..hit("v4-3.bosh") }),
         query("EDNS", Hit, opt(|_| {})),
         query("EDNS with DO", Hit, opt(|opt| opt.flags = 0x8000)),
         query("EDNS with all flags", Hit, opt(|opt| opt.flags = 0xffff)),
@@ -201,14 +197,14 @@ fn table() -> Vec<Fixture> {
             Hit,
             opt(|opt| opt.options = [&[0, 12, 1, 140][..], &[0; 396]].concat()),
         ),
-        query("an option that is cut short", BadEdns, opt(|opt| opt.options = vec![0, 10, 0])),
-        query("an option longer than all", BadEdns, opt(|opt| opt.options = vec![0, 10, 0, 2, 1])),
+        query("a truncated option", BadEdns, opt(|opt| opt.options = vec![0, 10, 0])),
+        query("an option longer than the message", BadEdns, opt(|opt| opt.options = vec![0, 10, 0, 2, 1])),
         query("two options", BadEdns, opt(|opt| opt.options = vec![0, 10, 0, 0, 0, 12, 0, 0])),
         query("NSID", BadEdns, opt(|opt| opt.options = vec![0, 3, 0, 0])),
-        query("options that claim more", BadEdns, opt(|opt| opt.options_len = Some(1))),
-        query("no OPT but an A record", BadEdns, opt(|opt| opt.kind = 1)),
+        query("options with excessive lengths", BadEdns, opt(|opt| opt.options_len = Some(1))),
+        query("an A record instead of an OPT", BadEdns, opt(|opt| opt.kind = 1)),
         query("OPT below a name", BadEdns, opt(|opt| opt.owner = 1)),
-        query("something behind the OPT", BadEdns, Query { trailing: vec![0], ..opt(|_| {}) }),
+        query("bytes after the OPT", BadEdns, Query { trailing: vec![0], ..opt(|_| {}) }),
         query("60 addresses, 512 bytes", HitTruncated, hit("v4-60.bosh")),
         query("60 addresses, 1232 bytes", Hit, hit("v4-60.bosh").opt(Opt::new(1232))),
         query("60 addresses, EDNS 512", HitTruncated, hit("v4-60.bosh").opt(Opt::new(512))),
@@ -241,7 +237,7 @@ fn table() -> Vec<Fixture> {
         changed("an IP length too short", BadLength, |frame| frame[17] -= 1),
         changed("a UDP length too long", BadLength, |frame| frame[39] += 1),
         changed("a UDP length too short", BadLength, |frame| frame[39] -= 1),
-        changed("lengths that agree past the frame", BadLength, |frame| {
+        changed("consistent lengths beyond the frame", BadLength, |frame| {
             frame[17] += 1;
             frame[39] += 1;
             finish_header(frame);
@@ -257,7 +253,7 @@ fn table() -> Vec<Fixture> {
         changed("no checksum", Hit, |frame| frame[40..42].fill(0)),
         changed("a wrong UDP checksum", BadChecksum, |frame| frame[40] ^= 0x10),
         changed("a wrong header checksum", BadChecksum, |frame| frame[24] ^= 0x10),
-        changed("a MAC address of many as sender", BadSender, |frame| frame[6..12].fill(0xff)),
+        changed("a multicast MAC address as sender", BadSender, |frame| frame[6..12].fill(0xff)),
         from("from port 0", hit("v4-3.bosh"), "10.1.2.3:0"),
         from("from 0.0.0.0/8", hit("v4-3.bosh"), "0.1.2.3:40000"),
         from("from a multicast address", hit("v4-3.bosh"), "224.0.0.1:40000"),
@@ -292,7 +288,7 @@ fn table() -> Vec<Fixture> {
             outcome: Hit,
         },
         Fixture {
-            name: "a VLAN tag that is not ours",
+            name: "a foreign VLAN tag",
             frame: Datagram { tags: vec![(0x8100, 0x2006)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
                 .frame(),
             outcome: NotOurs,
@@ -429,7 +425,7 @@ fn tc_distinguishes_ambiguous_checksums() {
             ] {
                 let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
                 assert_eq!(counted, outcome, "{opt:?} at {hook:?}");
-                check(&program, &world, hook, &frame).expect("as the model says");
+                check(&program, &world, hook, &frame).expect("as in the model");
             }
         }
     }

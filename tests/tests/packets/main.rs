@@ -60,7 +60,7 @@ fn load() -> Option<MutexGuard<'static, Program>> {
         return None;
     }
     let loaded =
-        LOADED.get_or_init(|| Mutex::new(Program::load().expect("the object loads where BPF is to be had")));
+        LOADED.get_or_init(|| Mutex::new(Program::load().expect("the object loads where BPF is available")));
     let mut program = loaded.lock();
     program.reset().expect("the maps can be written to");
     Some(program)

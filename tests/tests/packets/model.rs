@@ -314,7 +314,7 @@ pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
     for found in answers.chunks(record_len.max(1)) {
         match left.iter().position(|record| record == found) {
             Some(place) => drop(left.swap_remove(place)),
-            None => return Err(format!("record {found:02x?} not expected, or given twice")),
+            None => return Err(format!("record {found:02x?} unexpected, or duplicate")),
         }
     }
     Ok(())

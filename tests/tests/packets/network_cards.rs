@@ -123,7 +123,7 @@ fn try_cards(kernel: &Kernel, native: &[&str]) -> Result<()> {
         Ok(())
     };
     let outcome = tried();
-    outcome.with_context(|| format!("the virtual machine said:\n{}", said()))
+    outcome.with_context(|| format!("output of the virtual machine:\n{}", said()))
 }
 
 /// Returns the addresses of this machine on the network of a card.

@@ -30,7 +30,7 @@ fn helpers_exist_in_linux_5_15() {
             }
         }
     }
-    println!("helpers and how often they are called: {helpers:?}");
+    println!("helpers and their numbers of calls: {helpers:?}");
     assert!(helpers.contains_key(&1), "bpf_map_lookup_elem must be among them, or the search is wrong");
     for id in helpers.keys() {
         assert!((1..=LAST_OF_5_15).contains(id), "helper {id} is not in Linux 5.15");
@@ -60,7 +60,7 @@ fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
 /// margin for kernels whose verifier prunes less. 6.1 is the oldest kernel in Debian; early 5.15
 /// processes about as many.
 fn most_verified() -> u32 {
-    let kernel = KernelVersion::current().expect("the kernel tells its version");
+    let kernel = KernelVersion::current().expect("the kernel reports its version");
     if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 200_000 }
 }
 
@@ -74,7 +74,7 @@ fn the_verifier_has_room_left() {
         // Reported since Linux 5.16.
         let Some(verified) = info.verified_instruction_count() else { continue };
         println!(
-            "{name}: {verified} instructions looked at by the verifier, {:?} bytes",
+            "{name}: {verified} instructions processed by the verifier, {:?} bytes",
             info.size_translated()
         );
         if verified >= most {

@@ -58,7 +58,7 @@ fn random_packets_match_model() {
         }
     }
     println!("{answered} of {} answered", HOOKS.len() * packets);
-    assert!(answered > packets / 10, "too few of the packets were answered for the test to mean much");
+    assert!(answered > packets / 10, "too few of the packets were answered for a meaningful test");
 }
 
 /// Returns a packet that is valid, nearly valid, or invalid.

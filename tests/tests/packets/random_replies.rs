@@ -57,7 +57,7 @@ fn random_replies_equal_userspace() {
         }
     }
     println!("{hits} replies compared");
-    assert!(hits as u64 > replies, "too few of the replies were published for the test to mean much");
+    assert!(hits as u64 > replies, "too few of the replies were published for a meaningful test");
 }
 
 /// The comparisons of the model with userspace.

@@ -89,7 +89,7 @@ fn flood_is_limited_per_client() -> Result<()> {
     ensure!(of_client == refused, "{of_client} refusals of the client");
     ensure!(lab.metric(limited, "127.0.0.3")? == 0, "the other client is not limited");
     ensure!(silent.count() == SHARE + 100, "{} were forwarded", silent.count());
-    ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was asked once");
+    ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was queried once");
     Ok(())
 }
 

@@ -192,7 +192,7 @@ fn stale_answers_bridge_outages() -> Result<()> {
         let reply = lab.ask_for("www.test.", RecordType::A)?;
         ensure!(client::addresses(&reply) == [ADDRESS] && ttl(&reply) == Some(30), "{reply}");
     }
-    ensure!(silent.count() == 1, "after a vain try there is a pause, not {} tries", silent.count());
+    ensure!(silent.count() == 1, "after a failed try there is a pause, not {} tries", silent.count());
     // A name that was never cached has no stale answer.
     let reply = lab.ask_for("other.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");

@@ -130,7 +130,7 @@ fn interface_gives_userspace_bytes() -> Result<()> {
                     ensure!(reply == before, "{what}: {reply:02x?} instead of {before:02x?}");
                     break;
                 }
-                ensure!(begun.elapsed() < PATIENCE, "{what}: no reply of the interface");
+                ensure!(begun.elapsed() < PATIENCE, "{what}: no reply from the interface");
             }
         }
     }

@@ -171,12 +171,12 @@ fn malformed_replies_are_not_cached() -> Result<()> {
                 }
             }
         }
-        ensure!(lies.is_empty(), "cache {cache}: {} replies lie:\n{}", lies.len(), lies.join("\n"));
+        ensure!(lies.is_empty(), "cache {cache}: {} malformed replies:\n{}", lies.len(), lies.join("\n"));
         // The server still works.
         let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
         ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
         let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"malformed\"")?;
-        ensure!(failures > 0, "lies are counted as unusable replies");
+        ensure!(failures > 0, "malformed replies are counted as unusable");
     }
     ensure!(liar.count() > 0);
     Ok(())

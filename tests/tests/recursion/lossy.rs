@@ -71,6 +71,6 @@ fn large_answers_survive_lost_fragments() -> Result<()> {
     for reply in [lab.ask_tcp(&query)?, lab.ask(&client::query("large.test.", RecordType::A, Some(1232))?)?] {
         ensure!(client::addresses(&reply).contains(&ADDRESS.into()), "{reply}");
     }
-    ensure!(recursor.asked().iter().any(|asked| asked.by_tcp), "nothing was asked by TCP");
+    ensure!(recursor.asked().iter().any(|asked| asked.by_tcp), "nothing was queried over TCP");
     Ok(())
 }

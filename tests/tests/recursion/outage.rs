@@ -119,16 +119,16 @@ fn hanging_recursors_regain_preference() -> Result<()> {
         lab.metric("bosh_dns_xdp_recursor_preferred", &label).is_ok_and(|preferred| preferred == 1)
     };
     under_load(&lab, |seen| {
-        seen.wait_for("answers of healthy recursors", 200)?;
+        seen.wait_for("answers from healthy recursors", 200)?;
         let (first, second) = if is_preferred(&named) { (&named, &unbound) } else { (&unbound, &named) };
         for (hung, other) in [(first, second), (second, first)] {
-            ensure!(is_preferred(hung), "without trouble the preference stays");
+            ensure!(is_preferred(hung), "without failures the preference stays");
             hung.process.signal(Signal::SIGSTOP)?;
             wait_until("the other recursor to be preferred", LIMIT, || is_preferred(other))?;
-            seen.wait_for("answers of the other recursor", 200)?;
+            seen.wait_for("answers from the other recursor", 200)?;
             hung.process.signal(Signal::SIGCONT)?;
         }
-        ensure!(seen.failed() == 0, "SERVFAIL although one recursor was left");
+        ensure!(seen.failed() == 0, "SERVFAIL although one recursor remained");
         Ok(())
     })
 }
@@ -145,19 +145,19 @@ fn restarted_recursors_are_used_again() -> Result<()> {
     let lab = Lab::start(&namespace, &[address, unbound.address], &settings)?;
     let tries = || lab.metric("bosh_dns_xdp_recursor_queries_total", &format!("recursor=\"{address}\""));
     under_load(&lab, |seen| {
-        seen.wait_for("answers of healthy recursors", 200)?;
+        seen.wait_for("answers from healthy recursors", 200)?;
         kill(named)?;
-        seen.wait_for("answers of the recursor that is left", 200)?;
-        ensure!(seen.failed() == 0, "SERVFAIL although one recursor was left");
+        seen.wait_for("answers from the remaining recursor", 200)?;
+        ensure!(seen.failed() == 0, "SERVFAIL although one recursor remained");
         kill(unbound)?;
-        wait_until("SERVFAIL while there is none", LIMIT, || seen.failed() > 50)?;
+        wait_until("SERVFAIL without a recursor", LIMIT, || seen.failed() > 50)?;
         let _named = zones.named(&namespace, address)?;
-        seen.wait_for("answers of the recursor that is back", 200)?;
+        seen.wait_for("answers from the restored recursor", 200)?;
         // After recovery there are no further failures.
         let failed = seen.failed();
         let before = tries()?;
-        seen.wait_for("answers of the recursor that is back", 200)?;
-        ensure!(seen.failed() == failed, "SERVFAIL although the recursor is back");
+        seen.wait_for("answers from the restored recursor", 200)?;
+        ensure!(seen.failed() == failed, "SERVFAIL although the recursor is restored");
         ensure!(tries()? >= before + 200, "the answers came from elsewhere");
         Ok(())
     })

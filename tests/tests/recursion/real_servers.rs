@@ -178,14 +178,14 @@ fn large_answers_are_marked_truncated() -> Result<()> {
             let large = query("large.signed.test.", RecordType::TXT, 4096, dnssec, false)?;
             let whole = ask(&large, false)?;
             ensure!(answers(&whole, RecordType::TXT)? == 10 && whole.len() > 2_400, "{} bytes", whole.len());
-            ensure!(whole[ID] & 2 == 0, "TC on a whole answer");
+            ensure!(whole[ID] & 2 == 0, "TC on a complete answer");
             for size in [512, 1232] {
                 let large = query("large.signed.test.", RecordType::TXT, size, dnssec, false)?;
                 let cut = ask(&large, false)?;
                 ensure!(cut.len() <= usize::from(size), "{} bytes for {size}", cut.len());
-                ensure!(cut[ID] & 2 != 0, "no TC on a cut answer");
-                Message::from_vec(&cut).context("a cut answer cannot be read")?;
-                ensure!(answers(&ask(&large, true)?, RecordType::TXT)? == 10, "by TCP it is whole");
+                ensure!(cut[ID] & 2 != 0, "no TC on a truncated answer");
+                Message::from_vec(&cut).context("a truncated answer cannot be parsed")?;
+                ensure!(answers(&ask(&large, true)?, RecordType::TXT)? == 10, "over TCP it is complete");
             }
         }
         let plain = client::query("large.signed.test.", RecordType::TXT, None)?;

@@ -134,9 +134,9 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
     etc.replace("nameserver 10.9.0.1\n")?;
     wait_for(&lab, 0)?;
 
-    ensure!(excluded.count() == 0, "the excluded recursor was asked");
+    ensure!(excluded.count() == 0, "the excluded recursor was queried");
     let asked = first.asked().len() + third.asked().len() + sixth.asked().len();
-    ensure!(asked < 1000, "{asked} queries: we have asked ourselves");
+    ensure!(asked < 1000, "{asked} queries: the server queried itself");
     Ok(())
 }
 
@@ -156,8 +156,8 @@ fn exclusions_apply_to_configured_recursors() -> Result<()> {
         ensure!(client::addresses(&reply) == [answer(4)], "{reply}");
     }
     let by_tcp: Vec<bool> = sixth.asked().iter().map(|asked| asked.by_tcp).collect();
-    ensure!(by_tcp == [false, true], "as the client asked, so the recursor is asked: {by_tcp:?}");
-    ensure!(excluded.count() == 0, "the excluded recursor was asked");
+    ensure!(by_tcp == [false, true], "the recursor is queried over the client's transport: {by_tcp:?}");
+    ensure!(excluded.count() == 0, "the excluded recursor was queried");
     Ok(())
 }
 

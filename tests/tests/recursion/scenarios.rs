@@ -215,7 +215,7 @@ fn script(asked: &Asked) -> Message {
 /// Two aliases with different TTLs, then an address.
 fn chain(asked: &Asked) -> Message {
     let mut reply = asked.reply(ResponseCode::NoError);
-    let name = |text| Name::from_ascii(text).expect("a name of our own making");
+    let name = |text| Name::from_ascii(text).expect("a name built by the test");
     let links = [(300, "one.test."), (60, "two.test.")];
     let mut owner = reply.queries[0].name().clone();
     for (ttl, target) in links {

@@ -60,7 +60,7 @@ pub(crate) struct Say {
 
 impl From<Message> for Say {
     fn from(message: Message) -> Self {
-        let bytes = message.to_vec().expect("scripts make messages that can be written");
+        let bytes = message.to_vec().expect("scripts produce encodable messages");
         Self { bytes, from: None }
     }
 }
@@ -97,7 +97,7 @@ impl Asked {
     /// Returns NXDOMAIN, or NOERROR without data, with an SOA.
     pub(crate) fn deny(&self, rcode: ResponseCode, soa_ttl: u32, minimum: u32) -> Message {
         let mut reply = self.reply(rcode);
-        let name = |text| Name::from_ascii(text).expect("a name of our own making");
+        let name = |text| Name::from_ascii(text).expect("a name built by the test");
         let soa = SOA::new(name("ns.test."), name("admin.test."), 7, 3600, 600, 86_400, minimum);
         reply.add_authority(Record::from_rdata(name("test."), soa_ttl, RData::SOA(soa)));
         reply
@@ -191,7 +191,7 @@ impl Shared {
                 let sender = match from {
                     None => socket,
                     Some(address) => elsewhere.entry(address).or_insert_with(|| {
-                        UdpSocket::bind(address).expect("a free address of the test's namespace")
+                        UdpSocket::bind(address).expect("a free address in the test's namespace")
                     }),
                 };
                 let _ = sender.send_to(&bytes, client);

@@ -176,7 +176,7 @@ fn trust_anchor(folder: &Path) -> Result<String> {
             }
         }
     }
-    anyhow::bail!("dnssec-keygen made no key-signing key in {}", folder.display())
+    anyhow::bail!("dnssec-keygen created no key-signing key in {}", folder.display())
 }
 
 /// Kills a server and waits for its end.

@@ -108,7 +108,7 @@ fn failures_give_servfail_by_default() -> Result<()> {
         let has_soa = reply.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
         ensure!(has_soa == (truth == ResponseCode::NXDomain), "{first}, {second}: {reply}");
         for (number, recursor) in recursors.iter().enumerate() {
-            ensure!(recursor.count() == before[number] + 1, "{first}, {second}: each is asked once");
+            ensure!(recursor.count() == before[number] + 1, "{first}, {second}: each is queried once");
         }
     }
     Ok(())

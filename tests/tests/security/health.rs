@@ -87,7 +87,7 @@ fn oversized_group_reports_are_refused() {
     let groups: Vec<String> = (0..48_000).map(|group| format!("\"{group}\":\"failing\"")).collect();
     let report = format!("{{\"state\":\"running\",\"group_state\":{{{}}}}}", groups.join(","));
     let grown = growth(60, &Says::Body(report));
-    assert!(grown < 160 << 20, "{grown} bytes, of which the servers of this test take a part");
+    assert!(grown < 160 << 20, "{grown} bytes, including the servers of this test");
 }
 
 /// Listen address of the server in its private namespace.

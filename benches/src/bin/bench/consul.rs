@@ -255,7 +255,7 @@ impl Town {
         Ok(Seen { completed: latencies.len() as u64, rate, latencies })
     }
 
-    /// Number of records in an answer.
+    /// Number of records per answer.
     fn answers(&self, kind: RecordType, transport: Transport) -> Result<usize> {
         let query = client::query(NAME, kind, None)?.to_vec()?;
         let reply = self.lab.client.run(|| match transport {

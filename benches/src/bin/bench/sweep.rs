@@ -1,4 +1,4 @@
-//! Measures the same figures of each subject at each place of an axis.
+//! Measures the same figures of each subject at each point of an axis.
 
 use std::{array, ops::Range};
 
@@ -17,19 +17,19 @@ use crate::{
 /// Queries per second for cost measurements, low enough for all but the slowest subjects.
 const COST_RATE: u32 = 50_000;
 
-/// Figures at each place: cost, highest rate and latencies.
+/// Figures at each point: cost, highest rate and latencies.
 const FIGURES: usize = 2 + PERCENTILES.len();
 
 /// Measurements so far: costs, highest rates, latencies.
 pub(super) struct Sweep([report::Sweep; FIGURES]);
 
 impl Sweep {
-    /// Creates an empty sweep; `ordered` if the places have an order.
+    /// Creates an empty sweep; `ordered` if the points have an order.
     pub(super) fn new(axis: &str, places: &[String], ordered: bool) -> Self {
         Self(array::from_fn(|_| report::Sweep::new(axis, places.to_vec(), ordered)))
     }
 
-    /// Measures a subject at one place, or at several that are equivalent for it.
+    /// Measures a subject at one point, or at several that are equivalent for it.
     pub(super) fn measure(
         &mut self,
         plan: &Plan,

@@ -194,7 +194,7 @@ fn read_file(path: &Path, stamp: Option<FileStamp>) -> Reading {
 
 fn read_text(path: &Path) -> io::Result<String> {
     if fs::metadata(path)?.len() > LONGEST {
-        return Err(io::Error::other(format!("it is longer than {} MiB", LONGEST >> 20)));
+        return Err(io::Error::other(format!("it is larger than {} MiB", LONGEST >> 20)));
     }
     // A FIFO in the folder must not block.
     let bytes = bounded::read(path)?;

@@ -215,7 +215,7 @@ pub enum RecordError {
     #[error("unknown record type {0:?}; use A, AAAA, CNAME, TXT, SRV, NS, PTR, MX, NAPTR or TYPE<number>")]
     UnknownType(String),
     /// A CNAME has more than one target (RFC 2181, section 10.1).
-    #[error("{name}: a CNAME has one target; use A or AAAA for several addresses")]
+    #[error("{name}: a CNAME must have exactly one target; use A or AAAA for several addresses")]
     SeveralAliases {
         /// Name of the set.
         name: Name,

@@ -1,7 +1,7 @@
 //! Decides which interface answers for which endpoint, based on the queries that the kernel
 //! delivers.
 //!
-//! The server reports by which interface queries reached its sockets. Such a query has passed every
+//! The server reports the interface on which queries reached its sockets. Such a query has passed every
 //! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
 //! door. While a door is open the program passes about one query per second to userspace as a
 //! probe; two lost probes close the door. The clients of lost probes become witnesses: the door
@@ -67,7 +67,7 @@ pub struct Arrival {
     pub queries: u32,
     /// Their senders, at most [`MOST_CLIENTS`].
     pub clients: Vec<IpAddr>,
-    /// Whether senders were left out.
+    /// Whether senders were omitted.
     pub more: bool,
 }
 
@@ -93,7 +93,7 @@ struct Door {
     clients: Vec<(IpAddr, Instant)>,
     /// Clients seen so far, at most [`MOST_KNOWN`].
     known: Vec<Known>,
-    /// Whether the last report left clients out.
+    /// Whether the last report omitted clients.
     more: bool,
     /// Number of probes noticed so far.
     probes: u64,
@@ -137,8 +137,8 @@ impl Gate {
         self.reports += 1;
     }
 
-    /// Opens a door without evidence, for an interface that is named in the configuration or that a
-    /// predecessor served. Probes test it like any other.
+    /// Opens a door without evidence, for an interface that the configuration names or a predecessor served.
+    /// Probes check it like any other door.
     pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize) {
         let door = self.doors.entry((ifindex, endpoint)).or_default();
         if door.witnesses.is_empty() {
@@ -241,7 +241,7 @@ impl Gate {
         }
     }
 
-    /// Returns the queries that arrived by an interface in its current windows.
+    /// Returns the queries that arrived on an interface in its current windows.
     pub(crate) fn queries(&self, ifindex: u32) -> u32 {
         let doors = self.doors.range((ifindex, 0)..=(ifindex, usize::MAX));
         doors.fold(0, |sum, (_, door)| sum.saturating_add(door.arrived))

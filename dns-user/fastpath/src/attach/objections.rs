@@ -69,7 +69,7 @@ impl Objections {
     pub(super) fn find(&mut self, link: &Link, endpoint: SocketAddr, clients: &[Known]) -> Option<String> {
         if self.policies.iter().any(|policy| policy.covers(endpoint)) {
             return Some(
-                "an IPsec policy covers the endpoint, and a reply given here would leave past it".to_owned(),
+                "an IPsec policy covers the endpoint, and the program's replies would bypass it".to_owned(),
             );
         }
         if self.known.len() > MOST_KNOWN {

@@ -70,7 +70,7 @@ pub(crate) struct Setting {
     pub(crate) pins: Option<Pins>,
     /// Listen addresses of the server; wildcards expand to the local addresses.
     pub(crate) listen: Vec<SocketAddr>,
-    /// The page that tells the programs which endpoints and interfaces they serve.
+    /// The page from which the programs read the endpoints and interfaces to serve.
     pub(crate) scope: Arc<ScopePage>,
     /// Counters of the programs.
     pub(crate) counters: Arc<CounterPages>,
@@ -448,7 +448,7 @@ impl Follower {
         for link in &links {
             let ifindex = link.ifindex;
             if without_slot.contains(&ifindex) {
-                self.refuse(link, "its number collides with those of too many served interfaces".to_owned());
+                self.refuse(link, "its index collides with too many other served interfaces".to_owned());
                 continue;
             }
             // Before attaching, so that a program that replaces a predecessor's answers
@@ -547,7 +547,8 @@ impl Follower {
         }
         if self.attached.len() >= self.setting.most_interfaces {
             return self.refuse(link, format!(
-                "{} interfaces are served already, and the remaining descriptors are kept for sockets; raise LimitNOFILE",
+                "{} interfaces are served already, and the remaining descriptors are reserved for sockets; \
+                 raise LimitNOFILE",
                 self.attached.len()
             ));
         }

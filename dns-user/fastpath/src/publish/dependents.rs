@@ -16,7 +16,7 @@ use hashbrown::{HashMap, HashSet};
 /// Identifies a set of instances.
 pub(crate) type SetNumber = NonZeroU64;
 
-/// Bytes per instance of a set: the address and its place in [`Dependents::by_instance`], including
+/// Bytes per instance of a set: the address and its position in [`Dependents::by_instance`], including
 /// the unused space of the B-tree.
 const BYTES_PER_MEMBER: usize = size_of::<IpAddr>() + 3 * size_of::<(IpAddr, SetNumber)>() / 2;
 

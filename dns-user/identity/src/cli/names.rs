@@ -46,7 +46,7 @@ pub(super) struct San {
     /// With --manifest: ids of a link's provider that --records does not contain, for short names; repeatable
     #[arg(long, value_name = "LINK=NETWORK-ID/GROUP-ID", requires = "manifest", value_parser = parse_ids)]
     ids: Vec<(String, Ids)>,
-    /// Put Put `*` in place of the first label
+    /// Put `*` in place of the first label
     #[arg(long)]
     wildcard: bool,
     /// The fleet's records.json; reports names that no instance has

@@ -63,7 +63,7 @@ pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     tokio::select! {
         done = steps.run() => done,
         () = dns_programs::ended() => anyhow::bail!(
-            "stopped between two steps, which is safe; continue with --resume, or return with --back"
+            "interrupted between two steps, which is safe; continue with --resume, or return with --back"
         ),
     }
 }

@@ -130,8 +130,8 @@ declare! {
         [] "Connections to the API closed because their user had too many unfinished handshakes.";
 
     //----------- Overload ---------------------------------------------------
-    /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had
-    /// its share of the places for `recursors`, for a `handler` or of the whole `server`.
+    /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had its share
+    /// of the slots for `recursors`, for a `handler` or of the whole `server`.
     OVERLOAD_QUERIES_TOTAL: Counter = "bosh_dns_xdp_overload_queries_total"
         ["reason"] "Queries dropped or refused under overload.";
     /// `budget`: `server`, `recursors`, or the domain of a handler.

@@ -53,7 +53,7 @@ pub struct OverloadStatus {
 pub struct Budget {
     /// `server`, `recursors`, or the domain of a handler.
     pub name: String,
-    /// Its places and the clients that hold them.
+    /// Its slots and the clients that hold them.
     #[serde(flatten)]
     pub status: AdmissionStatus,
 }

@@ -152,7 +152,7 @@ impl Table {
     }
 }
 
-/// The place of one connection, released when dropped.
+/// The slot of one connection, released when dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     connections: Arc<Connections>,

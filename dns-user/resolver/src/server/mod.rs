@@ -55,7 +55,7 @@ pub struct Options {
     /// UDP threads per listen address; `None` for one per available CPU.
     pub workers: Option<NonZeroUsize>,
     /// Limits how many queries may wait for recursors, handlers or first checks at a time, in all
-    /// servers that share it. If a client already holds as many places as are free, its further
+    /// servers that share it. If a client already holds as many slots as are free, its further
     /// queries get SERVFAIL immediately. In addition each source has a separate limit.
     pub waiting: Arc<Admission>,
     /// Quirks of bosh-dns to reproduce.

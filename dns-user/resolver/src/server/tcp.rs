@@ -111,7 +111,7 @@ struct Session {
     client: SocketAddr,
     /// Turns queries into replies.
     handler: Arc<QueryHandler>,
-    /// The place among all connections.
+    /// The slot among all connections.
     place: Place,
     /// Received bytes that do not form a complete query yet.
     input: BytesMut,
@@ -167,7 +167,7 @@ impl Session {
             };
             let idle = self.waiting.is_empty();
             tokio::select! {
-                // Queries received earlier come first, as they had to wait for a place.
+                // Queries received earlier come first, because they had to wait for a slot.
                 read = self.stream.read_buf(&mut self.input), if reading && self.may_read() => {
                     reading = read? > 0;
                     self.take_queries();
@@ -175,7 +175,7 @@ impl Session {
                 Some(done) = self.waiting.join_next(), if !idle => match done {
                     Ok((number, reply)) => {
                         self.held.insert(number, reply);
-                        // There may be queries that had to wait for a place.
+                        // There may be queries that had to wait for a slot.
                         self.take_queries();
                     }
                     // A defect: this query gets no reply, so the order cannot be kept.

@@ -48,7 +48,7 @@ enum Command {
     San(address::San),
     /// Print the manual page, or write all pages to a folder
     Man(shell::Man),
-    /// Print the completions of a shell
+    /// Print completions for a shell
     Completions(shell::Completions),
     /// Confirm that the inventory may remove this many instances at once
     ConfirmRemovals(ConfirmRemovals),

@@ -96,7 +96,7 @@ pub struct InventoryError {
 }
 
 impl InventoryError {
-    /// Creates an error at a place.
+    /// Creates an error at a position.
     pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place: place.into(), problem: problem.into() }
     }

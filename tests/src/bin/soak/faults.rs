@@ -123,7 +123,7 @@ impl<'a> Faults<'a> {
     ) -> Result<()> {
         let is_wanted = |fault: &&Fault| only.is_empty() || only.iter().any(|word| fault.name.contains(word));
         let faults: Vec<&Fault> = FAULTS.iter().filter(is_wanted).collect();
-        ensure!(!faults.is_empty(), "no fault is called like {only:?}");
+        ensure!(!faults.is_empty(), "no fault matches {only:?}");
         thread::sleep(QUIET);
         while begin.elapsed() + QUIET < length {
             ensure!(!interrupt::requested(), "interrupted");

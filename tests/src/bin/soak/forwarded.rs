@@ -84,7 +84,7 @@ impl Forwarded {
         let Some(serial) = serial else { return Err(format!("{} {found:?}", reply.metadata.response_code)) };
         let sent = recursor.sent(number, serial).ok_or(format!("the recursor never sent {found:?}"))?;
         if let Some(begin) = not_before.filter(|begin| sent < *begin) {
-            return Err(format!("sent {:?} before a flush that had ended", begin - sent));
+            return Err(format!("sent {:?} before a completed flush", begin - sent));
         }
         let mut state = self.state();
         let seen = &mut state.names.entry(number).or_default().seen;
@@ -118,7 +118,8 @@ impl Forwarded {
         let state = self.state();
         let left = state.least_left.unwrap_or_default();
         println!(
-            "forwarded: {} right, {by_interfaces} replies by interfaces; {} flushes; at least {:.3} s of a TTL left",
+            "forwarded: {} correct, {by_interfaces} replies from interfaces; {} flushes; at least {:.3} s of \
+             a TTL left",
             state.right,
             state.flushes,
             left.as_secs_f64()

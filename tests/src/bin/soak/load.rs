@@ -305,12 +305,12 @@ impl Load {
     pub(crate) fn report(&self, lease: Duration) -> bool {
         let found = self.found();
         let (udp, tcp) = (self.by_udp.load(Ordering::Relaxed), self.by_tcp.load(Ordering::Relaxed));
-        println!("answered right: {udp} by UDP, {tcp} by TCP");
+        println!("answered correctly: {udp} over UDP, {tcp} over TCP");
         println!("wrong: {}", found.wrong_count);
-        println!("unanswered while userspace was there or the lease ran: {}", found.unanswered_count);
+        println!("unanswered while userspace was running or the lease was valid: {}", found.unanswered_count);
         println!(
-            "unanswered while userspace was away (killed or stopped), past the lease or because they were \
-             not published: by UDP {:?}, {} by TCP",
+            "unanswered while userspace was down (killed or stopped), after the lease or because \
+             unpublished: over UDP {:?}, {} over TCP",
             found.excused_udp, found.excused_tcp
         );
         let (age, moment) = &found.oldest;

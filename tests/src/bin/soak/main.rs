@@ -61,7 +61,7 @@ impl Arguments {
         let minutes: f64 = words.next().map_or(Ok(2.0), |word| word.parse()).context("how many minutes")?;
         let seed = words.next().filter(|word| word != "-");
         let seed = seed.map_or_else(|| Ok(fastrand::u64(..)), |word| word.parse()).context("seed")?;
-        ensure!(minutes > 0.0, "how many minutes, above zero");
+        ensure!(minutes > 0.0, "a number of minutes above zero");
         Ok(Self { length: Duration::from_secs_f64(minutes * 60.0), seed, only: words.collect() })
     }
 }

@@ -20,16 +20,16 @@ mod network_cards;
 mod set_ups;
 
 /// Final line on success; `other_kernel.rs` looks for it.
-const ALL_WELL: &str = "vm-init: all is well";
+const ALL_WELL: &str = "vm-init: success";
 
 fn main() {
     if std::process::id() != 1 {
-        eprintln!("this is the first process of a virtual machine, and does nothing anywhere else");
+        eprintln!("this is the init process of a virtual machine, and does nothing elsewhere");
         std::process::exit(2);
     }
     match prepare().and_then(|()| try_everything()) {
         Ok(()) => println!("{ALL_WELL}"),
-        Err(problem) => println!("vm-init: not well: {problem:#}"),
+        Err(problem) => println!("vm-init: failed: {problem:#}"),
     }
     // SAFETY: the machine has no persistent state.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };

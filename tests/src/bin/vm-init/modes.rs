@@ -176,11 +176,11 @@ pub(crate) fn status(server: &Server) -> Result<Value> {
 
 /// Describes the status of the programs that the mode needed.
 fn programs(status: &Value) -> Result<String> {
-    let programs = status["programs"].as_array().context("the status tells of programs")?;
+    let programs = status["programs"].as_array().context("the status lists programs")?;
     let told = programs.iter().map(|program| {
         let (name, state) = (&program["name"], &program["state"]);
         let looked_at = match program["instructions"].as_u64() {
-            Some(instructions) => format!("{instructions} instructions looked at"),
+            Some(instructions) => format!("{instructions} instructions processed"),
             None => "instructions not told".to_owned(),
         };
         let took = program["load_ms"].as_f64().unwrap_or_default();
@@ -193,10 +193,10 @@ fn programs(status: &Value) -> Result<String> {
 
 /// Returns the status of each of [`INTERFACES`].
 fn serving(status: &Value) -> Result<Vec<Serving>> {
-    let interfaces = status["interfaces"].as_array().context("the status tells of interfaces")?;
+    let interfaces = status["interfaces"].as_array().context("the status lists interfaces")?;
     let of = |name| {
         let found = interfaces.iter().find(|interface| interface["name"] == name);
-        let found = found.with_context(|| format!("the status tells nothing of {name}"))?;
+        let found = found.with_context(|| format!("the status does not list {name}"))?;
         let text = |key: &str| found[key].as_str().map(str::to_owned).context("the hook, and why");
         let (hook, why) = (text("hook")?, text("why")?);
         Ok(Serving { interface: name, hook, why })
@@ -229,7 +229,7 @@ fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
             // Some queries are passed up as probes.
             let probes = |metrics: &Metrics| metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"");
             let probed = probes(&after) - probes(&before);
-            ensure!(given + probed == QUERIES, "{given} replies of {interface} itself, not {QUERIES}");
+            ensure!(given + probed == QUERIES, "{given} replies from {interface} itself, not {QUERIES}");
         }
     }
     Ok(())

@@ -91,7 +91,7 @@ fn try_one(set_up: &SetUp) -> Result<String> {
     let lab = Lab::new()?;
     if let Err(problem) = (set_up.make)(&lab) {
         ensure!(std::env::var_os(REQUIRED_VARIABLE).is_none(), problem);
-        return Ok(format!("not tried, the kernel lacks a feature: {problem:#}"));
+        return Ok(format!("skipped, the kernel lacks a feature: {problem:#}"));
     }
     let mut said = Vec::new();
     for mode in ["off", "auto"] {
@@ -103,7 +103,7 @@ fn try_one(set_up: &SetUp) -> Result<String> {
         let answered = lab.ask()?;
         let (in_clear, encrypted) = clear.count()?;
         let hits = Metrics::read(&lab.server)?.fast_path_replies();
-        said.push(format!("{mode}: {answered} of {QUERIES} answered, {hits} by the interface"));
+        said.push(format!("{mode}: {answered} of {QUERIES} answered, {hits} at the interface"));
         ensure!(answered == set_up.answered && hits == 0, "{}", said.join("; "));
         if set_up.encrypted {
             ensure!(

@@ -84,7 +84,7 @@ fn interfaces_answer_as_userspace() -> Result<()> {
     all.lacking.sort();
     all.lacking.dedup();
     println!(
-        "{} packets, {} answered, {} replies by interfaces; kernel features not there: {:?}",
+        "{} packets, {} answered, {} replies from interfaces; missing kernel features: {:?}",
         all.packets, all.answered, all.hits, all.lacking
     );
     ensure!(all.hits as usize > all.answered / 10, "interfaces answered too little: {all:?}");
@@ -174,7 +174,7 @@ fn try_set_up(
         let frames: Vec<Frame> = every_valid_frame().into_iter().filter(Frame::is_v4).collect();
         exchange(&wires, &frames)?;
         let given = hosts[0].hits()? - before;
-        ensure!(given == 0, "{given} replies by the interface, past a limit");
+        ensure!(given == 0, "{given} replies from the interface, past a limit");
         return Ok(());
     }
     let mut left = packets;
@@ -204,7 +204,7 @@ fn settle(wires: &[Wire; 2]) -> Result<()> {
             alike_since = Instant::now();
             ensure!(
                 begun.elapsed() < DECIDED,
-                "the hosts never answer alike: {:?} against {:?}",
+                "the hosts never give equal answers: {:?} and {:?}",
                 fast.keys(),
                 plain.keys()
             );
@@ -239,10 +239,10 @@ fn compare(wires: &[Wire; 2], frames: &[Frame], set_up: &SetUp) -> Result<usize>
         match plain.get(key) {
             Some(other) => ensure!(
                 reply == other,
-                "different replies to {key:?}: {reply:02x?} against {other:02x?} of userspace"
+                "different replies to {key:?}: {reply:02x?} and, from userspace, {other:02x?}"
             ),
             None => bail!(
-                "the interface answers what userspace never received: {key:?}\n{:02x?}",
+                "the interface answers a query that userspace never received: {key:?}\n{:02x?}",
                 culprit(wires, frames, *key)?
             ),
         }

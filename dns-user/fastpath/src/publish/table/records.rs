@@ -36,7 +36,7 @@ pub(super) enum Kind {
 pub(super) struct Record {
     /// The instances on whose health the answer depends.
     pub(super) dependency: Option<SetNumber>,
-    /// Ticket of the valid place in the queue of its kind; places with older tickets are void.
+    /// Ticket of the valid entry in the queue of its kind; entries with older tickets are void.
     ticket: u64,
     location: Location,
     /// Length of the entry in bytes.
@@ -67,11 +67,11 @@ impl Record {
     }
 }
 
-/// A place in a queue of evictable names.
+/// An entry in a queue of evictable names.
 #[derive(Debug)]
 struct Turn {
     key: u64,
-    /// The record's ticket, if this place is valid.
+    /// The record's ticket, if this entry is valid.
     ticket: u64,
     /// The name's last use when it was queued, or last spared.
     spared_at_ns: u64,
@@ -177,7 +177,7 @@ impl Records {
         let Some(queue) = queue_of(&mut self.learned, &mut self.negative, record.kind) else { return };
         queue.push_back(Turn { key, ticket, spared_at_ns });
         if queue.len() > 2 * count + 64 {
-            // Drops places of names removed for other reasons.
+            // Drops entries of names removed for other reasons.
             let records = &self.by_key;
             queue.retain(|turn| records.get(&turn.key).is_some_and(|record| record.ticket == turn.ticket));
         }

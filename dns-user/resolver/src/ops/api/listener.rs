@@ -53,7 +53,7 @@ pub(super) struct TlsListener {
 impl TlsListener {
     /// Starts accepting connections on `socket`.
     ///
-    /// `refused` counts connections for whose handshake there is no place.
+    /// `refused` counts connections for whose handshake there is no slot.
     pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>, refused: IntCounter) -> io::Result<Self> {
         let address = socket.local_addr()?;
         let (done, ready) = mpsc::channel(HANDSHAKES);

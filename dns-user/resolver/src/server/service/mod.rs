@@ -54,7 +54,7 @@ pub(in crate::server) struct QueryHandler {
     waiting: Arc<()>,
 }
 
-/// The place of a query that waits, released when dropped.
+/// The slot of a waiting query, released when dropped.
 pub(in crate::server) struct WaitingPlace {
     _permit: Permit,
     _waiting: Arc<()>,
@@ -195,7 +195,7 @@ impl QueryHandler {
         }
     }
 
-    /// Reserves a place for a query that waits; `None` if the client holds too many.
+    /// Reserves a slot for a waiting query; `None` if the client holds too many.
     pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<WaitingPlace> {
         let permit = self.options.waiting.admit(query.client)?;
         Some(WaitingPlace { _permit: permit, _waiting: Arc::clone(&self.waiting) })
