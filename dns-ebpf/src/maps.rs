@@ -227,7 +227,7 @@ pub fn is_listening(
     endpoint: usize,
     v6: usize,
 ) -> bool {
-    /// `BPF_F_CURRENT_NETNS`.
+    /// `BPF_F_CURRENT_NETNS`: look up sockets in the packet's namespace.
     const CURRENT: u64 = u64::MAX;
     // Sizes of the members of `bpf_sock_tuple`: sender and receiver, then their ports.
     const V4: u32 = 2 * 4 + 2 * 2;

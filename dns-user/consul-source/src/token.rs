@@ -64,11 +64,8 @@ impl Last {
             Err(error) => format!("cannot be read: {error}"),
         };
         if !self.failed {
-            let stays = if self.token.is_some() {
-                "the last token stays in use"
-            } else {
-                "requests go without"
-            };
+            let stays =
+                if self.token.is_some() { "the last token stays in use" } else { "requests go without" };
             tracing::warn!("consul.token_file: {}: {problem}; {stays}", path.display());
         }
         self.failed = true;

@@ -19,7 +19,6 @@ use dns_identity::{
 use nix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-/// Number of identities.
 const IDENTITIES: usize = 1000;
 
 /// Keys that the pool holds.

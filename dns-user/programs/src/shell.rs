@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use clap_complete::Shell;
 
-/// `man`.
+/// Arguments of the subcommand `man`.
 #[derive(Debug, clap::Args)]
 pub struct Man {
     /// Write a page for each command into this folder, instead of the main page to standard output
@@ -18,7 +18,7 @@ pub struct Man {
     folder: Option<PathBuf>,
 }
 
-/// `completions`.
+/// Arguments of the subcommand `completions`.
 #[derive(Debug, clap::Args)]
 pub struct Completions {
     /// Shell to print completions for

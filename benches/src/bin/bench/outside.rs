@@ -68,7 +68,7 @@ enum Measure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Load {
     kind: Kind,
-    /// Queries per second.
+    /// Rate in queries per second.
     rate: u32,
 }
 

@@ -1,7 +1,7 @@
 //! File patterns in the syntax of Go's `filepath.Glob`: `*`, `?`, `[a-z]`, `[^a-z]`, `\` before a
 //! character. None of them matches a slash; names that start with a dot are not special.
 //!
-//! Pure: callers list directories themselves and call [`matches`] for each name.
+//! Pure: callers list directories themselves and call [`matches()`] for each name.
 
 /// An invalid pattern: an unclosed bracket, an empty range, or a trailing backslash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

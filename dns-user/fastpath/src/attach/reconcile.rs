@@ -213,7 +213,6 @@ struct Follower {
     reported: Option<Instant>,
     /// Datagrams dropped by full receive queues, at the last check.
     lost_to_queues: u64,
-    /// The published status.
     status: watch::Sender<InterfacesStatus>,
     /// Detects changes of `status` that have not been announced yet.
     unseen: watch::Receiver<InterfacesStatus>,

@@ -94,7 +94,6 @@ impl ConsulFiles {
     }
 }
 
-/// Parses definition files.
 fn parse(contents: &Contents, config: &Config) -> Result<Definitions, ConfigError> {
     let files = contents.readable()?;
     Definitions::read(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)), config)

@@ -222,7 +222,6 @@ impl Inner {
     }
 }
 
-/// Parses handler files.
 fn parse_handlers(contents: &Contents) -> Result<Vec<HandlerConfig>, ConfigError> {
     let files = contents.readable()?;
     Handlers::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))

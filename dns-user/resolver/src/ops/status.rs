@@ -27,7 +27,7 @@ pub struct Status {
     pub checks: Vec<CheckStatus>,
     /// Start time, in seconds since 1970.
     pub started: f64,
-    /// Seconds since startup.
+    /// Seconds since the server's start.
     pub uptime_seconds: f64,
     /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<String>,

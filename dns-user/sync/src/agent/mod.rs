@@ -59,7 +59,7 @@ pub struct AgentOptions {
     /// File that the DNS server reads
     #[arg(long, value_name = "FILE", default_value = "/var/vcap/instance/dns/records.json")]
     pub records: PathBuf,
-    /// File mode, octal
+    /// File mode in octal notation
     #[arg(long, value_name = "MODE", default_value = "640", value_parser = octal)]
     pub mode: u32,
     /// Owner of the file, by number; default: the process's user

@@ -31,7 +31,6 @@ type Blobs = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 /// A running double with one bucket, `dns`, of the region `eu-1`.
 struct Double {
     port: u16,
-    /// Blobs by path.
     blobs: Blobs,
     ended: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,

@@ -72,7 +72,6 @@ pub(crate) struct Faults<'a> {
     bpffs: &'a Bpffs,
     surroundings: &'a Surroundings,
     recursor: &'a Recursor,
-    /// Informed of flushes.
     forwarded: &'a Forwarded,
     server: Server,
     /// Informed of running faults.

@@ -29,7 +29,6 @@ struct State {
     names: HashMap<u8, NameState>,
     /// Number of correct answers.
     right: u64,
-    /// Number of flushes.
     flushes: u64,
     /// Smallest remaining TTL of an answer at the time of the query.
     least_left: Option<Duration>,
