@@ -48,6 +48,9 @@ const LEAST_LEASE: Duration = Duration::from_millis(50);
 /// The recursor's names that get most queries.
 const HOT_NAMES: u8 = 20;
 
+/// How long the programs still let probes through once the server is silent (600 ms), with a margin.
+const PROBED: Duration = Duration::from_millis(700);
+
 /// Maximum number of failures printed.
 const TOLD: usize = 20;
 
@@ -74,7 +77,7 @@ struct Found {
     /// End of the period in which replies may be missing because userspace is away.
     excused_until: Option<Instant>,
     /// Recent periods in which userspace was away and interfaces answered.
-    covered: VecDeque<(Instant, Instant)>,
+    covered: VecDeque<Covered>,
     wrong: Vec<String>,
     /// Total, including unprinted ones.
     wrong_count: u64,
@@ -91,6 +94,14 @@ struct Found {
     oldest: (Duration, String),
     /// The slowest reply, in the same form.
     slowest: (Duration, String),
+}
+
+/// A period in which userspace was away and interfaces answered.
+struct Covered {
+    since: Instant,
+    until: Instant,
+    /// Whether a query was lost as a probe: at most one, because all clients use one interface.
+    lost_probe: bool,
 }
 
 impl Load {
@@ -139,7 +150,8 @@ impl Load {
     /// Userspace is away and interfaces answer until `until`; `None` if none is attached yet.
     pub(crate) fn interfaces_answer_until(&self, until: Option<Instant>) {
         let mut found = self.found();
-        found.covered.extend(until.map(|until| (Instant::now(), until)));
+        let since = Instant::now();
+        found.covered.extend(until.map(|until| Covered { since, until, lost_probe: false }));
         // Queries are judged within the client's timeout, so older periods are irrelevant.
         if found.covered.len() > 16 {
             found.covered.pop_front();
@@ -150,8 +162,8 @@ impl Load {
     pub(crate) fn userspace_is_back(&self) {
         let mut found = self.found();
         found.excused_until = Some(Instant::now() + Duration::from_millis(500));
-        if let Some((_, until)) = found.covered.back_mut() {
-            *until = (*until).min(Instant::now());
+        if let Some(covered) = found.covered.back_mut() {
+            covered.until = covered.until.min(Instant::now());
         }
     }
 
@@ -277,15 +289,20 @@ impl Load {
             other => other.ends_with(".bosh."),
         };
         let mut found = self.found();
-        let mut covered = found.covered.iter();
-        let covered = covered.any(|&(since, until)| asked > since && asked + LEAST_LEASE < until);
-        let must_answer = proto == "UDP" && is_published && covered;
-        if found.is_excused(asked) && !must_answer {
+        let mut covered = found.covered.iter_mut();
+        let covered = covered.find(|covered| asked > covered.since && asked + LEAST_LEASE < covered.until);
+        let must_answer = proto == "UDP" && is_published && covered.is_some();
+        let is_probe = must_answer
+            && covered.is_some_and(|covered| {
+                asked < covered.since + PROBED && !std::mem::replace(&mut covered.lost_probe, true)
+            });
+        if found.is_excused(asked) && (is_probe || !must_answer) {
             if proto == "TCP" {
                 found.excused_tcp += 1;
             } else {
                 // The lease had expired, or the name need not be published.
                 let what = match name {
+                    _ if is_probe => "probes",
                     _ if is_published => "published names",
                     ALIAS => "the alias, while it comes or goes",
                     _ => "forwarded names",
