@@ -1,7 +1,7 @@
 //! Measures the CPU time of a day of 1,000 identities: `cargo bench -p dns-identity`.
 //!
-//! The clock is the bench's own, so the day takes seconds; the CPU time is that of the whole process,
-//! the generation of keys included.
+//! The clock is the bench's own, so the day takes seconds. The CPU time covers the whole process and
+//! therefore includes the generation of keys.
 
 use std::{
     fs,

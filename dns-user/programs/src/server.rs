@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn idle_connections_block_nobody() -> anyhow::Result<()> {
+    async fn oldest_idle_connection_is_closed() -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let router = Router::new().route("/metrics", get(|| async { "up 1\n" }));

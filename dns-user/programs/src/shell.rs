@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_command_has_a_page() -> anyhow::Result<()> {
+    fn pages_cover_all_commands() -> anyhow::Result<()> {
         let command = || clap::Command::new("tool").subcommand(clap::Command::new("look").about("Look"));
         let folder = tempfile::tempdir()?;
         Man { folder: Some(folder.path().to_owned()) }.run(command())?;

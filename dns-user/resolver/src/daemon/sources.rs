@@ -312,7 +312,7 @@ impl Followed {
         Some((contents, result))
     }
 
-    /// Reads the source again and parses its valid files, without those in error.
+    /// Reads the source again and parses its valid files.
     pub(super) fn valid<T: Default>(&mut self, parse: impl Fn(&Contents) -> Result<T, ConfigError>) -> T {
         self.changed(true).and_then(|contents| contents.parse_valid(parse)).unwrap_or_default()
     }

@@ -92,7 +92,7 @@ fn endless_transfers_are_refused() {
 }
 
 #[test]
-fn data_end_with_their_record() {
+fn overlong_data_are_refused() {
     let decoded = |record_type: RecordType, data: &[u8], length: u16| {
         let mut section = Records::default();
         section.push(&apex(), &apex(), record_type, CLASS_IN, 60, data).unwrap();

@@ -1,0 +1,66 @@
+//! Measures large answers of one service over TCP, without sockets: `cargo bench -p dns-consul`.
+
+#![expect(clippy::unwrap_used, reason = "a measurement that cannot set up has failed")]
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::{Duration, Instant},
+};
+
+use dns_consul::{Asker, Zone, catalog::Catalog, config::Config, definition::Definitions};
+use dns_core::{
+    config::{json::Json, reader::Reader},
+    wire::{Parsed, TYPE_A, Transport, parse},
+};
+use hashbrown::HashMap;
+use serde_json::json;
+
+/// SRV (RFC 2782).
+const TYPE_SRV: u16 = 33;
+
+/// Duration of each measurement.
+const DURATION: Duration = Duration::from_secs(1);
+
+fn main() {
+    for size in [1_300, 5_000] {
+        let zone = zone(size);
+        for (label, qtype) in [("A", TYPE_A), ("SRV", TYPE_SRV)] {
+            let mut query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x03web\x07service\x06consul\0".to_vec();
+            query.extend_from_slice(&qtype.to_be_bytes());
+            query.extend_from_slice(&1_u16.to_be_bytes());
+            let mut random = fastrand::Rng::with_seed(7);
+            let (begun, mut answers, mut length) = (Instant::now(), 0, 0);
+            while begun.elapsed() < DURATION {
+                length = reply(&zone, &query, &mut random).len();
+                answers += 1;
+            }
+            let each = begun.elapsed() / answers;
+            println!("{size} instances, {label}, TCP: {each:.0?} for {length} bytes");
+        }
+    }
+}
+
+/// Returns the reply to a query over TCP.
+fn reply(zone: &Zone, message: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
+    let Parsed::Query(query) = parse(message) else { panic!("the message is a query") };
+    let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let asker = Asker { transport: Transport::Tcp, client, recursion: false, serial: 1 };
+    let draft = zone.answer(&query, &asker, random).unwrap();
+    draft.finish(&query, Transport::Tcp, &zone.config.dns, &HashMap::new())
+}
+
+/// Returns a zone with one service of `size` instances, each on its own node.
+fn zone(size: u32) -> Zone {
+    let json = Json::parse(b"{}").unwrap();
+    let config = Config::read(&Reader::document("bench", &json).unwrap()).unwrap();
+    let node = |number: u32| format!("n{number}");
+    let address = |number: u32| Ipv4Addr::from_bits(0x0a00_0101 + number).to_string();
+    let nodes: Vec<_> =
+        (0..size).map(|number| json!({"node": node(number), "address": address(number)})).collect();
+    let services: Vec<_> =
+        (0..size).map(|number| json!({"node": node(number), "service": "web", "port": 8000})).collect();
+    let text = json!({"nodes": nodes, "services": services}).to_string();
+    let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).unwrap();
+    let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
+    Zone { config, catalog }
+}
