@@ -6,7 +6,7 @@
 //! every disturbance adds time, and a neighbour on the same core may disturb for seconds. The
 //! median in the next column shows how much.
 
-use std::{net::Ipv4Addr, net::SocketAddr, path::Path};
+use std::{net::Ipv4Addr, net::SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{
@@ -14,13 +14,9 @@ use aya::{
     maps::{Array, MapData, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
+use bench_programs::reset::{MAX_LEN, Original};
 use bosh_dns_xdp_benches::is_wanted;
-use dns_common::{
-    XDP_HEAD_ROOM,
-    counters::Outcome,
-    entry::AnswerPolicy,
-    reset::{MAX_LEN, Original},
-};
+use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
 use whole_system_tests::{
     cpu::stay_on,
     program::{Hook, Program, Published},
@@ -251,17 +247,15 @@ impl Reflector {
     }
 }
 
-/// The programs that restore the packet (`dns-ebpf/src/bin/reset.rs`).
+/// The programs that restore the packet (`benches/programs/ebpf/src/reset.rs`).
 struct Reset {
     ebpf: Ebpf,
 }
 
 impl Reset {
-    /// Loads the object, which is built together with the server's.
+    /// Loads the object and its programs.
     fn load() -> Result<Self> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-ebpf/target/bpfel-unknown-none/release/reset");
-        let mut ebpf = Ebpf::load_file(&path).with_context(|| path.display().to_string())?;
+        let mut ebpf = Ebpf::load(bench_programs::RESET)?;
         for (_, program) in ebpf.programs_mut() {
             match program {
                 aya::programs::Program::Xdp(program) => program.load()?,

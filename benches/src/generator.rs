@@ -1,10 +1,9 @@
-//! Generates load inside the kernel (`dns-ebpf/src/bin/generator.rs`): one core produces more
+//! Generates load inside the kernel (`benches/programs/ebpf/src/generator.rs`): one core produces more
 //! queries than another one can answer, and has time left for the replies.
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr},
-    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
@@ -15,7 +14,7 @@ use aya::{
     maps::{Array, MapData},
     programs::{ProgramError, Xdp, XdpMode},
 };
-use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
+use bench_programs::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{checksum, client, cpu::stay_on};
 
@@ -101,12 +100,10 @@ type CountWords = [u64; size_of::<Counts>() / 8];
 impl<'a> Generator<'a> {
     /// Loads the generator with these queries and attaches the program that counts replies.
     pub fn new(lab: &'a Lab, frames: &Frames) -> Result<Self> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../dns-ebpf/target/bpfel-unknown-none/release/generator");
         let count = u32::try_from(frames.0.len())?;
         ensure!(count > 0, "nothing to ask");
-        let object = EbpfLoader::new().map_max_entries("FRAMES", count).load_file(&path);
-        let mut object = object.with_context(|| path.display().to_string())?;
+        let mut object =
+            EbpfLoader::new().map_max_entries("FRAMES", count).load(bench_programs::GENERATOR)?;
         type FrameWords = [u64; size_of::<Frame>() / 8];
         let mut map: Array<&mut MapData, FrameWords> =
             object.map_mut("FRAMES").context("no map FRAMES")?.try_into()?;

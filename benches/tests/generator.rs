@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use bench_programs::generator::{Counts, FIRST_PORT, PORTS};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     generator::{Frames, Generator, HEADERS_LEN, Load},
     lab::{CLIENT_ADDRESS, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
 };
-use dns_common::generator::{Counts, FIRST_PORT, PORTS};
 use hickory_proto::{
     op::{Message, MessageType, ResponseCode},
     rr::RecordType,

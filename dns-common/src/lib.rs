@@ -8,8 +8,6 @@
 //! * [`control`]: settings written by the server: lease, seed, tap, shedding.
 //! * [`scope`]: settings written by the attaching process: endpoints, VLANs, interfaces.
 //! * [`counters`]: packet counters, one element per CPU.
-//! * [`reset`]: input of the bench that measures the programs alone.
-//! * [`generator`]: orders and counters of the benches' load generator.
 //! * [`tap`]: sampled events for queries that tcpdump cannot see.
 #![no_std]
 
@@ -17,10 +15,8 @@ pub mod control;
 pub mod counters;
 pub mod entry;
 pub mod forwarded;
-pub mod generator;
 pub mod index;
 pub mod name;
-pub mod reset;
 pub mod scope;
 pub mod tap;
 

@@ -1,5 +1,5 @@
 //! Baseline programs that pass or answer packets without any lookup
-//! (`dns-ebpf/src/bin/yardsticks`), to measure the minimum cost of an answer at an interface. They
+//! (`benches/programs/ebpf/src/yardsticks`), to measure the minimum cost of an answer at an interface. They
 //! are not part of the server.
 
 use anyhow::{Context, Result, bail};
@@ -9,12 +9,6 @@ use aya::{
 };
 
 use crate::namespace::Namespace;
-
-/// The object, built by the server's build script.
-const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../dns-ebpf/target/bpfel-unknown-none/release/yardsticks"
-));
 
 /// Maximum answers of the constant reflector: as many as fit into the XDP headroom.
 pub const MAX_ANSWERS: u32 = 13;
@@ -55,7 +49,8 @@ impl Yardstick {
             (Self::Constant { .. }, Hook::Tc) => "constant_tc",
         };
         let answers = self.answers();
-        let mut object = EbpfLoader::new().override_global("ANSWERS", &answers, true).load(OBJECT)?;
+        let mut object =
+            EbpfLoader::new().override_global("ANSWERS", &answers, true).load(bench_programs::YARDSTICKS)?;
         let program = object.program_mut(name).with_context(|| format!("no program {name}"))?;
         match hook {
             Hook::Tc => <&mut SchedClassifier>::try_from(program)?.load()?,

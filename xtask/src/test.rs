@@ -39,7 +39,12 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
     if filters.is_empty() {
         times.step("format", || {
             cargo(["fmt", "--all", "--check"])?;
-            run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join("dns-ebpf")))
+            for programs in toolchain::PROGRAMS {
+                run_command(
+                    Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join(programs)),
+                )?;
+            }
+            Ok(())
         })?;
         times.step("lints", || {
             cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;

@@ -1,5 +1,5 @@
-//! Set-up of the BPF compiler, its clippy, and `.toolchain/env`, which configures
-//! `dns-user/fastpath/build.rs`.
+//! Set-up of the BPF compiler, its clippy, and `.toolchain/env`, which configures the
+//! build scripts of BPF crates (`dns-user/fastpath/build/object.rs`).
 //!
 //! Of two toolchains the first available one is used:
 //!
@@ -21,6 +21,9 @@ use crate::{
 
 #[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
 mod bpf_cargo;
+
+/// The BPF crates: the server's programs, and those of benches and tests.
+pub(crate) const PROGRAMS: [&str; 2] = ["dns-ebpf", "benches/programs/ebpf"];
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and the BPF target.
 const RUSTC_PACKAGES: &[&str] =
@@ -58,7 +61,7 @@ pub(crate) fn ensure() -> Result<()> {
     fs::write(&settings_file, settings).with_context(|| settings_file.display().to_string())
 }
 
-/// Runs clippy on `dns-ebpf` with the BPF compiler; warnings are errors.
+/// Runs clippy on the BPF crates with the BPF compiler; warnings are errors.
 pub(crate) fn lint_programs() -> Result<()> {
     ensure()?;
     let folder = root().join(".toolchain").canonicalize()?;
@@ -66,8 +69,13 @@ pub(crate) fn lint_programs() -> Result<()> {
     // Rustup's nightly includes clippy; Debian's rustc needs Debian's clippy.
     let clippy =
         if settings.contains("RUSTUP_TOOLCHAIN=") { "cargo".into() } else { debian_clippy(&folder)? };
-    let mut command = bpf_cargo(clippy, "clippy", &root().join("dns-ebpf"), &settings).map_err(Error::msg)?;
-    run(command.args(["--quiet", "--", "-D", "warnings"]))
+    for programs in PROGRAMS {
+        let mut command =
+            bpf_cargo(&clippy, "clippy", &root().join(programs), &settings).map_err(Error::msg)?;
+        command.arg("--target-dir").arg(root().join("dns-ebpf/target").canonicalize()?);
+        run(command.args(["--quiet", "--", "-D", "warnings"]))?;
+    }
+    Ok(())
 }
 
 /// Returns Debian's clippy, unpacking it into `folder` if necessary.

@@ -33,7 +33,7 @@ fn metadata(folder: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Returns the packages of both workspaces that are compiled for the target.
+/// Returns the packages of all workspaces that are compiled for the target.
 fn packages() -> Vec<Value> {
     let of_workspace = |folder: PathBuf| {
         let metadata = metadata(&folder);
@@ -41,13 +41,18 @@ fn packages() -> Vec<Value> {
         let packages = metadata["packages"].as_array().unwrap().clone();
         packages.into_iter().filter(move |package| resolved.contains(package["id"].as_str().unwrap()))
     };
-    of_workspace(root()).chain(of_workspace(root().join("dns-ebpf"))).collect()
+    workspaces().into_iter().flat_map(of_workspace).collect()
 }
 
 /// Returns a member of each item in a list.
 fn items(list: &Value, member: &str) -> BTreeSet<String> {
     let items = list.as_array().unwrap().iter();
     items.map(|item| item[member].as_str().unwrap().to_owned()).collect()
+}
+
+/// Returns the folders of the server's workspace and of the BPF crates.
+fn workspaces() -> [PathBuf; 3] {
+    [root(), root().join("dns-ebpf"), root().join("benches/programs/ebpf")]
 }
 
 fn rules() -> DocumentMut {
@@ -96,7 +101,7 @@ fn banned_crates_need_wrappers() {
 /// Returns the crates that use each crate, with the built features.
 fn dependents() -> BTreeMap<String, BTreeSet<String>> {
     let mut dependents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for folder in [root(), root().join("dns-ebpf")] {
+    for folder in workspaces() {
         let metadata = metadata(&folder);
         let names: BTreeMap<&str, &str> = metadata["packages"]
             .as_array()
@@ -128,7 +133,7 @@ fn crate_registries_are_allowed() {
 #[test]
 fn no_dependency_is_unused() {
     let mut unused = Vec::new();
-    for folder in [root(), root().join("dns-ebpf")] {
+    for folder in workspaces() {
         let metadata = metadata(&folder);
         let crates = crate_names(&metadata);
         let members = metadata["workspace_members"].as_array().unwrap();

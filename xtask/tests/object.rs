@@ -23,7 +23,7 @@ fn build_folder_does_not_matter() {
             copy(&root.join(part), &folder.join(part));
         }
         let built = object::run_cargo(&folder.join("dns-ebpf"), &settings, &target).unwrap();
-        fs::read(built).unwrap()
+        fs::read(built.join("dns-ebpf")).unwrap()
     });
     assert!(objects[0].len() > 10_000);
     assert!(objects[0] == objects[1], "the two objects differ");

@@ -1,8 +1,8 @@
-//! The cargo command for `dns-ebpf`, with the compiler named in `.toolchain/env`.
+//! The cargo command for BPF crates, with the compiler named in `.toolchain/env`.
 
 use std::{env, ffi::OsStr, path::Path, process::Command};
 
-/// Returns the command `cargo subcommand`, to be run in `dns-ebpf`; `subcommand` is `build` or
+/// Returns the command `cargo subcommand`, to be run in `folder`; `subcommand` is `build` or
 /// another that takes the same arguments.
 ///
 /// `settings` holds lines of `KEY=VALUE`: `ARGS` holds further arguments of cargo (separated by
@@ -10,11 +10,11 @@ use std::{env, ffi::OsStr, path::Path, process::Command};
 pub(crate) fn bpf_cargo(
     cargo: impl AsRef<OsStr>,
     subcommand: &str,
-    dns_ebpf: &Path,
+    folder: &Path,
     settings: &str,
 ) -> Result<Command, String> {
     let mut command = Command::new(cargo);
-    command.current_dir(dns_ebpf).args([subcommand, "--release", "--target", "bpfel-unknown-none"]);
+    command.current_dir(folder).args([subcommand, "--release", "--target", "bpfel-unknown-none"]);
     // Settings of the outer cargo or clippy must not leak into the inner build.
     for (key, _) in env::vars_os() {
         let key_text = key.to_string_lossy();

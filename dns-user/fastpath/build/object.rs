@@ -1,20 +1,44 @@
-//! Builds the BPF object from `dns-ebpf` with a separate cargo and compiler.
+//! Builds BPF objects with a separate cargo and compiler.
+//!
+//! `.toolchain/env` names the compiler; `cargo xtask build` writes that file once it has found or
+//! installed one (`xtask/src/toolchain.rs`).
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use self::bpf_cargo::bpf_cargo;
 
 #[path = "bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// Runs cargo in `dns-ebpf` with the toolchain's settings and the target folder `target`; returns
-/// the path of the object.
-pub(crate) fn run_cargo(dns_ebpf: &Path, settings: &str, target: &Path) -> Result<PathBuf, String> {
-    let mut cargo = bpf_cargo("cargo", "build", dns_ebpf, settings)?;
-    cargo.arg("--target-dir").arg(target);
-    let output = cargo.output().map_err(|error| format!("cannot run cargo for dns-ebpf: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("building dns-ebpf failed:\n{}", String::from_utf8_lossy(&output.stderr)));
+/// Builds the BPF crate in `folder` from a build script; returns the folder of its objects. Cargo
+/// runs the script again when the crate, one of `inputs` (below `root`) or the toolchain changes.
+#[allow(dead_code, reason = "xtask's test of the object calls only `run_cargo`")]
+pub(crate) fn build(root: &Path, folder: &Path, inputs: &[&str]) -> Result<PathBuf, String> {
+    let toolchain = root.join(".toolchain/env");
+    let of_crate = ["src", ".cargo", "Cargo.toml", "Cargo.lock"].map(|input| folder.join(input));
+    let others = inputs.iter().map(|input| root.join(input));
+    for input in of_crate.into_iter().chain(others).chain([toolchain.clone()]) {
+        println!("cargo::rerun-if-changed={}", input.display());
     }
-    Ok(target.join("bpfel-unknown-none/release/dns-ebpf"))
+    let settings = fs::read_to_string(toolchain).map_err(
+        |_| "the BPF toolchain is not set up yet: run `cargo xtask build` (it installs what is missing)",
+    )?;
+    // One target folder: the crates share their dependencies.
+    run_cargo(folder, &settings, &root.join("dns-ebpf/target"))
+}
+
+/// Runs cargo in `folder` with the toolchain's settings and the target folder `target`; returns the
+/// folder of the objects.
+pub(crate) fn run_cargo(folder: &Path, settings: &str, target: &Path) -> Result<PathBuf, String> {
+    let mut cargo = bpf_cargo("cargo", "build", folder, settings)?;
+    cargo.arg("--target-dir").arg(target);
+    let shown = folder.display();
+    let output = cargo.output().map_err(|error| format!("cannot run cargo in {shown}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("building {shown} failed:\n{}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(target.join("bpfel-unknown-none/release"))
 }

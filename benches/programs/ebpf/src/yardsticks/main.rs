@@ -11,7 +11,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-#[path = "../../bytes.rs"]
+#[path = "../../../../../dns-ebpf/src/bytes.rs"]
 #[expect(dead_code, reason = "the server's programs use the rest")]
 mod bytes;
 mod reflector;

@@ -1,4 +1,4 @@
-//! Orders and counters of the benches' load generator (`dns-ebpf/src/bin/generator.rs`).
+//! Orders and counters of the benches' load generator (`ebpf/src/generator.rs`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

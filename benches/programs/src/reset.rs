@@ -1,4 +1,4 @@
-//! Input of the programs with which a bench restores packets (`dns-ebpf/src/bin/reset.rs`).
+//! Input of the programs with which a bench restores packets (`ebpf/src/reset.rs`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

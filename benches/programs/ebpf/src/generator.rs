@@ -9,10 +9,17 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-#[path = "../bytes.rs"]
+#[path = "../../../../dns-ebpf/src/bytes.rs"]
 #[expect(dead_code, reason = "the server's programs use the rest")]
 mod bytes;
+#[path = "../../src/generator.rs"]
+#[expect(dead_code, reason = "userspace uses the rest")]
+mod orders;
 
+use crate::{
+    bytes::{load, masked, opaque},
+    orders::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS},
+};
 use aya_ebpf::{
     bindings::xdp_action,
     helpers::{bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_store_bytes},
@@ -20,9 +27,6 @@ use aya_ebpf::{
     maps::Array,
     programs::XdpContext,
 };
-use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
-
-use crate::bytes::{load, masked, opaque};
 
 /// The queries. The loader sets the number of elements.
 #[map]

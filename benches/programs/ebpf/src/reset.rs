@@ -7,6 +7,10 @@
 #![no_std]
 #![no_main]
 
+#[path = "../../src/reset.rs"]
+mod original;
+
+use crate::original::{HEAD_LEN, MAX_LEN, Original};
 use aya_ebpf::{
     bindings::xdp_action,
     helpers::{bpf_skb_change_tail, bpf_skb_store_bytes, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
@@ -14,7 +18,6 @@ use aya_ebpf::{
     maps::{Array, ProgramArray},
     programs::{TcContext, XdpContext},
 };
-use dns_common::reset::{HEAD_LEN, MAX_LEN, Original};
 
 /// The packet to restore before each round.
 #[map]
