@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use dns_identity::{
@@ -275,6 +275,8 @@ fn replaced_authority_spreads_in_steps() {
             assert!(bundle.contains(&old) && bundle.contains(&new.certificate()), "{name}");
         }
         mixed += 1;
+        // Keys are generated in real time, at idle priority.
+        wait_for_key(&world);
         world.now += Duration::from_secs(5);
         world.rotator.step(world.now);
     }
@@ -283,6 +285,15 @@ fn replaced_authority_spreads_in_steps() {
     for name in &names {
         assert_eq!(bundle(&world, name), new.certificate(), "{name}");
         assert_eq!(check::folder(&world.path(name), world.now), check::Findings::default());
+    }
+}
+
+/// Waits until the pool holds a key.
+fn wait_for_key(world: &World) {
+    let begun = Instant::now();
+    while world.rotator.status(world.now).pool_ready == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "the pool stays empty");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
