@@ -38,7 +38,7 @@ impl Zero {
     /// Reads the zero from a map.
     ///
     /// # Safety
-    /// `cell` can be read, holds zero, and lies in a map, whose content the verifier does not
+    /// `cell` can be read, holds zero, and is in a map, whose content the verifier does not
     /// track.
     #[inline(always)]
     pub unsafe fn read(cell: *const usize) -> Self {

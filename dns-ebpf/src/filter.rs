@@ -191,7 +191,7 @@ pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     const ADDRESS: usize = usize::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
     // SAFETY: both addresses are eight bytes, aligned to them by their struct.
     let at = |address: &[u8; 8]| unsafe { load::<u64>(&raw const *address as usize) as usize };
-    // SAFETY: an Ethernet header lies at `data`.
+    // SAFETY: an Ethernet header starts at `data`.
     let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
     // Opaque, so that the compiler loads the second address only if the first one does not match.
     to == at(&interface.address) || to == opaque(at(&interface.master))
@@ -202,7 +202,7 @@ pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
 #[inline(always)]
 fn is_refused_sender(data: usize, port: u16) -> bool {
     const MANY: u8 = 1;
-    // SAFETY: an Ethernet header lies at `data`.
+    // SAFETY: an Ethernet header starts at `data`.
     port == 0 || unsafe { load::<u8>(data + 6) } & MANY != 0
 }
 

@@ -211,7 +211,7 @@ pub fn fits_device(context: *mut c_void, packet_len: usize) -> bool {
 pub fn fits_route(context: *mut c_void, route: *mut FibLookup) -> bool {
     const SUCCESS: i64 = 0;
     const NO_NEIGHBOUR: i64 = 7;
-    // SAFETY: the context is the kernel's own, `route` lies in a map.
+    // SAFETY: the context is the kernel's own, `route` is in a map.
     let found =
         unsafe { bpf_fib_lookup(context, route, size_of::<FibLookup>() as i32, BPF_FIB_LOOKUP_OUTPUT) };
     found as i64 == SUCCESS || found as i64 == NO_NEIGHBOUR

@@ -75,7 +75,7 @@ pub struct Locality {
 const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
 
 impl Question {
-    /// Parses a name that lies in `domain`.
+    /// Parses a name in `domain`.
     ///
     /// The rightmost kind decides; for SRV without a kind further right, a label that begins with
     /// `_` ends the name of a service.

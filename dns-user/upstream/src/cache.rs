@@ -127,7 +127,7 @@ impl Cache {
         if !cacheable {
             return None;
         }
-        // bosh-dns gives a cached answer whether or not the query has EDNS.
+        // bosh-dns returns a cached answer whether or not the query has EDNS.
         let mut key = Form { transparent: false, ..self.form }.key(query);
         if self.compat.cache_as_authority {
             key[KEY_CLASS..KEY_CLASS + 2].fill(0);
@@ -235,9 +235,9 @@ impl Cache {
         reply
     }
 
-    /// Processes a recursor's answer: converts it to the form in which clients get cached answers,
-    /// and stores it if permitted. `reply` must have the client's id and letter case; `generation`
-    /// is the cache's when the recursor was asked, `recursor` its name.
+    /// Processes a recursor's answer: converts it to the form of cached answers, and stores it if permitted.
+    /// `reply` must have the client's id and letter case; `generation` is the cache's when the recursor was
+    /// queried, `recursor` its name.
     pub(crate) fn admit(
         &self,
         key: &Key,

@@ -13,7 +13,7 @@ pub fn parse_addresses(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, Conf
         other => {
             return Err(ConfigError::of_file(
                 file,
-                format!("is {}; allowed is a list of {{\"address\": IP, \"port\": number}}", other.kind()),
+                format!("is {}; expected a list of {{\"address\": IP, \"port\": number}}", other.kind()),
             ));
         }
     };

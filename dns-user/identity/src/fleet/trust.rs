@@ -128,7 +128,7 @@ impl Trust {
         None
     }
 
-    /// Returns the members that have not adopted this state: their trust bundle is another one, or
+    /// Returns the members that have not adopted this state: their trust bundle differs, or
     /// one of their pairs is from another CA. Members whose pairs have all expired are ignored.
     pub fn lagging<'a>(&'a self, members: &'a Members, now: u64) -> impl Iterator<Item = &'a str> {
         members.iter().filter_map(move |(id, member)| {

@@ -31,7 +31,7 @@ pub(crate) fn not_run(reason: &str) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     assert!(std::env::var_os("CI").is_none(), "{test}: {reason}");
     let list = std::env::var_os("BOSH_DNS_NOT_RUN").unwrap_or_else(|| {
-        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and goes on)")
+        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and continues)")
     });
     let mut list = std::fs::File::options().create(true).append(true).open(list).unwrap();
     writeln!(list, "{test}: {reason}").unwrap();

@@ -156,7 +156,7 @@ impl SetUp {
         Self { path: Path::Plain, mtu: 1500, route_mtu: None, forwards: true, moved: false, rule: RULES[0] }
     }
 
-    /// Returns the interface that the kernel names to the server.
+    /// Returns the interface that the kernel reports to the server.
     pub(super) fn interface(&self) -> &'static str {
         match self.path {
             Path::Plain | Path::Vrf => "srv",
@@ -194,7 +194,7 @@ impl SetUp {
         }
     }
 
-    /// Makes the set-up.
+    /// Applies the set-up.
     pub(super) fn make(&self, server: &Namespace, client: &Namespace) -> Result<()> {
         match self.rule.tool {
             _ if self.rule.text.is_empty() => {}
