@@ -24,7 +24,7 @@ use crate::lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER
 /// while the server's ring holds 256.
 const BATCH: u32 = 256;
 
-/// Interface for [`generate`], attached only because the kernel's dispatcher must hold the program:
+/// Interface for the generating program, attached only because the kernel's dispatcher must hold the program:
 /// each run of a program outside the dispatcher waits for two RCU grace periods
 /// (`bpf_dispatcher_change_prog`), in which nothing is sent. No packets pass this interface.
 const UNUSED_INTERFACE: &str = "lo";

@@ -123,7 +123,7 @@ fn print(text: &str) -> Result<(), Problem> {
     write(&terminal::lines(text))
 }
 
-/// Writes text like [`print`], with the colours of its lines if the terminal has colours.
+/// Writes text like [`print()`], with the colours of its lines if the terminal has colours.
 fn print_coloured(text: &str, colour: impl Fn(&str) -> Option<Colour>) -> Result<(), Problem> {
     let text = terminal::lines(text);
     if colour::wanted() { write(&colour::lines(&text, colour)) } else { write(&text) }
