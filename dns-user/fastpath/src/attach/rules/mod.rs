@@ -5,7 +5,7 @@
 //! checked here: limits, which let some queries pass; rules that drop replies; and `lo`, where
 //! connection tracking mistakes the program's reply for another query.
 //!
-//! * [`xtables`] and [`nft`] read the tables, [`matches`] and [`expressions`] evaluate their
+//! * [`xtables`] and [`nft`] read the tables, [`mod@matches`] and [`expressions`] evaluate their
 //!   conditions.
 //! * [`walk`]: the possible fates of a [`packet`] in them.
 
