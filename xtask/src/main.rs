@@ -49,7 +49,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run all checks: format, lints, fuzz targets, unit tests, packet fixtures, whole-system
+    /// Run all checks: format, lints, documentation, fuzz targets, unit tests, packet fixtures, whole-system
     /// tests.
     Test {
         /// Run only tests whose name contains one of these, and none of the other checks.

@@ -50,7 +50,12 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
             cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
             toolchain::lint_programs()
         })?;
-        times.step("documentation", docs::build)?;
+        times.step("documentation", || {
+            docs::build()?;
+            let denied = r#"build.rustdocflags=["-D", "warnings"]"#;
+            let crates = ["--workspace", "--no-deps", "--document-private-items"];
+            cargo([&["doc", "--quiet", "--config", denied][..], &crates].concat())
+        })?;
         if advisories_not_run(cargo_home().as_deref()).is_none() {
             times.step("advisories", || {
                 cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"])
