@@ -109,8 +109,9 @@ struct Door {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) client: IpAddr,
-    /// Number of the last server report with one of its queries; `None` if only a program saw them.
-    pub(super) arrived: Option<u64>,
+    /// Numbers of the last two server reports with its queries, the earlier one first; `None`
+    /// without a report.
+    pub(super) arrived: [Option<u64>; 2],
     /// Time of its last noticed query.
     pub(super) seen: Instant,
 }
@@ -304,14 +305,17 @@ impl Door {
     /// Records a client, replacing the oldest one if necessary, and the report with its query.
     fn know(&mut self, client: IpAddr, arrived: Option<u64>, now: Instant) {
         if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
-            known.arrived = arrived.or(known.arrived);
+            let [_, last] = known.arrived;
+            if arrived.is_some() && arrived != last {
+                known.arrived = [last, arrived];
+            }
             known.seen = now;
             return;
         }
         if self.known.len() >= MOST_KNOWN {
             self.known.remove(0);
         }
-        self.known.push(Known { client, arrived, seen: now });
+        self.known.push(Known { client, arrived: [None, arrived], seen: now });
     }
 
     /// Records a lost probe of this client.
@@ -418,17 +422,20 @@ mod tests {
     }
 
     #[test]
-    fn known_clients_carry_their_report() {
+    fn known_clients_keep_two_reports() {
         let (mut gate, now) = open();
         gate.probed(7, 0, probed(OTHER, 1), now);
         gate.reported();
         gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
-        let known = |gate: &Gate| -> Vec<(IpAddr, Option<u64>)> {
+        let known = |gate: &Gate| -> Vec<(IpAddr, [Option<u64>; 2])> {
             gate.known(7, 0).iter().map(|known| (known.client, known.arrived)).collect()
         };
-        assert_eq!(known(&gate), [(CLIENT, Some(1)), (OTHER, None)]);
+        let reports = [Some(0), Some(1)];
+        assert_eq!(known(&gate), [(CLIENT, reports), (OTHER, [None; 2])]);
+        gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
+        assert_eq!(known(&gate)[0], (CLIENT, reports), "the same report again");
         gate.judge(now + WITNESS_KEPT, || false);
-        assert_eq!(known(&gate), [(CLIENT, Some(1))], "a silent client is forgotten");
+        assert_eq!(known(&gate), [(CLIENT, reports)], "a silent client is forgotten");
     }
 
     #[test]
