@@ -122,13 +122,24 @@ fn server_health_decides_after_hold() {
         },
         "control": {"socket": path.join("control.sock")},
         "xdp": {"enabled": false},
+        // On a busy machine a check may take long, which is not what this test calls ill.
+        "request_timeout": "60s",
     });
     let mut server = Server::start(None, folder, free_address(), &extra).unwrap();
     let own = tempfile::tempdir().unwrap();
     let start = || Publisher::new(own.path(), &path.join("config.json"));
     let mut publisher = start();
     let all: BTreeSet<IpAddr> = (0..3).map(instance).collect();
-    assert_eq!(publisher.read(), (all.clone(), None));
+    wait_until("the control socket", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
+    // Instances are unknown, so possibly on hold, until their first check. An instance's second
+    // check begins after the result of the first.
+    wait_until("two checks of each instance", LIMIT, || {
+        let hits = fleet.hits();
+        all.iter().all(|ip| hits.iter().filter(|hit| hit.ip == *ip).count() > 1)
+    })
+    .unwrap();
+    // Reading the health again ends the hold time of an instance that was unknown before.
+    wait_until("health without problems", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
 
     let failed = Instant::now();
     fleet.says(instance(0), Says::state("failing"));
