@@ -23,8 +23,24 @@ use whole_system_tests::{
 
 /// Modules needed unless they are built in: the interface, the server's attachment to it, and those
 /// of the set-ups in `tests/src/bin/vm-init/set_ups.rs`.
-const MODULES: [&str; 10] =
-    ["veth", "sch_ingress", "cls_bpf", "xfrm_user", "esp4", "authenc", "echainiv", "vrf", "bridge", "8021q"];
+///
+/// Debian's 6.1 has `drbg` in a module, the random numbers that `echainiv` needs; it uses
+/// HMAC-SHA-512. The kernel looks for algorithms by name, so they are no dependencies of the
+/// modules. `drbg` works without `jitterentropy_rng`, which rejects the virtual clock.
+const MODULES: [&str; 12] = [
+    "veth",
+    "sch_ingress",
+    "cls_bpf",
+    "xfrm_user",
+    "esp4",
+    "authenc",
+    "sha512_generic",
+    "drbg",
+    "echainiv",
+    "vrf",
+    "bridge",
+    "8021q",
+];
 
 /// Time limit of a virtual machine. It is emulated: about a minute on an idle host, many times that
 /// on a busy one.
