@@ -131,14 +131,14 @@ fn server_health_decides_after_hold() {
     let mut publisher = start();
     let all: BTreeSet<IpAddr> = (0..3).map(instance).collect();
     wait_until("the control socket", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
-    // Instances are unknown, so possibly on hold, until their first check. An instance's second
-    // check begins after the result of the first.
+    // A failed first check would begin a hold time early. An instance's second check begins after
+    // the result of the first.
     wait_until("two checks of each instance", LIMIT, || {
         let hits = fleet.hits();
         all.iter().all(|ip| hits.iter().filter(|hit| hit.ip == *ip).count() > 1)
     })
     .unwrap();
-    // Reading the health again ends the hold time of an instance that was unknown before.
+    // Reading the health again ends such a hold time.
     wait_until("health without problems", LIMIT, || publisher.read() == (all.clone(), None)).unwrap();
 
     let failed = Instant::now();
