@@ -117,6 +117,34 @@ fn inspection_creates_no_legacy_tables() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn nat_before_bridge_refuses_it() -> Result<()> {
+    requires!(namespaces);
+    let rules = [
+        (
+            &["iptables-legacy-restore", "--noflush"][..],
+            "*nat\n-A PREROUTING -d 8.8.8.8 -p udp --dport 53 -j DNAT --to-destination 169.254.0.2\nCOMMIT\n",
+        ),
+        (
+            &["nft", "-f", "-"],
+            "table ip t {\n chain c {\n type nat hook prerouting priority dstnat;\n ip daddr 8.8.8.8 udp dport 53 dnat to 169.254.0.2\n }\n}\n",
+        ),
+    ];
+    for (loader, rules) in rules {
+        let host = host()?;
+        host.ip(&["link", "add", "br0", "type", "bridge"])?;
+        let found = |interface| {
+            host.run(|| dns_fastpath::filter_objection(interface, client_of(interface), v4()))?
+                .map_err(anyhow::Error::from)
+        };
+        ensure!(found("br0")?.is_none(), "without rules");
+        feed(&host, loader, rules)?;
+        ensure!(found("br0")?.is_some(), "{}", loader[0]);
+        ensure!(found("s-010255010002")?.is_none(), "a container's interface sees the original address");
+    }
+    Ok(())
+}
+
 /// Interfaces of the rule sets.
 const INTERFACES: [&str; 4] = ["s-010255010002", "s-010255010003", "eth0", "lo"];
 

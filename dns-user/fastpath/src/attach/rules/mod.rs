@@ -52,6 +52,11 @@ pub(crate) enum Objection {
     /// NAT redirects local queries for other addresses to us.
     #[error("NAT at OUTPUT redirects local queries for other addresses to the server")]
     LocalNat,
+    /// NAT redirects queries for other addresses to us before they reach a bridge.
+    #[error(
+        "NAT at PREROUTING redirects queries for other addresses to the server before they reach the bridge"
+    )]
+    BridgedNat,
     /// The packet filter would drop a reply of the program on `lo`.
     #[error("INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow")]
     LocalRepliesHeld,
@@ -99,6 +104,9 @@ impl Rules {
         if device.ifindex == LOOPBACK_IFINDEX {
             return self.objection_on_lo(device, endpoint);
         }
+        if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
+            return Some(Objection::BridgedNat);
+        }
         let query = self.way_in(&mut Packet::query(device, client, endpoint));
         if query.is_limited() {
             return Some(Objection::Limited);
@@ -112,7 +120,7 @@ impl Rules {
 
     /// Like [`Self::objection`], for `lo`.
     fn objection_on_lo(&self, lo: &Device, endpoint: SocketAddr) -> Option<Objection> {
-        if xtables::leads_to(&self.legacy, endpoint) || self.nft.leads_to(endpoint) {
+        if self.nat_leads_to(OUTPUT, endpoint) {
             return Some(Objection::LocalNat);
         }
         let out = self.way_out(&mut Packet::local_query(lo, endpoint), true);
@@ -130,6 +138,12 @@ impl Rules {
         }
         let given = self.way_in(&mut Packet::local_reply_in(lo, endpoint));
         (given.is_held() || given.is_limited()).then_some(Objection::LocalRepliesHeld)
+    }
+
+    /// Returns whether NAT at `hook` may redirect queries for other addresses to the endpoint. The
+    /// program sees them with the new address, and its reply would not be translated back.
+    fn nat_leads_to(&self, hook: usize, endpoint: SocketAddr) -> bool {
+        xtables::leads_to(&self.legacy, hook, endpoint) || self.nft.leads_to(hook, endpoint)
     }
 
     /// Returns the possible fates of a packet on its way to our sockets.

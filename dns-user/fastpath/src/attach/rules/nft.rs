@@ -7,7 +7,6 @@ use super::{
     expressions::{Expression, Machine, Verdict, expressions},
     packet::{Device, Packet},
     walk::{Action, Chains, Ends, Meets, walk},
-    xtables::OUTPUT,
 };
 use crate::attach::netlink::{Attributes, Socket};
 
@@ -169,11 +168,10 @@ impl Ruleset {
         ends
     }
 
-    /// Returns whether a NAT rule at OUTPUT may redirect local queries for other addresses to
-    /// `endpoint`.
-    pub(super) fn leads_to(&self, endpoint: SocketAddr) -> bool {
+    /// Returns whether a NAT rule at `hook` may redirect queries for other addresses to `endpoint`.
+    pub(super) fn leads_to(&self, hook: usize, endpoint: SocketAddr) -> bool {
         let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
-            chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(OUTPUT))
+            chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(hook))
         });
         let mut chains: Vec<usize> = starts.map(|(index, _)| index).collect();
         let mut next = 0;

@@ -10,13 +10,18 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) ifindex: u32,
     pub(crate) layer: u16,
+    /// Whether packets may have passed PREROUTING before they reach this interface: with
+    /// br_netfilter, a bridge passes on what its ports received only after that.
+    pub(crate) is_bridge: bool,
 }
 
 impl Device {
     /// Returns the device for an interface listed by the kernel.
     pub(crate) fn of(link: &Link) -> Self {
-        let Link { name, ifindex, layer, .. } = link;
-        Self { name: name.clone(), ifindex: *ifindex, layer: *layer }
+        let Link { name, ifindex, layer, kind, .. } = link;
+        // A VLAN may belong to a bridge.
+        let is_bridge = matches!(kind.as_deref(), Some("bridge" | "vlan"));
+        Self { name: name.clone(), ifindex: *ifindex, layer: *layer, is_bridge }
     }
 }
 

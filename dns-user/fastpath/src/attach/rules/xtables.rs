@@ -73,11 +73,10 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat:
     ends
 }
 
-/// Returns whether a nat rule at OUTPUT may redirect local queries for other addresses to
-/// `endpoint`.
-pub(super) fn leads_to(tables: &[Table], endpoint: SocketAddr) -> bool {
+/// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`.
+pub(super) fn leads_to(tables: &[Table], hook: usize, endpoint: SocketAddr) -> bool {
     let nat = tables.iter().filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
-    nat.filter_map(|table| Some((table, table.hooks[OUTPUT]?))).any(|(table, start)| {
+    nat.filter_map(|table| Some((table, table.hooks[hook]?))).any(|(table, start)| {
         let (mut chains, mut next) = (vec![start], 0);
         while let Some(&chain) = chains.get(next) {
             next += 1;
