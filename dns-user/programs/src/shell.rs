@@ -2,6 +2,7 @@
 //! and errors.
 
 use std::{
+    ffi::OsString,
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
@@ -9,6 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap_complete::Shell;
+use dns_core::terminal;
 
 /// Arguments of the subcommand `man`.
 #[derive(Debug, clap::Args)]
@@ -59,10 +61,30 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Parses the arguments of this process. Prints help and errors, and exits after that.
+pub fn parse<C: clap::Parser>() -> C {
+    C::try_parse().unwrap_or_else(|error| {
+        print_parse_error(&error, std::env::args_os());
+        std::process::exit(error.exit_code())
+    })
+}
+
+/// Prints help, or what is wrong with these arguments. The error may repeat one of them, so control
+/// characters are escaped.
+pub fn print_parse_error(error: &clap::Error, arguments: impl IntoIterator<Item = OsString>) {
+    let is_active = |argument: OsString| argument.to_string_lossy().contains(terminal::is_active);
+    if error.use_stderr() && arguments.into_iter().any(is_active) {
+        eprint!("{}", terminal::lines(&error.render().to_string()));
+    } else {
+        // If this cannot be printed, nothing else can be done.
+        let _ = error.print();
+    }
+}
+
 /// Prints the error that ends a program, and returns its exit code. Other machines may have written
 /// parts of the text, so control characters are escaped.
 pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
-    eprintln!("{program}: {}", dns_core::terminal::lines(&format!("{error:#}")));
+    eprintln!("{program}: {}", terminal::lines(&format!("{error:#}")));
     ExitCode::FAILURE
 }
 

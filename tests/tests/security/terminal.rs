@@ -56,6 +56,8 @@ fn commands() {
         &["check"],
         &["check", "--json"],
         &["log", "--tag", HOSTILE, "--level", "debug"],
+        &["status", HOSTILE],
+        &[HOSTILE],
     ] {
         stripped(arguments, &server);
     }

@@ -115,7 +115,7 @@ impl Colour {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { config, command } = CommandLine::parse();
+    let CommandLine { config, command } = shell::parse::<CommandLine>();
     let bars = MultiProgress::new();
     start_logs(&bars);
     match execute(config, command, &bars) {

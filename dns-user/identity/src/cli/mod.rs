@@ -96,7 +96,7 @@ struct Status {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = CommandLine::parse();
+    let CommandLine { command } = shell::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info".into());
     let colours = io::stderr().is_terminal();

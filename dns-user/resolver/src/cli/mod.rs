@@ -109,12 +109,11 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     let (arguments, ignored) = arguments(given);
-    let matches = manual::grouped(Cli::command()).try_get_matches_from(arguments);
+    let matches = manual::grouped(Cli::command()).try_get_matches_from(&arguments);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // If this cannot be printed, nothing else can be done.
-            let _ = error.print();
+            dns_programs::shell::print_parse_error(&error, arguments);
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };

@@ -10,7 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{Router, body::Body, response::Response, serve::Listener};
+use axum::{
+    Router,
+    body::Body,
+    http::{StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse as _, Response},
+    serve::Listener,
+};
 use bytes::Bytes;
 use hyper::{
     body::{Body as _, Frame, SizeHint},
@@ -33,9 +39,16 @@ const MAX_CONNECTIONS: usize = 64;
 /// interval of Prometheus.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
 
-/// Maximum bytes of unread responses per port. A further response closes the connections that have
-/// been waiting longest, so a single larger response is still sent.
+/// Maximum bytes of unread responses per port. A further response closes connections that have
+/// stalled; if that is not enough, it is refused with status 503, so that clients that read are never
+/// cut off. A single larger response is still sent.
 const MAX_WAITING: usize = 16 << 20;
+
+/// Time without progress after which a response counts as stalled.
+const STALLED: Duration = Duration::from_secs(1);
+
+/// Size up to which a response is always sent.
+const SMALL: usize = 64 << 10;
 
 /// Size of the parts in which a body is handed to the connection.
 const PART: usize = 16 << 10;
@@ -115,28 +128,36 @@ struct Waiting {
 impl Responses {
     /// Counts the body of a response until its client has taken it.
     fn count(&self, response: Response, close: Arc<Notify>) -> Response {
-        response.map(|body| {
-            let bytes = body.size_hint().lower() as usize;
-            let place = self.admit(bytes, close);
-            Body::new(CountedBody { body, rest: Bytes::new(), place })
-        })
+        let bytes = response.body().size_hint().lower() as usize;
+        match self.admit(bytes, close, Instant::now()) {
+            Some(place) => response.map(|body| Body::new(CountedBody { body, rest: Bytes::new(), place })),
+            None => {
+                let text = "other clients leave too much unread; try again in a second\n";
+                (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], text).into_response()
+            }
+        }
     }
 
-    fn admit(&self, bytes: usize, close: Arc<Notify>) -> Place {
+    /// Admits a response of `bytes` bytes; `None` if it must be refused.
+    fn admit(&self, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
         let mut waiting = self.0.lock();
         let mut total: usize = waiting.iter().map(|waiting| waiting.bytes).sum();
         waiting.sort_by_key(|waiting| waiting.progress);
         waiting.retain(|waiting| {
-            let is_closed = total + bytes > MAX_WAITING && waiting.bytes > 0;
+            let is_stalled = now.saturating_duration_since(waiting.progress) >= STALLED;
+            let is_closed = total + bytes > MAX_WAITING && waiting.bytes > 0 && is_stalled;
             if is_closed {
                 total -= waiting.bytes;
                 waiting.close.notify_one();
             }
             !is_closed
         });
+        if total > 0 && total + bytes > MAX_WAITING && bytes > SMALL {
+            return None;
+        }
         let number = waiting.iter().map(|waiting| waiting.number + 1).max().unwrap_or(0);
-        waiting.push(Waiting { number, bytes, progress: Instant::now(), close });
-        Place { responses: self.clone(), number }
+        waiting.push(Waiting { number, bytes, progress: now, close });
+        Some(Place { responses: self.clone(), number })
     }
 }
 
@@ -242,18 +263,73 @@ mod tests {
         let read = tokio::select! { () = served => unreachable!("it never ends"), read = client => read };
         assert!(read < 64 << 20, "{read}");
     }
+
     #[test]
-    fn stalled_responses_are_closed_first() {
-        let responses = Responses::default();
+    fn stalled_responses_are_closed() {
+        let (responses, begin) = (Responses::default(), Instant::now());
         let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
         let closed = |index: usize| closes[index].notified().now_or_never().is_some();
-        let places: Vec<_> =
-            (0..4).map(|index| responses.admit(MAX_WAITING / 4, closes[index].clone())).collect();
-        assert!((0..4).all(|index| !closed(index)), "they fit");
-        places[0].progress(MAX_WAITING / 8);
-        let _large = responses.admit(MAX_WAITING / 2, closes[4].clone());
+        let admit = |index: usize, bytes, now| responses.admit(bytes, closes[index].clone(), now);
+        let places: Vec<_> = (0..4).map(|index| admit(index, MAX_WAITING / 4, begin).unwrap()).collect();
+        assert!(admit(4, MAX_WAITING / 2, begin).is_none(), "all of them may still read");
+        assert!(admit(4, SMALL, begin).is_some());
+        assert!((0..4).all(|index| !closed(index)));
+
+        let later = begin + STALLED;
+        responses.0.lock()[0].progress = later;
+        assert!(admit(4, MAX_WAITING / 2, later).is_some());
         assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
         drop(places);
-        assert_eq!(responses.0.lock().len(), 1);
+        assert_eq!(responses.0.lock().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn reader_survives_silent_clients() {
+        const BODY: usize = 4 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", get(|| async { vec![b'x'; BODY] }));
+        let served =
+            serve_within(listener, |_: &TcpStream| router.clone(), std::future::pending(), WRITE_TIMEOUT);
+        let request = async || {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+            client
+        };
+        // Twelve at a time, renewed for as long as the reader reads.
+        let silent = async {
+            let mut silent = VecDeque::new();
+            loop {
+                silent.push_back(request().await);
+                if silent.len() > 12 {
+                    silent.pop_front();
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let reader = async {
+            loop {
+                let (mut client, mut part, mut read) = (request().await, vec![0; PART], Vec::new());
+                loop {
+                    let count = client.read(&mut part).await.unwrap();
+                    if count == 0 {
+                        break;
+                    }
+                    read.extend_from_slice(&part[..count]);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                if read.starts_with(b"HTTP/1.1 200") {
+                    return read.len();
+                }
+                assert!(read.starts_with(b"HTTP/1.1 503"), "{}", read.len());
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let read = tokio::select! {
+            () = served => unreachable!("it never ends"),
+            () = silent => unreachable!("it never ends"),
+            read = reader => read,
+        };
+        assert!(read > BODY, "cut off after {read} bytes");
     }
 }

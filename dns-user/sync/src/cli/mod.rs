@@ -101,7 +101,7 @@ struct NatsConfig {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = CommandLine::parse();
+    let CommandLine { command } = shell::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
     let colours = io::stderr().is_terminal();
