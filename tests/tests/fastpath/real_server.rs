@@ -415,6 +415,28 @@ fn detach_cleans_up_killed_server() -> Result<()> {
     Ok(())
 }
 
+/// `detach` is also what the package's `prerm` calls, as root.
+#[test]
+fn detach_spares_links_of_others() -> Result<()> {
+    requires!(namespaces, bpf);
+    let mut running = Running::start("removed", json!({"lease": "60s"}))?;
+    let other = Running::start("other", json!({}))?;
+    running.server.process().kill(Duration::from_secs(5))?;
+    let pins = running.bpffs.links();
+    let links = pins.first().and_then(|pin| pin.parent()).context("pins are in a folder")?;
+    for (number, foreign) in other.bpffs.links().iter().enumerate() {
+        symlink(foreign, links.join(format!("{}-tcx", number + 90)))?;
+    }
+    running.detach()?;
+    ensure!(running.ask(SHORT)?.is_none(), "its own programs are gone");
+    let before = other.fast_path_replies()?;
+    for _ in 0..20 {
+        ensure!(other.ask(PATIENCE)? == Some(published()));
+    }
+    ensure!(other.fast_path_replies()? > before, "the other server's programs are still attached");
+    Ok(())
+}
+
 #[test]
 fn hash_collision_is_logged() -> Result<()> {
     requires!(namespaces, bpf);
