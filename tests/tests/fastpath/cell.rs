@@ -224,7 +224,12 @@ fn containers_are_created_undisturbed() -> Result<()> {
         let given = Ground::replies(&after, number) - Ground::replies(&before, number);
         let times = times(number) as u64;
         // A query or two may be probes.
-        ensure!((times.saturating_sub(2)..=times).contains(&given), "{number}: {given} of {times}");
+        ensure!(
+            (times.saturating_sub(2)..=times).contains(&given),
+            "{number}: {given} of {times}: {:?}\n{}",
+            gated.states(&ground.host)?.get(&Cell::interface(number)),
+            gated.server.log()
+        );
     }
 
     // Containers are removed while others are created; nothing remains of them.
@@ -245,8 +250,8 @@ fn containers_are_created_undisturbed() -> Result<()> {
     Ok(())
 }
 
-/// Checks that after each attach a pause follows in which the RTNL lock is left to others: 19 times
-/// as long, at most a second.
+/// Checks that pauses in which the RTNL lock is left to others follow the attaches: 19 times as long,
+/// at most a second each.
 fn attaches_pause(log: &str) -> Result<()> {
     let mut attached = Vec::new();
     for line in log.lines().filter(|line| line.contains("program attached")) {
@@ -255,15 +260,19 @@ fn attaches_pause(log: &str) -> Result<()> {
         attached.push((time_of_day(line)?, took));
     }
     ensure!(attached.len() >= CONTAINERS, "{} lines", attached.len());
+    // A line is written some time after its attach on a busy machine, so the sums are compared.
+    let (mut paused, mut least) = (Duration::ZERO, Duration::ZERO);
     for pair in attached.windows(2) {
         let [(before, took), (after, took_next)] = pair else { continue };
-        let pause = after.saturating_sub(*before).saturating_sub(*took_next);
-        // The line is written a moment after the attach.
-        let least = (*took * 19).min(Duration::from_secs(1)).saturating_sub(Duration::from_millis(2));
-        ensure!(pause >= least || after < before, "a pause of {pause:?} after {took:?}");
+        // At midnight the time of day restarts.
+        if after >= before {
+            paused += after.saturating_sub(*before).saturating_sub(*took_next);
+            least += (*took * 19).min(Duration::from_secs(1));
+        }
     }
     let held: Duration = attached.iter().map(|(_, took)| *took).sum();
-    println!("{} attaches took {held:?} in all", attached.len());
+    println!("{} attaches took {held:?} in all, with pauses of {paused:?}", attached.len());
+    ensure!(paused * 100 >= least * 99, "pauses of {paused:?} instead of {least:?}");
     Ok(())
 }
 
