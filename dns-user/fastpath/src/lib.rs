@@ -470,7 +470,10 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
     let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
     let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
     let mut detached = Detached { folder: pins.folder().to_path_buf(), ..Detached::default() };
-    for link in pins.pinned_links() {
+    // Its pins belong to xdp.attach_user, which may detach any link itself.
+    let attacher =
+        config.attach_user.as_deref().and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
+    for link in pins.pinned_links(attacher.map(|user| user.uid)) {
         attachment::drop_predecessor(link);
         detached.links += 1;
     }

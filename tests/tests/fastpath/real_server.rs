@@ -401,8 +401,18 @@ fn running_server_reattaches_after_detach() -> Result<()> {
 
 #[test]
 fn detach_cleans_up_killed_server() -> Result<()> {
+    cleans_up("gone", json!({"lease": "60s"}))
+}
+
+#[test]
+fn detach_removes_pins_of_attach_user() -> Result<()> {
+    cleans_up("theirs", json!({"lease": "60s", "attach_user": "daemon"}))
+}
+
+/// Kills a server and requires that `detach`, as root, removes its programs.
+fn cleans_up(label: &str, xdp: Value) -> Result<()> {
     requires!(namespaces, bpf);
-    let mut running = Running::start("gone", json!({"lease": "60s"}))?;
+    let mut running = Running::start(label, xdp)?;
     running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
     // Links of lo and srv.
@@ -424,10 +434,12 @@ fn detach_spares_links_of_others() -> Result<()> {
     running.server.process().kill(Duration::from_secs(5))?;
     let pins = running.bpffs.links();
     let links = pins.first().and_then(|pin| pin.parent()).context("pins are in a folder")?;
-    for (number, foreign) in other.bpffs.links().iter().enumerate() {
+    let foreign = other.bpffs.links();
+    ensure!(foreign.len() == 2, "{foreign:?}");
+    for (number, foreign) in foreign.iter().enumerate() {
         symlink(foreign, links.join(format!("{}-tcx", number + 90)))?;
     }
-    running.detach()?;
+    assert_eq!(running.detach()?["links"], 2);
     ensure!(running.ask(SHORT)?.is_none(), "its own programs are gone");
     let before = other.fast_path_replies()?;
     for _ in 0..20 {

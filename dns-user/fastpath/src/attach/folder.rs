@@ -70,15 +70,16 @@ impl Folder {
         bpf::pin(object, &self.place(name)).map_err(|error| in_file(&self.path.join(name), error))
     }
 
-    /// Opens an object pinned by root or by this process's user.
-    pub(super) fn get(&self, name: &str) -> io::Result<OwnedFd> {
+    /// Opens an object pinned by root, by this process's user or by `attacher`.
+    pub(super) fn get(&self, name: &str, attacher: Option<Uid>) -> io::Result<OwnedFd> {
         let path = self.path.join(name);
         let handle = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let pin = openat(&self.opened, name, handle, Mode::empty())?;
         let found = fstat(&pin)?;
         let owner = Uid::from_raw(found.st_uid);
         let is_file = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
-        if !is_file || !(owner.is_root() || owner == Uid::effective()) {
+        let is_trusted = owner.is_root() || owner == Uid::effective() || Some(owner) == attacher;
+        if !is_file || !is_trusted {
             return Err(in_file(
                 &path,
                 io::Error::other(format!("is not a pin of this program (owner {owner})")),
@@ -152,7 +153,7 @@ mod tests {
         }
         let folder = Folder::make(&real.join("a/b")).unwrap();
         symlink(real.join("elsewhere/NAMES"), real.join("a/b/NAMES")).unwrap();
-        let error = folder.get("NAMES").unwrap_err();
+        let error = folder.get("NAMES", None).unwrap_err();
         assert!(error.to_string().contains("not a pin of this program"), "{error}");
         // Removes the link, not its target.
         folder.remove("NAMES").unwrap();

@@ -30,7 +30,7 @@ use nix::{
         stat::{Mode, SFlag, fstat},
         statfs::{BPF_FS_MAGIC, fstatfs, statfs},
     },
-    unistd::fchownat,
+    unistd::{Uid, fchownat},
 };
 
 use super::folder::{Folder, in_file};
@@ -83,8 +83,9 @@ impl Pins {
         &self.folder
     }
 
-    /// Returns the links pinned here, except those that cannot be opened.
-    pub(crate) fn pinned_links(&self) -> Vec<PinnedLink> {
+    /// Returns the links pinned here by root, this process's user or `attacher`, except those that
+    /// cannot be opened.
+    pub(crate) fn pinned_links(&self, attacher: Option<Uid>) -> Vec<PinnedLink> {
         let links = match Folder::open(&self.links()) {
             Ok(links) => links,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
@@ -96,7 +97,7 @@ impl Pins {
         let open = |name: String| {
             let (ifindex, kind) = parse_link_name(&name)?;
             let fd = links
-                .get(&name)
+                .get(&name, attacher)
                 .inspect_err(
                     |error| tracing::warn!(%error, "cannot open a pinned link of the predecessor: its program is not taken over"),
                 )
@@ -209,7 +210,7 @@ impl Pins {
 
     /// Opens the map pinned by this name.
     fn map(&self, name: &str) -> io::Result<OwnedFd> {
-        Folder::open(&self.maps())?.get(name)
+        Folder::open(&self.maps())?.get(name, None)
     }
 }
 

@@ -61,7 +61,7 @@ impl Loaded {
         if let Some(pins) = &pins {
             pins.end_forwarded_answers();
         }
-        let predecessor = pins.as_ref().map(Pins::pinned_links).unwrap_or_default();
+        let predecessor = pins.as_ref().map(|pins| pins.pinned_links(None)).unwrap_or_default();
         if !predecessor.is_empty() {
             tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
         }
@@ -206,7 +206,7 @@ impl Installed {
         if on_stop == OnStop::Detach
             && let Some(pins) = pins
             // The pinned links are a predecessor's if this server ended before it took over.
-            && (kept_maps.are_pinned() || pins.pinned_links().is_empty())
+            && (kept_maps.are_pinned() || pins.pinned_links(None).is_empty())
             && let Err(error) = pins.remove()
         {
             tracing::warn!(%error, "cannot remove the pinned maps");
