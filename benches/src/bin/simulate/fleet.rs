@@ -110,7 +110,7 @@ impl Fleet {
         Ok(Self { versions, connections, fetched, sample: sample.collect::<Result<_>>()? })
     }
 
-    /// Returns whether all agents have a version, the sample in their files.
+    /// Returns whether all agents have a version. A sampled process counts by the file that it wrote.
     pub(super) fn all_have(&self, version: u64) -> bool {
         let Self { versions, sample, .. } = self;
         versions.iter().all(|has| has.lock().version >= version)
