@@ -29,7 +29,7 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 
 /// Number of server reports in which a noticed probe may arrive: a server that was stopped, or
 /// starved of CPU time, reports again before it has read its sockets.
-const PROBE_REPORTS: u64 = FRESH_REPORTS;
+const PROBE_REPORTS: u64 = 3;
 
 /// Maximum number of outstanding probes per door; the program passes one per second.
 const MOST_PENDING: usize = 8;
@@ -45,10 +45,6 @@ const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
 /// Maximum number of witnesses per door.
 const MOST_WITNESSES: usize = 16;
-
-/// Number of server reports after which an arriving query was certainly sent after an event: the
-/// first one counts queries from before it, and a starved server reads its sockets late.
-pub(super) const FRESH_REPORTS: u64 = 3;
 
 /// Maximum number of clients per door for which rules are checked.
 const MOST_KNOWN: usize = 8;
@@ -91,8 +87,8 @@ struct Door {
     since: Option<Instant>,
     /// Recent clients and their time, to explain lost probes.
     clients: Vec<(IpAddr, Instant)>,
-    /// Clients seen so far, at most [`MOST_KNOWN`].
-    known: Vec<Known>,
+    /// Recent clients, at most [`MOST_KNOWN`], with the time of the last noticed query.
+    known: Vec<(IpAddr, Instant)>,
     /// Whether the last report omitted clients.
     more: bool,
     /// Number of probes noticed so far.
@@ -103,17 +99,6 @@ struct Door {
     lost: Vec<(IpAddr, Instant)>,
     /// Witnesses: clients of lost probes, with the time.
     witnesses: Vec<(IpAddr, Instant)>,
-}
-
-/// A client whose queries came to an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) client: IpAddr,
-    /// Numbers of the last two server reports with its queries, the earlier one first; `None`
-    /// without a report.
-    pub(super) arrived: [Option<u64>; 2],
-    /// Time of its last noticed query.
-    pub(super) seen: Instant,
 }
 
 /// A probe that has not arrived yet.
@@ -149,10 +134,9 @@ impl Gate {
 
     /// Processes a report. Returns whether a door has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
-        let reports = self.reports;
         let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
         door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
-        arrival.clients.iter().for_each(|&client| door.know(client, Some(reports), now));
+        arrival.clients.iter().for_each(|&client| door.know(client, now));
         door.more |= arrival.more;
         door.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
         door.lost.retain(|(client, _)| !arrival.clients.contains(client));
@@ -180,7 +164,7 @@ impl Gate {
             return;
         }
         door.probes = probed.count;
-        door.know(probed.client, None, now);
+        door.know(probed.client, now);
         let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
         let has_arrived =
             door.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
@@ -238,7 +222,7 @@ impl Gate {
         for door in self.doors.values_mut() {
             let is_recent = |since: Instant| now.saturating_duration_since(since) < WITNESS_KEPT;
             door.witnesses.retain(|&(_, since)| is_recent(since));
-            door.known.retain(|known| is_recent(known.seen));
+            door.known.retain(|&(_, seen)| is_recent(seen));
         }
     }
 
@@ -254,13 +238,9 @@ impl Gate {
     }
 
     /// Returns some clients of a door.
-    pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> &[Known] {
-        self.doors.get(&(ifindex, endpoint)).map_or(&[], |door| &door.known)
-    }
-
-    /// Returns the number of the server's reports so far.
-    pub(super) fn reports(&self) -> u64 {
-        self.reports
+    pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> Vec<IpAddr> {
+        let door = self.doors.get(&(ifindex, endpoint));
+        door.map_or(Vec::new(), |door| door.known.iter().map(|&(client, _)| client).collect())
     }
 
     /// Closes the doors of a detached interface; only new evidence opens them.
@@ -302,20 +282,16 @@ pub(crate) enum Waiting {
 }
 
 impl Door {
-    /// Records a client, replacing the oldest one if necessary, and the report with its query.
-    fn know(&mut self, client: IpAddr, arrived: Option<u64>, now: Instant) {
-        if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
-            let [_, last] = known.arrived;
-            if arrived.is_some() && arrived != last {
-                known.arrived = [last, arrived];
-            }
-            known.seen = now;
+    /// Records a client, replacing the oldest one if necessary.
+    fn know(&mut self, client: IpAddr, now: Instant) {
+        if let Some((_, seen)) = self.known.iter_mut().find(|(known, _)| *known == client) {
+            *seen = now;
             return;
         }
         if self.known.len() >= MOST_KNOWN {
             self.known.remove(0);
         }
-        self.known.push(Known { client, arrived: [None, arrived], seen: now });
+        self.known.push((client, now));
     }
 
     /// Records a lost probe of this client.
@@ -422,20 +398,13 @@ mod tests {
     }
 
     #[test]
-    fn known_clients_keep_two_reports() {
+    fn silent_client_is_forgotten() {
         let (mut gate, now) = open();
         gate.probed(7, 0, probed(OTHER, 1), now);
-        gate.reported();
+        assert_eq!(gate.known(7, 0), [CLIENT, OTHER]);
         gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
-        let known = |gate: &Gate| -> Vec<(IpAddr, [Option<u64>; 2])> {
-            gate.known(7, 0).iter().map(|known| (known.client, known.arrived)).collect()
-        };
-        let reports = [Some(0), Some(1)];
-        assert_eq!(known(&gate), [(CLIENT, reports), (OTHER, [None; 2])]);
-        gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
-        assert_eq!(known(&gate)[0], (CLIENT, reports), "the same report again");
         gate.judge(now + WITNESS_KEPT, || false);
-        assert_eq!(known(&gate), [(CLIENT, reports)], "a silent client is forgotten");
+        assert_eq!(gate.known(7, 0), [CLIENT]);
     }
 
     #[test]

@@ -493,7 +493,7 @@ impl Follower {
         refusals.clear();
         let mut wanted = BTreeMap::new();
         if gate.interfaces().next().is_some() {
-            objections.refresh(now, gate.reports());
+            objections.refresh(now);
         }
         for link in links.iter().filter(|link| setting.selection.takes(link)) {
             let mut mask = 0;
@@ -501,7 +501,7 @@ impl Follower {
                 let clients = gate.known(link.ifindex, slot);
                 let objection = match structure::refusal(link, links) {
                     Some(refusal) => Some(refusal.to_owned()),
-                    None => objections.find(link, endpoint, clients),
+                    None => objections.find(link, endpoint, &clients),
                 };
                 match objection {
                     Some(why) => drop(refusals.insert(link.ifindex, why)),
