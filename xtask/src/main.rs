@@ -97,7 +97,7 @@ enum Command {
         /// Compare interfaces with userspace instead; needs root.
         #[arg(long, conflicts_with_all = ["filters", "seconds", "program"])]
         interfaces: bool,
-        /// Compare forwarded answers of interfaces with those of userspace instead.
+        /// Compare forwarded answers of interfaces with userspace's answers instead.
         #[arg(long, conflicts_with_all = ["filters", "seconds", "program", "interfaces"])]
         replies: bool,
         /// Number of packets: for each BPF program 10,000,000, for interfaces 100,000; of replies

@@ -22,7 +22,7 @@ use crate::{
 #[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// The BPF crates: the server's programs, and those of benches and tests.
+/// The BPF crates: the programs of the server, and the programs of benches and tests.
 pub(crate) const PROGRAMS: [&str; 2] = ["dns-ebpf", "benches/programs/ebpf"];
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and the BPF target.

@@ -1,6 +1,7 @@
-//! Parts that `bosh-dns-sync`, `bosh-dns-publish` and `bosh-dns-identity` share.
+//! Parts that `bosh-dns-sync`, `bosh-dns-publish` and `bosh-dns-identity` share; the server uses only
+//! [`shell::print_parse_error`] and [`shell::parse`].
 //!
-//! * [`shell`]: the commands `man` and `completions`, output and errors.
+//! * [`shell`]: the commands `man` and `completions`, output, parsing and errors.
 //! * [`server`]: an HTTP server that idle clients cannot block.
 //! * [`ended`]: the signals that end a program.
 

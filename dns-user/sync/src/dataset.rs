@@ -7,14 +7,10 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
-    fmt,
 };
 
 use dns_core::{canonical::canonical, catalog::RECORD_KEYS};
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{IgnoredAny, SeqAccess, Visitor},
-};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{
     ids::{INSTANCE_GROUP, Ids, LINK},
@@ -213,33 +209,12 @@ impl<'a> Read<'a> {
 pub fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Rows {
-        record_infos: Vec<IdOfRow>,
+        record_infos: Vec<Vec<serde_json::Value>>,
     }
     let rows: Rows = serde_json::from_slice(bytes)?;
-    Ok(rows.record_infos.into_iter().filter_map(|IdOfRow(id)| id).collect())
-}
-
-/// The first column of a row, which is the id of its instance; the other columns are not stored.
-struct IdOfRow(Option<String>);
-
-impl<'de> Deserialize<'de> for IdOfRow {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Columns;
-        impl<'de> Visitor<'de> for Columns {
-            type Value = IdOfRow;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a row")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut row: A) -> Result<IdOfRow, A::Error> {
-                let first: Option<serde_json::Value> = row.next_element()?;
-                while row.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(IdOfRow(first.and_then(|id| id.as_str().map(str::to_owned))))
-            }
-        }
-        deserializer.deserialize_seq(Columns)
-    }
+    // The id is the first of [`RECORD_KEYS`].
+    let id = |row: Vec<serde_json::Value>| row.into_iter().next()?.as_str().map(str::to_owned);
+    Ok(rows.record_infos.into_iter().filter_map(id).collect())
 }
 
 #[cfg(test)]

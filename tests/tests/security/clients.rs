@@ -49,8 +49,8 @@ fn unread() {
     (0..4).for_each(|_| assert_eq!(read_all(&socket), INSTANCES));
     let before = resident(server.pid());
     let silent: Vec<UnixStream> = (0..CLIENTS).map(|_| ask(&socket)).collect();
-    // A client that reads is served as well. While the server is busy with the others' replies, it
-    // may take this client for one of them, and close the connection.
+    // A client that reads is served as well, once the others' responses have stalled; until then the
+    // server refuses it.
     let reader = thread::spawn(move || (0..CLIENTS).any(|_| read_all(&socket) == INSTANCES));
     let mut peak = 0;
     while !reader.is_finished() {

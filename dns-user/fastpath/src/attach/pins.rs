@@ -83,7 +83,7 @@ impl Pins {
         &self.folder
     }
 
-    /// Returns the links pinned here by root, this process's user or `attacher`, except those that
+    /// Returns the links pinned here by root, this process's user or `attacher`. Skips links that
     /// cannot be opened.
     pub(crate) fn pinned_links(&self, attacher: Option<Uid>) -> Vec<PinnedLink> {
         let links = match Folder::open(&self.links()) {

@@ -272,13 +272,12 @@ impl QueryHandler {
         by: By,
         took: Duration,
     ) {
-        let rcode = reply.get(3).map_or(0, |byte| byte & 15);
         stripe.observe(&Observed {
             transport,
             from_v6: !client.ip().to_canonical().is_ipv4(),
             qtype: Some(query.question.qtype),
             dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
-            rcode,
+            rcode: rcode_of(reply),
             by,
             query_len: query.message.len(),
             reply_len: reply.len(),
@@ -288,6 +287,11 @@ impl QueryHandler {
             tell(&self.options.tap, client, transport, query, reply, by, took);
         }
     }
+}
+
+/// Returns the RCODE in a reply's header, without the extension in its OPT; 0 for no reply.
+fn rcode_of(reply: &[u8]) -> u8 {
+    reply.get(3).map_or(0, |byte| byte & 15)
 }
 
 /// Counts a reply to a message without a readable question.
@@ -304,7 +308,7 @@ pub(in crate::server) fn observe_unreadable(
         from_v6: !client.ip().to_canonical().is_ipv4(),
         qtype: None,
         dnssec_ok: false,
-        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        rcode: rcode_of(reply),
         by: By::Nobody,
         query_len: message.len(),
         reply_len: reply.len(),
@@ -326,7 +330,7 @@ fn tell(
     let request = Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
-        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        rcode: rcode_of(reply),
         answers: reply.get(6..8).map_or(0, |count| u16::from_be_bytes([count[0], count[1]])),
         bytes: reply.len(),
         client,
