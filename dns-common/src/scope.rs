@@ -23,7 +23,7 @@ pub const INTERFACES: usize = 2048;
 pub const INTERFACE_TRIES: usize = 16;
 
 /// Number of words in [`Scope::refused_sources`], a power of two.
-pub const SOURCE_WORDS: usize = 1024;
+pub const SOURCE_WORDS: usize = 4096;
 
 /// Index of `lo` in every network namespace (`LOOPBACK_IFINDEX`, kernel 2.6.39).
 pub const LOOPBACK_IFINDEX: u32 = 1;
@@ -40,8 +40,9 @@ pub struct Scope {
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
     /// VLANs whose frames are answered: bit `id` of 4,096.
     pub vlans: [u64; VLAN_WORDS],
-    /// Hashes ([`source_hash`]) of the addresses that the kernel accepts only from this machine:
-    /// local and broadcast addresses. A client whose hash is in the set is answered by userspace.
+    /// Bloom filter, by [`source_hash`], of the addresses that the kernel accepts only from this
+    /// machine: local and broadcast addresses. A client that it contains by chance, one in 20,000
+    /// beside 1,000 such addresses, is answered in userspace.
     pub refused_sources: [u64; SOURCE_WORDS],
     /// Interfaces on which the programs answer.
     pub interfaces: [Interface; INTERFACES],
@@ -122,10 +123,12 @@ impl Scope {
         (tag as usize / 64 % VLAN_WORDS, 1 << (tag % 64))
     }
 
-    /// Returns the word index and bit of a hash in [`Self::refused_sources`].
+    /// Returns the word index and the three bits (some may be equal) of a hash in
+    /// [`Self::refused_sources`]: a single load decides.
     #[inline(always)]
     pub const fn refused_source(hash: u32) -> (usize, u64) {
-        (hash as usize / 64 % SOURCE_WORDS, 1 << (hash % 64))
+        let bits = 1 << (hash % 64) | 1 << (hash / 64 % 64) | 1 << (hash / 4096 % 64);
+        (hash as usize >> 20 & (SOURCE_WORDS - 1), bits)
     }
 }
 
@@ -134,11 +137,12 @@ impl Scope {
 #[inline(always)]
 pub const fn source_hash(words: [u32; 4]) -> u32 {
     let [a, b, c, d] = words;
-    // Fibonacci hashing: the upper bits of products with odd constants.
+    // Products with odd constants carry upwards only, so the upper bits are mixed into the lower ones.
     let sum = a
         .wrapping_mul(0x85eb_ca6b)
         .wrapping_add(b.wrapping_mul(0xc2b2_ae35))
         .wrapping_add(c.wrapping_mul(0x27d4_eb2f))
         .wrapping_add(d.wrapping_mul(0x9e37_79b9));
-    sum >> 16
+    let sum = (sum ^ sum >> 15).wrapping_mul(0x2c1b_3c6d);
+    sum ^ sum >> 16
 }

@@ -235,11 +235,11 @@ fn is_refused_v6(scope: &Scope, source: [u64; 2], on_lo: bool) -> bool {
     !on_lo && is_listed(scope, words)
 }
 
-/// Returns whether the hash of a local or broadcast address equals the sender's.
+/// Returns whether the sender is a local or broadcast address, or by chance seems to be one.
 #[inline(always)]
 fn is_listed(scope: &Scope, source: [u32; 4]) -> bool {
-    let (word, bit) = Scope::refused_source(source_hash(source));
-    scope.refused_sources[word] & bit != 0
+    let (word, bits) = Scope::refused_source(source_hash(source));
+    scope.refused_sources[word] & bits == bits
 }
 
 /// Returns whether frames with this VLAN tag are answered.

@@ -88,8 +88,8 @@ impl ScopePage {
     pub(crate) fn set_refused_sources(&self, addresses: impl Iterator<Item = IpAddr>) {
         let mut words = vec![0_u64; SOURCE_WORDS];
         for address in addresses {
-            let (word, bit) = Scope::refused_source(source_hash(words_of(address)));
-            words[word] |= bit;
+            let (word, bits) = Scope::refused_source(source_hash(words_of(address)));
+            words[word] |= bits;
         }
         for (index, wanted) in words.into_iter().enumerate() {
             let word = self.word(offset_of!(Scope, refused_sources) + index * 8);
@@ -292,6 +292,8 @@ fn words_of(address: IpAddr) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use memmap2::MmapOptions;
 
     use super::*;
@@ -321,6 +323,30 @@ mod tests {
         let slot = page.interface(7).unwrap();
         let mask = page.word(interface_offset(slot) + offset_of!(Interface, endpoints));
         assert_eq!(mask.load(Ordering::Relaxed), 0b101, "the new endpoint is admitted by nobody yet");
+    }
+
+    #[test]
+    fn few_clients_seem_local() {
+        let page = page();
+        // Gateways and broadcast addresses of a dense cell's containers, and their link-local addresses.
+        let network = |number: u32| 0x0af0_0000 + 4 * number;
+        let local = (0..333).flat_map(|number| {
+            let mac = 0x02aa_00ff_fe00_0000 | u64::from(number);
+            let link_local = Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(mac));
+            [1, 3]
+                .map(|last| Ipv4Addr::from_bits(network(number) + last).into())
+                .into_iter()
+                .chain([link_local.into()])
+        });
+        page.set_refused_sources(local);
+        let is_refused = |address: Ipv4Addr| {
+            let (word, bits) = Scope::refused_source(source_hash(words_of(address.into())));
+            page.word(offset_of!(Scope, refused_sources) + word * 8).load(Ordering::Relaxed) & bits == bits
+        };
+        assert!((0..333).all(|number| is_refused(Ipv4Addr::from_bits(network(number) + 3))));
+        let clients = (0..20_000).map(|number| Ipv4Addr::from_bits(network(number) + 2));
+        let refused = clients.filter(|&client| is_refused(client)).count();
+        assert!(refused <= 10, "{refused} of 20,000");
     }
 
     #[test]
