@@ -113,7 +113,12 @@ impl<'a> Cell<'a> {
     /// `ingress` qdisc that redirects to an `ifb` with another.
     pub fn limit(&self, number: usize) -> Result<()> {
         let (name, ifb) = (Self::interface(number), format!("ifb-{number}"));
-        feed(self.host, &["ip", "-batch", "-"], &format!("link add {ifb} type ifb\nlink set {ifb} up\n"))?;
+        let mac = format!("02:cc:00:00:{:02x}:{:02x}", number / 256, number % 256);
+        feed(
+            self.host,
+            &["ip", "-batch", "-"],
+            &format!("link add {ifb} address {mac} type ifb\nlink set {ifb} up\n"),
+        )?;
         let limit = "root tbf rate 100mbit burst 256kb latency 25ms";
         let lines = format!(
             "qdisc add dev {name} {limit}\nqdisc add dev {ifb} {limit}\nqdisc add dev {name} ingress\n\

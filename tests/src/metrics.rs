@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use dns_common::counters::Outcome;
 use dns_platform::metrics::names;
 
 use crate::{namespace::Namespace, process::wait_until};
@@ -34,6 +35,17 @@ impl Metrics {
         let wanted =
             samples.filter(|line| line[family.len()..].starts_with(['{', ' ']) && line.contains(label));
         wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// Returns how much the packets by outcome have grown since `before`, without those that have not.
+    pub fn outcomes_since(&self, before: &Self) -> Vec<(&'static str, u64)> {
+        let count = |metrics: &Self, outcome: Outcome| {
+            metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &format!("outcome=\"{}\"", outcome.label()))
+        };
+        let grown = Outcome::ALL
+            .iter()
+            .map(|&outcome| (outcome.label(), count(self, outcome).saturating_sub(count(before, outcome))));
+        grown.filter(|&(_, count)| count > 0).collect()
     }
 
     /// Returns the number of replies from the BPF program.

@@ -34,8 +34,8 @@ use crate::{
     lab::v4,
 };
 
-/// Timeout of a single query.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Timeout of a single query, longer than a busy machine pauses.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Time limit for many interfaces to be attached, each of which pauses up to a second for others.
 const ALL_ATTACHED: Duration = Duration::from_secs(400);
@@ -226,7 +226,8 @@ fn containers_are_created_undisturbed() -> Result<()> {
         // A query or two may be probes.
         ensure!(
             (times.saturating_sub(2)..=times).contains(&given),
-            "{number}: {given} of {times}: {:?}\n{}",
+            "{number}: {given} of {times}: {:?}\n{:?}\n{}",
+            after.outcomes_since(&before),
             gated.states(&ground.host)?.get(&Cell::interface(number)),
             gated.server.log()
         );
@@ -481,7 +482,7 @@ fn new_containers_lose_no_queries() -> Result<()> {
     let cells = [grounds[0].cell()?, grounds[1].cell()?];
     let gated = Gated::start(&grounds[0].host)?;
     let off = Gated::start_prepared(&grounds[1].host, &json!({"mode": "off"}), |_| {})?;
-    let mut lost = [0; 2];
+    let mut lost = [0_usize; 2];
     for number in 0..FEW {
         for (cell, lost) in cells.iter().zip(&mut lost) {
             cell.connect(number..number + 1)?;
@@ -505,7 +506,10 @@ fn new_containers_lose_no_queries() -> Result<()> {
         }
     }
     println!("lost with the fast path, and without: {lost:?} of {}", FEW * EARLY);
-    ensure!(lost[0] <= lost[1] + 1, "{lost:?}\n{}", gated.server.log());
+    // The kernel drops packets until it has activated a new link, which takes longer on a busy machine.
+    // Both counts vary by chance; their difference exceeds four standard deviations only by a defect.
+    let deviation = ((lost[0] + lost[1] + 1) as f64).sqrt();
+    ensure!(lost[0] as f64 <= lost[1] as f64 + 4.0 * deviation, "{lost:?}\n{}", gated.server.log());
     let hits = Metrics::read(&grounds[0].host)?.fast_path_replies();
     ensure!(hits > 0, "the interfaces answered: {:?}", gated.states(&grounds[0].host)?);
     drop(off);

@@ -84,7 +84,7 @@ impl Spoilt {
         let server =
             Server::start_program(program.clone(), Some(&pair.server), folder, v4(), &settings, |_| {})?;
         let spoilt = Self { server, program, _bpffs: bpffs, pair };
-        wait_until("every interface to be dealt with", Duration::from_secs(120), || {
+        wait_until("every interface to be dealt with", Duration::from_secs(300), || {
             let Ok(status) = spoilt.status() else { return false };
             let interfaces = status["interfaces"].as_array();
             interfaces.is_some_and(|interfaces| {
@@ -250,7 +250,7 @@ fn rejected_programs_are_not_retried() -> Result<()> {
     let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
     let tried = spoilt.refusals("program=dns_xdp_generic");
     spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
-    wait_until("the late interface to be served by the next best hook", Duration::from_secs(60), || {
+    wait_until("the late interface to be served by the next best hook", Duration::from_secs(300), || {
         Metrics::read(&spoilt.pair.server).is_ok_and(|metrics| {
             ["tcx", "clsact"].iter().any(|hook| {
                 let serves = format!("hook=\"{hook}\",interface=\"late\"");
