@@ -6,10 +6,11 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    net::IpAddr,
     path::Path,
     time::{Duration, Instant},
 };
+use test_support::free_address;
 
 use dns_external::{config::Config, runner::Sources};
 use dns_health::HEALTH_NAME;
@@ -36,18 +37,6 @@ kind: FleetName
 metadata: {name: cf, labels: {dnsprovider: etcd}}
 spec: {names: [{name: router.example.org, alias: router.cf.internal, ttl: 60, hold: 2s}]}
 ";
-
-/// Returns a loopback address with a port that is free for TCP and UDP.
-fn free_address() -> SocketAddr {
-    for _ in 0..100 {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        if UdpSocket::bind(address).is_ok() {
-            return address;
-        }
-    }
-    panic!("no port is free");
-}
 
 /// The publisher's sources, polled repeatedly.
 struct Publisher {

@@ -1,6 +1,7 @@
 //! Publishing to CoreDNS's keys in a real etcd.
 
 use std::{net::SocketAddr, path::Path, process::Command, time::Instant};
+use test_support::free_address;
 
 use dns_external::{
     engine::{Engine, Report},
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::{
     name_server::{names, quiet, record, wish},
-    process::{Server, free_address, run},
+    process::{Server, run},
 };
 
 /// A running etcd of one member.

@@ -8,6 +8,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use test_support::free_address;
 
 use dns_external::{
     engine::Engine,
@@ -21,7 +22,7 @@ use dns_external::{
 };
 use tempfile::TempDir;
 
-use crate::process::{Server, free_address};
+use crate::process::Server;
 
 /// Secret of every key: any 64 octets do for all algorithms.
 pub(crate) const SECRET: &str =

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -43,18 +43,6 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Returns a loopback address with a port that is free for TCP and UDP.
-pub(crate) fn free_address() -> SocketAddr {
-    for _ in 0..100 {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        if UdpSocket::bind(address).is_ok() {
-            return address;
-        }
-    }
-    panic!("no port is free");
 }
 
 /// Runs a command to its end, feeding it `input`; returns its output.

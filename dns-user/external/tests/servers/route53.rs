@@ -1,6 +1,7 @@
 //! Publishing to Route 53: to moto, and to a strict double.
 
 use std::{process::Command, time::Duration};
+use test_support::free_address;
 
 use dns_external::{
     engine::{Engine, Report},
@@ -15,7 +16,7 @@ use dns_external::{
 
 use crate::{
     name_server::{names, quiet, record, wish},
-    process::{Server, free_address, run},
+    process::{Server, run},
     route53_double::{Double, KEY_ID, SECRET},
 };
 

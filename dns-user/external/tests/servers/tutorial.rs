@@ -5,13 +5,12 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
+use test_support::free_address;
 
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-
-use crate::process::free_address;
 
 /// A step of the tutorial.
 #[derive(Debug)]

@@ -9,13 +9,14 @@ use std::{
     thread,
     time::Duration,
 };
+use test_support::free_address;
 
 use dns_identity::folder::read_pair;
 use tempfile::TempDir;
 
 use crate::{
     authorities::TestAuthority,
-    program::{Running, assert_hidden, free_address, get, program, until},
+    program::{Running, assert_hidden, get, program, until},
     rotator::{matches, memory},
     tools::{not_run, openssl, text},
 };

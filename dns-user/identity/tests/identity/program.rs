@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Output},
     thread,
     time::{Duration, Instant},
 };
+use test_support::free_address;
 
 use dns_identity::{
     control::{self, Command as Order, Reply},
@@ -73,11 +74,6 @@ pub(crate) fn assert_hidden(log: &Path, secrets: &[impl AsRef<str>]) {
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with("-----")) {
         assert!(!log.contains(line), "a secret is in the log");
     }
-}
-
-/// Returns a port that was free when checked.
-pub(crate) fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// Body of a GET by HTTP/1.0.

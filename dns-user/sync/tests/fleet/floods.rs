@@ -6,6 +6,7 @@ use std::{
     process::Command,
     time::{Duration, Instant},
 };
+use test_support::free_address;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -14,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
 use crate::{
-    lab::{Lab, PATIENCE, free_port},
+    lab::{Lab, PATIENCE},
     process::{Kept, capture, wait_until},
     speaker::Speaker,
 };
@@ -55,7 +56,7 @@ fn idle_connections_are_evicted() -> Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(2048.min(hard)), hard)?;
     let lab = Lab::new(1)?;
-    let [metrics, api] = [free_port()?, free_port()?].map(|port| format!("127.0.0.1:{port}"));
+    let [metrics, api] = [free_address(), free_address()].map(|address| address.to_string());
     let _agent = lab.agent("a0", &[])?;
     let _publisher = lab.watch(&["--metrics", &metrics, "--api", &api])?;
     lab.wait_for("a0", 1)?;

@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     fs,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
 };
+use test_support::free_address;
 
 use crate::process::{Kept, capture, wait_until};
 use anyhow::{Context, Result, ensure};
@@ -39,11 +40,6 @@ pub(crate) struct Lab {
 /// Replaces the wall clock of a process, and no other clock, by the file `clock`.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
-/// Returns a free port.
-pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 impl Lab {
     /// Creates a fleet of `agents` agents `a0`, `a1`..., with a folder as its blobstore.
     pub(crate) fn new(agents: usize) -> Result<Self> {
@@ -58,7 +54,7 @@ impl Lab {
         let blobs = path.join("blobs");
         fs::create_dir(&blobs)?;
         let blobstore = vec!["--blobstore".to_owned(), format!("file://{}", blobs.display())];
-        let nats_port = free_port()?;
+        let nats_port = free_address().port();
         let mut lab = Self {
             nats: None,
             nats_port,

@@ -1,13 +1,14 @@
 //! nginx as the blobstore: WebDAV with basic authentication, links signed and checked by njs.
 
 use std::{fs, net::TcpStream, process::Command};
+use test_support::free_address;
 
 use crate::process::{Kept, capture, wait_until};
 use anyhow::{Context, Result, ensure};
 
 use crate::{
     faults::bad_blobs,
-    lab::{Lab, PATIENCE, free_port},
+    lab::{Lab, PATIENCE},
 };
 
 /// Secret of the signatures.
@@ -34,7 +35,7 @@ pub(crate) struct Nginx {
 impl Nginx {
     /// Starts nginx with the lab's certificates and makes it the lab's blobstore.
     pub(crate) fn start(lab: &mut Lab, signed: bool) -> Result<Self> {
-        let port = free_port()?;
+        let port = free_address().port();
         let root = lab.path("dav");
         fs::create_dir_all(&root)?;
         // nginx switches to an unprivileged user, but the test's folder is private.

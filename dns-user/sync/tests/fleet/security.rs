@@ -1,11 +1,12 @@
 //! Permissions on the bus and in the API, and the precedence of versions.
 
 use std::process::Command;
+use test_support::free_address;
 
 use crate::process::{capture, wait_until};
 use anyhow::{Result, ensure};
 
-use crate::lab::{Lab, PATIENCE, free_port};
+use crate::lab::{Lab, PATIENCE};
 
 /// Another agent's certificate permits neither to subscribe nor to publish.
 #[test]
@@ -123,7 +124,7 @@ fn certificates_rotate_without_a_restart() -> Result<()> {
 fn api_requires_a_certificate() -> Result<()> {
     let lab = Lab::new(1)?;
     let _agent = lab.agent("a0", &[])?;
-    let address = format!("127.0.0.1:{}", free_port()?);
+    let address = free_address().to_string();
     let _publisher = lab.watch(&["--api", &address])?;
     lab.wait_for("a0", 1)?;
     let file = |name: &str| lab.path(name).display().to_string();

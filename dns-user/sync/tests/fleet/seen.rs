@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     process::{Command, ExitStatus, Stdio},
 };
+use test_support::free_address;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -18,7 +19,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::{
-    lab::{Lab, PATIENCE, free_port},
+    lab::{Lab, PATIENCE},
     process::{capture, wait_until},
     speaker::Speaker,
 };
@@ -125,11 +126,6 @@ fn pipe_shows_no_bar() -> Result<()> {
     Ok(())
 }
 
-/// Returns a free address for a server.
-fn free_address() -> Result<SocketAddr> {
-    Ok(SocketAddr::from(([127, 0, 0, 1], free_port()?)))
-}
-
 /// Returns the exposition; empty before the server listens.
 fn exposition(address: SocketAddr) -> String {
     capture(Command::new("curl").args(["-sS", &format!("http://{address}/metrics")])).unwrap_or_default()
@@ -161,7 +157,7 @@ fn is_told(golden: &str, told: &str) -> bool {
 #[test]
 fn publisher_metrics_are_golden() -> Result<()> {
     let mut lab = Lab::new(3)?;
-    let address = free_address()?;
+    let address = free_address();
     let _publisher = lab.watch(&["--metrics", &address.to_string()])?;
     let _good = lab.agent("a0", &[])?;
     lab.blobstore = ["--blobstore", "file:///nowhere"].map(str::to_owned).to_vec();
@@ -182,7 +178,7 @@ fn publisher_metrics_are_golden() -> Result<()> {
 fn agent_metrics_are_golden() -> Result<()> {
     let lab = Lab::new(1)?;
     let mut director = Speaker::new(&lab, "director", "director.>")?;
-    let address = free_address()?;
+    let address = free_address();
     let _agent = lab.agent("a0", &["--metrics", &address.to_string()])?;
     // The agent subscribes before it reports its start.
     director.hear()?;

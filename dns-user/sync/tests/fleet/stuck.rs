@@ -8,11 +8,12 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use test_support::free_address;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    lab::{Lab, free_port},
+    lab::Lab,
     process::{Kept, wait_until},
 };
 
@@ -166,7 +167,7 @@ fn fifo_blob_is_refused() -> Result<()> {
 #[test]
 fn hung_server_is_abandoned() -> Result<()> {
     let lab = Lab::new(6)?;
-    let other_port = free_port()?;
+    let other_port = free_address().port();
     let config = fs::read_to_string(lab.path("nats.conf"))?;
     let first = lab.nats_url();
     let second = format!("tls://127.0.0.1:{other_port}");

@@ -1,0 +1,5 @@
+//! Help for tests of several crates.
+
+mod ports;
+
+pub use ports::free_address;
