@@ -13,8 +13,8 @@ use hickory_proto::{
 use crate::{
     config::DnsConfig,
     edns,
-    encode::Reply,
-    found::{Failure, Found},
+    encode::{Reply, owner_of_answers},
+    found::{Answers, Failure, Found, Section},
     record::{Data, MAX_CHAIN, Record},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 pub struct Draft {
     /// RCODE of the answer, before host names are followed.
     pub rcode: ResponseCode,
-    pub(crate) answers: Vec<Record>,
+    pub(crate) answers: Answers,
     pub(crate) authority: Vec<Record>,
     /// Additional section without OPT.
     pub(crate) additional: Vec<Record>,
@@ -53,7 +53,7 @@ impl Draft {
     pub(crate) fn authoritative(recursion_available: bool) -> Self {
         Self {
             rcode: ResponseCode::NoError,
-            answers: Vec::new(),
+            answers: Answers::default(),
             authority: Vec::new(),
             additional: Vec::new(),
             recursion_available,
@@ -83,17 +83,25 @@ impl Draft {
     pub fn is_only_addresses(&self) -> bool {
         let is_address =
             |record: &Record| record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_));
+        let are_addresses = match &self.answers {
+            Answers::Records(records) => records.iter().all(is_address),
+            Answers::Addresses { .. } => true,
+        };
         !self.answers.is_empty()
             && !self.for_client
             && self.additional.is_empty()
             && self.authority.is_empty()
-            && self.answers.iter().all(is_address)
+            && are_addresses
     }
 
     /// Returns the distinct host names to resolve through a recursor.
     pub fn hosts(&self) -> Vec<Name> {
         let mut hosts: Vec<Name> = Vec::new();
-        for record in self.answers.iter().chain(&self.additional) {
+        let answers: &[Record] = match &self.answers {
+            Answers::Records(records) => records,
+            Answers::Addresses { .. } => &[],
+        };
+        for record in answers.iter().chain(&self.additional) {
             if let Data::Follow(name, _) = &record.data
                 && !hosts.contains(name)
             {
@@ -112,7 +120,9 @@ impl Draft {
         config: &DnsConfig,
         chains: &HashMap<Name, Vec<Record>>,
     ) -> Vec<u8> {
-        self.answers = filled_in(self.answers, chains);
+        if let Answers::Records(records) = self.answers {
+            self.answers = Answers::Records(filled_in(records, chains));
+        }
         self.additional = filled_in(self.additional, chains);
         let mut is_new = are_new(&self.additional).into_iter();
         self.additional.retain(|_| is_new.next() == Some(true));
@@ -160,14 +170,15 @@ impl Page<'_> {
         let measured_plain = is_plain && all > most;
         let room = if transport == Transport::Udp { size - SPARE } else { size };
         let compress = self.compress && !measured_plain;
+        let answers = self.draft.answers.section();
         let measure = |count: usize| {
-            let known = self.size_of_addresses(count, compress);
+            let known = self.size_of_addresses(answers.first(count), compress);
             known.unwrap_or_else(|| self.write(count, count < all, compress, 0).len())
         };
         let mut whole_size = None;
         if count == all {
             // Nearly all replies fit completely; these are encoded once.
-            match self.size_of_addresses(all, compress) {
+            match self.size_of_addresses(answers, compress) {
                 Some(size) if size > room => whole_size = Some(size),
                 _ => {
                     let reply = self.write(all, false, self.compress, 0);
@@ -190,29 +201,14 @@ impl Page<'_> {
         self.without_additional(count, size, flags)
     }
 
-    /// Returns the size of a reply with `count` answers; `None` unless it has nothing but addresses
-    /// of the question's name, whose size needs no encoding.
-    fn size_of_addresses(&self, count: usize, compress: bool) -> Option<usize> {
-        /// Type, class, TTL and length of the data.
-        const FIXED: usize = 10;
-        let Self { draft, query, options, .. } = self;
-        let raw_name = query.question.raw_name;
-        let owner = if compress && raw_name.len() > 1 { 2 } else { raw_name.len() };
-        if !draft.additional.is_empty() || !draft.authority.is_empty() {
-            return None;
-        }
-        let mut size = HEADER_LEN + query.question.wire_len();
-        size += if query.edns.is_some() { OPT_LEN + options.len() } else { 0 };
-        for record in &draft.answers[..count] {
-            size += owner
-                + FIXED
-                + match (&record.owner, &record.data) {
-                    (None, Data::A(_)) => 4,
-                    (None, Data::Aaaa(_)) => 16,
-                    _ => return None,
-                };
-        }
-        Some(size)
+    /// Returns the size of a reply with these addresses and no other records; `None` for answers of
+    /// another kind.
+    fn size_of_addresses(&self, answers: Section<'_>, compress: bool) -> Option<usize> {
+        let Self { query, options, .. } = self;
+        let owner = owner_of_answers(query.question.raw_name, compress);
+        let opt = if query.edns.is_some() { OPT_LEN + options.len() } else { 0 };
+        let size = HEADER_LEN + query.question.wire_len() + opt;
+        Some(size + answers.size_of_addresses(owner.len())?)
     }
 
     /// Returns the reply without additional records, which are optional; if that is still too
@@ -228,9 +224,11 @@ impl Page<'_> {
     /// lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
         let Self { draft, query, name, compress: _, options } = *self;
-        let answers = &draft.answers[..count];
-        let additional: Vec<&Record> =
-            if synced { reachable(answers, &draft.additional) } else { draft.additional.iter().collect() };
+        let answers = draft.answers.section().first(count);
+        let additional: Vec<&Record> = match answers {
+            Section::Records(answers) if synced => reachable(answers, &draft.additional),
+            _ => draft.additional.iter().collect(),
+        };
         let available = if draft.recursion_available { RECURSION_AVAILABLE } else { 0 };
         let rcode = u16::from(draft.rcode.low());
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;

@@ -1,18 +1,25 @@
 //! Encodes records into a reply.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use dns_core::{
     name::Name,
     wire::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_PTR, TYPE_TXT},
 };
-use hashbrown::HashMap;
+use hashbrown::{HashMap, hash_map::Entry};
 
 use crate::{
+    found::Section,
     question::TYPE_SRV,
     record::{Data, Record, TYPE_CNAME, TYPE_NS, TYPE_SOA},
 };
 
 /// Largest offset that a compression pointer can hold (RFC 1035, section 4.1.4).
 const MAX_POINTER: usize = 0x3fff;
+/// Capacity for header, question and OPT, in bytes.
+const FRAME: usize = 320;
+/// Capacity for an SRV record with its address, in bytes.
+const TYPICAL_RECORD: usize = 64;
 /// Priority of all SRV records.
 const PRIORITY: u16 = 1;
 
@@ -26,7 +33,7 @@ pub(crate) struct Reply<'a> {
     pub(crate) flags: u16,
     /// Whether names are compressed.
     pub(crate) compress: bool,
-    pub(crate) answers: &'a [Record],
+    pub(crate) answers: Section<'a>,
     pub(crate) authority: &'a [Record],
     /// Additional section without OPT.
     pub(crate) additional: &'a [&'a Record],
@@ -37,7 +44,11 @@ pub(crate) struct Reply<'a> {
 impl Reply<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Self { query, name, flags, compress, answers, authority, additional, options } = *self;
-        let mut writer = Writer { out: Vec::with_capacity(512), names: HashMap::default(), compress };
+        let raw_name = query.question.raw_name;
+        let owner = owner_of_answers(raw_name, compress);
+        let size = answers.size_of_addresses(owner.len()).unwrap_or(answers.len() * TYPICAL_RECORD);
+        let out = Vec::with_capacity(size + FRAME);
+        let mut writer = Writer { out, names: HashMap::default(), compress };
         let question = &query.message[HEADER_LEN..HEADER_LEN + query.question.wire_len()];
         writer.u16(query.id);
         writer.u16(flags | query.flags & COPIED);
@@ -46,10 +57,24 @@ impl Reply<'_> {
             // A section with more records exceeds the size of a message anyway.
             writer.u16(count as u16);
         }
-        writer.remember(name);
-        writer.out.extend_from_slice(question);
-        let raw_name = query.question.raw_name;
-        for record in answers.iter().chain(authority).chain(additional.iter().copied()) {
+        match answers {
+            Section::Records(answers) => {
+                writer.remember(name);
+                writer.out.extend_from_slice(question);
+                for record in answers {
+                    writer.record(record, raw_name);
+                }
+            }
+            Section::V4(ttl, addresses) => {
+                writer.out.extend_from_slice(question);
+                writer.addresses(ttl, addresses, raw_name);
+            }
+            Section::Mixed(ttl, addresses) => {
+                writer.out.extend_from_slice(question);
+                writer.mixed_addresses(ttl, addresses, raw_name);
+            }
+        }
+        for record in authority.iter().chain(additional.iter().copied()) {
             writer.record(record, raw_name);
         }
         if let Some([fields @ .., _, _]) = query.reply_opt(0) {
@@ -59,6 +84,20 @@ impl Reply<'_> {
         }
         writer.out
     }
+}
+
+/// Returns the owner of records that belong to the question's name: a pointer to it, or the name.
+pub(crate) fn owner_of_answers(question: &[u8], compress: bool) -> &[u8] {
+    /// The question follows the header.
+    const POINTER: [u8; 2] = [0xc0, HEADER_LEN as u8];
+    if compress && question.len() > 1 { &POINTER } else { question }
+}
+
+/// Returns TYPE, CLASS, TTL and RDLENGTH.
+fn fixed(kind: u16, ttl: u32, length: u8) -> [u8; 10] {
+    let ([kind_high, kind_low], [class_high, class_low]) = (kind.to_be_bytes(), CLASS_IN.to_be_bytes());
+    let [a, b, c, d] = ttl.to_be_bytes();
+    [kind_high, kind_low, class_high, class_low, a, b, c, d, 0, length]
 }
 
 /// RD and CD, which are copied from the query.
@@ -73,11 +112,41 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
+    /// Appends IPv4 addresses of the question's name.
+    fn addresses(&mut self, ttl: u32, addresses: &[Ipv4Addr], question: &[u8]) {
+        let record = [owner_of_answers(question, self.compress), &fixed(TYPE_A, ttl, 4), &[0; 4]].concat();
+        let start = self.out.len();
+        self.out.resize(start + addresses.len() * record.len(), 0);
+        let records = self.out[start..].chunks_exact_mut(record.len());
+        for (place, address) in records.zip(addresses) {
+            place.copy_from_slice(&record);
+            place[record.len() - 4..].copy_from_slice(&address.octets());
+        }
+    }
+
+    /// Appends addresses of any family of the question's name.
+    fn mixed_addresses(&mut self, ttl: u32, addresses: &[IpAddr], question: &[u8]) {
+        let owner = owner_of_answers(question, self.compress);
+        let (fixed_v4, fixed_v6) = (fixed(TYPE_A, ttl, 4), fixed(TYPE_AAAA, ttl, 16));
+        for address in addresses {
+            self.out.extend_from_slice(owner);
+            match address {
+                IpAddr::V4(address) => {
+                    self.out.extend_from_slice(&fixed_v4);
+                    self.out.extend_from_slice(&address.octets());
+                }
+                IpAddr::V6(address) => {
+                    self.out.extend_from_slice(&fixed_v6);
+                    self.out.extend_from_slice(&address.octets());
+                }
+            }
+        }
+    }
+
     fn record(&mut self, record: &'a Record, question: &[u8]) {
         match &record.owner {
             Some(owner) => self.name(owner),
-            None if self.compress && question.len() > 1 => self.u16(0xc000 | HEADER_LEN as u16),
-            None => self.out.extend_from_slice(question),
+            None => self.out.extend_from_slice(owner_of_answers(question, self.compress)),
         }
         self.u16(match &record.data {
             Data::A(_) => TYPE_A,
@@ -142,7 +211,9 @@ impl<'a> Writer<'a> {
             match self.names.get(suffix) {
                 Some(&at) if self.compress => return self.u16(0xc000 | at),
                 Some(_) => {}
-                None => self.remember_one(suffix, self.out.len()),
+                None => {
+                    self.remember_one(suffix, self.out.len());
+                }
             }
             let label = usize::from(suffix[0]) + 1;
             self.out.extend_from_slice(&suffix[..label]);
@@ -154,14 +225,24 @@ impl<'a> Writer<'a> {
     fn remember(&mut self, name: &'a Name) {
         let length = name.as_wire().len();
         for suffix in name.suffixes().take_while(|suffix| suffix.len() > 1) {
-            self.remember_one(suffix, self.out.len() + length - suffix.len());
+            // With a name, all names above it were recorded, as far as pointers reach.
+            if !self.remember_one(suffix, self.out.len() + length - suffix.len()) {
+                break;
+            }
         }
     }
 
-    /// Records the offset of a suffix.
-    fn remember_one(&mut self, suffix: &'a [u8], at: usize) {
-        if self.compress && at <= MAX_POINTER {
-            self.names.entry(suffix).or_insert(at as u16);
+    /// Records the offset of a suffix; returns whether it is new and within reach of a pointer.
+    fn remember_one(&mut self, suffix: &'a [u8], at: usize) -> bool {
+        if !self.compress || at > MAX_POINTER {
+            return false;
+        }
+        match self.names.entry(suffix) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(entry) => {
+                entry.insert(at as u16);
+                true
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use hickory_proto::op::ResponseCode;
 use super::{Asker, Search, Zone, service::answers};
 use crate::{
     draft::Draft,
-    found::Found,
+    found::{Answers, Found},
     record::{Data, Record, node_name, service_name},
 };
 
@@ -21,9 +21,9 @@ impl Zone {
         // Unlike for services, a TXT query is not answered with addresses here.
         let is_answer = search.qtype != dns_core::wire::TYPE_TXT && answers(search.qtype, address);
         if is_answer {
-            found.answers.push(record)
+            found.answers = Answers::Records(vec![record]);
         } else {
-            found.additional.push(record)
+            found.additional.push(record);
         }
         found
     }
@@ -42,7 +42,7 @@ impl Zone {
             }
         };
         let mut draft = Draft::authoritative(asker.recursion);
-        draft.answers.push(Record { owner: None, ttl: 0, data: Data::Ptr(target) });
+        draft.answers = Answers::Records(vec![Record { owner: None, ttl: 0, data: Data::Ptr(target) }]);
         Some(draft)
     }
 

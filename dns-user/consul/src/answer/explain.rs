@@ -62,7 +62,7 @@ impl Zone {
         };
         let rcode = match self.find(&search, &mut fastrand::Rng::new()) {
             Ok(found) => {
-                let ttl = found.answers.first().map_or(0, |record| record.ttl);
+                let ttl = found.answers.ttl().unwrap_or(0);
                 let _ = writeln!(text, "  {} records for type ANY, TTL {ttl}", found.answers.len());
                 "NOERROR"
             }

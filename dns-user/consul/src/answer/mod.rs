@@ -16,12 +16,14 @@ use dns_core::{
 };
 use hickory_proto::op::ResponseCode;
 
+use self::service::SeenTargets;
 use crate::{
     catalog::{Catalog, Place, Reach},
     config::Config,
     draft::{Draft, MAX_PLAIN_ANSWERS, PLAIN_SIZE},
     edns,
-    found::{Failure, Found},
+    found::{Answers, Failure, Found},
+    prepared::Executed,
     question::{Locality, Question, TYPE_SRV},
     record::{Data, Keep, MAX_CHAIN, Record, TYPE_NS, TYPE_SOA},
 };
@@ -106,10 +108,13 @@ impl Zone {
         let mut draft = Draft::authoritative(asker.recursion);
         match query.question.qtype {
             TYPE_SOA => {
-                draft.answers.push(self.soa(domain, asker.serial));
+                draft.answers = Answers::Records(vec![self.soa(domain, asker.serial)]);
                 (draft.authority, draft.additional) = self.name_servers(zone, random);
             }
-            TYPE_NS => (draft.answers, draft.additional) = self.name_servers(zone, random),
+            TYPE_NS => {
+                let (servers, addresses) = self.name_servers(zone, random);
+                (draft.answers, draft.additional) = (Answers::Records(servers), addresses);
+            }
             TYPE_AXFR => draft.rcode = ResponseCode::NotImp,
             // Missing data may hold the answer.
             _ if self.lacks(query).is_some() => draft.rcode = ResponseCode::ServFail,
@@ -205,8 +210,11 @@ impl Zone {
                 let place = self.place(&locality)?;
                 let found = self.catalog.service(&place, &service);
                 let is_tagged = |id| {
-                    let mut tags = self.catalog.instance(id).tags.iter();
-                    tag.as_ref().is_none_or(|tag| tags.any(|known| known.eq_ignore_ascii_case(tag)))
+                    let has = |tag: &String| {
+                        let mut tags = self.catalog.instance(id).tags.iter();
+                        tags.any(|known| known.eq_ignore_ascii_case(tag))
+                    };
+                    tag.as_ref().is_none_or(has)
                 };
                 self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
@@ -222,7 +230,9 @@ impl Zone {
             }
             Question::Query { name, datacenter } => {
                 let executed = self.execute(&name, datacenter.as_deref(), search.client, random)?;
-                let mut found = self.records_of(search, executed.instances, executed.ttl, None, random)?;
+                let Executed { instances, ttl } = executed;
+                let seen = SeenTargets::new(&self.catalog, &instances);
+                let mut found = self.records_of(search, instances, seen, ttl, None, random)?;
                 found.for_client = !found.answers.is_empty();
                 Ok(found)
             }
@@ -277,11 +287,12 @@ impl Zone {
             unlimited: false,
         };
         let found = self.find(&inside, random).unwrap_or_default();
-        let kept = found.answers.into_iter().filter_map(|record| match record.data {
-            // The placeholder takes the TTL of the answer that contains it.
-            Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
-            _ => keep.apply(record),
-        });
+        let kept =
+            found.answers.into_records(Some(host)).into_iter().filter_map(|record| match record.data {
+                // The placeholder takes the TTL of the answer that contains it.
+                Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
+                _ => keep.apply(record),
+            });
         kept.take(MAX_CHAIN).collect()
     }
 

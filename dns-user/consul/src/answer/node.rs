@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     catalog::address::Location,
-    found::{Failure, Found},
+    found::{Answers, Failure, Found},
     question::Locality,
     record::{Data, Keep, Record, meta_texts},
 };
@@ -31,26 +31,26 @@ impl Zone {
         let node = self.catalog.node(node);
         let ttl = self.config.dns.node_ttl;
         let owner = || search.owner.cloned();
-        let mut found = Found::default();
+        let (mut records, mut additional) = (Vec::new(), Vec::new());
         if search.qtype != TYPE_TXT {
             match node.location(&self.config, accept_of(search.qtype)) {
                 Some(Location::Ip(address)) if answers(search.qtype, address) => {
-                    found.answers.push(Record::address(owner(), ttl, address));
+                    records.push(Record::address(owner(), ttl, address));
                 }
                 Some(Location::Host(host)) => {
                     let chain = self.follow(search, &host, Keep::AsTheyAre, random);
-                    found.answers.push(Record { owner: owner(), ttl, data: Data::Cname(host) });
-                    found.answers.extend(chain);
+                    records.push(Record { owner: owner(), ttl, data: Data::Cname(host) });
+                    records.extend(chain);
                 }
                 _ => {}
             }
         }
         let texts = meta_texts(node).map(|text| Record { owner: owner(), ttl, data: Data::Txt(text) });
         match search.qtype {
-            TYPE_TXT | TYPE_ANY => found.answers.extend(texts),
-            _ if self.config.dns.node_meta_txt => found.additional.extend(texts),
+            TYPE_TXT | TYPE_ANY => records.extend(texts),
+            _ if self.config.dns.node_meta_txt => additional.extend(texts),
             _ => {}
         }
-        Ok(found)
+        Ok(Found { answers: Answers::Records(records), additional, ..Found::default() })
     }
 }

@@ -115,12 +115,13 @@ fn only_addresses(found: Found) -> Option<(Vec<IpAddr>, u32)> {
     if !found.additional.is_empty() || found.for_client {
         return None;
     }
-    let ttl = found.answers.first()?.ttl;
-    let addresses = found.answers.into_iter().map(|record| match (record.owner, record.data) {
-        (None, Data::A(address)) => Some(address.into()),
-        (None, Data::Aaaa(address)) => Some(address.into()),
-        _ => None,
-    });
+    let ttl = found.answers.ttl()?;
+    let addresses =
+        found.answers.into_records(None).into_iter().map(|record| match (record.owner, record.data) {
+            (None, Data::A(address)) => Some(address.into()),
+            (None, Data::Aaaa(address)) => Some(address.into()),
+            _ => None,
+        });
     Some((addresses.collect::<Option<_>>()?, ttl))
 }
 

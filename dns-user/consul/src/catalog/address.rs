@@ -95,18 +95,6 @@ impl Instance {
         }
     }
 
-    /// Returns whether an address is chosen for clients of this family that is also chosen for
-    /// [`Accept::Any`].
-    pub fn has_one_address(&self, node: &Node, config: &Config, accept: Accept) -> bool {
-        let tag = |name: &str| self.tagged_addresses.get(name).map(|tagged| tagged.address.as_str());
-        let own = |accept| choose(config.translates(&node.datacenter), accept, &self.address, tag);
-        let chosen = |accept| match own(accept) {
-            "" => node.chosen(config, accept),
-            own => own,
-        };
-        chosen(accept) == chosen(Accept::Any)
-    }
-
     /// Returns the port that belongs to [`target`](Self::target); `None` if there is no port of
     /// this name.
     pub fn port(&self, node: &Node, config: &Config, name: Option<&str>) -> Option<u16> {

@@ -2,22 +2,29 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
+use hashbrown::HashMap;
+
 use super::{
     Key, PeerKey, Place,
+    address::{Accept, Target},
     live::ServiceInstances,
     lower,
     nodes::Nodes,
     registrations::{Instance, Node, Status},
 };
-use crate::visibility::Visibility;
+use crate::{config::Config, visibility::Visibility};
 
 /// The instances of a service in one place. Immutable; a change replaces it.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     pub(super) key: Key,
     pub(super) sources: Sources,
     /// Readable instances with a node, sorted by node and id.
-    pub(super) members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
+    /// Whether every member that has a target has an address.
+    pub(crate) has_only_addresses: bool,
+    /// Whether no two members have the same target.
+    pub(crate) has_distinct_targets: bool,
 }
 
 /// Registrations that a group is built from.
@@ -30,11 +37,47 @@ pub(super) struct Sources {
 
 /// An instance with its node.
 #[derive(Clone, Debug)]
-pub(super) struct Member {
-    pub(super) node: Arc<Node>,
-    pub(super) instance: Arc<Instance>,
+pub(crate) struct Member {
+    pub(crate) node: Arc<Node>,
+    pub(crate) instance: Arc<Instance>,
     /// Worst status of all checks, including the node's.
-    pub(super) status: Status,
+    pub(crate) status: Status,
+    /// Chosen once, because an answer may contain thousands.
+    pub(crate) targets: Targets,
+    /// Index of the first member with the same target for [`Accept::Any`].
+    pub(crate) first_with_target: u32,
+}
+
+/// Targets of an instance, by address family.
+#[derive(Clone, Debug)]
+pub(crate) enum Targets {
+    /// The same for every family.
+    One(Option<Target>),
+    /// Of IPv4, IPv6 and any family.
+    Each(Box<[Option<Target>; 3]>),
+}
+
+impl Targets {
+    fn of(instance: &Instance, node: &Node, config: &Config) -> Self {
+        let target = |accept| instance.target(node, config, accept, None);
+        let [v4, v6, any] = [Accept::V4, Accept::V6, Accept::Any].map(target);
+        if v4 == any && v6 == any { Self::One(any) } else { Self::Each(Box::new([v4, v6, any])) }
+    }
+
+    pub(crate) fn get(&self, accept: Accept) -> Option<&Target> {
+        match (self, accept) {
+            (Self::One(target), _) => target.as_ref(),
+            (Self::Each(targets), Accept::V4) => targets[0].as_ref(),
+            (Self::Each(targets), Accept::V6) => targets[1].as_ref(),
+            (Self::Each(targets), Accept::Any) => targets[2].as_ref(),
+        }
+    }
+
+    /// Returns whether no family's target is a host name.
+    fn are_addresses(&self) -> bool {
+        let accepted = [Accept::V4, Accept::V6, Accept::Any].into_iter();
+        !accepted.filter_map(|accept| self.get(accept)).any(|target| matches!(target, Target::Host(_)))
+    }
 }
 
 impl Sources {
@@ -48,10 +91,11 @@ impl Sources {
 }
 
 impl Member {
-    fn new(node: &Arc<Node>, instance: &Arc<Instance>) -> Self {
+    fn new(node: &Arc<Node>, instance: &Arc<Instance>, config: &Config) -> Self {
         let checks = instance.checks.iter().chain(&node.checks);
         let status = checks.map(|check| check.status).max().unwrap_or_default();
-        Self { node: node.clone(), instance: instance.clone(), status }
+        let targets = Targets::of(instance, node, config);
+        Self { node: node.clone(), instance: instance.clone(), status, targets, first_with_target: 0 }
     }
 
     /// Returns the sort key of the instance.
@@ -62,20 +106,37 @@ impl Member {
 
 impl Group {
     pub(super) fn empty(key: Key) -> Self {
-        Self { key, sources: Sources::default(), members: Vec::new() }
+        Self {
+            key,
+            sources: Sources::default(),
+            members: Vec::new(),
+            has_only_addresses: true,
+            has_distinct_targets: true,
+        }
     }
 
-    pub(super) fn new(key: Key, sources: Sources, nodes: &Nodes, visibility: &Visibility) -> Self {
+    pub(super) fn new(
+        key: Key,
+        sources: Sources,
+        nodes: &Nodes,
+        visibility: &Visibility,
+        config: &Config,
+    ) -> Self {
         let mut members = Vec::new();
         if visibility.service(&key.1) {
             let fixed = sources.fixed.iter().map(|instance| (nodes.of_file_instance(instance), instance));
             let live = sources.live.iter().flat_map(|live| &live.instances);
             let live = live.map(|instance| (nodes.of_live_instance(&key.0, instance), instance));
+            let placed = fixed.chain(live);
             members =
-                fixed.chain(live).filter_map(|(node, instance)| Some(Member::new(node?, instance))).collect();
+                placed.filter_map(|(node, instance)| Some(Member::new(node?, instance, config))).collect();
             members.sort_by_cached_key(Member::order);
+            number_targets(&mut members);
         }
-        Self { key, sources, members }
+        let has_only_addresses = members.iter().all(|member| member.targets.are_addresses());
+        let mut numbered = (0_u32..).zip(&members);
+        let has_distinct_targets = numbered.all(|(index, member)| member.first_with_target == index);
+        Self { key, sources, members, has_only_addresses, has_distinct_targets }
     }
 
     /// Returns the services that the group's mesh instances represent, in lower case.
@@ -99,6 +160,21 @@ impl Group {
     pub(super) fn addresses(&self) -> Vec<(IpAddr, u32)> {
         let numbered = (0_u32..).zip(&self.members);
         numbered.filter_map(|(index, member)| Some((member.instance.address.parse().ok()?, index))).collect()
+    }
+}
+
+/// Sets each member's index of the first member with the same target.
+fn number_targets(members: &mut [Member]) {
+    let mut first: HashMap<Target, u32, foldhash::fast::RandomState> = HashMap::default();
+    for (index, member) in (0_u32..).zip(members) {
+        member.first_with_target = match member.targets.get(Accept::Any) {
+            // A node's own address and the same address as a service's are one.
+            Some(Target::Node(address) | Target::Address(address)) => {
+                *first.entry(Target::Address(*address)).or_insert(index)
+            }
+            Some(host @ Target::Host(_)) => *first.entry(host.clone()).or_insert(index),
+            None => index,
+        };
     }
 }
 

@@ -2,18 +2,20 @@
 //! only the parts it affects.
 
 pub mod address;
-mod group;
+pub(crate) mod group;
 pub mod live;
 mod nodes;
 pub mod registrations;
 pub mod shards;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
 use crate::{config::Config, visibility::Visibility};
-use group::{Group, Sources};
+use address::{Accept, Target};
+use dns_core::name::Name;
+use group::{Group, Member, Sources};
 use live::{Live, LivePlace};
 use nodes::Nodes;
 use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
@@ -50,6 +52,8 @@ const FROM_FILES: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub struct Catalog {
     own: Place,
+    /// Selects the addresses of instances.
+    config: Arc<Config>,
     /// Read permissions of the token in use.
     visibility: Visibility,
     /// Registrations from definition files, except instances.
@@ -112,6 +116,7 @@ impl Catalog {
         let nodes = Nodes::index(fixed.nodes.iter().cloned(), &visibility, &own);
         let mut catalog = Self {
             own,
+            config: Arc::new(config.clone()),
             visibility,
             fixed: Arc::new(fixed),
             live: None,
@@ -228,7 +233,7 @@ impl Catalog {
         let before = self.groups[number as usize].clone();
         let mut sources = before.sources.clone();
         change(&mut sources);
-        let now = Arc::new(Group::new(key, sources, &self.nodes, &self.visibility));
+        let now = Arc::new(Group::new(key, sources, &self.nodes, &self.visibility, &self.config));
         self.index_connect(number, &before, &now);
         self.index_virtual_addresses(number, &before, &now);
         if now.key.0 == self.own {
@@ -366,7 +371,8 @@ impl Catalog {
         self.nodes.get(id)
     }
 
-    fn member(&self, id: InstanceId) -> &group::Member {
+    /// Returns the instance with this id, with its node.
+    pub(crate) fn member(&self, id: InstanceId) -> &Member {
         &self.groups[id.group as usize].members[id.index as usize]
     }
 
@@ -378,6 +384,30 @@ impl Catalog {
     /// Returns the node of an instance.
     pub fn node_of(&self, id: InstanceId) -> &Node {
         &self.member(id).node
+    }
+
+    /// Returns the address or host name of an instance; `None` if it has no usable one.
+    ///
+    /// A host name equal to `asked` would loop, so the node's address replaces it.
+    pub(crate) fn target<'a>(
+        &self,
+        member: &'a Member,
+        accept: Accept,
+        asked: &Name,
+    ) -> Option<Cow<'a, Target>> {
+        match member.targets.get(accept)? {
+            Target::Host(name) if name == asked => {
+                member.instance.target(&member.node, &self.config, accept, Some(asked)).map(Cow::Owned)
+            }
+            target => Some(Cow::Borrowed(target)),
+        }
+    }
+
+    /// Returns the group that contains all of `ids`.
+    pub(crate) fn common_group(&self, ids: &[InstanceId]) -> Option<&Group> {
+        let first = ids.first()?;
+        let is_common = ids.iter().all(|id| id.group == first.group);
+        is_common.then(|| &*self.groups[first.group as usize])
     }
 
     /// Returns the worst status of all checks of an instance and its node.

@@ -53,9 +53,14 @@ fn contents(catalog: &Catalog, live: &Live) -> BTreeSet<String> {
             for (kind, ids) in
                 [("service", catalog.service(place, service)), ("connect", catalog.connect(place, service))]
             {
+                let asked = Name::root();
                 let ids = ids.into_iter().map(|id| {
                     let (instance, node) = (catalog.instance(id), catalog.node_of(id));
-                    format!("{} {} {:?}", instance.id, node.address, catalog.status(id))
+                    let target = catalog.target(catalog.member(id), Accept::Any, &asked);
+                    let target = target.map(Cow::into_owned);
+                    assert_eq!(target, instance.target(node, &config(), Accept::Any, Some(&asked)));
+                    let first = catalog.member(id).first_with_target;
+                    format!("{} {} {:?} {target:?} {first}", instance.id, node.address, catalog.status(id))
                 });
                 lines.insert(format!("{place:?} {kind} {service} {:?}", ids.collect::<Vec<_>>()));
             }
