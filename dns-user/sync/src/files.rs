@@ -1,7 +1,7 @@
 //! Atomic file replacement: written to a temporary file, synced, renamed, folder synced.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
@@ -33,8 +33,9 @@ pub struct ReplaceError {
 }
 
 /// Replaces a file atomically: at any moment, and after a crash, it is the old or the new one. If
-/// the path is a symbolic link, its target is replaced and the link stays.
-pub fn replace(path: &Path, bytes: &[u8], permissions: Permissions) -> Result<(), ReplaceError> {
+/// the path is a symbolic link, its target is replaced and the link stays. Returns the metadata of the
+/// new file, which another program may already have changed or removed.
+pub fn replace(path: &Path, bytes: &[u8], permissions: Permissions) -> Result<Metadata, ReplaceError> {
     target(path)
         .and_then(|target| try_replace(&target, bytes, permissions))
         .map_err(|source| ReplaceError { path: path.to_owned(), source })
@@ -73,7 +74,7 @@ pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Result<()> {
+fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Result<Metadata> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -89,8 +90,10 @@ fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Resul
     }
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.sync_all()?;
+    let facts = file.metadata()?;
     beside.persist(path).map_err(|error| error.error)?;
-    File::open(folder)?.sync_all()
+    File::open(folder)?.sync_all()?;
+    Ok(facts)
 }
 
 /// Removes temporary files of killed writers. Only a file's single writer may call this.

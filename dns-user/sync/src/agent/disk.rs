@@ -6,6 +6,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::mpsc::{SyncSender, sync_channel},
     time::{Duration, SystemTime},
@@ -33,7 +34,10 @@ const QUEUE: usize = 4;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DiskError {
     /// The folder does not answer.
-    #[error("{}: not finished within {LIMIT:?}; its folder does not respond", .0.display())]
+    #[error(
+        "{}: not finished within {LIMIT:?}, its folder does not respond; if it is mounted, check its server, or \
+         unmount it with `umount --lazy`", .0.display()
+    )]
     Hangs(PathBuf),
     /// The digest does not match.
     #[error("checking the blob: {0}")]
@@ -126,8 +130,7 @@ pub(super) struct Records {
 
 impl Records {
     fn stamp(&self) -> Option<Stamp> {
-        let facts = fs::metadata(&self.options.records).ok()?;
-        Some((facts.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&facts), facts.len()))
+        stamp_of(&fs::metadata(&self.options.records).ok()?)
     }
 
     /// Returns the file's current state; reads the file only if it changed.
@@ -204,11 +207,16 @@ impl Records {
         }
         write_hosts(&self.options, &read)?;
         let AgentOptions { mode, user, group, .. } = self.options;
-        files::replace(&self.options.records, &bytes, Permissions { mode, user, group })?;
+        let written = files::replace(&self.options.records, &bytes, Permissions { mode, user, group })?;
         self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
-        (self.stamp, self.read) = (self.stamp(), true);
+        // The file itself may be gone again.
+        (self.stamp, self.read) = (stamp_of(&written), true);
         Ok(())
     }
+}
+
+fn stamp_of(facts: &fs::Metadata) -> Option<Stamp> {
+    Some((facts.modified().ok()?, facts.ino(), facts.len()))
 }
 
 /// Writes the hosts file as configured.
@@ -234,5 +242,6 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
         }
     };
     let permissions = Permissions { mode: 0o644, ..Permissions::PRIVATE };
-    Ok(files::replace(path, text.as_bytes(), permissions)?)
+    files::replace(path, text.as_bytes(), permissions)?;
+    Ok(())
 }

@@ -194,7 +194,7 @@ impl NatsConfig {
         match output {
             Some(path) => {
                 let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
-                files::replace(&path, text.as_bytes(), permissions).context("nats-config")
+                files::replace(&path, text.as_bytes(), permissions).map(drop).context("nats-config")
             }
             None => {
                 print!("{text}");

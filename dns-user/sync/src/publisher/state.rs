@@ -154,7 +154,8 @@ impl Folder {
 
     /// Writes bytes to a file of the folder.
     pub fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
-        Ok(files::replace(&self.path.join(name), bytes, Permissions::PRIVATE)?)
+        files::replace(&self.path.join(name), bytes, Permissions::PRIVATE)?;
+        Ok(())
     }
 
     /// Edits a file while holding its lock.
@@ -219,7 +220,8 @@ impl Folder {
             }
             let version = last + 1;
             let bytes = dataset.write(version);
-            let write = || files::replace(&self.dataset_path(version), &bytes, Permissions::PRIVATE);
+            let write =
+                || files::replace(&self.dataset_path(version), &bytes, Permissions::PRIVATE).map(drop);
             if write().is_err() {
                 self.give_up_datasets(newest);
                 write()?;

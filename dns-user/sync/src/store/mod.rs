@@ -145,7 +145,10 @@ pub enum StoreError {
         longest: usize,
     },
     /// A shared folder does not respond.
-    #[error("{}: not finished within {limit:?}; the folder does not respond", path.display())]
+    #[error(
+        "{}: not finished within {limit:?}, the folder does not respond; if it is mounted, check its server, or \
+         unmount it with `umount --lazy`", path.display()
+    )]
     Hangs {
         /// Path of the file in the folder.
         path: PathBuf,
@@ -219,8 +222,10 @@ impl Store {
             Kind::Folder(folder) => {
                 let permissions = files::Permissions { mode: 0o644, ..files::Permissions::PRIVATE };
                 let bytes = bytes.clone();
-                self.in_folder(folder.join(id), move |path| Ok(files::replace(path, &bytes, permissions)?))
-                    .await
+                self.in_folder(folder.join(id), move |path| {
+                    Ok(files::replace(path, &bytes, permissions).map(drop)?)
+                })
+                .await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", dav::path(id));

@@ -5,6 +5,7 @@ mod certificates;
 mod director;
 mod faults;
 mod floods;
+mod hung_mount;
 mod lab;
 mod nginx;
 mod oracle;

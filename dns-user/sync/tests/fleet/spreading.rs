@@ -1,10 +1,17 @@
 //! From an inventory to the files of agents.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 
-use crate::lab::Lab;
+use crate::{
+    lab::{Lab, PATIENCE},
+    process::wait_until,
+};
 
 /// A version reaches all agents by blob, the next one by patch, and the files equal the dataset.
 #[test]
@@ -145,5 +152,32 @@ fn jetstream_serves_blobs() -> Result<()> {
     );
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     assert!(!lab.nats_log().contains("Violation"), "{}", lab.nats_log());
+    Ok(())
+}
+
+#[test]
+fn patches_respect_bandwidth() -> Result<()> {
+    const AGENTS: usize = 4;
+    /// Bytes per second. A message has several hundred.
+    const BANDWIDTH: &str = "200";
+    /// The messages after the first need far longer; without a limit all four arrive within
+    /// milliseconds.
+    const LEAST: Duration = Duration::from_secs(3);
+    let lab = Lab::new(AGENTS)?;
+    let ids: Vec<String> = (0..AGENTS).map(|agent| format!("a{agent}")).collect();
+    let _agents = ids.iter().map(|id| lab.agent(id, &[])).collect::<Result<Vec<_>>>()?;
+    ensure!(lab.publish(&[])?.status.success());
+    let _publisher = lab.watch(&["--bandwidth", BANDWIDTH])?;
+    lab.wait_for_log("publisher", "publishing starts")?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    let has_it = |id: &String| lab.version(id).is_ok_and(|found| found == 2);
+    wait_until("the first agent", PATIENCE, || ids.iter().any(has_it))?;
+    let begun = Instant::now();
+    wait_until("all agents", PATIENCE, || ids.iter().all(has_it))?;
+    println!("first to last of {AGENTS} patches at {BANDWIDTH} bytes/s: {:?}", begun.elapsed());
+    ensure!(begun.elapsed() > LEAST, "all had it within {:?}", begun.elapsed());
+    for id in &ids {
+        lab.wait_for_log(id, "installed version=2 by=\"patch\"")?;
+    }
     Ok(())
 }

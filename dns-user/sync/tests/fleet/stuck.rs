@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Time limit for SIGTERM and for an announcement while a component hangs. The defects took 24 s and more.
-const PROMPT: Duration = Duration::from_secs(5);
+pub(crate) const PROMPT: Duration = Duration::from_secs(5);
 
 /// A WebDAV server in which DELETE hangs.
 fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
@@ -71,7 +71,7 @@ fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {
 }
 
 /// Stops a process by SIGTERM within [`PROMPT`].
-fn stop_promptly(process: &mut Kept) -> Result<()> {
+pub(crate) fn stop_promptly(process: &mut Kept) -> Result<()> {
     let begun = Instant::now();
     process.stop()?;
     println!("SIGTERM took {:?}", begun.elapsed());
