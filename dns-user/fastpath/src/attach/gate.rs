@@ -87,8 +87,8 @@ struct Door {
     since: Option<Instant>,
     /// Recent clients and their time, to explain lost probes.
     clients: Vec<(IpAddr, Instant)>,
-    /// Recent clients, at most [`MOST_KNOWN`], with the time of the last noticed query.
-    known: Vec<(IpAddr, Instant)>,
+    /// Recent clients, at most [`MOST_KNOWN`].
+    known: Vec<Known>,
     /// Whether the last report omitted clients.
     more: bool,
     /// Number of probes noticed so far.
@@ -99,6 +99,16 @@ struct Door {
     lost: Vec<(IpAddr, Instant)>,
     /// Witnesses: clients of lost probes, with the time.
     witnesses: Vec<(IpAddr, Instant)>,
+}
+
+/// A recent client.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    client: IpAddr,
+    /// Time of the last noticed query.
+    seen: Instant,
+    /// Whether the rules hold back its queries: no other client displaces it then.
+    held: bool,
 }
 
 /// A probe that has not arrived yet.
@@ -222,7 +232,7 @@ impl Gate {
         for door in self.doors.values_mut() {
             let is_recent = |since: Instant| now.saturating_duration_since(since) < WITNESS_KEPT;
             door.witnesses.retain(|&(_, since)| is_recent(since));
-            door.known.retain(|&(_, seen)| is_recent(seen));
+            door.known.retain(|known| is_recent(known.seen));
         }
     }
 
@@ -238,9 +248,17 @@ impl Gate {
     }
 
     /// Returns some clients of a door.
-    pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> Vec<IpAddr> {
+    pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> impl Iterator<Item = IpAddr> {
         let door = self.doors.get(&(ifindex, endpoint));
-        door.map_or(Vec::new(), |door| door.known.iter().map(|&(client, _)| client).collect())
+        door.into_iter().flat_map(|door| &door.known).map(|known| known.client)
+    }
+
+    /// Keeps the client whose queries the rules hold back among those of [`Self::known`]; `None`: there
+    /// is no such client.
+    pub(super) fn hold(&mut self, ifindex: u32, endpoint: usize, client: Option<IpAddr>) {
+        if let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) {
+            door.known.iter_mut().for_each(|known| known.held = Some(known.client) == client);
+        }
     }
 
     /// Closes the doors of a detached interface; only new evidence opens them.
@@ -282,16 +300,17 @@ pub(crate) enum Waiting {
 }
 
 impl Door {
-    /// Records a client, replacing the oldest one if necessary.
+    /// Records a client, replacing the oldest one that is not held if necessary.
     fn know(&mut self, client: IpAddr, now: Instant) {
-        if let Some((_, seen)) = self.known.iter_mut().find(|(known, _)| *known == client) {
-            *seen = now;
+        if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
+            known.seen = now;
             return;
         }
         if self.known.len() >= MOST_KNOWN {
-            self.known.remove(0);
+            let oldest = self.known.iter().position(|known| !known.held);
+            self.known.remove(oldest.unwrap_or(0));
         }
-        self.known.push((client, now));
+        self.known.push(Known { client, seen: now, held: false });
     }
 
     /// Records a lost probe of this client.
@@ -401,10 +420,28 @@ mod tests {
     fn silent_client_is_forgotten() {
         let (mut gate, now) = open();
         gate.probed(7, 0, probed(OTHER, 1), now);
-        assert_eq!(gate.known(7, 0), [CLIENT, OTHER]);
+        assert!(gate.known(7, 0).eq([CLIENT, OTHER]));
         gate.arrived(0, &arrival(CLIENT, 1), now + WITNESS_KEPT);
         gate.judge(now + WITNESS_KEPT, || false);
-        assert_eq!(gate.known(7, 0), [CLIENT]);
+        assert!(gate.known(7, 0).eq([CLIENT]));
+    }
+
+    #[test]
+    fn held_client_is_not_displaced() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        let arrive = |gate: &mut Gate| {
+            for last in 10..30 {
+                gate.arrived(0, &arrival(IpAddr::from([10, 255, 10, last]), 1), now);
+            }
+        };
+        gate.arrived(0, &arrival(CLIENT, 1), now);
+        gate.hold(7, 0, Some(CLIENT));
+        arrive(&mut gate);
+        assert!(gate.known(7, 0).any(|known| known == CLIENT));
+        assert_eq!(gate.known(7, 0).count(), MOST_KNOWN);
+        gate.hold(7, 0, None);
+        arrive(&mut gate);
+        assert!(gate.known(7, 0).all(|known| known != CLIENT), "the rules no longer hold it back");
     }
 
     #[test]

@@ -58,29 +58,34 @@ impl Objections {
         }
     }
 
-    /// Returns the reason why an interface must not answer these clients for an endpoint.
+    /// Returns the reason why an interface must not answer these clients for an endpoint, and the client
+    /// that it concerns.
     ///
     /// Queries that arrive do not overrule a rule that holds back a client: they may belong to flows
     /// that connection tracking knew before the rule, while new ones are lost.
-    pub(super) fn find(&mut self, link: &Link, endpoint: SocketAddr, clients: &[IpAddr]) -> Option<String> {
+    pub(super) fn find(
+        &mut self,
+        link: &Link,
+        endpoint: SocketAddr,
+        clients: impl Iterator<Item = IpAddr>,
+    ) -> Option<(String, Option<IpAddr>)> {
         if self.policies.iter().any(|policy| policy.covers(endpoint)) {
-            return Some(
-                "an IPsec policy covers the endpoint, and the program's replies would bypass it".to_owned(),
-            );
+            let why = "an IPsec policy covers the endpoint, and the program's replies would bypass it";
+            return Some((why.to_owned(), None));
         }
         if self.known.len() > MOST_KNOWN {
             self.known.clear();
         }
         let device = Device::of(link);
-        let any = [any_client(endpoint)];
-        let clients = if clients.is_empty() { &any } else { clients };
-        for &client in clients {
+        let mut clients = clients.peekable();
+        let any = clients.peek().is_none().then(|| any_client(endpoint));
+        for client in clients.chain(any) {
             let Self { rules, known, .. } = self;
             let found = known
                 .entry((link.ifindex, endpoint, client))
                 .or_insert_with(|| rules.objection(&device, client, endpoint));
             if let Some(objection) = found {
-                return Some(objection.to_string());
+                return Some((objection.to_string(), Some(client)));
             }
         }
         None

@@ -497,14 +497,17 @@ impl Follower {
         }
         for link in links.iter().filter(|link| setting.selection.takes(link)) {
             let mut mask = 0;
-            for &(endpoint, slot) in endpoints.iter().filter(|&&(_, slot)| gate.is_open(link.ifindex, slot)) {
-                let clients = gate.known(link.ifindex, slot);
+            for &(endpoint, slot) in endpoints.iter() {
+                if !gate.is_open(link.ifindex, slot) {
+                    continue;
+                }
                 let objection = match structure::refusal(link, links) {
-                    Some(refusal) => Some(refusal.to_owned()),
-                    None => objections.find(link, endpoint, &clients),
+                    Some(refusal) => Some((refusal.to_owned(), None)),
+                    None => objections.find(link, endpoint, gate.known(link.ifindex, slot)),
                 };
+                gate.hold(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
                 match objection {
-                    Some(why) => drop(refusals.insert(link.ifindex, why)),
+                    Some((why, _)) => drop(refusals.insert(link.ifindex, why)),
                     None => mask |= 1 << slot,
                 }
             }
