@@ -118,8 +118,8 @@ pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Sends `packets` random packets in random set-ups to a server with the fast path and to one
-/// without, and compares the replies.
+/// Compares the replies to `packets` random packets, in `set_ups` random set-ups, of a server with the
+/// fast path and of one without.
 pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Result<()> {
     let mut environment =
         vec![("PACKETS", packets.to_string().into()), ("SETUPS", set_ups.to_string().into())];

@@ -100,8 +100,8 @@ enum Command {
         /// Compare forwarded answers of interfaces with userspace's answers instead.
         #[arg(long, conflicts_with_all = ["filters", "seconds", "program", "interfaces"])]
         replies: bool,
-        /// Number of packets: for each BPF program 10,000,000, for interfaces 100,000; of replies
-        /// 100,000,000.
+        /// Number of packets: for each BPF program 10,000,000; for interfaces 100,000 whose replies
+        /// are compared; of replies 100,000,000.
         #[arg(long)]
         packets: Option<u64>,
         /// Number of set-ups of interfaces.

@@ -1,7 +1,10 @@
 //! Random set-ups of a host: how the client is connected, addresses, MTU, and packet filter rules.
 
-use anyhow::Result;
+use std::mem::MaybeUninit;
+
+use anyhow::{Result, ensure};
 use fastrand::Rng;
+use socket2::{Domain, Protocol, Socket, Type};
 use whole_system_tests::{cell::feed, namespace::Namespace};
 
 /// Names of all interfaces that lead to clients.
@@ -29,7 +32,7 @@ pub(super) struct SetUp {
 
 /// How the client is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Path {
+pub(super) enum Path {
     Plain,
     Bridge,
     /// A VXLAN tunnel with a fixed remote address.
@@ -137,12 +140,36 @@ pub(super) fn prepare(server: &Namespace) -> Result<()> {
     server.ip(&["addr", "add", "fd00::2/128", "dev", "lo", "nodad"])
 }
 
+/// Returns the paths that this kernel supports, and those that it does not.
+pub(super) fn paths(namespace: &Namespace) -> Result<(Vec<Path>, Vec<Path>)> {
+    let (mut supported, mut lacking) = (Vec::new(), Vec::new());
+    for path in PATHS {
+        let link: &[&str] = match path {
+            Path::Vrf => &["name", "try0", "type", "vrf", "table", "10"],
+            Path::Vlan => &["link", "lo", "name", "try0", "type", "vlan", "id", "9"],
+            Path::Plain | Path::Bridge | Path::Tunnel | Path::ExternalTunnel => {
+                supported.push(path);
+                continue;
+            }
+        };
+        match namespace.ip(&[&["link", "add"], link].concat()) {
+            Ok(()) => {
+                namespace.ip(&["link", "del", "try0"])?;
+                supported.push(path);
+            }
+            Err(problem) if problem.to_string().contains("Unknown device type") => lacking.push(path),
+            Err(problem) => return Err(problem),
+        }
+    }
+    Ok((supported, lacking))
+}
+
 impl SetUp {
     /// Returns the set-up of this number. Paths and rules take turns, so that every pair of them
     /// is tried.
-    pub(super) fn random(number: usize, rng: &mut Rng) -> Self {
+    pub(super) fn random(number: usize, paths: &[Path], rng: &mut Rng) -> Self {
         Self {
-            path: PATHS[number % PATHS.len()],
+            path: paths[number % paths.len()],
             mtu: [1500, 1500, 1400, 9000][rng.usize(..4)],
             route_mtu: [None, None, Some(600), Some(1000), Some(1300)][rng.usize(..5)],
             forwards: rng.u8(..4) != 0,
@@ -175,23 +202,9 @@ impl SetUp {
         }
     }
 
-    /// Returns the feature that this kernel lacks for the set-up.
-    pub(super) fn lacking(&self, server: &Namespace) -> Result<Option<String>> {
-        let kind: &[&str] = match self.path {
-            Path::Vrf => &["type", "vrf", "table", "10"],
-            Path::Vlan => &["link", "lo", "type", "vlan", "id", "9"],
-            Path::Plain | Path::Bridge | Path::Tunnel | Path::ExternalTunnel => return Ok(None),
-        };
-        let (place, kind): (&[&str], &[&str]) =
-            if kind[0] == "link" { (&kind[..2], &kind[2..]) } else { (&[], kind) };
-        let added = server.ip(&[&["link", "add"], place, &["name", "try0"], kind].concat());
-        match added {
-            Ok(()) => server.ip(&["link", "del", "try0"]).map(|()| None),
-            Err(problem) if problem.to_string().contains("Unknown device type") => {
-                Ok(Some(format!("{:?}", self.path)))
-            }
-            Err(problem) => Err(problem),
-        }
+    /// Returns whether replies can be compared: packets that pass a limit differ between hosts.
+    pub(super) fn is_comparable(&self) -> bool {
+        self.rule.effect != Effect::Limits
     }
 
     /// Applies the set-up.
@@ -290,17 +303,42 @@ impl SetUp {
         }
         feed(server, &["ip", "-batch", "-"], &lines)?;
         match self.rule.tool {
-            _ if self.rule.text.is_empty() => Ok(()),
+            _ if self.rule.text.is_empty() => {}
             Tool::Legacy => {
                 let tables = ["filter", "nat", "raw", "mangle"];
                 let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
                 // The policy is the only thing that an empty table does not reset.
                 let empty = empty.replacen("*filter\n", "*filter\n:INPUT ACCEPT\n", 1);
-                feed(server, &["iptables-legacy-restore", "-w"], &empty)
+                feed(server, &["iptables-legacy-restore", "-w"], &empty)?;
             }
-            Tool::Nft => feed(server, &["nft", "-f", "-"], "flush ruleset\n"),
+            Tool::Nft => feed(server, &["nft", "-f", "-"], "flush ruleset\n")?,
         }
+        forget_flows(server)
     }
+}
+
+/// Deletes all entries of connection tracking. NAT goes on diverting a flow that it has diverted
+/// before, even without its rule, and a later packet may have the same addresses and ports.
+fn forget_flows(server: &Namespace) -> Result<()> {
+    /// `IPCTNL_MSG_CT_DELETE` of `NFNL_SUBSYS_CTNETLINK`.
+    const DELETE: u16 = 1 << 8 | 2;
+    const FLAGS: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+    // `struct nlmsghdr`: length, type, flags, sequence and port; then `struct nfgenmsg` for all families.
+    let length = 20u32.to_ne_bytes();
+    let request = [&length[..], &DELETE.to_ne_bytes(), &FLAGS.to_ne_bytes(), &[0; 12]].concat();
+    let mut reply = vec![MaybeUninit::uninit(); 64];
+    let length = server.run(|| -> std::io::Result<usize> {
+        let protocol = Some(Protocol::from(libc::NETLINK_NETFILTER));
+        let socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, protocol)?;
+        socket.send(&request)?;
+        socket.recv(&mut reply)
+    })??;
+    // SAFETY: the kernel has written these bytes.
+    let reply: Vec<u8> = reply[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    // The error code follows the header.
+    let error = reply.get(16..).and_then(|rest| rest.first_chunk()).map(|code| i32::from_ne_bytes(*code));
+    ensure!(error == Some(0), "connection tracking keeps its entries: {error:?}");
+    Ok(())
 }
 
 fn mac(address: [u8; 6]) -> String {

@@ -44,7 +44,7 @@ const SERVERS: [IpAddr; 5] = [
 ];
 
 /// Senders that the kernel refuses, or may refuse.
-const BAD_SENDERS: [&str; 11] = [
+const BAD_SENDERS: [&str; 12] = [
     "0.0.0.0",
     "127.0.0.1",
     "224.0.0.1",
@@ -54,6 +54,7 @@ const BAD_SENDERS: [&str; 11] = [
     "169.254.0.2",
     "::",
     "::1",
+    "::ffff:10.9.0.2",
     "ff02::1",
     "fd09::1",
 ];
@@ -342,9 +343,15 @@ pub(super) fn random_frame(id: u16, rng: &mut Rng) -> Frame {
         // Another sender on the same link.
         4 => frame[11] ^= 7,
         5..=7 => {
+            // Two changes may leave the checksum correct. A sender at another address gets no reply from
+            // the kernel, which does not find its Ethernet address.
+            let source = 14 + 4 * datagram.tags.len() + if v6 { 8 } else { 12 };
+            let source = source..source + if v6 { 16 } else { 4 };
             for _ in 0..rng.usize(1..4) {
-                let place = rng.usize(12..frame.len());
-                frame[place] ^= 1 << rng.u8(..8);
+                let (place, bit) = (rng.usize(12..frame.len()), rng.u8(..8));
+                if !source.contains(&place) {
+                    frame[place] ^= 1 << bit;
+                }
             }
         }
         8 => frame.truncate(rng.usize(42..=frame.len())),
