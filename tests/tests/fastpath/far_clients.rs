@@ -8,7 +8,7 @@ use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_fast_path},
-    namespace::Namespace,
+    namespace::{End, Namespace, join},
     requires,
     server::{self, Server},
 };
@@ -23,6 +23,9 @@ const FAR_MAC: &str = "02:00:00:00:09:02";
 
 /// The server's address on a macvlan: not link-local, and not on an interface of a container.
 const FAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2)), 53);
+
+/// The server's address on a bridge that has, beside a veth, a port as an uplink is one.
+const BRIDGED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 7, 0, 2)), 53);
 
 /// The server's second address on the veth, which counts as a container's interface.
 const NEAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 8, 0, 2)), 53);
@@ -42,6 +45,22 @@ fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<u64> {
     Ok(Metrics::read(&pair.server)?.fast_path_replies() - before)
 }
 
+/// Connects the pair by a second veth, whose end is a port of a bridge with [`BRIDGED`].
+fn bridge_with_uplink(pair: &Pair) -> Result<()> {
+    join(
+        End { namespace: &pair.server, interface: "port", addresses: &[] },
+        End { namespace: &pair.client, interface: "cli2", addresses: &["10.7.0.1/24"] },
+    )?;
+    pair.server.ip(&["link", "add", "br0", "type", "bridge"])?;
+    pair.server
+        .ip(&["link", "add", "uplink", "type", "vxlan", "id", "9", "dstport", "4789", "dev", "srv"])?;
+    for port in ["port", "uplink"] {
+        pair.server.ip(&["link", "set", port, "master", "br0", "up"])?;
+    }
+    pair.server.ip(&["addr", "add", "10.7.0.2/24", "dev", "br0"])?;
+    pair.server.ip(&["link", "set", "br0", "up"])
+}
+
 #[test]
 fn long_replies_need_tcp() -> Result<()> {
     requires!(namespaces, bpf);
@@ -56,12 +75,13 @@ fn long_replies_need_tcp() -> Result<()> {
     pair.server.ip(&["link", "set", "mac0", "up"])?;
     // The veth would answer ARP for this address itself.
     pair.client.ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
+    bridge_with_uplink(&pair)?;
     let folder = server::folder(&server::records_of_groups(&[10, 60]), None)?;
     let settings = json!({
         "address": "0.0.0.0",
         "max_reply": MOST,
         "metrics": {"enabled": true},
-        "xdp": {"bpffs": bpffs.path(), "interfaces": ["lo", "srv", "mac0"]},
+        "xdp": {"bpffs": bpffs.path(), "interfaces": ["lo", "srv", "mac0", "br0"]},
     });
     // The test polls this address for readiness; the configuration determines the listen addresses.
     let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
@@ -69,13 +89,13 @@ fn long_replies_need_tcp() -> Result<()> {
     let (short, long) = ("q-s0.q-g10.bosh.", "q-s0.q-g60.bosh.");
 
     // A short reply comes from the interface, in any network.
-    for address in [FAR, NEAR, v4()] {
+    for address in [FAR, BRIDGED, NEAR, v4()] {
         ensure!(client::addresses(&ask(&pair.client, address, short)?).len() == 10);
         // One query per second is passed up as a probe.
         ensure!(hits(&pair, address, short)? >= 8, "{address}");
     }
     // A long reply comes from userspace, complete only for near clients.
-    for (address, whole) in [(FAR, false), (NEAR, true), (v4(), true)] {
+    for (address, whole) in [(FAR, false), (BRIDGED, false), (NEAR, true), (v4(), true)] {
         let reply = ask(&pair.client, address, long)?;
         let (length, count) = (reply.to_vec()?.len(), client::addresses(&reply).len());
         ensure!(reply.metadata.truncation != whole, "{address}: {length} bytes");

@@ -2,6 +2,7 @@
 //! queries.
 
 use std::{
+    net::IpAddr,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use whole_system_tests::{
+    cell::feed,
     client,
     metrics::Metrics,
     namespace::{End, Namespace, join},
@@ -85,6 +87,104 @@ fn queries_open_gate_rules_close() -> Result<()> {
         wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(|| {
             format!("after {rule:?}: {:?}\n{}", gated.states(&pair.server), gated.server.log())
         })?;
+    }
+    Ok(())
+}
+
+/// Clients behind one interface; rules drop the second.
+const CLIENTS: [&str; 2] = ["169.254.0.1", "169.254.0.3"];
+
+/// Sends `times` queries of each client in turn; returns the number of replies to each.
+fn ask_in_turn(clients: &Namespace, times: usize) -> Result<[usize; 2]> {
+    let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
+    let mut answered = [0; 2];
+    for _ in 0..times {
+        for (client, answered) in CLIENTS.into_iter().zip(&mut answered) {
+            let client: IpAddr = client.parse()?;
+            let reply =
+                clients.run(|| client::ask_raw_as(Some(client), v4(), &query, Duration::from_millis(100)))?;
+            *answered += usize::from(reply.is_ok());
+        }
+    }
+    Ok(answered)
+}
+
+/// A rule that drops the second client.
+struct Dropping {
+    /// Command and input that load it.
+    load: (&'static [&'static str], &'static str),
+    remove: (&'static [&'static str], &'static str),
+    /// Part of the reason in `status`.
+    why: &'static str,
+}
+
+const DROPPING: [Dropping; 3] = [
+    Dropping {
+        load: (
+            &["iptables-legacy-restore", "--noflush", "-w"],
+            "*filter\n-A INPUT -s 169.254.0.3 -j DROP\nCOMMIT\n",
+        ),
+        remove: (
+            &["iptables-legacy-restore", "--noflush", "-w"],
+            "*filter\n-D INPUT -s 169.254.0.3 -j DROP\nCOMMIT\n",
+        ),
+        why: "packet filter",
+    },
+    Dropping {
+        load: (
+            &["nft", "-f", "-"],
+            "table inet t { chain c { type filter hook input priority 0; ip saddr 169.254.0.3 drop; }; }\n",
+        ),
+        remove: (&["nft", "-f", "-"], "delete table inet t\n"),
+        why: "packet filter",
+    },
+    // Only the kernel knows the members of the set.
+    Dropping {
+        load: (
+            &["sh", "-c", "ipset restore && iptables-legacy -w -A INPUT -m set --match-set held src -j DROP"],
+            "create held hash:ip\nadd held 169.254.0.3\n",
+        ),
+        remove: (
+            &["sh", "-c", "iptables-legacy -w -D INPUT -m set --match-set held src -j DROP && ipset restore"],
+            "destroy held\n",
+        ),
+        why: "queries of 169.254.0.3 do not arrive",
+    },
+];
+
+#[test]
+fn dropped_client_gets_no_answer() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("clients")?;
+    pair.client.ip(&["addr", "add", &format!("{}/24", CLIENTS[1]), "dev", "cli"])?;
+    let gated = Gated::start(&pair.server)?;
+    for (number, Dropping { load, remove, why }) in DROPPING.iter().enumerate() {
+        let state = || format!("rule {number}: {:?}\n{}", gated.states(&pair.server), gated.server.log());
+        // First one rule that is there before its client, then two that take effect meanwhile.
+        if number == 0 {
+            feed(&pair.server, load.0, load.1)?;
+        }
+        wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(state)?;
+        if number > 0 {
+            ensure!(ask_in_turn(&pair.client, 20)? == [20, 20], "{}", state());
+            feed(&pair.server, load.0, load.1)?;
+        }
+        // Of a client that has not been seen before, one query must be a probe, or two if the rules
+        // do not show whom they drop.
+        let (loaded, limit) = (Instant::now(), Duration::from_secs(60));
+        wait_until("the interface to answer no dropped client", limit, || {
+            ask_in_turn(&pair.client, 5).is_ok_and(|answered| answered == [5, 0])
+        })
+        .with_context(state)?;
+        println!("rule {number}: no answer after {:?}", loaded.elapsed());
+        ensure!(ask_in_turn(&pair.client, 30)? == [30, 0], "{}", state());
+        let shown = gated.states(&pair.server)?.remove("srv").unwrap_or_default();
+        ensure!(shown.state == "refused" && shown.why.contains(why), "{shown:?}");
+        feed(&pair.server, remove.0, remove.1)?;
+        wait_until("both clients to be answered", Duration::from_secs(10), || {
+            ask_in_turn(&pair.client, 5).is_ok_and(|answered| answered == [5, 5])
+        })
+        .with_context(state)?;
     }
     Ok(())
 }

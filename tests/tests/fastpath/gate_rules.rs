@@ -145,6 +145,31 @@ fn nat_before_bridge_refuses_it() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn local_redirect_refuses_lo() -> Result<()> {
+    requires!(namespaces);
+    let rules = [
+        (
+            &["iptables-legacy-restore", "--noflush"][..],
+            "*nat\n-A OUTPUT -p udp --dport 53 -j REDIRECT --to-ports 53\nCOMMIT\n",
+        ),
+        (
+            &["nft", "-f", "-"],
+            "table ip t {\n chain c {\n type nat hook output priority -100;\n udp dport 53 redirect to :53\n }\n}\n",
+        ),
+    ];
+    // Local packets are redirected to 127.0.0.1.
+    let endpoint = SocketAddr::from(([127, 0, 0, 1], 53));
+    for (loader, rules) in rules {
+        let host = host()?;
+        let found = || host.run(|| dns_fastpath::filter_objection("lo", endpoint.ip(), endpoint));
+        ensure!(found()??.is_none(), "without rules");
+        feed(&host, loader, rules)?;
+        ensure!(found()??.is_some(), "{}", loader[0]);
+    }
+    Ok(())
+}
+
 /// Interfaces of the rule sets.
 const INTERFACES: [&str; 4] = ["s-010255010002", "s-010255010003", "eth0", "lo"];
 

@@ -141,7 +141,7 @@ fn hash_collision_is_not_answered() {
 }
 
 #[test]
-fn tap_reports_queries_and_replies() {
+fn tap_reports_own_queries_only() {
     use dns_common::{counters::Outcome, tap::TapEvent};
     use zerocopy::FromBytes as _;
 
@@ -150,8 +150,15 @@ fn tap_reports_queries_and_replies() {
     program.set_control(|control| control.tap_every = 1);
     let hit = Datagram::v4(Query::new("V4-3.bosh", A).bytes()).frame();
     let miss = Datagram::v6(Query::new("Nobody.bosh", 33).bytes()).frame();
+    // Queries for other servers are none of the tap's business.
+    let query = Query::new("V4-3.bosh", A).bytes();
+    let foreign = [(std::net::Ipv4Addr::new(8, 8, 8, 8).into(), 53), (crate::packet::SERVER, 54)]
+        .map(|to| Datagram { to, ..Datagram::v4(query.clone()) }.frame());
     for hook in HOOKS {
         program.run(hook, &hit).expect("the program runs");
+        for frame in &foreign {
+            program.run(hook, frame).expect("the program runs");
+        }
         program.run(hook, &miss).expect("the program runs");
     }
     let mut events = Vec::new();
