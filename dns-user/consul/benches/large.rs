@@ -61,7 +61,7 @@ fn zone(size: u32) -> Zone {
     let services: Vec<_> =
         (0..size).map(|number| json!({"node": node(number), "service": "web", "port": 8000})).collect();
     let text = json!({"nodes": nodes, "services": services}).to_string();
-    let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).unwrap();
+    let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).whole().unwrap();
     let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
     Zone { config, catalog }
 }

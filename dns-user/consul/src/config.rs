@@ -5,7 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use crate::{http_api::HttpApi, visibility::Visibility};
 use dns_core::{
     config::{
-        ConfigError, duration::parse_duration, file_pattern, json::Json, reader::Reader, recursor::with_port,
+        ConfigError, ParsedFiles, duration::parse_duration, file_pattern, json::Json, parse::every_error,
+        reader::Reader, recursor::with_port,
     },
     name::Name,
 };
@@ -97,11 +98,23 @@ const MAX_TTL: u64 = (1 << 31) - 1;
 
 impl Config {
     /// Parses the object `"consul"` of a whole `config.json`, and returns warnings about members
-    /// without effect; `None` if it has no such object.
-    pub fn of_document(file: &str, bytes: &[u8]) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
-        let json = Json::parse(bytes)
-            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
-        let root = Reader::document(file, &json)?;
+    /// without effect; `None` if it has no such object. With errors, the object that remains without
+    /// the invalid members.
+    pub fn of_document(file: &str, bytes: &[u8]) -> ParsedFiles<Option<(Self, Vec<String>)>> {
+        let json = match Json::parse(bytes) {
+            Ok(json) => json,
+            Err(error) => {
+                let error = ConfigError::of_file(file, format!("is not JSON: {error}"));
+                return ParsedFiles { valid: None, errors: vec![error] };
+            }
+        };
+        let (errors, valid) = every_error(json, |json| Self::load(file, json));
+        ParsedFiles { valid: valid.flatten(), errors }
+    }
+
+    /// Reads a parsed document.
+    fn load(file: &str, json: &Json) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
+        let root = Reader::document(file, json)?;
         if !root.has("consul") {
             return Ok(None);
         }
@@ -232,7 +245,7 @@ fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     let sources = object.object("sources")?;
     let patterns: Vec<String> =
         sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
-    // Parsed by `HttpApi::read`; marks the member as known.
+    // ParsedFiles by `HttpApi::read`; marks the member as known.
     sources.has("http");
     if let Some(unknown) = sources.unknown().first() {
         return Err(
@@ -303,7 +316,8 @@ mod tests {
     #[test]
     fn unknown_members_are_reported() {
         let text = br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
-        let (_, warnings) = Config::of_document("config.json", text).expect("read").expect("an object");
+        let (_, warnings) =
+            Config::of_document("config.json", text).whole().expect("read").expect("an object");
         for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {
             let told = format!("config.json: {path} is an unknown setting");
             assert!(warnings.iter().any(|warning| warning.starts_with(&told)), "{path}: {warnings:?}");

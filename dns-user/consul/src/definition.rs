@@ -10,9 +10,12 @@
 //! Other members concern only Consul and are ignored. Checks are not run: a check without a
 //! `status` counts as passing.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use dns_core::config::{ConfigError, json::Json, reader::Reader};
+use dns_core::config::{ConfigError, ParsedFiles, json::Json, reader::Reader};
 
 use crate::{
     catalog::registrations::{
@@ -37,13 +40,12 @@ pub struct Definitions {
 const FIRST_SIDECAR_PORT: u16 = 21_000;
 
 impl Definitions {
-    /// Parses files given by name and content; names ending in `.hcl` are HCL, all others JSON. The
-    /// first error rejects all files.
+    /// Parses files given by name and content; names ending in `.hcl` are HCL, all others JSON.
     pub fn read<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
         config: &Config,
-    ) -> Result<Self, ConfigError> {
-        let mut definitions = Self::default();
+    ) -> ParsedFiles<Self> {
+        let (mut definitions, mut errors) = (Self::default(), Vec::new());
         let mut own = Node {
             name: config.node_name.clone(),
             datacenter: config.datacenter.clone(),
@@ -52,79 +54,20 @@ impl Definitions {
         };
         let mut later = Vec::new();
         for (file, bytes) in files {
-            let mut json = document(file, bytes)?;
-            for name in ["service", "services", "check", "checks"] {
-                wrap(&mut json, name);
+            match OneFile::read(file, bytes, config, definitions.sidecars) {
+                Ok(file) => {
+                    definitions.registrations.append(file.registrations);
+                    definitions.sidecars = file.sidecars;
+                    later.extend(file.later);
+                }
+                Err(more) => errors.extend(more),
             }
-            definitions.read_file(&Reader::document(file, &json)?, config, &mut later)?;
         }
         for (service, check) in later {
             definitions.place(&mut own, service, check);
         }
         definitions.settle(own, config);
-        Ok(definitions)
-    }
-
-    /// Parses one file. Appends checks beside services to `later`, with the id of their service.
-    fn read_file(
-        &mut self,
-        root: &Reader<'_>,
-        config: &Config,
-        later: &mut Vec<(Option<String>, Check)>,
-    ) -> Result<(), ConfigError> {
-        let registrations = &mut self.registrations;
-        for name in ["service", "services"] {
-            for reader in root.objects(name)? {
-                let instance = instance(&reader, config)?;
-                let sidecar = sidecar(&reader, &instance)?.map(|mut sidecar| {
-                    if sidecar.port == 0 {
-                        // Beyond the last port, sidecars share it.
-                        sidecar.port = FIRST_SIDECAR_PORT.saturating_add(self.sidecars);
-                        self.sidecars = self.sidecars.saturating_add(1);
-                    }
-                    Arc::new(sidecar)
-                });
-                registrations.instances.push(instance.into());
-                registrations.instances.extend(sidecar);
-            }
-        }
-        for name in ["check", "checks"] {
-            for reader in root.objects(name)? {
-                let service = reader.text("service_id")?.filter(|id| !id.is_empty());
-                later.push((service.map(str::to_owned), check(&reader)?));
-            }
-        }
-        for reader in root.objects("nodes")? {
-            registrations.nodes.push(node(&reader, config)?.into());
-        }
-        for reader in root.objects("queries")? {
-            registrations.queries.push(query(&reader)?);
-        }
-        for reader in root.objects("virtual_ips")? {
-            let address = reader.address("ip")?.ok_or_else(|| reader.error("ip", "is missing"))?;
-            let (service, peer) = (needed(&reader, "service")?, text(&reader, "peer")?);
-            registrations.virtual_addresses.push(VirtualAddress { service, peer, address });
-        }
-        for reader in root.objects("ingress")? {
-            let (gateway, services) = (needed(&reader, "gateway")?, texts(&reader, "services")?);
-            registrations.gateways.push(Gateway { gateway, services });
-        }
-        for reader in root.objects("datacenters")? {
-            let reachable = reader.boolean("reachable")?.unwrap_or(true);
-            registrations.datacenters.push(Datacenter { name: needed(&reader, "name")?, reachable });
-        }
-        let distance = root.object("distance")?;
-        for (from, nearest) in distance.entries() {
-            let Json::List(nearest) = nearest else {
-                return Err(distance.error(from, "is not a list of nodes"));
-            };
-            let names = nearest.iter().filter_map(|name| match name {
-                Json::Text(name) => Some(name.clone()),
-                _ => None,
-            });
-            registrations.distances.insert(from.to_owned(), names.collect());
-        }
-        Ok(())
+        ParsedFiles { valid: definitions, errors }
     }
 
     /// Adds a check to its instance or node.
@@ -178,6 +121,105 @@ impl Definitions {
     }
 }
 
+/// Contents of one file.
+struct OneFile {
+    registrations: Registrations,
+    /// Checks beside services, with the id of their service.
+    later: Vec<(Option<String>, Check)>,
+    /// Number of sidecar proxies that were assigned a port, in this file and those before it.
+    sidecars: u16,
+}
+
+impl OneFile {
+    /// Parses one file and returns every error, not just the first.
+    fn read(file: &str, bytes: &[u8], config: &Config, sidecars: u16) -> Result<Self, Vec<ConfigError>> {
+        let mut json = document(file, bytes).map_err(|error| vec![error])?;
+        for name in ["service", "services", "check", "checks"] {
+            wrap(&mut json, name);
+        }
+        let root = Reader::document(file, &json).map_err(|error| vec![error])?;
+        let (mut errors, mut own) = (Vec::new(), Registrations::default());
+        let mut sidecars = sidecars;
+        for name in ["service", "services"] {
+            let parse = |reader: &Reader<'_>| {
+                let instance = instance(reader, config)?;
+                let sidecar = sidecar(reader, &instance)?;
+                Ok((instance, sidecar))
+            };
+            for (instance, sidecar) in objects(&root, name, parse, &mut errors) {
+                own.instances.push(instance.into());
+                own.instances.extend(sidecar.map(|mut sidecar| {
+                    if sidecar.port == 0 {
+                        // Beyond the last port, sidecars share it.
+                        sidecar.port = FIRST_SIDECAR_PORT.saturating_add(sidecars);
+                        sidecars = sidecars.saturating_add(1);
+                    }
+                    Arc::new(sidecar)
+                }));
+            }
+        }
+        let mut later = Vec::new();
+        for name in ["check", "checks"] {
+            let parse = |reader: &Reader<'_>| {
+                let service = reader.text("service_id")?.filter(|id| !id.is_empty());
+                Ok((service.map(str::to_owned), check(reader)?))
+            };
+            later.extend(objects(&root, name, parse, &mut errors));
+        }
+        own.nodes = objects(&root, "nodes", |reader| Ok(node(reader, config)?.into()), &mut errors);
+        own.queries = objects(&root, "queries", query, &mut errors);
+        let virtual_address = |reader: &Reader<'_>| {
+            let address = reader.address("ip")?.ok_or_else(|| reader.error("ip", "is missing"))?;
+            Ok(VirtualAddress { service: needed(reader, "service")?, peer: text(reader, "peer")?, address })
+        };
+        own.virtual_addresses = objects(&root, "virtual_ips", virtual_address, &mut errors);
+        let gateway = |reader: &Reader<'_>| {
+            Ok(Gateway { gateway: needed(reader, "gateway")?, services: texts(reader, "services")? })
+        };
+        own.gateways = objects(&root, "ingress", gateway, &mut errors);
+        let datacenter = |reader: &Reader<'_>| {
+            let reachable = reader.boolean("reachable")?.unwrap_or(true);
+            Ok(Datacenter { name: needed(reader, "name")?, reachable })
+        };
+        own.datacenters = objects(&root, "datacenters", datacenter, &mut errors);
+        match distances(&root) {
+            Ok(distances) => own.distances = distances,
+            Err(error) => errors.push(error),
+        }
+        if errors.is_empty() { Ok(Self { registrations: own, later, sidecars }) } else { Err(errors) }
+    }
+}
+
+/// Parses each object in the list `name`; adds every error to `errors`.
+fn objects<'a, T>(
+    root: &Reader<'a>,
+    name: &'static str,
+    parse: impl Fn(&Reader<'a>) -> Result<T, ConfigError>,
+    errors: &mut Vec<ConfigError>,
+) -> Vec<T> {
+    let parsed = root.parse_objects(name, |reader| parse(reader).map_err(|error| vec![error]));
+    parsed.unwrap_or_else(|more| {
+        errors.extend(more);
+        Vec::new()
+    })
+}
+
+/// Parses `distance`: nodes nearest first, by the node they are measured from.
+fn distances(root: &Reader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigError> {
+    let distance = root.object("distance")?;
+    let entries = distance.entries().map(|(from, nearest)| {
+        let Json::List(nearest) = nearest else {
+            return Err(distance.error(from, "is not a list of nodes"));
+        };
+        let names = nearest.iter().filter_map(|name| match name {
+            Json::Text(name) => Some(name.clone()),
+            _ => None,
+        });
+        Ok((from.to_owned(), names.collect()))
+    });
+    entries.collect()
+}
+
 /// Parses a file to JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     let problem = |problem: String| ConfigError::of_file(file, problem);
@@ -186,8 +228,15 @@ fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     }
     let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
     let value: serde_json::Value =
-        hcl::from_str(text).map_err(|error| problem(format!("is not HCL: {error}")))?;
+        hcl::from_str(text).map_err(|error| problem(format!("is not HCL: {}", reason(&error))))?;
     Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is not HCL: {error}")))
+}
+
+/// Returns position and reason in one line; the error's own text draws the place in several.
+fn reason(error: &hcl::Error) -> String {
+    let hcl::Error::Parse(error) = error else { return error.to_string() };
+    let place = error.location();
+    format!("line {}, column {}: {}", place.line(), place.column(), error.message())
 }
 
 /// Wraps a single value of this name in a list: a block in HCL, an object in JSON.
@@ -398,7 +447,7 @@ mod tests {
 
     fn config() -> Config {
         let text = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.1"}}"#;
-        Config::of_document("config.json", text).unwrap().unwrap().0
+        Config::of_document("config.json", text).whole().unwrap().unwrap().0
     }
 
     const HCL: &str = r#"
@@ -437,8 +486,8 @@ mod tests {
 
     #[test]
     fn hcl_and_json_say_the_same() {
-        let hcl = Definitions::read([("a.hcl", HCL.as_bytes())], &config()).unwrap();
-        let json = Definitions::read([("a.json", JSON.as_bytes())], &config()).unwrap();
+        let hcl = Definitions::read([("a.hcl", HCL.as_bytes())], &config()).whole().unwrap();
+        let json = Definitions::read([("a.json", JSON.as_bytes())], &config()).whole().unwrap();
         assert_eq!(hcl, json);
         let Registrations { nodes, instances, .. } = hcl.registrations;
         assert_eq!((nodes[0].name.as_str(), nodes[0].address.as_str()), ("here", "10.0.0.1"));
@@ -454,7 +503,7 @@ mod tests {
         let json = r#"{"services": [{"name": "db", "id": "db-1",
             "connect": {"sidecar_service": {"port": 7, "tags": ["own"]}}}]}"#;
         let files = [("a.hcl", hcl.as_bytes()), ("b.json", json.as_bytes())];
-        let instances = Definitions::read(files, &config()).unwrap().registrations.instances;
+        let instances = Definitions::read(files, &config()).whole().unwrap().registrations.instances;
         let told: Vec<_> = instances
             .iter()
             .map(|one| {
@@ -472,8 +521,31 @@ mod tests {
     }
 
     #[test]
+    fn every_wrong_definition_is_reported() {
+        let files = [
+            ("a.json", &br#"{"services": [{"name": 1}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#[..]),
+            ("b.json", br#"{"service": {"name": "b"}}"#),
+            ("c.hcl", b"service {"),
+        ];
+        let ParsedFiles { valid, errors } = Definitions::read(files, &config());
+        let services: Vec<&str> = valid.registrations.instances.iter().map(|one| &*one.service).collect();
+        assert_eq!(services, ["b"]);
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let expected = [
+            "a.json: services[0].name: is 1",
+            "a.json: services[2].name: is missing",
+            "a.json: nodes[0].node: is missing",
+            "c.hcl: is not HCL",
+        ];
+        assert_eq!(errors.len(), expected.len(), "{errors:?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn errors_name_file_and_place() {
-        let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config());
+        let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config()).whole();
         let error = |file, text| read(file, text).unwrap_err().to_string();
         assert_eq!(error("a.json", r#"{"service": {"port": 80}}"#), "a.json: service[0].name: is missing");
         assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is not HCL: "));

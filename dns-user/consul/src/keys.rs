@@ -93,7 +93,7 @@ mod tests {
                 text = format!("{{{member:?}: {text}}}");
             }
             let read = Config::of_document("config.json", text.as_bytes());
-            let (_, warnings) = read.unwrap_or_else(|error| panic!("{error}")).expect("an object");
+            let (_, warnings) = read.whole().unwrap_or_else(|error| panic!("{error}")).expect("an object");
             assert!(warnings.is_empty(), "{}: {warnings:?}", key.path);
         }
     }

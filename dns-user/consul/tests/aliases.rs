@@ -55,7 +55,8 @@ fn zone_of(case: &Case) -> Zone {
     let json = Json::parse(case.config.to_string().as_bytes()).expect("JSON");
     let config = Config::read(&Reader::document("case", &json).expect("an object")).expect("a configuration");
     let text = case.catalog.to_string();
-    let definitions = Definitions::read([("case.json", text.as_bytes())], &config).expect("definitions");
+    let definitions =
+        Definitions::read([("case.json", text.as_bytes())], &config).whole().expect("definitions");
     assert_eq!(definitions.warnings, [""; 0]);
     let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
     Zone { config, catalog }

@@ -18,7 +18,7 @@ use super::{
 };
 use dns_core::{
     config::{
-        Config, ConfigError,
+        Config, ConfigError, ParsedFiles,
         json::Json,
         reader::Reader,
         recursor::{NoRecursor, with_port},
@@ -70,15 +70,20 @@ impl Handlers {
     /// counts (observed).
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
-    ) -> Result<Vec<HandlerConfig>, ConfigError> {
-        let mut handlers: Vec<HandlerConfig> = Vec::new();
+    ) -> ParsedFiles<Vec<HandlerConfig>> {
+        let (mut valid, mut errors): (Vec<HandlerConfig>, _) = (Vec::new(), Vec::new());
         for (file, bytes) in files {
-            for handler in parse_file(file, bytes)? {
-                handlers.retain(|earlier| earlier.domain != handler.domain);
-                handlers.push(handler);
+            match parse_file(file, bytes) {
+                Ok(handlers) => {
+                    for handler in handlers {
+                        valid.retain(|earlier| earlier.domain != handler.domain);
+                        valid.push(handler);
+                    }
+                }
+                Err(more) => errors.extend(more),
             }
         }
-        Ok(handlers)
+        ParsedFiles { valid, errors }
     }
 
     /// Creates handlers. A handler that is unchanged since `previous` keeps its sockets and cache.
@@ -181,9 +186,9 @@ impl Handler {
     }
 }
 
-/// Parses one file: a list of handlers.
-fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigError> {
-    let error = |problem: String| ConfigError::of_file(file, problem);
+/// Parses one file: a list of handlers. Returns every error, not just the first.
+fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, Vec<ConfigError>> {
+    let error = |problem: String| vec![ConfigError::of_file(file, problem)];
     let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
     let list = match json {
         Json::List(_) | Json::Null => json,
@@ -191,31 +196,41 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigErro
     };
     // Read through the parent, so that errors name `handlers[3].source.type`.
     let document = Json::Object(vec![("handlers".to_owned(), list)]);
-    let handlers = Reader::document(file, &document)?.objects("handlers")?;
-    handlers.iter().map(parse_handler).collect()
+    Reader::document(file, &document).map_err(|error| vec![error])?.parse_objects("handlers", parse_handler)
 }
 
-fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
+fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, Vec<ConfigError>> {
+    let cache = handler.object("cache").and_then(|cache| cache.boolean("enabled"));
+    match (parse_domain(handler), parse_source(handler), cache) {
+        (Ok(domain), Ok(source), Ok(cache)) => {
+            Ok(HandlerConfig { domain, source, cache: cache.unwrap_or(false) })
+        }
+        (domain, source, cache) => {
+            Err([domain.err(), source.err(), cache.err()].into_iter().flatten().collect())
+        }
+    }
+}
+
+fn parse_domain(handler: &Reader<'_>) -> Result<Name, ConfigError> {
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
         handler.error("domain", "is missing; expected a domain such as \"corp.example.\", or \".\" for all")
     })?;
-    let domain = Name::from_text(domain)
-        .map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))?;
+    Name::from_text(domain).map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))
+}
+
+fn parse_source(handler: &Reader<'_>) -> Result<HandlerSource, ConfigError> {
     let source = handler.object("source")?;
-    let source =
-        match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
-            None => return Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
-            Some(Kind::Dns) => HandlerSource::Dns(parse_recursors(&source)?),
-            Some(Kind::Http) => HandlerSource::Http(parse_url(&source)?),
-            Some(Kind::Deny) => {
-                let choices =
-                    [("", Denial::Nxdomain), ("NXDOMAIN", Denial::Nxdomain), ("REFUSED", Denial::Refused)];
-                HandlerSource::Deny(source.choice("response", &choices)?.unwrap_or(Denial::Nxdomain))
-            }
-        };
-    let cache = handler.object("cache")?.boolean("enabled")?.unwrap_or(false);
-    Ok(HandlerConfig { domain, source, cache })
+    match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
+        None => Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
+        Some(Kind::Dns) => Ok(HandlerSource::Dns(parse_recursors(&source)?)),
+        Some(Kind::Http) => Ok(HandlerSource::Http(parse_url(&source)?)),
+        Some(Kind::Deny) => {
+            let choices =
+                [("", Denial::Nxdomain), ("NXDOMAIN", Denial::Nxdomain), ("REFUSED", Denial::Refused)];
+            Ok(HandlerSource::Deny(source.choice("response", &choices)?.unwrap_or(Denial::Nxdomain)))
+        }
+    }
 }
 
 /// Type of a handler's source.
@@ -254,7 +269,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Vec<HandlerConfig>, String> {
-        Handlers::parse([("h.json", text.as_bytes())]).map_err(|error| error.to_string())
+        Handlers::parse([("h.json", text.as_bytes())]).whole().map_err(|errors| errors.to_string())
     }
 
     #[test]
@@ -288,9 +303,35 @@ mod tests {
     fn the_last_of_several_counts() {
         let deny = br#"[{"domain": "a.", "source": {"type": "deny", "response": "REFUSED"}}]"#;
         let dns = br#"[{"domain": "A", "source": {"type": "dns", "recursors": ["1.2.3.4"]}}]"#;
-        let handlers = Handlers::parse([("1.json", &deny[..]), ("2.json", dns)]).unwrap();
+        let handlers = Handlers::parse([("1.json", &deny[..]), ("2.json", dns)]).whole().unwrap();
         assert_eq!(handlers.len(), 1);
         assert_eq!(handlers[0].source, HandlerSource::Dns(vec!["1.2.3.4:53".to_owned()]));
+    }
+
+    #[test]
+    fn every_wrong_handler_is_reported() {
+        let files = [
+            (
+                "1.json",
+                &br#"[{"source": {"type": "file"}}, {"domain": "a.", "source": {"type": "deny"}}, 7]"#[..],
+            ),
+            ("2.json", br#"[{"domain": "b.", "source": {"type": "deny"}}]"#),
+            ("3.json", br#"[{"domain": "c.", "source": {"type": "deny"}, "cache": 1}]"#),
+        ];
+        let ParsedFiles { valid, errors } = Handlers::parse(files);
+        let domains: Vec<String> = valid.iter().map(|handler| handler.domain.to_string()).collect();
+        assert_eq!(domains, ["b."]);
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let expected = [
+            "1.json: handlers[0].domain: is missing",
+            "1.json: handlers[0].source.type: \"file\"",
+            "1.json: handlers[2]: is 7",
+            "3.json: handlers[0].cache: is 1",
+        ];
+        assert_eq!(errors.len(), expected.len(), "{errors:?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
+        }
     }
 
     #[test]
@@ -299,7 +340,7 @@ mod tests {
             ("", "h.json: no JSON"),
             ("[}", "h.json: no JSON"),
             (r#"{"domain": "x."}"#, "h.json: is an object, not a list of handlers"),
-            ("[1]", "h.json: handlers: "),
+            ("[1]", "h.json: handlers[0]: is 1; expected an object"),
             (r#"[{"source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: is missing"),
             (r#"[{"domain": "a..b", "source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: \"a..b\""),
             (r#"[{"domain": "x.", "source": {}}]"#, "h.json: handlers[0].source.type: is missing"),

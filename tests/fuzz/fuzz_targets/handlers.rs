@@ -5,7 +5,7 @@ use dns_upstream::Handlers;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(error) = Handlers::parse([("handlers.json", bytes)]) {
+    for error in Handlers::parse([("handlers.json", bytes)]).errors {
         assert!(!error.to_string().is_empty());
     }
 });

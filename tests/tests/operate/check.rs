@@ -3,10 +3,16 @@
 
 use std::{fs, path::Path, process::Command};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use dns_core::config::keys::{KEYS, Key};
 use serde_json::{Map, Value, json};
-use whole_system_tests::server;
+use whole_system_tests::{
+    namespace::Namespace,
+    requires,
+    server::{self, Server},
+};
+
+use crate::running::RECORDS;
 
 /// Returns a configuration with every feature enabled, so that every key is read.
 fn complete(folder: &Path) -> Value {
@@ -105,6 +111,179 @@ fn check_agrees_with_startup() -> Result<()> {
     Ok(())
 }
 
+/// Several invalid files of one kind, which lie beside a valid one.
+struct Wrong {
+    folder: &'static str,
+    /// Names and contents.
+    files: &'static [(&'static str, &'static str)],
+    /// Parts of the errors, each in a line of its own.
+    errors: &'static [&'static str],
+}
+
+const WRONG: [Wrong; 4] = [
+    Wrong {
+        folder: "aliases",
+        files: &[
+            ("good.json", r#"{"good.alias": ["10.0.0.9"]}"#),
+            ("half.json", r#"{"half.alias": ["#),
+            ("loop-1.json", r#"{"l.alias": ["m.alias"]}"#),
+            ("loop-2.json", r#"{"m.alias": ["l.alias"]}"#),
+            ("names.json", r#"{"a..b": ["10.0.0.9"], "fine.alias": ["10.0.0.9"], "": ["10.0.0.9"]}"#),
+        ],
+        errors: &[
+            "aliases/half.json: line 1, column ",
+            "aliases/names.json: alias \"a..b\" is not a domain name",
+            "aliases/names.json: alias \"\" is not a domain name",
+            "aliases/loop-2.json: the aliases l.alias. -> m.alias. -> l.alias. form a loop",
+        ],
+    },
+    Wrong {
+        folder: "handlers",
+        files: &[
+            ("good.json", r#"[{"domain": "good.example.", "source": {"type": "deny"}}]"#),
+            ("kinds.json", r#"[{"domain": "b.example."}, {"domain": "a..b", "source": {"type": "file"}}]"#),
+            ("object.json", "{}"),
+        ],
+        errors: &[
+            "handlers/kinds.json: handlers[0].source.type: is missing",
+            "handlers/kinds.json: handlers[1].domain: \"a..b\"",
+            "handlers/kinds.json: handlers[1].source.type: \"file\" is unknown",
+            "handlers/object.json: is an object, not a list",
+        ],
+    },
+    Wrong {
+        folder: "addresses",
+        files: &[
+            ("empty.json", ""),
+            ("entries.json", r#"[{"address": "nowhere"}, {"address": "127.0.0.7", "port": 53}, 7]"#),
+            ("good.json", r#"[{"address": "127.0.0.8", "port": 53}]"#),
+        ],
+        errors: &[
+            "addresses/empty.json: is not JSON",
+            "addresses/entries.json: addresses[0].address: \"nowhere\" is not an IP address",
+            "addresses/entries.json: addresses[0].port: is missing",
+            "addresses/entries.json: addresses[2]: is 7; expected an object",
+        ],
+    },
+    Wrong {
+        folder: "consul",
+        files: &[
+            ("block.hcl", "service {"),
+            ("good.json", r#"{"service": {"name": "web", "address": "10.9.0.1", "port": 80}}"#),
+            ("members.json", r#"{"services": [{"name": 7}, {"name": "a"}, {"port": 1}], "nodes": [{}]}"#),
+        ],
+        errors: &[
+            "consul/block.hcl: is not HCL",
+            "consul/members.json: services[0].name: is 7",
+            "consul/members.json: services[2].name: is missing",
+            "consul/members.json: nodes[0].node: is missing",
+        ],
+    },
+];
+
+#[test]
+fn every_invalid_file_is_reported() -> Result<()> {
+    requires!(namespaces);
+    // Every combination of kinds, with alias files required or not.
+    for case in 1_u32..32 {
+        let is_wrong = |folder: &str| {
+            WRONG.iter().position(|wrong| wrong.folder == folder).is_some_and(|kind| case & 1 << kind != 0)
+        };
+        let requires_aliases = case & 16 != 0;
+        if requires_aliases && !is_wrong("aliases") {
+            continue;
+        }
+        let folder = server::folder(RECORDS.as_bytes(), None)?;
+        fs::create_dir(folder.path().join("consul"))?;
+        let mut expected: Vec<&str> = Vec::new();
+        for wrong in WRONG.iter().filter(|wrong| is_wrong(wrong.folder)) {
+            for (name, text) in wrong.files {
+                fs::write(folder.path().join(wrong.folder).join(name), text)?;
+            }
+            expected.extend(wrong.errors);
+        }
+        let settings = json!({
+            "xdp": {"mode": "off"}, "compat": {"require_alias_files": requires_aliases},
+            "consul": {
+                "node_name": "here", "advertise_addr": "10.9.0.9",
+                "sources": {"files": [folder.path().join("consul/*")]},
+            },
+        });
+        let address = ([127, 0, 0, 1], 53).into();
+        let mut whole = server::config(folder.path(), address);
+        server::merge(&mut whole, &settings);
+        let config = folder.path().join("config.json");
+        fs::write(&config, whole.to_string())?;
+        let (code, problem) = outcome("check", &config)?;
+        ensure!(code == Some(1), "case {case}: {code:?} {problem}");
+        let lines: Vec<&str> = problem.lines().collect();
+        ensure!(lines.len() == expected.len(), "case {case}: {problem}");
+        for error in expected {
+            let found = lines.iter().filter(|line| line.contains(error)).count();
+            ensure!(found == 1, "case {case}: {error:?} in {found} lines: {problem}");
+        }
+        // Start-up reports the same; these kinds end it.
+        let fatal: Vec<&str> = [("aliases", requires_aliases), ("handlers", true)]
+            .into_iter()
+            .filter_map(|(kind, is_fatal)| (is_fatal && is_wrong(kind)).then_some(kind))
+            .collect();
+        let (_server, log) = if fatal.is_empty() {
+            let namespace = Namespace::new(&format!("wrong{case}"))?;
+            let server = Server::start(Some(&namespace), folder, address, &settings)?;
+            let log = server.log();
+            (Some((server, namespace)), log)
+        } else {
+            let output = Command::new(server::program()?).args(["run", "--config"]).arg(&config).output()?;
+            ensure!(output.status.code() == Some(1), "case {case}: {output:?}");
+            (None, String::from_utf8([output.stdout, output.stderr].concat())?)
+        };
+        for line in lines {
+            let error = line.strip_prefix("bosh-dns-xdp: ").unwrap_or(line);
+            ensure!(log.matches(error).count() == 1, "case {case}: {error:?}: {log}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_wrong_setting_is_reported() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.json");
+    let addresses = folder.path().join("addresses.json");
+    let mut broken = complete(folder.path());
+    broken["recursor_timeout"] = json!("5");
+    broken["xdp"]["lease"] = json!(-1);
+    broken["logging"]["tags"] = json!([
+        {"name": "main", "log_level": "LOUD"}, {"name": "main", "log_level": "INFO"},
+        {"name": "ForwardHandler", "log_level": "QUIET"},
+    ]);
+    broken["consul"] = json!({"domain": "a..b", "datacenter": "d c"});
+    broken["addresses_files_glob"] = json!(addresses);
+    fs::write(&addresses, "{")?;
+    fs::write(&config, broken.to_string())?;
+    let (code, problem) = outcome("check", &config)?;
+    ensure!(code == Some(1), "{code:?} {problem}");
+    let (code, log) = outcome("run", &config)?;
+    ensure!(code == Some(1), "{code:?} {log}");
+    for key in [
+        "recursor_timeout",
+        "xdp.lease",
+        "logging.tags[0].log_level",
+        "logging.tags[2].log_level",
+        "consul.domain",
+        "consul.datacenter",
+    ] {
+        let lines: Vec<&str> =
+            problem.lines().filter(|line| line.contains(&format!("config.json: {key}: "))).collect();
+        ensure!(lines.len() == 1, "{key}: {problem}");
+        let error = lines[0].strip_prefix("bosh-dns-xdp: ").unwrap_or(lines[0]);
+        ensure!(log.matches(error).count() == 1, "{key}: check reports {error:?}, start-up {log}");
+    }
+    // Also the files named by the settings that remain.
+    ensure!(problem.contains("addresses.json: is not JSON"), "{problem}");
+    Ok(())
+}
+
 #[test]
 fn check_reports_surroundings() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -115,18 +294,23 @@ fn check_reports_surroundings() -> Result<()> {
     broken["address"] = json!("203.0.113.77");
     broken["recursor_timout"] = json!("1s");
     broken["control"]["group"] = json!("no-such-group");
-    broken["xdp"] = json!({"interfaces": ["eth99", "veth*"]});
+    broken["xdp"] = json!({"interfaces": ["eth99", "veth*"], "user": "no-such-user"});
+    broken["cache"] = json!({"enbled": true});
+    broken["metrics"] = json!({"enabled": true, "prot": 53088});
     fs::write(&config, broken.to_string())?;
     let output =
         Command::new(server::program()?).args(["check", "--json", "--config"]).arg(&config).output()?;
     assert_eq!(output.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let errors = report["errors"].to_string();
-    for part in ["records.json", "203.0.113.77", "no-such-group", "eth99"] {
+    for part in ["records.json", "203.0.113.77", "no-such-group", "no-such-user", "eth99"] {
         assert!(errors.contains(part), "{part}: {errors}");
     }
     assert!(!errors.contains("veth*"), "{errors}");
-    assert!(report["warnings"].to_string().contains("did you mean recursor_timeout?"), "{report}");
+    for key in ["recursor_timeout", "cache.enabled", "metrics.port"] {
+        let hint = format!("did you mean {key}?");
+        assert!(report["warnings"].to_string().contains(&hint), "{key}: {report}");
+    }
     Ok(())
 }
 

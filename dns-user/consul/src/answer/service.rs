@@ -322,11 +322,11 @@ mod tests {
 
     /// Returns a zone with these instances of `web`, and node `n<number>` at `10.0.x.y` for each number.
     fn zone(nodes: u32, instances: impl Iterator<Item = Value>) -> Zone {
-        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#).unwrap().unwrap();
+        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#).whole().unwrap().unwrap();
         let node = |number| json!({"node": format!("n{number}"), "address": address(number).to_string()});
         let nodes: Vec<Value> = (0..nodes).map(node).collect();
         let text = json!({"nodes": nodes, "services": instances.collect::<Vec<_>>()}).to_string();
-        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).unwrap();
+        let definitions = Definitions::read([("catalog.json", text.as_bytes())], &config).whole().unwrap();
         let catalog = Catalog::build(definitions.registrations, &config, config.visibility.clone());
         Zone { config, catalog }
     }

@@ -28,6 +28,20 @@ pub struct Registrations {
     pub distances: HashMap<String, Vec<String>>,
 }
 
+impl Registrations {
+    /// Adds the registrations of another source.
+    pub(crate) fn append(&mut self, other: Self) {
+        let Self { nodes, instances, queries, virtual_addresses, gateways, datacenters, distances } = other;
+        self.nodes.extend(nodes);
+        self.instances.extend(instances);
+        self.queries.extend(queries);
+        self.virtual_addresses.extend(virtual_addresses);
+        self.gateways.extend(gateways);
+        self.datacenters.extend(datacenters);
+        self.distances.extend(distances);
+    }
+}
+
 /// A node of the catalog: the machine of an agent, or an external node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {

@@ -95,19 +95,25 @@ pub enum AliasError {
     },
     /// The alias has too many targets or too long a chain.
     #[error(
-        "the alias {0} leads to more than {MAX_TARGETS} targets, or through more than {MAX_CHAIN} other \
-         aliases"
+        "{file}: the alias {alias} leads to more than {MAX_TARGETS} targets, or through more than \
+         {MAX_CHAIN} other aliases"
     )]
-    TooMuch(Name),
+    TooMuch {
+        /// File that defines the alias.
+        file: String,
+        /// The alias with which the chain begins.
+        alias: Name,
+    },
 }
 
 impl AliasError {
-    /// Returns the files in error; empty if the error belongs to no single file.
+    /// Returns the files in error, at least one.
     pub fn files(&self) -> &[String] {
         match self {
-            Self::Json { file, .. } | Self::Key { file, .. } => std::slice::from_ref(file),
+            Self::Json { file, .. } | Self::Key { file, .. } | Self::TooMuch { file, .. } => {
+                std::slice::from_ref(file)
+            }
             Self::Loop { files, .. } => files,
-            Self::TooMuch(_) => &[],
         }
     }
 }
@@ -118,41 +124,34 @@ fn texts(names: &[Name]) -> Vec<String> {
 
 impl AliasFiles {
     /// Parses files given as (name, content) in order of precedence: if several files define an
-    /// alias, the first one wins.
+    /// alias, the first one wins. The first error rejects all files.
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<(Self, Vec<AliasWarning>), AliasError> {
-        let mut all = Self::default();
-        let mut warnings = Vec::new();
-        for (file, bytes) in files {
-            let text = json::text(bytes);
-            let file: Arc<str> = file.into();
-            let aliases = json::read(&text, FileReader).map_err(|error| AliasError::Json {
-                file: file.to_string(),
-                line: error.line,
-                column: error.column,
-                reason: error.reason,
-            })?;
-            for (alias, targets) in aliases {
-                all.add(&file, alias, &targets, &mut warnings)?;
-            }
-        }
-        all.reduce()?;
-        Ok((all, warnings))
+        let (aliases, warnings, errors) = Self::parse_valid(files);
+        errors.into_iter().next().map_or(Ok((aliases, warnings)), Err)
     }
 
-    /// Parses these files; invalid ones are skipped.
-    pub fn parse_valid<'a>(mut files: Vec<(&'a str, &'a [u8])>) -> (Self, Vec<AliasWarning>) {
-        loop {
-            let error = match Self::parse(files.iter().copied()) {
-                Ok(parsed) => return parsed,
-                Err(error) => error,
-            };
-            let before = files.len();
-            files.retain(|(file, _)| !error.files().iter().any(|wrong| wrong == file));
-            if files.len() == before {
-                return (Self::default(), Vec::new());
+    /// Parses files like [`Self::parse`], but leaves invalid ones out and returns all their errors.
+    pub fn parse_valid<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> (Self, Vec<AliasWarning>, Vec<AliasError>) {
+        let (mut valid, mut errors) = (Vec::new(), Vec::new());
+        for (file, bytes) in files {
+            match AliasFile::read(file, bytes) {
+                Ok(file) => valid.push(file),
+                Err(more) => errors.extend(more),
             }
+        }
+        // Each round leaves a file out, so the loop ends.
+        loop {
+            let (mut all, mut warnings) = (Self::default(), Vec::new());
+            for file in &valid {
+                all.add(file, &mut warnings);
+            }
+            let Err(error) = all.reduce() else { return (all, warnings, errors) };
+            valid.retain(|file| !error.files().iter().any(|wrong| **wrong == *file.file));
+            errors.push(error);
         }
     }
 
@@ -166,41 +165,26 @@ impl AliasFiles {
         self.len() == 0
     }
 
-    /// Adds an alias unless an earlier file defines it.
-    fn add(
-        &mut self,
-        file: &Arc<str>,
-        alias: String,
-        targets: &[String],
-        warnings: &mut Vec<AliasWarning>,
-    ) -> Result<(), AliasError> {
-        let bad_key = |error| AliasError::Key { file: file.to_string(), alias: alias.clone(), error };
-        if alias.is_empty() {
-            return Err(bad_key(NameError::EmptyLabel));
-        }
-        let name = Name::from_text(&alias).map_err(bad_key)?;
-        let below = name.labels().next() == Some(b"_");
-        let key = match name.parent() {
-            Some(parent) if below => parent,
-            _ => name,
-        };
-        let aliases = if below { &mut self.below } else { &mut self.exact };
-        if aliases.contains_key(&key) {
-            return Ok(());
-        }
-        let mut read = Vec::with_capacity(targets.len());
-        for text in targets {
-            match FileTarget::read(text, below) {
-                Ok(target) => read.push(target),
-                Err(error) => warnings.push(AliasWarning {
-                    source: file.to_string(),
-                    alias: alias.clone(),
-                    problem: format!("target {text:?} is not a domain name and is skipped: {error}"),
-                }),
+    /// Adds the aliases that no earlier file defines.
+    fn add(&mut self, file: &AliasFile, warnings: &mut Vec<AliasWarning>) {
+        for Alias { text, key, below, targets } in &file.aliases {
+            let aliases = if *below { &mut self.below } else { &mut self.exact };
+            if aliases.contains_key(key) {
+                continue;
             }
+            let mut read = Vec::with_capacity(targets.len());
+            for target in targets {
+                match FileTarget::read(target, *below) {
+                    Ok(target) => read.push(target),
+                    Err(error) => warnings.push(AliasWarning {
+                        source: file.file.to_string(),
+                        alias: text.clone(),
+                        problem: format!("target {target:?} is not a domain name and is skipped: {error}"),
+                    }),
+                }
+            }
+            aliases.insert(key.clone(), FileAlias { file: file.file.clone(), targets: read });
         }
-        aliases.insert(key, FileAlias { file: file.clone(), targets: read });
-        Ok(())
     }
 
     /// Replaces targets that are aliases by the aliases' targets. Aliases `_.x` are neither reduced
@@ -243,7 +227,7 @@ impl AliasFiles {
             return Err(AliasError::Loop { files, path });
         }
         if path.len() > MAX_CHAIN {
-            return Err(AliasError::TooMuch(path.swap_remove(0)));
+            return Err(self.too_much(path.swap_remove(0)));
         }
         let mut targets = Vec::new();
         for target in &self.exact[alias].targets {
@@ -255,12 +239,71 @@ impl AliasFiles {
                 other => targets.push(other.clone()),
             }
             if targets.len() > MAX_TARGETS {
-                return Err(AliasError::TooMuch(path.swap_remove(0)));
+                return Err(self.too_much(path.swap_remove(0)));
             }
         }
         path.pop();
         reduced.insert(alias.clone(), targets);
         Ok(())
+    }
+
+    fn too_much(&self, alias: Name) -> AliasError {
+        AliasError::TooMuch { file: self.exact[&alias].file.to_string(), alias }
+    }
+}
+
+/// A file whose aliases have valid names.
+struct AliasFile {
+    file: Arc<str>,
+    aliases: Vec<Alias>,
+}
+
+struct Alias {
+    /// The alias as written.
+    text: String,
+    /// The name of the alias; of `_.x` it is `x`.
+    key: Name,
+    /// Whether this is an alias `_.x`.
+    below: bool,
+    /// The targets as written.
+    targets: Vec<String>,
+}
+
+impl AliasFile {
+    /// Parses one file and returns every invalid alias, not just the first.
+    fn read(file: &str, bytes: &[u8]) -> Result<Self, Vec<AliasError>> {
+        let text = json::text(bytes);
+        let entries = json::read(&text, FileReader).map_err(|error| {
+            let json::JsonError { line, column, reason } = error;
+            vec![AliasError::Json { file: file.to_owned(), line, column, reason }]
+        })?;
+        let (mut aliases, mut errors) = (Vec::with_capacity(entries.len()), Vec::new());
+        for (alias, targets) in entries {
+            match Alias::read(alias, targets) {
+                Ok(alias) => aliases.push(alias),
+                Err((alias, error)) => errors.push(AliasError::Key { file: file.to_owned(), alias, error }),
+            }
+        }
+        if errors.is_empty() { Ok(Self { file: file.into(), aliases }) } else { Err(errors) }
+    }
+}
+
+impl Alias {
+    /// Parses the name of an alias; returns its text with an error.
+    fn read(text: String, targets: Vec<String>) -> Result<Self, (String, NameError)> {
+        if text.is_empty() {
+            return Err((text, NameError::EmptyLabel));
+        }
+        let name = match Name::from_text(&text) {
+            Ok(name) => name,
+            Err(error) => return Err((text, error)),
+        };
+        let below = name.labels().next() == Some(b"_");
+        let key = match name.parent() {
+            Some(parent) if below => parent,
+            _ => name,
+        };
+        Ok(Self { text, key, below, targets })
     }
 }
 
@@ -330,5 +373,39 @@ impl<'de> Visitor<'de> for FileReader {
             }
         }
         Ok(aliases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_invalid_file_is_left_out() {
+        let files: [(&str, &[u8]); 6] = [
+            ("keys.json", br#"{"a..b": [], "lost.x": ["10.0.0.1"], "c..d": []}"#),
+            ("loop-1.json", br#"{"l.x": ["m.x"], "lost.x": ["10.0.0.2"]}"#),
+            ("loop-2.json", br#"{"m.x": ["l.x"]}"#),
+            ("good.json", br#"{"good.x": ["good..target", "10.0.0.3"], "lost.x": ["10.0.0.4"]}"#),
+            ("self.json", br#"{"s.x": ["s.x"]}"#),
+            ("half.json", b"{"),
+        ];
+        let (aliases, warnings, errors) = AliasFiles::parse_valid(files);
+        let names: Vec<String> = aliases.exact.keys().map(Name::to_string).collect();
+        assert_eq!(names, ["good.x.", "lost.x."]);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let expected = [
+            "keys.json: alias \"a..b\" is not a domain name",
+            "keys.json: alias \"c..d\" is not a domain name",
+            "half.json: line 1, column ",
+            "loop-1.json, loop-2.json: the aliases l.x. -> m.x. -> l.x. form a loop",
+            "self.json: the aliases s.x. -> s.x. form a loop",
+        ];
+        assert_eq!(errors.len(), expected.len(), "{errors:?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
+        }
+        assert_eq!(AliasFiles::parse(files).unwrap_err().files(), ["keys.json"]);
     }
 }

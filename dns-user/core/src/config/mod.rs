@@ -18,6 +18,7 @@ pub use self::{
 };
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -324,5 +325,56 @@ impl ConfigError {
     /// Creates an error about a file as a whole.
     pub fn of_file(file: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { file: file.into(), key: None, problem: problem.into() }
+    }
+}
+
+/// Every error of one or several files; shown in one line, with at most [`SHOWN_ERRORS`].
+#[derive(Debug)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+/// Maximum number of errors in a line; the rest is counted.
+const SHOWN_ERRORS: usize = 10;
+
+/// Joins errors to one line.
+pub fn one_line(errors: &[impl ToString]) -> String {
+    let mut shown: Vec<String> = errors.iter().take(SHOWN_ERRORS).map(ToString::to_string).collect();
+    if let Some(more) = errors.len().checked_sub(SHOWN_ERRORS + 1) {
+        shown.push(format!("and {} more errors, which bosh-dns-xdp check lists", more + 1));
+    }
+    shown.join("; ")
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&one_line(&self.0))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl From<ConfigError> for ConfigErrors {
+    fn from(error: ConfigError) -> Self {
+        Self(vec![error])
+    }
+}
+
+/// Result of parsing the files of one kind.
+#[derive(Debug)]
+pub struct ParsedFiles<T> {
+    /// Contents of the valid files.
+    pub valid: T,
+    /// Every error of the other files.
+    pub errors: Vec<ConfigError>,
+}
+
+impl<T> ParsedFiles<T> {
+    /// Returns the contents of the valid files and the errors of the others.
+    pub fn split(self) -> (T, Vec<ConfigError>) {
+        (self.valid, self.errors)
+    }
+
+    /// Returns the contents if every file is valid.
+    pub fn whole(self) -> Result<T, ConfigErrors> {
+        if self.errors.is_empty() { Ok(self.valid) } else { Err(ConfigErrors(self.errors)) }
     }
 }

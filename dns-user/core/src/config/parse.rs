@@ -1,6 +1,7 @@
 //! Parser from `config.json` to [`Config`]: keys, defaults and errors.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -47,42 +48,15 @@ impl Config {
     /// configuration that remains without the invalid members; `None` if the content is not an
     /// object.
     pub fn check(file: &str, bytes: &[u8]) -> (Vec<ConfigError>, Option<Loaded>) {
-        let mut errors = Vec::new();
-        let mut json = match document(file, bytes) {
-            Ok(json) => json,
-            Err(error) => return (vec![error], None),
-        };
-        // Each round removes a member, so the loop ends.
-        loop {
-            let error = match Self::load(file, &json) {
-                Ok(loaded) => return (errors, Some(loaded)),
-                Err(error) => error,
-            };
-            let key = error.key.clone();
-            errors.push(error);
-            let Some(key) = key else { return (errors, None) };
-            let gone = json.remove(&key);
-            match (&mut json, key.as_str()) {
-                // The only key without a default.
-                (Json::Object(members), "port") => members.push(("port".to_owned(), Json::Number(53.into()))),
-                (Json::Object(members), key) if !gone && key.contains('.') => {
-                    // A required member is missing: remove the whole object.
-                    let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
-                    let before = members.len();
-                    members.retain(|(member, _)| !member.eq_ignore_ascii_case(&object));
-                    if members.len() == before {
-                        return (errors, None);
-                    }
-                }
-                _ if gone => {}
-                _ => return (errors, None),
-            }
+        match document(file, bytes) {
+            Ok(json) => every_error(json, |json| Self::load(file, json)),
+            Err(error) => (vec![error], None),
         }
     }
 
     /// Returns the paths of all keys that parsing `bytes` requests.
     #[cfg(test)]
-    pub(super) fn keys_read(bytes: &[u8]) -> std::collections::BTreeSet<String> {
+    pub(super) fn keys_read(bytes: &[u8]) -> BTreeSet<String> {
         let json = Json::parse(bytes).unwrap();
         let root = Reader::document("config.json", &json).unwrap();
         Self::read(&root, &mut Vec::new()).unwrap();
@@ -131,6 +105,74 @@ impl Config {
 /// Parses the content of a file as JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     Json::parse(bytes).map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))
+}
+
+/// Loads a document of settings and returns every error, not just the first, with the settings
+/// that remain without the invalid members; `None` if nothing usable remains.
+pub fn every_error<T>(
+    mut json: Json,
+    load: impl Fn(&Json) -> Result<T, ConfigError>,
+) -> (Vec<ConfigError>, Option<T>) {
+    let mut errors = Vec::new();
+    let mut removed = RemovedItems::default();
+    // Each round removes a member, so the loop ends.
+    loop {
+        let mut error = match load(&json) {
+            Ok(loaded) => return (errors, Some(loaded)),
+            Err(error) => error,
+        };
+        let key = error.key.clone();
+        error.key = key.as_deref().map(|key| removed.original(key));
+        errors.push(error);
+        let Some(key) = key else { return (errors, None) };
+        let gone = json.remove(&key);
+        match (&mut json, key.as_str()) {
+            // The only key without a default.
+            (Json::Object(members), "port") => members.push(("port".to_owned(), Json::Number(53.into()))),
+            (Json::Object(members), key) if !gone && key.contains('.') => {
+                // A required member is missing: remove the whole object.
+                let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
+                let before = members.len();
+                members.retain(|(member, _)| !member.eq_ignore_ascii_case(&object));
+                if members.len() == before {
+                    return (errors, None);
+                }
+            }
+            _ if gone => removed.add(&key),
+            _ => return (errors, None),
+        }
+    }
+}
+
+/// Items removed from lists, by which the positions of later items have moved.
+#[derive(Default)]
+struct RemovedItems(BTreeSet<(String, usize)>);
+
+impl RemovedItems {
+    /// Returns the path of a member in the file.
+    fn original(&self, path: &str) -> String {
+        let Some((list, index, rest)) = split_item(path) else { return path.to_owned() };
+        format!("{list}[{}]{rest}", self.original_index(list, index))
+    }
+
+    /// Adds the list item at or above this path.
+    fn add(&mut self, path: &str) {
+        if let Some((list, index, _)) = split_item(path) {
+            self.0.insert((list.to_owned(), self.original_index(list, index)));
+        }
+    }
+
+    fn original_index(&self, list: &str, index: usize) -> usize {
+        let earlier = self.0.iter().filter(|(removed_from, _)| removed_from == list);
+        earlier.fold(index, |index, (_, removed)| if *removed <= index { index + 1 } else { index })
+    }
+}
+
+/// Splits `logging.tags[1].name` into `logging.tags`, 1 and `.name`.
+fn split_item(path: &str) -> Option<(&str, usize, &str)> {
+    let (list, rest) = path.split_once('[')?;
+    let (index, rest) = rest.split_once(']')?;
+    Some((list, index.parse().ok()?, rest))
 }
 
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
@@ -512,7 +554,8 @@ mod tests {
     #[test]
     fn check_reports_every_error() {
         let text = r#"{"address": "x", "recursor_timeout": 5, "xdp": {"mode": "fast", "interfaces": ["eth[0"]},
-            "logging": {"tags": [{"name": "main", "log_level": "loud"}, {"log_level": "INFO"}]},
+            "logging": {"tags": [{"name": "main", "log_level": "loud"}, {"name": "main", "log_level": "INFO"},
+                {"name": "main", "log_level": "quiet"}, 7]},
             "health": {"enabled": true}}"#;
         let (errors, loaded) = Config::check("config.json", text.as_bytes());
         let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -521,6 +564,8 @@ mod tests {
             "port: is missing",
             "recursor_timeout: is 5",
             "logging.tags[0].log_level: \"loud\" is unknown",
+            "logging.tags[2].log_level: \"quiet\" is unknown",
+            "logging.tags[3]: is 7; expected an object",
             "health.port: is missing",
             "xdp.interfaces: \"eth[0\" is not a file pattern",
             "xdp.mode: \"fast\" is unknown",

@@ -46,17 +46,27 @@ impl<'a> Reader<'a> {
     pub fn objects(&self, name: &'static str) -> Result<Vec<Reader<'a>>, ConfigError> {
         let mut readers = Vec::new();
         for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
-            let Json::Object(members) = item else {
-                return Err(self.wrong(name, item, "a list of objects"));
-            };
-            readers.push(Reader {
-                file: self.file,
-                path: format!("{}[{index}]", self.path_of(name)),
-                members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
-                asked: self.asked.clone(),
-            });
+            readers.push(self.item(name, index, item)?);
         }
         Ok(readers)
+    }
+
+    /// Parses each object in the list `name` and returns every error, not just the first; empty if
+    /// absent or null.
+    pub fn parse_objects<T>(
+        &self,
+        name: &'static str,
+        parse: impl Fn(&Reader<'a>) -> Result<T, Vec<ConfigError>>,
+    ) -> Result<Vec<T>, Vec<ConfigError>> {
+        let (mut parsed, mut errors) = (Vec::new(), Vec::new());
+        let list = self.list(name).map_err(|error| vec![error])?.unwrap_or_default();
+        for (index, item) in list.iter().enumerate() {
+            match self.item(name, index, item).map_err(|error| vec![error]).and_then(|item| parse(&item)) {
+                Ok(item) => parsed.push(item),
+                Err(more) => errors.extend(more),
+            }
+        }
+        if errors.is_empty() { Ok(parsed) } else { Err(errors) }
     }
 
     /// Returns whether a member of this name is present and not null.
@@ -210,6 +220,18 @@ impl<'a> Reader<'a> {
             })
         };
         asked.iter().filter(|path| !inner(path)).cloned().collect()
+    }
+
+    /// Returns the object at `index` of the list `name`.
+    fn item(&self, name: &str, index: usize, item: &'a Json) -> Result<Reader<'a>, ConfigError> {
+        let name = format!("{name}[{index}]");
+        let Json::Object(members) = item else { return Err(self.wrong(&name, item, "an object")) };
+        Ok(Reader {
+            file: self.file,
+            path: self.path_of(&name),
+            members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+            asked: self.asked.clone(),
+        })
     }
 
     fn list(&self, name: &'static str) -> Result<Option<&'a [Json]>, ConfigError> {

@@ -22,7 +22,7 @@ use nix::unistd::Gid;
 use parking_lot::Mutex;
 
 use crate::protocol::peer;
-use dns_core::config::{ConfigError, XdpConfig};
+use dns_core::config::{ConfigErrors, XdpConfig};
 use dns_platform::{
     logs::LineLimit,
     threads::{self, OnPanic},
@@ -67,7 +67,7 @@ impl Authority {
 }
 
 /// Reads the configuration again; the error names the file and the cause.
-pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigError> + Send + Sync>;
+pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigErrors> + Send + Sync>;
 
 /// Serves one server until its connection ends. Attached programs stay attached unless the server
 /// has requested that they be detached.

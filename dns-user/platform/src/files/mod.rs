@@ -8,14 +8,13 @@ pub use bounded::FileStamp;
 
 use std::{net::SocketAddr, path::Path};
 
-use dns_core::config::{Config, ConfigError, Loaded, addresses::parse_addresses};
+use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, addresses::parse_addresses};
 
 /// Reads and parses `config.json` at `path`.
-pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
-    let file = path.display().to_string();
-    match bounded::read(path) {
-        Ok(bytes) => Config::parse(&file, &bytes),
-        Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
+pub fn load_config(path: &Path) -> Result<Loaded, ConfigErrors> {
+    match check_config(path) {
+        (errors, Some(loaded)) if errors.is_empty() => Ok(loaded),
+        (errors, _) => Err(ConfigErrors(errors)),
     }
 }
 
@@ -32,18 +31,15 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
 /// Reads all addresses files: lists of `{"address": IP, "port": number}`.
 ///
 /// The result is in the order of the files, without duplicates.
-pub fn read_addresses(pattern: &str) -> Result<Vec<SocketAddr>, ConfigError> {
-    let files = glob::glob(pattern).map_err(|error| ConfigError::of_file(pattern, error.to_string()))?;
-    let mut addresses = Vec::new();
-    for path in files {
+pub fn read_addresses(pattern: &str) -> Result<Vec<SocketAddr>, ConfigErrors> {
+    let paths = glob::glob(pattern).map_err(|error| ConfigError::of_file(pattern, error.to_string()))?;
+    let mut files = Vec::new();
+    for path in paths {
         let file = path.display().to_string();
-        let bytes = bounded::read(&path)
-            .map_err(|error| ConfigError::of_file(&*file, format!("cannot be read: {error}")))?;
-        for address in parse_addresses(&file, &bytes)? {
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
+        match bounded::read(&path) {
+            Ok(bytes) => files.push((file, bytes)),
+            Err(error) => return Err(ConfigError::of_file(file, format!("cannot be read: {error}")).into()),
         }
     }
-    Ok(addresses)
+    parse_addresses(files.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice()))).whole()
 }

@@ -95,7 +95,7 @@ fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     ];
     for (kind, state) in &serves.files {
         let files: Vec<String> = state.files.iter().map(|path| path.display().to_string()).collect();
-        let verdict = if state.error.is_some() { "not usable" } else { "ok" };
+        let verdict = if state.errors.is_empty() { "ok" } else { "not usable" };
         rows.push(("file", format!("{kind}: {verdict}: {}", joined(&files, "none"))));
     }
     rows

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use super::{
+    config,
     files::{Files, First},
     sources::Sources,
 };
@@ -15,17 +16,18 @@ use crate::{
 };
 use dns_consul::aliases::Aliases;
 use dns_core::{
-    config::{ConfigError, Loaded},
+    config::{ConfigError, ConfigErrors, Loaded},
     link_address::Status,
 };
 use dns_upstream::HostNames;
 
 /// Reads the configured Consul catalog and records, queries a configured live Consul for at most
 /// `patience`, and returns the generated aliases.
-pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
-    let failed = |problem: String| ConfigError::of_file(path.display().to_string(), problem);
-    let Loaded { config, .. } = dns_platform::files::load_config(path)?;
-    let Some((object, _)) = crate::consul::load_config(path)? else {
+pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigErrors> {
+    let failed =
+        |problem: String| ConfigErrors::from(ConfigError::of_file(path.display().to_string(), problem));
+    let (Loaded { config, .. }, object) = config::load(path)?;
+    let Some(object) = object else {
         return Err(failed("has no object \"consul\", which names the catalog's sources".to_owned()));
     };
     let recursors = config.recursion.recursors.clone();

@@ -22,7 +22,8 @@ use nix::{
 use tracing::{info, warn};
 
 use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
-use dns_core::config::{Config, ConfigError, HookMode};
+use crate::accounts::{self, NoAccount};
+use dns_core::config::{Config, ConfigErrors, HookMode};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_platform::{
     logs::{LogFormat, Logs, LogsError},
@@ -34,15 +35,18 @@ use dns_platform::{
 enum AttacherError {
     /// A required file is invalid.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ConfigErrors),
     /// `xdp.attach_socket` is not set: the server starts its own attacher.
     #[error("{0}: xdp.attach_socket: is missing; with this configuration the server starts its own attacher")]
     NotWanted(String),
     /// The fast path is disabled.
     #[error("{0}: xdp: disabled (xdp.enabled, xdp.mode)")]
     Off(String),
-    /// The user does not exist.
-    #[error("xdp.user, xdp.attach_user: user {0:?} does not exist; expected a name from /etc/passwd")]
+    /// A configured user does not exist.
+    #[error(transparent)]
+    NoAccount(#[from] NoAccount),
+    /// The user given to `prepare-pins` does not exist.
+    #[error("user {0:?} does not exist; expected a name from /etc/passwd")]
     NoSuchUser(String),
     /// The attach socket cannot be bound.
     #[error("xdp.attach_socket: {0}")]
@@ -119,13 +123,11 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     if !xdp.enabled || xdp.mode == HookMode::Off {
         return Err(AttacherError::Off(file()));
     }
-    let known = |name: &String| {
-        User::from_name(name).ok().flatten().ok_or_else(|| AttacherError::NoSuchUser(name.clone()))
-    };
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
-    let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
-    let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
+    let known = |key, name: &Option<String>| name.as_ref().map(|name| accounts::user(key, name)).transpose();
+    let server = known("xdp.user", &xdp.user)?.as_ref().map_or(own, ids);
+    let attach_user = known("xdp.attach_user", &xdp.attach_user)?;
     // The folder may belong to an earlier attacher or have been prepared by a service manager
     // (`prepare-pins`).
     let pins = dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)));
@@ -199,7 +201,7 @@ fn end_at_panics() {
 }
 
 /// Returns the addresses permitted by the configuration and its addresses files.
-fn authority(config: &Config) -> Result<Authority, ConfigError> {
+fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
     let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
     let listen = Some(all_addresses(config.listen, &further));
     Ok(Authority { xdp: config.fast_path(), main: config.listen, listen })

@@ -5,15 +5,19 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Instant};
 use serde::Serialize;
 
 use super::{
+    config::{self, WholeConfig},
     files::{Files, First},
     listeners::all_addresses,
     sources::Sources,
 };
-use crate::ops::{
-    metrics::WholeMetrics,
-    service_status::{FileState, Kind, ReloadHistory, ServiceStatus},
+use crate::{
+    accounts,
+    ops::{
+        metrics::WholeMetrics,
+        service_status::{FileState, Kind, ReloadHistory, ServiceStatus},
+    },
 };
-use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
+use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
 
 /// Result of checking a configuration.
@@ -25,7 +29,7 @@ pub struct CheckReport {
     pub errors: Vec<String>,
     /// Problems that would not.
     pub warnings: Vec<String>,
-    /// Data the server would serve; `None` if the configuration itself is invalid.
+    /// Data the server would serve; `None` if it would not start with these files.
     pub serves: Option<Serves>,
 }
 
@@ -68,20 +72,20 @@ pub struct Serves {
 
 /// Checks a configuration and every file it names.
 pub fn check(path: &Path) -> CheckReport {
-    let (errors, loaded) = dns_platform::files::check_config(path);
+    let (errors, whole) = config::check(path);
     let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    let Some(loaded) = loaded else {
+    let Some(whole) = whole else {
         return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
     };
-    errors.extend(surroundings(&loaded.config));
-    match examine(path, loaded) {
+    errors.extend(surroundings(&whole.0.config));
+    match examine(path, whole) {
         Ok(mut report) => {
             report.errors.splice(0..0, errors);
             report.ok = report.errors.is_empty();
             report
         }
         Err(problem) => {
-            errors.push(problem.to_string());
+            errors.push(format!("{}: cannot be checked: {problem}", path.display()));
             CheckReport { ok: false, errors, warnings: Vec::new(), serves: None }
         }
     }
@@ -90,28 +94,19 @@ pub fn check(path: &Path) -> CheckReport {
 /// Returns problems outside the files: configured users, groups and interfaces missing on this
 /// machine.
 fn surroundings(config: &Config) -> Vec<String> {
-    let mut errors = Vec::new();
-    let users = [
-        ("xdp.user", config.xdp.user.as_ref()),
-        ("control.user", config.control.as_ref().and_then(|control| control.user.as_ref())),
+    let has_fast_path = config.xdp.enabled && config.xdp.mode != HookMode::Off;
+    let control = config.control.as_ref();
+    let user = |key, name: Option<&String>| accounts::user(key, name?).err();
+    let accounts = [
+        user("xdp.user", config.xdp.user.as_ref()),
+        user("xdp.attach_user", config.xdp.attach_user.as_ref().filter(|_| has_fast_path)),
+        user("control.user", control.and_then(|control| control.user.as_ref())),
+        control
+            .and_then(|control| control.group.as_ref())
+            .and_then(|name| accounts::group("control.group", name).err()),
     ];
-    for (key, name) in users {
-        if let Some(name) = name
-            && !matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
-        {
-            errors.push(format!(
-                "{key}: user {name:?} does not exist on this machine; create it, or remove the key"
-            ));
-        }
-    }
-    if let Some(name) = config.control.as_ref().and_then(|control| control.group.as_ref())
-        && !matches!(nix::unistd::Group::from_name(name), Ok(Some(_)))
-    {
-        errors.push(format!(
-            "control.group: group {name:?} does not exist on this machine; create it, or remove the key"
-        ));
-    }
-    if config.xdp.enabled && config.xdp.mode != HookMode::Off {
+    let mut errors: Vec<String> = accounts.into_iter().flatten().map(|error| error.to_string()).collect();
+    if has_fast_path {
         let literal = |name: &&String| !name.contains(['*', '?', '[']);
         for name in config.xdp.interfaces.iter().flatten().filter(literal) {
             if nix::net::if_::if_nametoindex(name.as_str()).is_err() {
@@ -138,19 +133,15 @@ fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
     listen.iter().filter(is_foreign).map(message).collect()
 }
 
-/// Reads every file; returns an error if the server would not start.
-fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
-    let Loaded { config, mut warnings } = loaded;
-    let internal = |problem: prometheus::Error| {
-        ConfigError::of_file(path.display().to_string(), format!("cannot be checked: {problem}"))
-    };
-    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
+/// Reads every file; fails only by a defect.
+fn examine(
+    path: &Path,
+    (Loaded { config, mut warnings }, consul_config): WholeConfig,
+) -> Result<CheckReport, prometheus::Error> {
+    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new()?));
     let begun = Instant::now();
-    let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
-    warnings.extend(odd.into_iter().flatten());
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
-    let (_files, First { snapshot, handlers, addresses, consul }) =
-        Files::start(Sources::of(&config), consul_config, &service_status)?;
+    let started = Files::start(Sources::of(&config), consul_config, &service_status);
     service_status.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
 
     let mut errors: Vec<String> = Vec::new();
@@ -159,19 +150,17 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
         // Missing records may still appear; an invalid file stays invalid.
         let starts_without =
             *kind == Kind::Records.label() && config.records_file.as_ref().is_some_and(|path| !path.exists());
-        let problem = file_state.error.clone();
-        if starts_without {
-            warnings.extend(problem)
-        } else {
-            errors.extend(problem)
-        }
+        let target = if starts_without { &mut warnings } else { &mut errors };
+        target.extend(file_state.errors.iter().cloned());
         warnings.extend(file_state.warnings.iter().cloned());
     }
     if let Some(api) = &config.api {
-        warnings.extend(unreadable(&api.tls).map(|problem| format!("the API stays off: {problem}")));
+        warnings
+            .extend(unreadable(&api.tls).into_iter().map(|problem| format!("the API stays off: {problem}")));
     }
     if let (true, Some(tls)) = (config.health.enabled, &config.health.tls) {
-        warnings.extend(unreadable(tls).map(|problem| format!("health checks stay off: {problem}")));
+        warnings
+            .extend(unreadable(tls).into_iter().map(|problem| format!("health checks stay off: {problem}")));
     }
     match &config.jobs_dir {
         Some(folder) if !folder.is_dir() => {
@@ -179,6 +168,11 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
         }
         _ => {}
     }
+    // The status has the errors that would end the start.
+    let Ok((_files, First { snapshot, handlers, addresses, consul })) = started else {
+        errors.extend(foreign_addresses(&[config.listen]));
+        return Ok(CheckReport { ok: false, errors, warnings, serves: None });
+    };
     let xdp = &config.xdp;
     let listen = all_addresses(config.listen, &addresses);
     warnings.extend(config.unbounded_replies(&listen));
@@ -253,13 +247,14 @@ fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
     files.into_iter().filter_map(problem).collect()
 }
 
-/// Returns the first unreadable file of a certificate.
-fn unreadable(tls: &TlsFiles) -> Option<String> {
+/// Returns the unreadable files of a certificate.
+fn unreadable(tls: &TlsFiles) -> Vec<String> {
     let TlsFiles { certificate, private_key, ca } = tls;
-    [certificate, private_key, ca].into_iter().find_map(|path| {
+    let problem = |path: &std::path::PathBuf| {
         let problem = std::fs::File::open(path).err()?;
         Some(format!("{}: cannot be read: {problem}", path.display()))
-    })
+    };
+    [certificate, private_key, ca].into_iter().filter_map(problem).collect()
 }
 
 /// Returns the mode's spelling in config.json.
@@ -270,5 +265,45 @@ pub(crate) fn mode_word(mode: HookMode) -> &'static str {
         HookMode::Generic => "generic",
         HookMode::Tc => "tc",
         HookMode::Off => "off",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Returns the first indented block after a heading of docs/file-formats.md.
+    fn documented(heading: &str) -> String {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/file-formats.md");
+        let page = fs::read_to_string(page).unwrap();
+        let (_, section) = page.split_once(&format!("\n## {heading}")).unwrap();
+        let lines = section.lines().skip_while(|line| !line.starts_with("    "));
+        lines.take_while(|line| line.starts_with("    ")).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn documented_formats_are_valid() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for heading in ["records.json", "Alias files", "Handler files"] {
+            fs::write(path(heading), documented(heading)).unwrap();
+        }
+        // The address in the documentation is not one of this machine.
+        fs::write(path("Addresses files"), documented("Addresses files").replace("10.0.16.5", "127.0.0.2"))
+            .unwrap();
+        let config = serde_json::json!({
+            "address": "127.0.0.1", "port": 53, "records_file": path("records.json"),
+            "alias_files_glob": path("Alias files"), "handlers_files_glob": path("Handler files"),
+            "addresses_files_glob": path("Addresses files"), "xdp": {"mode": "off"},
+        });
+        fs::write(path("config.json"), config.to_string()).unwrap();
+        let CheckReport { errors, warnings, serves, .. } = check(&path("config.json"));
+        assert_eq!(errors, Vec::<String>::new());
+        // Only about the configuration, which has no certificates.
+        assert!(warnings.iter().all(|warning| warning.contains("config.json: ")), "{warnings:?}");
+        let Serves { listen, instances, aliases, handlers, .. } = serves.unwrap();
+        assert_eq!((listen.len(), instances, aliases, handlers.len()), (2, 1, 4, 3));
     }
 }

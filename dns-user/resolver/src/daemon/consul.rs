@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{error, warn};
 
-use super::sources::{Contents, Followed, Source};
+use super::sources::{Followed, Source, error_lines};
 use crate::{
     consul::{Catalogs, NewZone},
     ops::service_status::{Kind, ServiceStatus},
 };
-use dns_consul::{config::Config, definition::Definitions};
-use dns_core::config::ConfigError;
+use dns_consul::{catalog::registrations::Registrations, config::Config, definition::Definitions};
+use dns_core::config::ParsedFiles;
 
 /// The followed Consul definition files and the catalogs built from them.
 pub(super) struct ConsulFiles {
@@ -26,17 +26,11 @@ impl ConsulFiles {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
         // A forced read returns the contents even if they have not changed.
-        let zone = match files.read(true, service_status) {
-            Some(Ok(zone)) => zone,
-            Some(Err(problem)) => {
-                error!("definition files: {problem}; only the other files are in use until it is valid");
-                let config = files.catalogs.config();
-                let definitions = files.followed.valid(|contents| parse(contents, &config));
-                files.catalogs.set_files(definitions.registrations);
-                files.catalogs.zone()
-            }
-            None => files.catalogs.zone(),
-        };
+        let (valid, wrong) = files.read(true, service_status).map(ParsedFiles::split).unwrap_or_default();
+        let others = "only the other files are in use until it is valid";
+        error_lines("definition files", &wrong, others).iter().for_each(|line| error!("{line}"));
+        files.catalogs.set_files(valid);
+        let zone = files.catalogs.zone();
         (files, zone)
     }
 
@@ -58,8 +52,10 @@ impl ConsulFiles {
     /// Returns the current zone if the files may have changed and are valid.
     pub(super) fn refresh(&mut self, force: bool, service_status: &ServiceStatus) -> Option<NewZone> {
         let read = self.read(force, service_status)?;
-        read.inspect_err(|problem| error!("definition files: {problem}; the current catalog stays in use"))
-            .ok()
+        let stays = "the current catalog stays in use";
+        error_lines("definition files", &read.errors, stays).iter().for_each(|line| error!("{line}"));
+        self.catalogs.set_files(read.whole().ok()?);
+        Some(self.catalogs.zone())
     }
 
     /// Returns the source being followed.
@@ -68,33 +64,22 @@ impl ConsulFiles {
     }
 
     /// Reads the files if they may have changed.
-    fn read(&mut self, force: bool, service_status: &ServiceStatus) -> Option<Result<NewZone, ConfigError>> {
+    fn read(&mut self, force: bool, service_status: &ServiceStatus) -> Option<ParsedFiles<Registrations>> {
         let begun = Instant::now();
         let config = self.catalogs.config();
-        let (contents, parsed) = self.followed.parsed(force, |contents| parse(contents, &config))?;
-        let definitions = match parsed {
-            Ok(definitions) => definitions,
-            Err(problem) => {
-                service_status.refused(Kind::Consul, contents.paths(), &problem.to_string());
-                return Some(Err(problem));
+        let (contents, parsed) =
+            self.followed.parsed(force, |files| Definitions::read(files.iter().copied(), &config))?;
+        let ParsedFiles { valid: Definitions { registrations, warnings, .. }, errors } = parsed;
+        if errors.is_empty() {
+            for warning in &warnings {
+                warn!("{warning}");
             }
-        };
-        for warning in &definitions.warnings {
-            warn!("{warning}");
+            let (nodes, instances) = (registrations.nodes.len(), registrations.instances.len());
+            let detail = format!("{nodes} nodes, {instances} instances");
+            service_status.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
+        } else {
+            service_status.refused(Kind::Consul, contents.paths(), &errors);
         }
-        let warnings = definitions.warnings.clone();
-        let detail = format!(
-            "{} nodes, {} instances",
-            definitions.registrations.nodes.len(),
-            definitions.registrations.instances.len()
-        );
-        self.catalogs.set_files(definitions.registrations);
-        service_status.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
-        Some(Ok(self.catalogs.zone()))
+        Some(ParsedFiles { valid: registrations, errors })
     }
-}
-
-fn parse(contents: &Contents, config: &Config) -> Result<Definitions, ConfigError> {
-    let files = contents.readable()?;
-    Definitions::read(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)), config)
 }

@@ -11,7 +11,11 @@ use crate::ops::{
     metrics::WholeMetrics,
     service_status::{ReloadHistory, ServiceStatus},
 };
-use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
+use dns_core::{
+    catalog::Snapshot,
+    config::{ConfigError, ConfigErrors},
+    name::Name,
+};
 use dns_upstream::HandlerConfig;
 
 /// Follows records and handlers; reads a file again only if it has changed.
@@ -28,7 +32,7 @@ pub struct RoutedDomains {
 impl RoutedDomains {
     /// Reads the files that a server with this configuration would read; the configuration itself
     /// is not followed.
-    pub fn of(path: &Path) -> Result<Self, ConfigError> {
+    pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
         let config = dns_platform::files::load_config(path)?.config;
         let internal = |problem: prometheus::Error| {
             ConfigError::of_file(path.display().to_string(), format!("cannot be read: {problem}"))

@@ -8,7 +8,7 @@ use tracing::error;
 use super::{
     consul::ConsulFiles,
     records::CatalogFiles,
-    sources::{Contents, Followed, Sources},
+    sources::{Contents, Followed, Sources, error_lines},
 };
 use crate::{
     consul::{Catalogs, NewZone},
@@ -17,7 +17,7 @@ use crate::{
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     catalog::Snapshot,
-    config::{ConfigError, addresses::parse_addresses},
+    config::{ConfigErrors, ParsedFiles, addresses::parse_addresses},
 };
 use dns_upstream::{HandlerConfig, Handlers};
 
@@ -61,13 +61,13 @@ impl Files {
     ///
     /// Invalid files are reported, and only the valid ones are served. An invalid handler file is an
     /// error, because other servers would be asked for the names of its handlers; so is an invalid
-    /// alias file with `compat.require_alias_files`.
+    /// alias file with `compat.require_alias_files`. The status then has the errors of every file.
     pub(super) fn start(
         sources: Sources,
         consul: Option<ConsulConfig>,
         service_status: &ServiceStatus,
-    ) -> Result<(Self, First), ConfigError> {
-        let (catalog, snapshot) = CatalogFiles::start(&sources, service_status)?;
+    ) -> Result<(Self, First), ConfigErrors> {
+        let (catalog, snapshot, mut fatal) = CatalogFiles::start(&sources, service_status);
         let consul = consul.map(|config| ConsulFiles::start(config, service_status));
         let (consul_files, consul) = consul.unzip();
         let mut inner = Inner {
@@ -78,17 +78,14 @@ impl Files {
             sources,
             service_status: service_status.clone(),
         };
-        let handlers = inner.read_handlers(true).transpose()?.unwrap_or_default();
-        let addresses = match inner.read_addresses(true).transpose() {
-            Ok(addresses) => addresses.unwrap_or_default(),
-            Err(problem) => {
-                error!(
-                    "addresses files: {problem}; only the addresses of the other files are listened on until \
-                     it is valid"
-                );
-                inner.addresses.valid(parse_listen_addresses)
-            }
-        };
+        let (handlers, wrong) = inner.read_handlers(true).map(ParsedFiles::split).unwrap_or_default();
+        fatal.extend(wrong);
+        let (addresses, wrong) = inner.read_addresses(true).map(ParsedFiles::split).unwrap_or_default();
+        let others = "only the addresses of the other files are listened on until it is valid";
+        error_lines("addresses files", &wrong, others).iter().for_each(|line| error!("{line}"));
+        if !fatal.is_empty() {
+            return Err(ConfigErrors(fatal));
+        }
         Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
     }
 
@@ -148,16 +145,10 @@ impl Inner {
         self.handlers.look_ahead(force);
         self.addresses.look_ahead(force);
         let snapshot = self.catalog.refresh(force);
-        let handlers = self.read_handlers(force).and_then(|read| {
-            read.inspect_err(|problem| error!("handler files: {problem}; the current handlers stay in use"))
-                .ok()
-        });
-        let addresses = self.read_addresses(force).and_then(|read| {
-            read.inspect_err(|problem| {
-                error!("addresses files: {problem}; the current listen addresses stay in use")
-            })
-            .ok()
-        });
+        let handlers = self.read_handlers(force);
+        let handlers = whole("handler files", handlers, "the current handlers stay in use");
+        let addresses = self.read_addresses(force);
+        let addresses = whole("addresses files", addresses, "the current listen addresses stay in use");
         let consul = self.consul.as_mut().and_then(|files| files.refresh(force, &self.service_status));
         Changes { snapshot, handlers, addresses, consul }
     }
@@ -178,64 +169,43 @@ impl Inner {
     }
 
     /// Reads the handler files if they may have changed.
-    fn read_handlers(&mut self, force: bool) -> Option<Result<Vec<HandlerConfig>, ConfigError>> {
+    fn read_handlers(&mut self, force: bool) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
         let begun = Instant::now();
-        let (contents, parsed) = self.handlers.parsed(force, parse_handlers)?;
-        match &parsed {
-            Ok(handlers) => {
-                let detail = format!("{} handlers", handlers.len());
-                self.service_status.loaded(
-                    Kind::Handlers,
-                    contents.paths(),
-                    Vec::new(),
-                    begun.elapsed(),
-                    &detail,
-                );
-            }
-            Err(problem) => {
-                self.service_status.refused(Kind::Handlers, contents.paths(), &problem.to_string())
-            }
-        }
-        Some(parsed)
+        let read = self.handlers.parsed(force, |files| Handlers::parse(files.iter().copied()))?;
+        let detail = format!("{} handlers", read.1.valid.len());
+        self.report(Kind::Handlers, &read, begun, &detail);
+        Some(read.1)
     }
 
     /// Reads the addresses files if they may have changed.
-    fn read_addresses(&mut self, force: bool) -> Option<Result<Vec<SocketAddr>, ConfigError>> {
+    fn read_addresses(&mut self, force: bool) -> Option<ParsedFiles<Vec<SocketAddr>>> {
         let begun = Instant::now();
-        let (contents, parsed) = self.addresses.parsed(force, parse_listen_addresses)?;
-        match &parsed {
-            Ok(addresses) => {
-                let detail = format!("{} further addresses", addresses.len());
-                self.service_status.loaded(
-                    Kind::Addresses,
-                    contents.paths(),
-                    Vec::new(),
-                    begun.elapsed(),
-                    &detail,
-                );
+        let read = self.addresses.parsed(force, |files| parse_addresses(files.iter().copied()))?;
+        let detail = format!("{} further addresses", read.1.valid.len());
+        self.report(Kind::Addresses, &read, begun, &detail);
+        Some(read.1)
+    }
+
+    /// Records the result of reading files of one kind.
+    fn report<T>(
+        &self,
+        kind: Kind,
+        (contents, parsed): &(Contents, ParsedFiles<T>),
+        begun: Instant,
+        detail: &str,
+    ) {
+        match parsed.errors.as_slice() {
+            [] => {
+                self.service_status.loaded(kind, contents.paths(), Vec::new(), begun.elapsed(), detail);
             }
-            Err(problem) => {
-                self.service_status.refused(Kind::Addresses, contents.paths(), &problem.to_string())
-            }
+            errors => self.service_status.refused(kind, contents.paths(), errors),
         }
-        Some(parsed)
     }
 }
 
-fn parse_handlers(contents: &Contents) -> Result<Vec<HandlerConfig>, ConfigError> {
-    let files = contents.readable()?;
-    Handlers::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
-}
-
-/// Parses addresses files; returns each address once.
-fn parse_listen_addresses(contents: &Contents) -> Result<Vec<SocketAddr>, ConfigError> {
-    let mut addresses = Vec::new();
-    for (file, bytes) in contents.readable()? {
-        for address in parse_addresses(&file, bytes)? {
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
-        }
-    }
-    Ok(addresses)
+/// Returns the contents of changed files if all are valid; otherwise logs every error.
+fn whole<T>(what: &str, read: Option<ParsedFiles<T>>, consequence: &str) -> Option<T> {
+    let read = read?;
+    error_lines(what, &read.errors, consequence).iter().for_each(|line| error!("{line}"));
+    read.whole().ok()
 }

@@ -14,6 +14,7 @@ mod aliases;
 mod api;
 mod attacher;
 pub mod check;
+mod config;
 mod consul;
 pub mod domains;
 mod failures;
@@ -42,8 +43,9 @@ use std::{io, path::Path, process::ExitCode};
 
 use tracing::error;
 
+use self::config::WholeConfig;
 use crate::{ops::api::ControlSocket, server::ServerError};
-use dns_core::config::{ConfigError, ControlConfig, HookMode, Loaded, LogLevel};
+use dns_core::config::{ConfigErrors, ControlConfig, HookMode, LogLevel};
 use dns_health::HealthError;
 use dns_platform::{
     logs::{LogFormat, Logs, LogsError},
@@ -67,7 +69,7 @@ pub struct RunOptions {
 enum DaemonError {
     /// A required file is invalid.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ConfigErrors),
     /// Switching to the configured user failed.
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
@@ -125,12 +127,13 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
 /// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged`
 /// once errors are written to the log.
 fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), DaemonError> {
-    let loaded = dns_platform::files::load_config(path)?;
-    let xdp = &loaded.config.xdp;
+    let config = config::load(path)?;
+    let settings = &config.0.config;
+    let xdp = &settings.xdp;
     // Must happen while the process may still change the socket's owner.
     let bind =
         |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
-    let control = loaded.config.control.as_ref().map(bind);
+    let control = settings.control.as_ref().map(bind);
     let needs_attacher = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
     // Must happen while the process has its capabilities and may execute programs.
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
@@ -138,14 +141,14 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     // Limits a compromised server to operations on files, sockets and threads.
     sandbox::enter(Work::Serve).map_err(DaemonError::Sandbox)?;
     dns_platform::limits::raise_file_limit();
-    let logs = Logs::init(&loaded.config.logging, options.log_format)?;
+    let logs = Logs::init(&settings.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         // A panic loses one task: a request, or a component whose end `serve` notices.
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
         .build()?;
-    let result = runtime.block_on(serve(path, loaded, (control, attacher), &logs, failures));
+    let result = runtime.block_on(serve(path, config, (control, attacher), &logs, failures));
     // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
     if let Err(problem) = &result {
@@ -159,14 +162,14 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
 /// Starts all components, serves until a signal arrives, and shuts down.
 async fn serve(
     path: &Path,
-    loaded: Loaded,
+    config: WholeConfig,
     (control, attacher): (Option<api::Control>, Option<fast_path::OwnAttacher>),
     logs: &Logs,
     mut failures: failures::Failures,
 ) -> Result<(), DaemonError> {
     // Installed first, so that a signal during startup also ends the process gracefully.
     let mut signals = signals::Signals::new()?;
-    let mut daemon = start::start(path, loaded, (control, attacher), logs, &failures).await?;
+    let mut daemon = start::start(path, config, (control, attacher), logs, &failures).await?;
     service_manager::tell(service_manager::State::Ready);
     let result = daemon.run(&mut signals, &mut failures).await;
     service_manager::tell(service_manager::State::Stopping);

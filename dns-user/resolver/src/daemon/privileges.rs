@@ -6,12 +6,14 @@
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
+use crate::accounts::{self, NoAccount};
+
 /// Failure to drop privileges.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PrivilegesError {
     /// The user does not exist.
-    #[error("xdp.user: user {0:?} does not exist; expected a name from /etc/passwd")]
-    NoSuchUser(String),
+    #[error(transparent)]
+    NoSuchUser(#[from] NoAccount),
     /// Only root can switch users.
     #[error("xdp.user: only root can switch to {0:?}; start as root or remove xdp.user")]
     NotRoot(String),
@@ -37,8 +39,7 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError
         let held = caps::read(None, CapSet::Permitted).map_err(failed)?;
         return keep_only(&held.difference(&ATTACHING.into()).copied().collect());
     };
-    let user =
-        User::from_name(name).ok().flatten().ok_or_else(|| PrivilegesError::NoSuchUser(name.to_owned()))?;
+    let user = accounts::user("xdp.user", name)?;
     if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
 }
 

@@ -5,11 +5,11 @@ use std::{path::PathBuf, time::Instant};
 
 use tracing::{error, info, warn};
 
-use super::sources::{Contents, Followed, Sources};
+use super::sources::{Followed, Sources, error_lines};
 use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
     catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},
-    config::ConfigError,
+    config::{ConfigError, ParsedFiles},
 };
 
 /// Maximum number of warnings logged individually per load; the rest are only counted.
@@ -30,11 +30,11 @@ impl CatalogFiles {
     /// Creates the source and reads it for the first time.
     ///
     /// Missing or invalid records, and invalid alias files, are reported and not served. With
-    /// `require_alias_files` an invalid alias file is an error.
+    /// `require_alias_files` the errors of alias files are returned.
     pub(super) fn start(
         sources: &Sources,
         service_status: &ServiceStatus,
-    ) -> Result<(Self, Snapshot), ConfigError> {
+    ) -> (Self, Snapshot, Vec<ConfigError>) {
         let mut files = Self {
             records: Followed::new(sources.records.clone()),
             aliases: Followed::new(sources.aliases.clone()),
@@ -44,26 +44,31 @@ impl CatalogFiles {
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
-        let aliases = match files.read_aliases(true) {
-            Some(Err(problem)) if sources.require_alias_files => return Err(problem),
-            Some(Err(problem)) => {
-                error!("alias files: {problem}; the others are served, and this one once it is valid");
-                files.good_aliases = files.valid_aliases();
-                None
-            }
-            Some(Ok(aliases)) => Some(aliases),
-            None => None,
-        };
+        let (mut aliases, wrong) = files.read_aliases(true).map(ParsedFiles::split).unzip();
+        let mut fatal = wrong.unwrap_or_default();
+        if !fatal.is_empty()
+            && let Some(NewAliases { aliases, warnings, .. }) = aliases.take()
+        {
+            log_warnings("alias files", &warnings);
+            files.good_aliases = aliases;
+        }
+        if !sources.require_alias_files {
+            let others = "the others are served, and this one once it is valid";
+            error_lines("alias files", &fatal, others).iter().for_each(|line| error!("{line}"));
+            fatal.clear();
+        }
         let records = files.read_records(true);
         let snapshot = files.build(aliases, records, begun);
-        Ok((files, snapshot))
+        (files, snapshot, fatal)
     }
 
     /// Returns the next snapshot if anything has changed and is valid.
     pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
         let begun = Instant::now();
         let aliases = self.read_aliases(force).and_then(|read| {
-            read.inspect_err(|problem| error!("alias files: {problem}; the current aliases stay in use")).ok()
+            let stay = "the current aliases stay in use";
+            error_lines("alias files", &read.errors, stay).iter().for_each(|line| error!("{line}"));
+            read.whole().ok()
         });
         let records = self.read_records(force);
         (aliases.is_some() || records.is_some()).then(|| self.build(aliases, records, begun))
@@ -87,47 +92,29 @@ impl CatalogFiles {
     }
 
     /// Reads the alias files if they may have changed.
-    fn read_aliases(&mut self, force: bool) -> Option<Result<NewAliases, ConfigError>> {
-        let (contents, parsed) = self.aliases.parsed(force, parse_aliases)?;
-        let files = contents.paths();
-        Some(match parsed {
-            Ok((aliases, warnings)) => Ok(NewAliases { files, aliases, warnings }),
-            Err(problem) => {
-                self.service_status.refused(Kind::Aliases, files, &problem.to_string());
-                Err(problem)
-            }
-        })
-    }
-
-    /// Reads the alias files again and returns the aliases of the valid ones.
-    fn valid_aliases(&mut self) -> AliasFiles {
-        let Some(contents) = self.aliases.changed(true) else { return AliasFiles::default() };
-        let files: Vec<(String, &[u8])> = contents
-            .files
-            .iter()
-            .filter_map(|(path, bytes)| Some((path.display().to_string(), bytes.as_deref().ok()?)))
-            .collect();
-        let (aliases, warnings) =
-            AliasFiles::parse_valid(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect());
-        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-        log_warnings("alias files", &warnings);
-        aliases
+    fn read_aliases(&mut self, force: bool) -> Option<ParsedFiles<NewAliases>> {
+        let (contents, ParsedFiles { valid, errors }) = self.aliases.parsed(force, parse_aliases)?;
+        let (files, (aliases, warnings)) = (contents.paths(), valid);
+        if !errors.is_empty() {
+            self.service_status.refused(Kind::Aliases, files.clone(), &errors);
+        }
+        Some(ParsedFiles { valid: NewAliases { files, aliases, warnings }, errors })
     }
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
     fn read_records(&mut self, force: bool) -> Option<NewRecords> {
         let (contents, parsed) = self.records.parsed(force, parse_records)?;
         let files = contents.paths();
-        match parsed {
+        match parsed.whole() {
             Ok(parsed) => {
                 self.good_records = contents.into_first().unwrap_or_else(|| NO_RECORDS.to_vec());
                 Some(NewRecords { files, parsed })
             }
-            Err(problem) => {
+            Err(problems) => {
                 let in_use = self.service_status.is_in_use(Kind::Records);
                 let stays = if in_use { "the current records stay in use" } else { "no records are served" };
-                error!("records: {problem}; {stays}");
-                self.service_status.refused(Kind::Records, files, &problem.to_string());
+                error!("records: {problems}; {stays}");
+                self.service_status.refused(Kind::Records, files, &problems.0);
                 None
             }
         }
@@ -201,28 +188,32 @@ type ParsedRecords = (Records, Vec<RowWarning>);
 const NO_RECORDS: &[u8] = b"{}";
 
 /// Parses records.json; empty records if no file is configured.
-fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
-    let Some((file, bytes)) = contents.readable()?.into_iter().next() else {
-        return Ok((Records::default(), Vec::new()));
-    };
-    Records::parse(bytes).map_err(|error| ConfigError::of_file(file, error.to_string()))
+fn parse_records(files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {
+    let parsed = files.first().map_or_else(
+        || Ok(ParsedRecords::default()),
+        |(file, bytes)| Records::parse(bytes).map_err(|error| ConfigError::of_file(*file, error.to_string())),
+    );
+    match parsed {
+        Ok(valid) => ParsedFiles { valid, errors: Vec::new() },
+        Err(error) => ParsedFiles { valid: ParsedRecords::default(), errors: vec![error] },
+    }
 }
 
 /// Parses the alias files; also returns a warning for each skipped item.
-fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), ConfigError> {
-    let files = contents.readable()?;
-    let (aliases, warnings) =
-        AliasFiles::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes))).map_err(refused)?;
-    Ok((aliases, warnings.iter().map(ToString::to_string).collect()))
+fn parse_aliases(files: &[(&str, &[u8])]) -> ParsedFiles<(AliasFiles, Vec<String>)> {
+    let (aliases, warnings, errors) = AliasFiles::parse_valid(files.iter().copied());
+    ParsedFiles {
+        valid: (aliases, warnings.iter().map(ToString::to_string).collect()),
+        errors: errors.into_iter().map(refused).collect(),
+    }
 }
 
 /// Converts the error; its text already begins with the file name.
 fn refused(error: AliasError) -> ConfigError {
+    let files = error.files().join(", ");
     let text = error.to_string();
-    match text.split_once(": ") {
-        Some((file, problem)) => ConfigError::of_file(file, problem),
-        None => ConfigError::of_file("alias files", text),
-    }
+    let problem = text.strip_prefix(&format!("{files}: ")).unwrap_or(&text);
+    ConfigError::of_file(files, problem)
 }
 
 /// Logs up to [`LOGGED_WARNINGS`] warnings and the number of the others.

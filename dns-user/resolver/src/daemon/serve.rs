@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 
 use super::{
     DaemonError,
+    config::{self, WholeConfig},
     failures::{Failure, Failures},
     fast_path::Lifecycle,
     files::{Changes, Files},
@@ -36,7 +37,7 @@ use crate::{
     state::ServerState,
 };
 use dns_consul::config::Config as ConsulConfig;
-use dns_core::config::{Config, ConfigError, Loaded};
+use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded};
 use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
 use dns_platform::logs::Logs;
@@ -232,16 +233,14 @@ impl Daemon<'_> {
         info!("{why}: reloading the configuration and all files");
         match read_config(self.path).await {
             Ok((mut loaded, consul)) => {
-                let (consul, odd) = consul.unzip();
-                loaded.warnings.extend(odd.into_iter().flatten());
                 let stays = needs_restart_of_consul(self.consul_config.as_ref(), consul.as_ref());
                 loaded.warnings.extend(stays.map(str::to_owned));
                 self.reconfigure(loaded);
                 self.reconfigure_consul(consul.filter(|_| stays.is_none())).await;
             }
-            Err(problem) => {
-                error!("{problem}; the current configuration stays in use");
-                self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
+            Err(problems) => {
+                error!("{problems}; the current configuration stays in use");
+                self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problems.0);
             }
         }
         self.reload_files(true).await;
@@ -324,17 +323,12 @@ struct Unanswered {
     silent: Vec<String>,
 }
 
-/// The object `"consul"` and warnings about it.
-type ConsulObject = Option<(ConsulConfig, Vec<String>)>;
-
 /// Reads config.json on a blocking thread, for at most [`CONFIG_PATIENCE`].
-async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError> {
+async fn read_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
     let file = path.display().to_string();
-    let failed = |problem: String| ConfigError::of_file(file, problem);
+    let failed = |problem: String| ConfigErrors::from(ConfigError::of_file(file, problem));
     let path = path.to_owned();
-    let reading = tokio::task::spawn_blocking(move || {
-        Ok((dns_platform::files::load_config(&path)?, crate::consul::load_config(&path)?))
-    });
+    let reading = tokio::task::spawn_blocking(move || config::load(&path));
     match time::timeout(CONFIG_PATIENCE, reading).await {
         Ok(Ok(result)) => result,
         // The panic has been logged with its location.

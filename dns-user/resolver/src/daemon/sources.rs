@@ -18,7 +18,7 @@ use tracing::warn;
 
 use dns_core::{
     catalog::NameRules,
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, ParsedFiles},
 };
 use dns_platform::files::{
     FileStamp, bounded,
@@ -32,6 +32,9 @@ const SETTLED: Duration = Duration::from_millis(50);
 
 /// Number of times an unparsable, recently written file is read again, [`SETTLED`] apart.
 const READ_AGAIN: u32 = 4;
+
+/// Maximum number of errors logged individually for each kind of file.
+const LOGGED_ERRORS: usize = 20;
 
 /// Time limit for a source to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -203,35 +206,31 @@ impl Contents {
         self.files.into_iter().next()?.1.ok()
     }
 
-    /// Parses the valid files: leaves out each file that an error of `parse` names; `None` if there
-    /// is no such file.
-    fn parse_valid<T>(mut self, parse: impl Fn(&Self) -> Result<T, ConfigError>) -> Option<T> {
-        loop {
-            let error = match parse(&self) {
-                Ok(parsed) => return Some(parsed),
-                Err(error) => error,
-            };
-            let before = self.files.len();
-            self.files.retain(|(path, _)| path.display().to_string() != error.file);
-            if self.files.len() == before {
-                return None;
+    /// Parses the files, given by name and content; adds an error for each unreadable one.
+    pub(super) fn parse<T>(&self, parse: impl FnOnce(&[(&str, &[u8])]) -> ParsedFiles<T>) -> ParsedFiles<T> {
+        let names: Vec<String> = self.files.iter().map(|(path, _)| path.display().to_string()).collect();
+        let (mut files, mut errors) = (Vec::new(), Vec::new());
+        for (name, (_, bytes)) in names.iter().zip(&self.files) {
+            match bytes {
+                Ok(bytes) => files.push((name.as_str(), bytes.as_slice())),
+                Err(error) => errors.push(ConfigError::of_file(name, format!("cannot be read: {error}"))),
             }
         }
+        let ParsedFiles { valid, errors: invalid } = parse(&files);
+        errors.extend(invalid);
+        ParsedFiles { valid, errors }
     }
+}
 
-    /// Returns names and contents of all files, for a parser.
-    pub(super) fn readable(&self) -> Result<Vec<(String, &[u8])>, ConfigError> {
-        let file = |(path, bytes): &'_ (PathBuf, io::Result<Vec<u8>>)| {
-            let name = path.display().to_string();
-            match bytes {
-                Ok(_) => Ok(name),
-                Err(error) => Err(ConfigError::of_file(name, format!("cannot be read: {error}"))),
-            }
-        };
-        let names = self.files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
-        let bytes = self.files.iter().filter_map(|(_, bytes)| bytes.as_deref().ok());
-        Ok(names.into_iter().zip(bytes).collect())
+/// Returns lines for the log: up to [`LOGGED_ERRORS`] errors and the number of the others. The caller
+/// logs them, because its module decides the tag.
+pub(super) fn error_lines(what: &str, errors: &[ConfigError], consequence: &str) -> Vec<String> {
+    let line = |problem: &ConfigError| format!("{what}: {problem}; {consequence}");
+    let mut lines: Vec<String> = errors.iter().take(LOGGED_ERRORS).map(line).collect();
+    if let Some(more) = errors.len().checked_sub(LOGGED_ERRORS + 1) {
+        lines.push(format!("{what}: and {} more errors, which bosh-dns-xdp check lists", more + 1));
     }
+    lines
 }
 
 //----------- Followed -------------------------------------------------------
@@ -292,29 +291,24 @@ impl Followed {
     ///
     /// An unparsable file that was written recently is probably still being written: it is read
     /// again a few times before it is reported as invalid.
-    pub(super) fn parsed<T, E>(
+    pub(super) fn parsed<T>(
         &mut self,
         force: bool,
-        parse: impl Fn(&Contents) -> Result<T, E>,
-    ) -> Option<(Contents, Result<T, E>)> {
+        parse: impl Fn(&[(&str, &[u8])]) -> ParsedFiles<T>,
+    ) -> Option<(Contents, ParsedFiles<T>)> {
         let mut contents = self.changed(force)?;
-        let mut result = parse(&contents);
+        let mut parsed = contents.parse(&parse);
         for _ in 0..READ_AGAIN {
-            if result.is_ok() || contents.settled {
+            if parsed.errors.is_empty() || contents.settled {
                 break;
             }
             thread::sleep(SETTLED);
             let Some(again) = self.read_now(None) else { break };
             contents = again;
             self.digest = Some(contents.digest());
-            result = parse(&contents);
+            parsed = contents.parse(&parse);
         }
-        Some((contents, result))
-    }
-
-    /// Reads the source again and parses its valid files.
-    pub(super) fn valid<T: Default>(&mut self, parse: impl Fn(&Contents) -> Result<T, ConfigError>) -> T {
-        self.changed(true).and_then(|contents| contents.parse_valid(parse)).unwrap_or_default()
+        Some((contents, parsed))
     }
 
     /// Returns the versions that need not be read again.
@@ -538,8 +532,10 @@ mod tests {
         });
         let mut followed = Followed { reader, ..Followed::new(source) };
         assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
-        let error = followed.changed(true).unwrap().readable().unwrap_err();
-        assert!(error.to_string().contains("did not respond within 1 s"), "{error}");
+        let all = |files: &[(&str, &[u8])]| ParsedFiles { valid: files.len(), errors: Vec::new() };
+        let ParsedFiles { valid, errors } = followed.changed(true).unwrap().parse(all);
+        assert_eq!((valid, errors.len()), (0, 1));
+        assert!(errors[0].problem.contains("did not respond within 1 s"), "{}", errors[0]);
     }
 
     #[test]
@@ -549,16 +545,17 @@ mod tests {
         fs::write(&path, "half").unwrap();
         let mut followed = Followed::new(Source::File(path.clone()));
         // The writer continues while the first half is being parsed.
-        let parse = |contents: &Contents| {
-            let bytes = contents.files[0].1.as_ref().unwrap();
-            if bytes == b"whole" {
-                return Ok(());
+        let parse = |files: &[(&str, &[u8])]| {
+            let (name, bytes) = files[0];
+            let mut errors = Vec::new();
+            if bytes != b"whole" {
+                fs::write(&path, "whole").unwrap();
+                errors.push(ConfigError::of_file(name, "is half"));
             }
-            fs::write(&path, "whole").unwrap();
-            Err(())
+            ParsedFiles { valid: (), errors }
         };
-        let (_, result) = followed.parsed(false, parse).unwrap();
-        assert_eq!(result, Ok(()));
+        let (_, parsed) = followed.parsed(false, parse).unwrap();
+        parsed.whole().unwrap();
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::{
     DaemonError,
     api::{self, Control},
+    config::WholeConfig,
     failures::Failures,
     fast_path::{Lifecycle, OwnAttacher},
     files::{Files, First},
@@ -56,20 +57,18 @@ const USE_INTERVAL: time::Duration = time::Duration::from_secs(10);
 /// ports.
 pub(super) async fn start<'a>(
     path: &'a Path,
-    loaded: Loaded,
+    (Loaded { config, warnings }, consul_config): WholeConfig,
     (control, attacher): (Option<Control>, Option<OwnAttacher>),
     logs: &'a Logs,
     failures: &Failures,
 ) -> Result<Daemon<'a>, DaemonError> {
     let begun = Instant::now();
-    let Loaded { config, warnings } = loaded;
     let (handle, tap) = (FastPathHandle::default(), Tap::new());
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
     let service_status = service_status(&metrics)?;
     failures.spawn("the detection of standstills", standstill::watch());
-    let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
-    for warning in warnings.iter().chain(odd.iter().flatten()) {
+    for warning in &warnings {
         warn!("{warning}");
     }
     service_status.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");

@@ -139,7 +139,7 @@ impl Readiness {
             ("Consul files", Kind::Consul),
         ] {
             let Some(state) = files.get(kind.label()) else { continue };
-            checks.push(Check::of(name, CheckResult::NotReady, state.error.clone(), || match kind {
+            checks.push(Check::of(name, CheckResult::NotReady, state.problem(), || match kind {
                 Kind::Records => format!("{instances} instances"),
                 _ => format!("{} files", state.files.len()),
             }));

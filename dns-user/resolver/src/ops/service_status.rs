@@ -13,9 +13,13 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::{api::Reloaded, metrics::WholeMetrics, tap::seconds_since_1970};
+use dns_core::config::{ConfigError, one_line};
 
 /// Maximum number of warnings kept per kind of file.
 const MOST_WARNINGS: usize = 100;
+
+/// Maximum number of errors kept per kind of file.
+const MOST_ERRORS: usize = 1000;
 
 /// The state of files and sockets, and the history of their changes. Clones share it.
 #[derive(Clone)]
@@ -70,10 +74,17 @@ pub struct FileState {
     pub files: Vec<PathBuf>,
     /// Whether any contents are in use.
     pub in_use: bool,
-    /// Error of the last attempt, if it failed.
-    pub error: Option<String>,
+    /// Errors of the last attempt; empty if it succeeded.
+    pub errors: Vec<String>,
     /// Items skipped in the contents in use, up to a limit.
     pub warnings: Vec<String>,
+}
+
+impl FileState {
+    /// Returns the errors of the last attempt in one line; `None` if it succeeded.
+    pub fn problem(&self) -> Option<String> {
+        (!self.errors.is_empty()).then(|| one_line(&self.errors))
+    }
 }
 
 impl ServiceStatus {
@@ -100,7 +111,7 @@ impl ServiceStatus {
 
     /// Returns the reason why the newest files of this kind are not in use, if any.
     pub fn error(&self, kind: Kind) -> Option<String> {
-        self.lock().files.get(kind.label())?.error.clone()
+        self.lock().files.get(kind.label())?.problem()
     }
 
     /// Returns whether contents of this kind are in use.
@@ -113,8 +124,8 @@ impl ServiceStatus {
         let mut reloaded = Reloaded::default();
         let last = self.reload_history.reloads();
         for (kind, state) in &self.lock().files {
-            match &state.error {
-                Some(error) => reloaded.failed.push(format!("{kind}: {error}")),
+            match state.problem() {
+                Some(problem) => reloaded.failed.push(format!("{kind}: {problem}")),
                 None => {
                     let detail = last.get(*kind).map_or("", |event| event.detail.as_str());
                     reloaded.done.push(format!("{kind}: {} file(s), {detail}", state.files.len()));
@@ -144,17 +155,20 @@ impl ServiceStatus {
             warnings.push(format!("and {more} more"));
         }
         self.reload_history.reloaded(kind, took, detail);
-        let state = FileState { files, in_use: true, error: None, warnings };
+        let state = FileState { files, in_use: true, errors: Vec::new(), warnings };
         self.lock().files.insert(kind.label(), state);
     }
 
     /// Records that files are invalid; the contents in use stay.
-    pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, problem: &str) {
-        self.reload_history.failed(kind, problem);
+    pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, errors: &[ConfigError]) {
         let mut state = self.lock();
         let file_state = state.files.entry(kind.label()).or_default();
         file_state.files = files;
-        file_state.error = Some(problem.to_owned());
+        file_state.errors = errors.iter().take(MOST_ERRORS).map(ToString::to_string).collect();
+        if errors.len() > MOST_ERRORS {
+            file_state.errors.push(format!("and {} more", errors.len() - MOST_ERRORS));
+        }
+        self.reload_history.failed(kind, file_state.problem().unwrap_or_default());
     }
 
     /// Locks the state; it is plain data, so it stays valid if a holder panicked.

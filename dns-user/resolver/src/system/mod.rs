@@ -8,7 +8,7 @@ pub use self::{resolv_conf::ResolvConf, resolved::Resolved};
 
 use std::{io, process::Command, thread, time::Duration};
 
-use dns_core::config::ConfigError;
+use dns_core::config::ConfigErrors;
 
 /// Reasons why the machine does not use the server.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum SystemError {
     },
     /// The server's configuration cannot be read.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ConfigErrors),
     /// The runtime could not create a timer or a signal handler.
     #[error("{0}")]
     Runtime(#[from] io::Error),

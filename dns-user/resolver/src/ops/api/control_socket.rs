@@ -3,10 +3,11 @@
 
 use std::{io, os::unix::net::UnixListener as StdListener, sync::Arc, time::Duration};
 
-use nix::unistd::{Gid, Group, Uid, User};
+use nix::unistd::{Gid, Uid, User};
 use tokio::net::{UnixListener, UnixStream, unix::SocketAddr};
 
 use super::{Backend, routes};
+use crate::accounts;
 use crate::ops::http;
 use dns_core::config::ControlConfig;
 use dns_platform::{
@@ -35,15 +36,20 @@ impl ControlSocket {
     /// the owner is `server_user`, the user that the server switches to.
     pub fn bind(config: &ControlConfig, server_user: Option<&str>) -> io::Result<Self> {
         let ControlConfig { socket, user, group, is_default: _ } = config;
-        let of_user =
-            |kind, name: &str| User::from_name(name)?.map(|user| user.uid).ok_or_else(|| unknown(kind, name));
+        let of_user = |key, name: &str| match accounts::user(key, name) {
+            Ok(user) => Ok(user.uid),
+            Err(error) => Err(io::Error::new(io::ErrorKind::NotFound, error)),
+        };
         let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;
         let user = match user {
             Some(name) => Some(of_user("control.user", name)?),
             None => server,
         };
         let group = match group {
-            Some(name) => Some(Group::from_name(name)?.ok_or_else(|| unknown("control.group", name))?.gid),
+            Some(name) => match accounts::group("control.group", name) {
+                Ok(group) => Some(group.gid),
+                Err(error) => return Err(io::Error::new(io::ErrorKind::NotFound, error)),
+            },
             None => None,
         };
         let trusted = Vec::from_iter(server);
@@ -60,11 +66,6 @@ impl ControlSocket {
         http::serve(listener, |_: &UnixStream| all.clone(), std::future::pending()).await;
         Ok(())
     }
-}
-
-/// Returns the error for an unknown user or group.
-fn unknown(kind: &str, name: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("{kind}: {name:?} does not exist"))
 }
 
 impl Admitted {

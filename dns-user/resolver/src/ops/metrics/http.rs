@@ -98,6 +98,8 @@ mod tests {
         sync::oneshot,
     };
 
+    use dns_core::config::ConfigError;
+
     use super::*;
     use crate::ops::{
         metrics::WholeMetrics,
@@ -107,7 +109,11 @@ mod tests {
     /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
         let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
-        service_status.refused(Kind::Records, Vec::new(), "none read yet");
+        service_status.refused(
+            Kind::Records,
+            Vec::new(),
+            &[ConfigError::of_file("records.json", "none read yet")],
+        );
         Arc::new(Readiness {
             service_status,
             fast_path: dns_fastpath::FastPathHandle::default(),
@@ -140,7 +146,7 @@ mod tests {
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         let text = get(address, "/readyz").await;
         assert!(text.starts_with("HTTP/1.1 503"), "{text}");
-        assert!(text.contains("fail records: none read yet"), "{text}");
+        assert!(text.contains("fail records: records.json: none read yet"), "{text}");
         assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
         drop(stop);
         running.await.unwrap();
