@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{Read, Write},
+    net::UdpSocket,
     process::Stdio,
     sync::Arc,
     thread::{self, JoinHandle},
@@ -20,11 +21,11 @@ use whole_system_tests::{
 
 use super::running::Running;
 
-/// Height of the terminal.
-const ROWS: usize = 40;
+/// Columns and rows of a large terminal.
+const LARGE: (usize, usize) = (140, 40);
 
-/// Width of the terminal.
-const COLUMNS: usize = 140;
+/// Columns and rows of the smallest terminal that is supported.
+const SMALL: (usize, usize) = (80, 24);
 
 /// Time limit, reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Terminal {
     command: Kept,
     keyboard: File,
+    /// Columns and rows.
+    size: (usize, usize),
     /// All bytes that the command wrote.
     written: Arc<Mutex<Vec<u8>>>,
     /// Ends once all output has been read.
@@ -41,9 +44,15 @@ struct Terminal {
 
 impl Terminal {
     /// Starts a command beside the server, with these environment variables.
-    fn start(running: &Running, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
-        let size = Winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };
-        let OpenptyResult { master, slave } = openpty(Some(&size), None)?;
+    fn start(
+        running: &Running,
+        size: (usize, usize),
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
+        let (columns, rows) = size;
+        let window = Winsize { ws_row: rows as u16, ws_col: columns as u16, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave } = openpty(Some(&window), None)?;
         let mut command = running.namespace.command(server::program()?)?;
         command
             .args(arguments)
@@ -68,12 +77,17 @@ impl Terminal {
                 seen.lock().extend_from_slice(&bytes[..count]);
             }
         });
-        Ok(Self { command: child, keyboard, written, reader })
+        Ok(Self { command: child, keyboard, size, written, reader })
+    }
+
+    /// Returns the screen.
+    fn drawn(&self) -> Vec<String> {
+        drawn(&self.written.lock(), self.size)
     }
 
     /// Returns whether a line of the screen contains `text`.
     fn shows(&self, text: &str) -> bool {
-        drawn(&self.written.lock()).iter().any(|line| line.contains(text))
+        self.drawn().iter().any(|line| line.contains(text))
     }
 
     /// Waits for the end of the command; returns its exit code and its output.
@@ -88,9 +102,9 @@ impl Terminal {
 fn top_draws_hot_names() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("top", &json!({}))?;
-    let mut top = Terminal::start(&running, &["top", "--seconds", "1"], &[])?;
+    let mut top = Terminal::start(&running, LARGE, &["top", "--seconds", "1"], &[])?;
     let begun = wait_until("the screen", PATIENCE, || top.shows("hottest names"));
-    ensure!(begun.is_ok(), "{}", drawn(&top.written.lock()).join("\n"));
+    ensure!(begun.is_ok(), "{}", top.drawn().join("\n"));
     wait_until("a hot name", PATIENCE, || {
         running.ask("q-s0.q-g1.bosh.", 5).is_ok() && top.shows("q-s0.q-g1.bosh.")
     })?;
@@ -108,10 +122,51 @@ fn top_draws_hot_names() -> Result<()> {
 }
 
 #[test]
+fn top_columns_fit_small_terminal() -> Result<()> {
+    requires!(namespaces, bpf);
+    let running = Running::start(
+        "small",
+        &json!({
+            "xdp": {"mode": "generic", "interfaces": ["lo"]},
+            "disable_recursors": false, "recursors": ["127.0.0.10:53"], "recursor_timeout": "100ms",
+        }),
+    )?;
+    let namespace = &running.namespace;
+    let silent = namespace.run(|| UdpSocket::bind("127.0.0.10:53"))??;
+    let mut top = Terminal::start(&running, SMALL, &["top", "--seconds", "1"], &[])?;
+    running.ask("www.example.org.", 1)?;
+    drop(silent);
+    let lines = [
+        // The last column of each table, complete.
+        "q-s0.q-g1.bosh.",
+        " 127.0.0.1 ",
+        " 127.0.0.10:53 ",
+        "/25 ",
+        "/S             FAST    TYPE  NAME",
+        "/S              CLIENT",
+        "LATENCY   FAILED",
+        "passed on by reason",
+        "lo ",
+        "4 instances, 1 aliases",
+        ", lease ",
+        "q: quit",
+    ];
+    let waited = wait_until("every column", PATIENCE, || {
+        running.ask("q-s0.q-g1.bosh.", 5).is_ok() && lines.iter().all(|line| top.shows(line))
+    });
+    let missing: Vec<&str> = lines.into_iter().filter(|line| !top.shows(line)).collect();
+    ensure!(waited.is_ok(), "{missing:?} in\n{}", top.drawn().join("\n"));
+    top.keyboard.write_all(b"q")?;
+    ensure!(top.finish()?.0 == Some(0));
+    Ok(())
+}
+
+#[test]
 fn status_is_coloured_on_terminals() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("colour", &json!({}))?;
-    let status = |environment: &[(&str, &str)]| Terminal::start(&running, &["status"], environment)?.finish();
+    let status =
+        |environment: &[(&str, &str)]| Terminal::start(&running, LARGE, &["status"], environment)?.finish();
     let (code, text) = status(&[])?;
     ensure!(code == Some(0) && text.starts_with("\x1b[32mbosh-dns-xdp "), "{code:?}: {text:?}");
     ensure!(!text.contains("\x1b[31m"), "{text:?}");
@@ -135,8 +190,8 @@ fn status_is_coloured_on_terminals() -> Result<()> {
 }
 
 /// Renders the screen from cursor movements; colours are ignored.
-fn drawn(bytes: &[u8]) -> Vec<String> {
-    let mut screen = vec![vec![' '; COLUMNS]; ROWS];
+fn drawn(bytes: &[u8], (columns, rows): (usize, usize)) -> Vec<String> {
+    let mut screen = vec![vec![' '; columns]; rows];
     let (mut row, mut column) = (0, 0);
     let text = String::from_utf8_lossy(bytes);
     let mut characters = text.chars();

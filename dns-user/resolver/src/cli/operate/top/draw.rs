@@ -15,10 +15,18 @@ use super::{
 };
 use crate::ops::readiness::CheckResult;
 
+/// Below this width some columns are left out, so that the others fit into 80.
+const WIDE: u16 = 100;
+
+/// Width of the clients' columns: an IPv4 address and two figures.
+const CLIENTS: u16 = 33;
+
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
+    let is_wide = frame.area().width >= WIDE;
+    let (head, curve) = if is_wide { (3, 5) } else { (4, 4) };
     let [head, curve, middle, bottom, foot] = Layout::vertical([
-        Constraint::Length(3),
-        Constraint::Length(5),
+        Constraint::Length(head),
+        Constraint::Length(curve),
         Constraint::Min(6),
         Constraint::Length(9),
         Constraint::Length(1),
@@ -35,16 +43,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
             .style(Style::new().fg(Color::Green)),
         curve,
     );
-    let [names, clients] =
-        Layout::horizontal([Constraint::Percentage(65), Constraint::Percentage(35)]).areas(middle);
+    let clients = Constraint::Length(CLIENTS.max(middle.width * 35 / 100));
+    let [names, clients] = Layout::horizontal([Constraint::Min(0), clients]).areas(middle);
     hottest(frame, names, model);
     busiest(frame, clients, model);
-    let [misses, interfaces, recursors] = Layout::horizontal([
-        Constraint::Percentage(28),
-        Constraint::Percentage(34),
-        Constraint::Percentage(38),
-    ])
-    .areas(bottom);
+    let parts = match is_wide {
+        true => [28, 34, 38].map(Constraint::Percentage),
+        false => [Constraint::Min(0), Constraint::Length(21), Constraint::Length(37)],
+    };
+    let [misses, interfaces, recursors] = Layout::horizontal(parts).areas(bottom);
     passed_on(frame, misses, model);
     by_interface(frame, interfaces, model);
     by_recursor(frame, recursors, model);
@@ -72,7 +79,22 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         .map(|check| format!("{}: {}", check.name, check.detail))
         .collect();
     let version = status.records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
-    let lines = vec![
+    let fast_path = match &status.fast_path {
+        Some(fast) => format!(
+            "published {}, learned {}, map {:.0} % full, lease {}",
+            count(fast.published as u64),
+            count(fast.learned as u64),
+            fast.map_fill * 100.0,
+            fast.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration)
+        ),
+        None => "no fast path".to_owned(),
+    };
+    let records = format!(
+        " records version {version}: {} instances, {} aliases",
+        count(status.records.instances as u64),
+        count(status.records.aliases as u64)
+    );
+    let mut lines = vec![
         Line::styled(
             format!(
                 " bosh-dns-xdp {} up {}: {} {}",
@@ -90,22 +112,12 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             count(model.rates.userspace as u64),
             count(model.rates.external as u64)
         )),
-        Line::raw(format!(
-            " records version {version}: {} instances, {} aliases{}",
-            count(status.records.instances as u64),
-            count(status.records.aliases as u64),
-            match &status.fast_path {
-                Some(fast) => format!(
-                    "; published {}, learned {}, map {:.0} % full, lease {}",
-                    count(fast.published as u64),
-                    count(fast.learned as u64),
-                    fast.map_fill * 100.0,
-                    fast.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration)
-                ),
-                None => "; no fast path".to_owned(),
-            }
-        )),
     ];
+    if area.width >= WIDE {
+        lines.push(Line::raw(format!("{records}; {fast_path}")));
+    } else {
+        lines.extend([Line::raw(records), Line::raw(format!(" {fast_path}"))]);
+    }
     frame.render_widget(Paragraph::new(lines), area);
 }
 
@@ -116,7 +128,7 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             let fast = percent(asked.fast, asked.total());
             Row::new([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()])
         });
-    let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(18)]);
+    let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
     let table = Table::new(rows, widths)
         .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" hottest names "));
@@ -124,18 +136,19 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let rows = model.clients().into_iter().take(usize::from(area.height)).map(
-        |Ranked { key, asked, per_second }| {
-            let refused = match model.refused(*key) {
-                0 => String::new(),
-                refused => count(refused),
-            };
-            Row::new([rate_text(per_second), asked.error_text(), refused, key.to_string()])
-        },
-    );
-    let widths = [7, 6, 8].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+    let clients = model.clients();
+    let refuses = clients.iter().any(|client| model.refused(*client.key) > 0);
+    let rows = clients.into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
+        let second = match (refuses, model.refused(*key)) {
+            (false, _) => asked.error_text(),
+            (true, 0) => String::new(),
+            (true, refused) => count(refused),
+        };
+        Row::new([rate_text(per_second), second, key.to_string()])
+    });
+    let widths = [7, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(15)]);
     let table = Table::new(rows, widths)
-        .header(Row::new(["/S", "", "REFUSED", "CLIENT"]).style(Modifier::BOLD))
+        .header(Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" busiest clients "));
     frame.render_widget(table, area);
 }
@@ -145,34 +158,39 @@ fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         .misses()
         .into_iter()
         .map(|(reason, rate)| Row::new([format!("{rate:.0}/s"), reason.to_owned()]));
-    let table = Table::new(rows, [Constraint::Length(9), Constraint::Min(10)])
+    let table = Table::new(rows, [Constraint::Max(9), Constraint::Min(12)])
         .block(Block::bordered().title(" passed on by reason "));
     frame.render_widget(table, area);
 }
 
 fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let widths = [Constraint::Min(10), Constraint::Length(7), Constraint::Length(8)];
+    // A narrow table has no room for the hook beside a long name.
+    let widths = &widths[..if area.width < 30 { 2 } else { 3 }];
     let interfaces = model.status.fast_path.iter().flat_map(|fast| &fast.interfaces);
     let rows = interfaces.map(|interface| {
         let rate = model.rates.interfaces.get(&interface.name).copied().unwrap_or(0.0);
-        Row::new([interface.name.clone(), interface.hook.clone(), format!("{rate:.0}/s")])
+        let cells = [interface.name.clone(), format!("{rate:.0}/s"), interface.hook.clone()];
+        Row::new(cells.into_iter().take(widths.len()))
     });
-    let table = Table::new(rows, [Constraint::Min(10), Constraint::Length(8), Constraint::Length(10)])
-        .block(Block::bordered().title(" interfaces "));
+    let table = Table::new(rows, widths).block(Block::bordered().title(" interfaces "));
     frame.render_widget(table, area);
 }
 
 fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model.status.recursors.iter().map(|recursor| {
         let cell = |key: &str| recursor.get(key).map_or_else(|| "-".to_owned(), plain);
+        let latency = recursor.get("latency_ms").and_then(Value::as_f64);
         let preferred = recursor.get("preferred").and_then(Value::as_bool).unwrap_or(false);
         let mark = if preferred { "*" } else { " " };
         Row::new([
             format!("{mark} {}", cell("address")),
-            format!("{} ms", cell("latency_ms")),
-            format!("{}/25 failed", cell("recent_failures")),
+            latency.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            format!("{}/25", cell("recent_failures")),
         ])
     });
-    let table = Table::new(rows, [Constraint::Min(15), Constraint::Length(12), Constraint::Length(14)])
+    let table = Table::new(rows, [Constraint::Min(18), Constraint::Length(9), Constraint::Length(6)])
+        .header(Row::new(["", "LATENCY", "FAILED"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" recursors "));
     frame.render_widget(table, area);
 }
