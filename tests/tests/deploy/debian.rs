@@ -104,6 +104,7 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
                 .unwrap_or_else(|error| panic!("{command}: {error}\n{}", machine.journal("bosh-dns-xdp")))
         })
         .collect();
+    assert!(said[0].contains("enabled but not started: copy records.json"), "{}", said[0]);
     Some((machine, said[3].clone(), said[4].clone()))
 }
 
@@ -113,6 +114,10 @@ fn five_commands_reach_interface_answer() {
     let folder = tempfile::tempdir().unwrap();
     let Some((machine, dug, shown)) = installed(folder.path()) else { return };
     assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
+    let contents = machine.run("dpkg-deb --contents dist/bosh-dns-xdp_*.deb").unwrap();
+    for notices in ["THIRD-PARTY.md", "third-party-notices.gz"] {
+        assert!(contents.contains(&format!("/usr/share/doc/bosh-dns-xdp/{notices}")), "{contents}");
+    }
     assert!(shown.lines().next().unwrap().ends_with(": ready"), "{shown}");
     assert!(!shown.contains("  FAIL  "), "{shown}");
     // The programs load while userspace answers the first queries.
@@ -195,6 +200,11 @@ fn five_commands_reach_interface_answer() {
     assert!(machine.run("test -e /etc/bosh-dns-xdp/config.json && echo there").unwrap().contains("there"));
     machine.run("apt-get purge --yes bosh-dns-xdp").unwrap();
     machine.run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp").unwrap();
+    let left =
+        machine.run("getent passwd bosh-dns-xdp bosh-dns-xdp-attach bosh-dns-publish bosh-dns-sync || true");
+    assert_eq!(left.unwrap(), "", "users stay");
+    let left = machine.run("getent group bosh-dns-control bosh-dns-xdp || true").unwrap();
+    assert_eq!(left, "", "groups stay");
 }
 
 /// A record for a provider that is unreachable.

@@ -272,6 +272,43 @@ fn outside_names_are_explained() -> Result<()> {
 }
 
 #[test]
+fn handled_names_are_explained() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("handled")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let handlers = json!([
+        {"domain": "corp.example.", "source": {"type": "dns", "recursors": ["127.0.0.10:53"]}},
+        {"domain": "gone.example.", "source": {"type": "deny"}},
+    ]);
+    fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
+    let running = Running::start_with(namespace, folder, &json!({}))?;
+    for (name, answerer) in [
+        ("www.corp.example", "answered by: userspace: the handler for corp.example."),
+        ("www.gone.example", "answered by: userspace: the handler for gone.example."),
+    ] {
+        let (_, text, problem) = running.cli(&["resolve", name])?;
+        ensure!(text.contains(answerer), "{name}: {text}{problem}");
+    }
+    Ok(())
+}
+
+#[test]
+fn detach_without_pins_is_refused() -> Result<()> {
+    requires!(namespaces, bpf);
+    let namespace = Namespace::new("nopins")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let settings = json!({
+        "xdp": {"mode": "generic", "interfaces": ["lo"], "bpffs": "/proc/none"},
+        "control": {"socket": folder.path().join("control.sock")},
+    });
+    let running = Running::start_with(namespace, folder, &settings)?;
+    wait_for_readyz(&running, "200", "ok   fast path: on")?;
+    let (code, text, problem) = running.cli(&["detach"])?;
+    ensure!(code == 1 && problem.contains("nothing was detached: the server is running"), "{text}{problem}");
+    wait_for_readyz(&running, "200", "ok   fast path: on")
+}
+
+#[test]
 fn tap_omits_earlier_sessions() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("earlier", &json!({"xdp": {"mode": "generic", "interfaces": ["lo"]}}))?;

@@ -260,6 +260,10 @@ mod tests {
         let (folder, config, _) = Try { records: None, aliases: None, port: Some(5353) }.prepare().unwrap();
         let report = check(&config);
         assert!(report.ok, "{:?}", report.errors);
+        let written: Value =
+            serde_json::from_slice(&fs::read(folder.path().join("records.json")).unwrap()).unwrap();
+        let index = RECORD_KEYS.iter().position(|key| *key == "instance_index").unwrap();
+        assert!(written["record_infos"][0][index].is_number(), "{written}");
         let serves = report.serves.unwrap();
         assert_eq!((serves.instances, serves.aliases), (usize::from(2 * INSTANCES), 1));
         folder.close().unwrap();
@@ -271,6 +275,33 @@ mod tests {
         let port = taken.local_addr().unwrap().port();
         let problem = is_free(port).unwrap_err().to_string();
         assert!(problem.contains(&format!("(pid {})", std::process::id())), "{problem}");
+    }
+
+    #[test]
+    fn silent_port_is_not_announced() {
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = server.local_addr().unwrap().port();
+        assert!(!answers(port));
+        let echo = std::thread::spawn(move || {
+            // The first query is that of the call above.
+            for _ in 0..2 {
+                let mut query = [0; 512];
+                let (length, client) = server.recv_from(&mut query).unwrap();
+                server.send_to(&query[..length], client).unwrap();
+            }
+        });
+        assert!(answers(port));
+        echo.join().unwrap();
+    }
+
+    #[test]
+    fn own_records_need_no_known_name() {
+        let records = tempfile::NamedTempFile::new().unwrap();
+        let given = Try { records: Some(records.path().into()), aliases: None, port: None };
+        let (_folder, _, welcome) = given.prepare().unwrap();
+        let resolve = welcome.text.lines().find(|line| line.contains(" resolve ")).unwrap();
+        // A name that every server answers.
+        assert!(resolve.contains(" resolve upcheck.bosh-dns --config "), "{}", welcome.text);
     }
 
     #[test]

@@ -81,8 +81,7 @@ impl Client {
     pub(super) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         if response.status() != StatusCode::OK {
-            let answer = collect(response).await?;
-            return Err(Problem::BadAnswer(answer.text()));
+            return Err(collect(response).await?.refusal());
         }
         Ok(Lines { body: response.into_body(), rest: BytesMut::new() })
     }
@@ -163,17 +162,23 @@ impl Answer {
 
     /// Returns the response if its status is 200; otherwise an error with the server's reason.
     pub(super) fn good(self) -> Result<Self, Problem> {
-        match self.status {
-            StatusCode::OK => Ok(self),
-            StatusCode::FORBIDDEN => Err(Problem::BadAnswer(format!(
+        if self.status == StatusCode::OK { Ok(self) } else { Err(self.refusal()) }
+    }
+
+    /// Returns the server's reason for a status other than 200.
+    fn refusal(&self) -> Problem {
+        let text = match self.status {
+            StatusCode::FORBIDDEN => format!(
                 "the server refuses this request: {}; use a certificate listed in api.admins, or the control socket",
                 self.text()
-            ))),
-            StatusCode::NOT_FOUND if self.body.is_empty() => Err(Problem::BadAnswer(
-                "the server does not know this request: does it have the same version?".to_owned(),
-            )),
-            _ => Err(Problem::BadAnswer(self.text())),
-        }
+            ),
+            StatusCode::NOT_FOUND if self.body.is_empty() => {
+                "the server does not know this request: does it have the same version?".to_owned()
+            }
+            _ if self.body.is_empty() => "the server failed without a reason: see its log".to_owned(),
+            _ => self.text(),
+        };
+        Problem::BadAnswer(text)
     }
 
     /// Parses the body as JSON.
@@ -231,4 +236,29 @@ pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Res
 /// Escapes a value for a query string.
 pub(super) fn escaped(value: &str) -> String {
     url::form_urlencoded::byte_serialize(value.as_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_hide_status_codes() {
+        for (status, body, part) in [
+            (
+                StatusCode::FORBIDDEN,
+                "not an administrator",
+                "refuses this request: not an administrator; use",
+            ),
+            (StatusCode::NOT_FOUND, "", "does it have the same version?"),
+            (StatusCode::NOT_FOUND, "no such tag", "no such tag"),
+            (StatusCode::INTERNAL_SERVER_ERROR, "", "see its log"),
+        ] {
+            let answer = Answer { status, body: Bytes::from_static(body.as_bytes()) };
+            let text = answer.good().unwrap_err().to_string();
+            assert!(text.contains(part), "{text}");
+            assert!(!text.contains(status.as_str()), "{text}");
+        }
+        assert!(Answer { status: StatusCode::OK, body: Bytes::new() }.good().is_ok());
+    }
 }
