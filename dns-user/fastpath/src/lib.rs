@@ -64,6 +64,7 @@ pub use self::{
         gate::{Arrival, MOST_CLIENTS},
         hook::Hook,
         kinds::InterfaceKinds,
+        pins::FolderState,
         status::{InterfaceState, InterfaceStatus, InterfacesStatus},
     },
     attacher::{Attacher, Authority, ReadAuthority, serve},
@@ -453,15 +454,17 @@ pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
-/// Counts of the objects removed by [`detach_all`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+/// What [`detach_all`] removed.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
     /// Number of XDP and tcx links removed.
     pub links: usize,
     /// Number of clsact filters removed.
     pub filters: usize,
-    /// The removed folder of pins.
+    /// The folder of pins.
     pub folder: PathBuf,
+    /// What became of the folder.
+    pub folder_state: FolderState,
 }
 
 /// Removes everything that a server at these endpoints, running or not, left attached in the
@@ -469,15 +472,15 @@ pub struct Detached {
 pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
     let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
     let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
-    let mut detached = Detached { folder: pins.folder().to_path_buf(), ..Detached::default() };
+    let (mut detached_links, mut detached_filters) = (0, 0);
     // Its pins belong to xdp.attach_user, which may detach any link itself.
     let attacher =
         config.attach_user.as_deref().and_then(|name| nix::unistd::User::from_name(name).ok().flatten());
     for link in pins.pinned_links(attacher.map(|user| user.uid)) {
         attachment::drop_predecessor(link);
-        detached.links += 1;
+        detached_links += 1;
     }
-    pins.remove().map_err(|error| FastPathError::io("removing the pins", error))?;
+    let folder_state = pins.remove().map_err(|error| FastPathError::io("removing the pins", error))?;
     let mut netlink = Socket::requests().map_err(|error| FastPathError::io("asking netlink", error))?;
     let links = netlink.links().map_err(|error| FastPathError::io("listing the interfaces", error))?;
     let filters = Filters::of(main);
@@ -485,9 +488,10 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
         let removed = filters
             .remove(link.ifindex, &mut netlink)
             .map_err(|error| FastPathError::io(&format!("removing the filter of {}", link.name), error))?;
-        detached.filters += usize::from(removed);
+        detached_filters += usize::from(removed);
     }
-    Ok(detached)
+    let folder = pins.folder().to_path_buf();
+    Ok(Detached { links: detached_links, filters: detached_filters, folder, folder_state })
 }
 
 /// Returns the packet filter's objection, in the calling thread's network namespace, to answering

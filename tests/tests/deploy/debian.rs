@@ -207,6 +207,74 @@ fn five_commands_reach_interface_answer() {
     assert_eq!(left, "", "groups stay");
 }
 
+/// Ways in which the attacher's user can lead root from its pins to those of another server: each a shell
+/// command in the folder of the server's pins.
+const PLANTED: [&str; 3] = [
+    "ln -s $OTHER/links/1-tcx links/90-tcx && cd maps-* && ln -s $OTHER/links/1-tcx PLANTED",
+    "mv links moved && ln -s $OTHER/links links",
+    "cd .. && mv $OWN moved && ln -s $OTHER $OWN",
+];
+
+#[test]
+fn removal_spares_planted_links() {
+    requires!(bpf);
+    let folder = tempfile::tempdir().unwrap();
+    let Some((machine, ..)) = installed(folder.path()) else { return };
+    // Programs of another server, which has ended: no other process answers.
+    let other = json!({
+        "address": "127.0.0.3", "port": 53, "records_file": "/shared/records.json", "metrics": {"enabled": false},
+        "control": {"socket": "/run/other/control.sock"},
+        "xdp": {"interfaces": ["lo"], "bpffs": "/sys/fs/bpf/other", "lease": "1h"},
+    });
+    fs::write(machine.shared().join("other.json"), other.to_string()).unwrap();
+    machine.run("systemd-run --unit=other bosh-dns-xdp run --config /shared/other.json").unwrap();
+    let answers = |server: &str| {
+        let answer = machine.run(&format!("dig @{server} +short +tries=1 +timeout=1 {}", NAME.0));
+        answer.is_ok_and(|answer| answer.trim() == NAME.1)
+    };
+    wait_until("the other server's programs", PATIENCE, || {
+        answers("127.0.0.3");
+        let status = machine.run("bosh-dns-xdp status --json --config /shared/other.json");
+        let status = status.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        status.is_some_and(|status| status["replies"]["fast"].as_u64() > Some(0))
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("other")));
+    machine.run("systemctl kill --signal=KILL other").unwrap();
+    wait_until("the other server's end", PATIENCE, || {
+        machine.run("systemctl is-active other || true").unwrap().trim() == "failed"
+    })
+    .unwrap();
+    assert!(answers("127.0.0.3"), "its programs remain");
+
+    for planted in PLANTED {
+        machine.run("systemctl start bosh-dns-xdp").unwrap();
+        let pinned = "ls -d /run/bosh-dns-xdp-pins/*/links/1-tcx";
+        wait_until("pinned links", PATIENCE, || {
+            // Queries tell which interfaces to serve.
+            answers("127.0.0.2");
+            machine.run(pinned).is_ok()
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
+        // Killed, so that only `detach` removes its programs, and masked, so that nothing starts again.
+        machine.run("systemctl mask --runtime bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+        machine.run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+        machine
+            .run(&format!(
+                "OTHER=$(echo /sys/fs/bpf/other/*-53-*) && cd /run/bosh-dns-xdp-pins/*-53-* && export OTHER \
+                 OWN=$(basename $PWD) && setpriv --reuid bosh-dns-xdp-attach --clear-groups sh -ec '{planted}'"
+            ))
+            .unwrap();
+        machine.run("sh /var/lib/dpkg/info/bosh-dns-xdp.prerm remove").unwrap();
+        assert!(answers("127.0.0.3"), "{planted}: the other server's programs were detached");
+        assert!(!answers("127.0.0.2"), "{planted}: the own programs stay attached");
+        let left = machine.run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true").unwrap();
+        assert_eq!(left, "", "{planted}");
+        machine.run("systemctl unmask --runtime bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+    }
+    machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
+    assert!(answers("127.0.0.3"), "the package is gone, the other server's programs are not");
+}
+
 /// A record for a provider that is unreachable.
 const PUBLISHED: &str = "apiVersion: bosh-dns-publish/v1
 kind: DNSUpdateRecord

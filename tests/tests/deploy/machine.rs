@@ -19,7 +19,7 @@ use whole_system_tests::{
 const SET_UP: &str = r#"
 set -eu
 ip link set lo up
-mount -t bpf bpf /sys/fs/bpf
+mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 mount --bind "$1/etc/passwd" /etc/passwd
 mount --bind "$1/etc/group" /etc/group
 mount -t tmpfs tmpfs /var

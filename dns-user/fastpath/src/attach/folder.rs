@@ -96,6 +96,11 @@ impl Folder {
         }
     }
 
+    /// Removes an empty folder; returns whether it is gone.
+    pub(super) fn remove_folder(&self, name: &str) -> bool {
+        matches!(unlinkat(&self.opened, name, UnlinkatFlags::RemoveDir), Ok(()) | Err(Errno::ENOENT))
+    }
+
     /// Replaces the pin `to` by the pin `from`, atomically.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         renameat(&self.opened, from, &self.opened, to)

@@ -47,6 +47,18 @@ pub(crate) struct Pins {
     folder: PathBuf,
 }
 
+/// What became of the folder of pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FolderState {
+    /// It did not exist.
+    Absent,
+    /// It was empty after its pins were removed.
+    Removed,
+    /// It holds entries that this version does not pin.
+    Kept,
+}
+
 /// A link left by a predecessor.
 #[derive(Debug)]
 pub(crate) struct PinnedLink {
@@ -177,25 +189,24 @@ impl Pins {
     }
 
     /// Removes the maps' pins and all folders left empty.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        match Folder::open(&self.maps()) {
-            Ok(maps) => {
-                for name in maps.names()?.into_iter().filter(|name| is_map_name(name)) {
-                    maps.remove(&name)?;
-                }
+    pub(crate) fn remove(&self) -> io::Result<FolderState> {
+        if open_if_there(&self.folder)?.is_none() {
+            return Ok(FolderState::Absent);
+        }
+        if let Some(maps) = open_if_there(&self.maps())? {
+            for name in maps.names()?.into_iter().filter(|name| is_map_name(name)) {
+                maps.remove(&name)?;
             }
-            // No pins exist.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
         }
-        let shared = self.folder.parent().map(Path::to_path_buf);
         // Folders in use (another layout, another server) stay.
-        for folder in
-            [Some(self.maps()), Some(self.links()), Some(self.folder.clone()), shared].into_iter().flatten()
-        {
-            let _ = fs::remove_dir(folder);
+        remove_folder(&self.maps())?;
+        remove_folder(&self.links())?;
+        let is_gone = remove_folder(&self.folder)?;
+        if let Some(shared) = self.folder.parent() {
+            // Its parent may be closed to the attacher's user.
+            let _ = remove_folder(shared);
         }
-        Ok(())
+        Ok(if is_gone { FolderState::Removed } else { FolderState::Kept })
     }
 
     /// Returns the path of the links' folder.
@@ -273,9 +284,22 @@ pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
     };
-    match Folder::open(folder) {
-        Ok(folder) => folder.remove(name),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+    open_if_there(folder)?.map_or(Ok(()), |folder| folder.remove(name))
+}
+
+/// Removes an empty folder; returns whether it is gone.
+fn remove_folder(path: &Path) -> io::Result<bool> {
+    let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
+    };
+    Ok(open_if_there(above)?.is_none_or(|above| above.remove_folder(name)))
+}
+
+/// Opens a folder; `None` if it does not exist.
+fn open_if_there(path: &Path) -> io::Result<Option<Folder>> {
+    match Folder::open(path) {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -428,6 +452,33 @@ mod tests {
         ] {
             assert_eq!(level.below(name), below, "{level:?} {name}");
         }
+    }
+
+    #[test]
+    fn removal_reports_left_entries() {
+        let base = tempfile::tempdir().unwrap();
+        let shared = base.path().canonicalize().unwrap().join("shared");
+        let pins = Pins::at(&shared, "127.0.0.1:53".parse().unwrap()).unwrap();
+        assert_eq!(pins.remove().unwrap(), FolderState::Absent);
+        let prepare = || {
+            fs::create_dir_all(pins.links()).unwrap();
+            fs::create_dir_all(pins.maps()).unwrap();
+            fs::write(pins.maps().join("NAMES"), "").unwrap();
+        };
+        prepare();
+        assert_eq!(pins.remove().unwrap(), FolderState::Removed);
+        assert!(!shared.exists(), "empty as well");
+        prepare();
+        fs::write(pins.links().join("other"), "").unwrap();
+        assert_eq!(pins.remove().unwrap(), FolderState::Kept);
+        assert!(pins.links().join("other").exists() && !pins.maps().exists());
+        // A link in place of the folder leads nowhere.
+        let elsewhere = base.path().join("elsewhere");
+        fs::rename(pins.folder(), &elsewhere).unwrap();
+        fs::remove_file(elsewhere.join("links/other")).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, pins.folder()).unwrap();
+        pins.remove().unwrap_err();
+        assert!(elsewhere.join("links").exists());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 
 use super::{Problem, print, print_json};
-use dns_fastpath::{Detached, detach_all};
+use dns_fastpath::{Detached, FolderState, detach_all};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Detach {
@@ -41,7 +41,40 @@ impl Detach {
         if self.json {
             return print_json(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
         }
-        let Detached { links, filters, folder } = detached;
-        print(&format!("detached {links} links and {filters} filters; {} is gone\n", folder.display()))
+        print(&sentence(&detached))
+    }
+}
+
+fn sentence(detached: &Detached) -> String {
+    let Detached { links, filters, folder, folder_state } = detached;
+    let folder = folder.display();
+    let programs = match (links, filters) {
+        (0, 0) => "nothing was attached".to_owned(),
+        _ => format!("detached {links} links and {filters} filters"),
+    };
+    match folder_state {
+        FolderState::Absent => format!("{programs}; there are no pins ({folder})\n"),
+        FolderState::Removed => format!("{programs}; removed {folder}\n"),
+        FolderState::Kept => {
+            format!("{programs}; {folder} stays: it holds entries that this version does not pin\n")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentence_states_each_outcome() {
+        let say = |links, folder_state| {
+            sentence(&Detached { links, filters: 0, folder: PathBuf::from("/pins"), folder_state })
+        };
+        assert_eq!(say(0, FolderState::Absent), "nothing was attached; there are no pins (/pins)\n");
+        assert_eq!(say(2, FolderState::Removed), "detached 2 links and 0 filters; removed /pins\n");
+        assert_eq!(
+            say(0, FolderState::Kept),
+            "nothing was attached; /pins stays: it holds entries that this version does not pin\n"
+        );
     }
 }
