@@ -47,3 +47,31 @@ fn inspect() {
     assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
     assert_eq!(ask_as(1).status.code(), Some(3));
 }
+
+#[test]
+fn root_is_noted_by_status() {
+    requires!(namespaces);
+    Namespace::new("asroot").unwrap().run(note).unwrap();
+}
+
+fn note() {
+    for (user, is_root) in [("", true), ("nobody", false)] {
+        let folder = server::folder(&server::records_of_groups(&[1]), None).unwrap();
+        let shared = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(folder.path(), shared).unwrap();
+        let socket = folder.path().join("run/control.sock");
+        let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": user}});
+        let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
+        wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+        let mut command = Command::new(server::program().unwrap());
+        command.args(["status", "--config"]).arg(server.folder.path().join("config.json"));
+        let shown = command.output().unwrap();
+        // A remark, not a problem.
+        assert!(shown.status.success());
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert_eq!(shown.contains("  note  the server runs as root"), is_root, "{user:?}: {shown}");
+        let log = server.log();
+        assert_eq!(log.contains("INFO  [main] the server runs as root"), is_root, "{user:?}: {log}");
+        assert!(!log.contains("WARN"), "{user:?}: {log}");
+    }
+}

@@ -43,6 +43,15 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError
     if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
 }
 
+/// Returns a remark if this process is still root.
+pub(super) fn remaining_root() -> Option<String> {
+    Uid::effective().is_root().then(|| {
+        "the server runs as root: if it were compromised, root's files could be read and written; set xdp.user to \
+         another user"
+            .to_owned()
+    })
+}
+
 /// Drops all privileges that the attacher does not need: switches to `user`, if given, and
 /// permanently keeps only [`ATTACHING`].
 pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {

@@ -23,6 +23,7 @@ use super::{
     service_manager, settings,
     signals::{Asked, Signals},
     sources::Sources,
+    start::notes,
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
     watch::Watch,
@@ -221,7 +222,7 @@ impl Daemon<'_> {
             return;
         }
         self.fast_path.set_endpoints(&served);
-        let notes = self.config.unbounded_replies(&served).into_iter().collect();
+        let notes = notes(&self.config, &served);
         self.service_status.change(|state| {
             state.listen = served;
             state.notes = notes;

@@ -20,7 +20,7 @@ use super::{
     fast_path::{Lifecycle, OwnAttacher},
     files::{Files, First},
     listeners::{self, Listeners, all_addresses},
-    renewals,
+    privileges, renewals,
     serve::Daemon,
     sources::Sources,
     upcheck::Upcheck,
@@ -112,7 +112,7 @@ pub(super) async fn start<'a>(
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
     service_status.change(|state| {
         state.listen.clone_from(&listen);
-        state.notes.extend(config.unbounded_replies(&listen));
+        state.notes = notes(&config, &listen);
     });
     let mut fast_path = Lifecycle::new(
         &config,
@@ -129,6 +129,9 @@ pub(super) async fn start<'a>(
             "the renewal of answers that interfaces use",
             renewals::follow(server_state.clone(), requested),
         );
+    }
+    if let Some(remark) = privileges::remaining_root() {
+        info!("{remark}");
     }
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
@@ -191,6 +194,11 @@ pub(super) async fn start<'a>(
         fast_path,
         reload_orders,
     })
+}
+
+/// Returns remarks on the configuration for the operator.
+pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
+    config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).collect()
 }
 
 /// Creates the service status and the server-wide metrics.
