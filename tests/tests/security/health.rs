@@ -3,11 +3,12 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use dns_core::{
@@ -18,7 +19,7 @@ use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_platform::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
-use serde_json::json;
+use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     health::{Fleet, Says, config, instance},
@@ -29,13 +30,16 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::pki::{Client, Pki};
-
-/// Timeout of a check, and time within which the size limits must end it.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::{
+    limited::Limited,
+    pki::{Client, Pki},
+};
 
 /// Ends a test whose server makes no progress; no result depends on its value.
 const HANG: Duration = Duration::from_secs(280);
+
+/// Timeout of a check. The test ends first, so the size limits must end each check.
+const NEVER: Duration = Duration::from_secs(300);
 
 /// Checks `count` instances with the same response; returns the memory growth of this process.
 fn growth(count: u32, says: &Says) -> u64 {
@@ -44,16 +48,15 @@ fn growth(count: u32, says: &Says) -> u64 {
     (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
     let interval = Duration::from_millis(200);
     let service =
-        HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT, FastPathHandle::default())
+        HealthService::new(&config(&fleet, pki.client.clone(), interval), NEVER, FastPathHandle::default())
             .unwrap();
     let before = resident();
     service.start().unwrap();
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
     let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
     service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);
-    // The check timeout exceeds this test's time limit, so the size limits must end each check.
     let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
-    wait_until("all instances to be unknown", LIMIT, all_unknown).unwrap();
+    wait_until("the first check of every instance to end", HANG, all_unknown).unwrap();
     resident().saturating_sub(before)
 }
 
@@ -114,15 +117,9 @@ fn few_descriptors() {
     let fleet = Fleet::start(&pki.server).unwrap();
     let recursor = Recursor::start();
     let folder = server::folder(&records(), None).unwrap();
-    let settings = json!({
-        "health": {
-            "enabled": true, "port": fleet.port, "check_interval": "20s",
-            "certificate_file": pki.client.certificate, "private_key_file": pki.client.private_key,
-            "ca_file": pki.client.ca,
-        },
-        "metrics": {"enabled": true}, "xdp": {"mode": "off"},
-        "disable_recursors": false, "recursors": [recursor.address.to_string()],
-    });
+    let mut settings = settings(&pki, &fleet, "20s");
+    let forwarding = json!({"disable_recursors": false, "recursors": [recursor.address.to_string()]});
+    server::merge(&mut settings, &forwarding);
     let mut server = Server::start_prepared(None, folder, ADDRESS, &settings, |command| {
         use std::os::unix::process::CommandExt;
         // SAFETY: setrlimit is a plain system call, allowed between fork and exec.
@@ -164,6 +161,55 @@ fn few_descriptors() {
     assert_eq!(answered, [asked; 2], "of {asked}, by TCP and forwarded:\n{}", server.log());
     assert!(server.process().ended().unwrap().is_none(), "{}", server.log());
     assert!(most < 128 << 20, "{} MiB", most >> 20);
+}
+
+#[test]
+fn foreign_ca_fills_no_log() {
+    requires!(namespaces);
+    let namespace = Namespace::new("flood").unwrap();
+    namespace.run(foreign_ca).unwrap();
+}
+
+/// Checks 3,000 instances twice that another CA certified.
+fn foreign_ca() {
+    raise_own_limit();
+    let pki = Pki::new(Client::OtherCa);
+    let fleet = Fleet::start(&pki.server).unwrap();
+    let folder = server::folder(&records(), None).unwrap();
+    let mut settings = settings(&pki, &fleet, "1s");
+    server::merge(&mut settings, &json!({"control": {"socket": folder.path().join("control.sock")}}));
+    let begun = Instant::now();
+    let server = Server::start(None, folder, ADDRESS, &settings).unwrap();
+    client::ask(ADDRESS, &client::query("q-s3.q-g1.bosh.", RecordType::A, Some(1232)).unwrap()).unwrap();
+    let refused = || {
+        let metrics = Metrics::here();
+        metrics.map_or(0, |metrics| metrics.sum(names::HEALTH_CHECKS_TOTAL, "result=\"tls\""))
+    };
+    wait_until("two checks of each instance", HANG, || refused() >= 2 * u64::from(MANY)).unwrap();
+    let failed = refused();
+    let logged = || Limited::of(&server.log(), "health check failed: TLS", "ip=");
+    wait_until("a line that counts them", HANG, || logged().events >= failed).unwrap();
+    let limited = logged();
+    limited.assert_bounded(begun);
+    wait_until("the checks that were logged", HANG, || limited.events <= refused()).unwrap();
+    let mut status = Command::new(server::program().unwrap());
+    let status = status.args(["status", "--config"]).arg(server.folder.path().join("config.json"));
+    let said = status.output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout);
+    let summary = format!("none of {MANY} checked instances can be reached");
+    assert!(said.contains(&summary) && said.contains("because of TLS"), "{said}");
+}
+
+/// Returns the settings of a server that checks the fleet.
+fn settings(pki: &Pki, fleet: &Fleet, interval: &str) -> Value {
+    json!({
+        "health": {
+            "enabled": true, "port": fleet.port, "check_interval": interval,
+            "certificate_file": pki.client.certificate, "private_key_file": pki.client.private_key,
+            "ca_file": pki.client.ca,
+        },
+        "metrics": {"enabled": true}, "xdp": {"mode": "off"},
+    })
 }
 
 /// Raises the open file limit of this process, which plays all instances.

@@ -6,6 +6,8 @@ mod attacher;
 mod blindness;
 mod clients;
 mod health;
+mod limited;
 mod pki;
 mod process;
+mod strangers;
 mod terminal;
