@@ -12,6 +12,7 @@ pub mod api;
 pub(crate) mod http;
 pub mod metrics;
 pub mod overload;
+mod peer;
 pub mod readiness;
 pub mod service_status;
 pub mod status;
