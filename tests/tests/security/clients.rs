@@ -1,14 +1,10 @@
-//! Clients of the control socket that do not read, or slowly.
+//! Clients of the control socket that do not read.
 
 use std::{
     fs,
     io::{Read as _, Write as _},
     os::unix::net::UnixStream,
     path::Path,
-    sync::{
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
     thread,
     time::Duration,
 };
@@ -66,51 +62,6 @@ fn unread() {
     println!("{CLIENTS} clients that do not read: {} KiB more", growth >> 10);
     assert!(growth < MOST_GROWTH, "{} MiB more", growth >> 20);
     drop(silent);
-}
-
-#[test]
-fn slow_user_leaves_room_for_others() {
-    requires!(namespaces);
-    Namespace::new("slow").unwrap().run(slow).unwrap();
-}
-
-fn slow() {
-    const NOBODY: u32 = 65534;
-    let sizes: Vec<u16> = (1..=GROUPS).collect();
-    let folder = server::folder(&server::records_of_groups(&sizes), None).unwrap();
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let socket = folder.path().join("run/control.sock");
-    let settings = json!({"control": {"socket": socket, "user": "nobody"}, "xdp": {"mode": "off"}});
-    let _server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
-    let is_answered = AtomicBool::new(false);
-    let (refused, is_refused) = mpsc::channel();
-    thread::scope(|scope| {
-        let slow = scope.spawn(|| {
-            // Of this thread alone; nix changes all of them. The server sees the user at connect(2).
-            // SAFETY: a plain system call.
-            let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
-            assert_eq!(changed, 0);
-            // Holds as much as the server admits and takes it in small parts, so that nothing stalls.
-            let mut held: Vec<UnixStream> = Vec::new();
-            while !is_answered.load(Ordering::Relaxed) {
-                let mut stream = ask(&socket);
-                let mut head = [0; 16];
-                stream.read_exact(&mut head).unwrap();
-                match &head {
-                    b"HTTP/1.1 200 OK\r" => held.push(stream),
-                    _ => _ = refused.send(()),
-                }
-                held.retain_mut(|stream| matches!(stream.read(&mut [0; 16 << 10]), Ok(1..)));
-                thread::sleep(Duration::from_millis(50));
-            }
-        });
-        let limit = is_refused.recv_timeout(LIMIT);
-        let read = limit.is_ok().then(|| read_all(&socket));
-        is_answered.store(true, Ordering::Relaxed);
-        slow.join().unwrap();
-        assert_eq!(read, Some(INSTANCES), "while the slow user is refused");
-    });
 }
 
 fn ask(socket: &Path) -> UnixStream {

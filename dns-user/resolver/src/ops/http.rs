@@ -1,9 +1,8 @@
 //! HTTP server for operators, with limits on connections, time per request head, time per response
-//! and bytes of unread responses, of which each peer has a share. A connection that exceeds a limit
-//! is closed.
+//! and bytes of unread responses. A connection that exceeds a limit is closed.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     future::Future,
     pin::Pin,
     sync::Arc,
@@ -31,7 +30,6 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, task::AbortHandle};
 
-use super::peer::{Identified, Peer};
 use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
 
 /// Maximum number of connections per port; a new one closes the oldest.
@@ -43,12 +41,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// Maximum bytes of unread responses per port. A further response closes connections that have
 /// stalled; if that is not enough, it is refused with status 503, so that clients that read are never
-/// cut off.
+/// cut off. A single larger response is still sent.
 const MAX_WAITING: usize = 16 << 20;
-
-/// Maximum bytes of unread responses of one peer, so that three slow ones leave room for a fourth. A
-/// peer's only response may be larger, and counts no more than the share.
-const SHARE: usize = MAX_WAITING / 4;
 
 /// Time without progress after which a response counts as stalled.
 const STALLED: Duration = Duration::from_secs(1);
@@ -61,7 +55,7 @@ const PART: usize = 16 << 10;
 
 /// Serves connections until `shutdown` completes, then closes all of them. `routes` returns the
 /// router for a connection.
-pub(super) async fn serve<L: Listener<Io: Identified>>(
+pub(crate) async fn serve<L: Listener>(
     listener: L,
     routes: impl Fn(&L::Io) -> Router,
     shutdown: impl Future<Output = ()>,
@@ -69,7 +63,7 @@ pub(super) async fn serve<L: Listener<Io: Identified>>(
     serve_within(listener, routes, shutdown, WRITE_TIMEOUT).await;
 }
 
-async fn serve_within<L: Listener<Io: Identified>>(
+async fn serve_within<L: Listener>(
     mut listener: L,
     routes: impl Fn(&L::Io) -> Router,
     shutdown: impl Future<Output = ()>,
@@ -88,13 +82,12 @@ async fn serve_within<L: Listener<Io: Identified>>(
             open.pop_front();
         }
         let router = TowerToHyperService::new(routes(&stream));
-        let peer = stream.peer();
         let (responses, close) = (responses.clone(), Arc::new(Notify::new()));
         let closed = close.clone();
         let service = service_fn(move |request| {
             let (responses, close) = (responses.clone(), close.clone());
             let response = router.call(request);
-            async move { response.await.map(|response| responses.count(response, peer, close)) }
+            async move { response.await.map(|response| responses.count(response, close)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -126,7 +119,6 @@ struct Responses(Arc<Mutex<Vec<Waiting>>>);
 
 struct Waiting {
     number: u64,
-    peer: Peer,
     bytes: usize,
     /// Time at which the client last took a part.
     progress: Instant,
@@ -135,58 +127,37 @@ struct Waiting {
 
 impl Responses {
     /// Counts the body of a response until its client has taken it.
-    fn count(&self, response: Response, peer: Peer, close: Arc<Notify>) -> Response {
+    fn count(&self, response: Response, close: Arc<Notify>) -> Response {
         let bytes = response.body().size_hint().lower() as usize;
-        match self.admit(peer, bytes, close, Instant::now()) {
+        match self.admit(bytes, close, Instant::now()) {
             Some(place) => response.map(|body| Body::new(CountedBody { body, rest: Bytes::new(), place })),
             None => {
-                let text = "clients leave too much unread; try again in a second\n";
+                let text = "other clients leave too much unread; try again in a second\n";
                 (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], text).into_response()
             }
         }
     }
 
     /// Admits a response of `bytes` bytes; `None` if it must be refused.
-    fn admit(&self, peer: Peer, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
+    fn admit(&self, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
         let mut waiting = self.0.lock();
+        let mut total: usize = waiting.iter().map(|waiting| waiting.bytes).sum();
         waiting.sort_by_key(|waiting| waiting.progress);
-        while let Some(full) = Full::with(&waiting, peer, bytes) {
-            let helps = |waiting: &Waiting| {
-                let is_stalled = now.saturating_duration_since(waiting.progress) >= STALLED;
-                waiting.bytes > 0 && is_stalled && (full == Full::Port || waiting.peer == peer)
-            };
-            match waiting.iter().position(helps) {
-                Some(stalled) => waiting.remove(stalled).close.notify_one(),
-                None if bytes > SMALL => return None,
-                None => break,
+        waiting.retain(|waiting| {
+            let is_stalled = now.saturating_duration_since(waiting.progress) >= STALLED;
+            let is_closed = total + bytes > MAX_WAITING && waiting.bytes > 0 && is_stalled;
+            if is_closed {
+                total -= waiting.bytes;
+                waiting.close.notify_one();
             }
+            !is_closed
+        });
+        if total > 0 && total + bytes > MAX_WAITING && bytes > SMALL {
+            return None;
         }
         let number = waiting.iter().map(|waiting| waiting.number + 1).max().unwrap_or(0);
-        waiting.push(Waiting { number, peer, bytes, progress: now, close });
+        waiting.push(Waiting { number, bytes, progress: now, close });
         Some(Place { responses: self.clone(), number })
-    }
-}
-
-/// The limit that a further response would exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Full {
-    Share,
-    Port,
-}
-
-impl Full {
-    fn with(waiting: &[Waiting], peer: Peer, bytes: usize) -> Option<Self> {
-        let mut held: HashMap<Peer, usize> = HashMap::new();
-        for waiting in waiting {
-            *held.entry(waiting.peer).or_default() += waiting.bytes;
-        }
-        let own = held.entry(peer).or_default();
-        if *own > 0 && *own + bytes > SHARE {
-            return Some(Self::Share);
-        }
-        *own += bytes;
-        let total: usize = held.values().map(|&held| held.min(SHARE)).sum();
-        (total > MAX_WAITING).then_some(Self::Port)
     }
 }
 
@@ -298,43 +269,18 @@ mod tests {
         let (responses, begin) = (Responses::default(), Instant::now());
         let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
         let closed = |index: usize| closes[index].notified().now_or_never().is_some();
-        let admit = |index: usize, bytes, now| {
-            responses.admit(Peer::User(index as u32), bytes, closes[index].clone(), now)
-        };
-        let places: Vec<_> = (0..4).map(|index| admit(index, SHARE, begin).unwrap()).collect();
-        assert!(admit(4, SHARE, begin).is_none(), "all of them may still read");
+        let admit = |index: usize, bytes, now| responses.admit(bytes, closes[index].clone(), now);
+        let places: Vec<_> = (0..4).map(|index| admit(index, MAX_WAITING / 4, begin).unwrap()).collect();
+        assert!(admit(4, MAX_WAITING / 2, begin).is_none(), "all of them may still read");
         assert!(admit(4, SMALL, begin).is_some());
         assert!((0..4).all(|index| !closed(index)));
 
         let later = begin + STALLED;
         responses.0.lock()[0].progress = later;
-        assert!(admit(4, SHARE, later).is_some());
-        assert_eq!([0, 1, 2, 3].map(closed), [false, true, false, false]);
+        assert!(admit(4, MAX_WAITING / 2, later).is_some());
+        assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
         drop(places);
         assert_eq!(responses.0.lock().len(), 0);
-    }
-
-    #[test]
-    fn slow_peer_keeps_its_share() {
-        let (responses, begin) = (Responses::default(), Instant::now());
-        let [slow, stalled, other] = [1, 2, 3].map(Peer::User);
-        let close = Arc::new(Notify::new());
-        let admit = |peer, bytes, now| responses.admit(peer, bytes, close.clone(), now);
-        // A single response may exceed the share.
-        let _stalled = admit(stalled, MAX_WAITING, begin).unwrap();
-        let _slow: Vec<_> = (0..4).map(|_| admit(slow, SHARE / 4, begin).unwrap()).collect();
-        let later = begin + STALLED;
-        for waiting in responses.0.lock().iter_mut().filter(|waiting| waiting.peer == slow) {
-            waiting.progress = later;
-        }
-        assert!(admit(slow, SHARE / 4, later).is_none(), "its share is used up");
-        assert!(close.notified().now_or_never().is_none(), "only its own stalled responses give way");
-        assert!(admit(other, MAX_WAITING, later).is_some(), "others have their share");
-        let _small = admit(slow, SMALL, later).unwrap();
-        let much_later = later + STALLED;
-        assert!(admit(slow, SHARE / 4, much_later).is_some(), "its stalled responses were closed");
-        let held = responses.0.lock().iter().filter(|waiting| waiting.peer == stalled).count();
-        assert_eq!(held, 1, "its response was not in the way");
     }
 
     #[tokio::test]

@@ -12,7 +12,6 @@ pub mod api;
 pub(crate) mod http;
 pub mod metrics;
 pub mod overload;
-mod peer;
 pub mod readiness;
 pub mod service_status;
 pub mod status;

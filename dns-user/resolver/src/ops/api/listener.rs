@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use crate::ops::peer::Peer;
+use super::peer::Peer;
 use dns_platform::{logs::LineLimit, metrics::families, tls::RotatingTls};
 use dns_upstream::admission::Admission;
 

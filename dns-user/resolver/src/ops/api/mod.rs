@@ -21,6 +21,7 @@ mod control_socket;
 mod groups;
 mod instances;
 mod listener;
+mod peer;
 mod tap;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc};

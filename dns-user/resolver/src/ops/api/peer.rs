@@ -1,4 +1,4 @@
-//! Determines who is at the other end of a connection: the user, if it is local.
+//! Determines the user at the other end of a local TCP connection.
 
 use std::{
     io::{self, Read, Write},
@@ -8,8 +8,6 @@ use std::{
 
 use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::server::TlsStream;
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -21,47 +19,19 @@ const UID: usize = 4 + 48 + 12;
 /// Time limit for the reply of the kernel, which normally arrives within the call.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Identity of a peer, whatever certificate it presents.
+/// Identity of a peer before it has presented a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     /// User id of a local process.
     User(u32),
     /// IP address, if the kernel does not report the user.
     Address(IpAddr),
-    /// The connection has already ended.
-    Gone,
 }
 
 impl Peer {
     /// Returns the peer at `client` of a connection to `server`.
     pub(super) fn of(client: SocketAddr, server: SocketAddr) -> Self {
         uid_of(client, server).map_or(Self::Address(client.ip()), Self::User)
-    }
-}
-
-/// A connection whose peer can be identified.
-pub(super) trait Identified {
-    fn peer(&self) -> Peer;
-}
-
-impl Identified for TcpStream {
-    fn peer(&self) -> Peer {
-        match (self.peer_addr(), self.local_addr()) {
-            (Ok(client), Ok(server)) => Peer::of(client, server),
-            _ => Peer::Gone,
-        }
-    }
-}
-
-impl Identified for TlsStream<TcpStream> {
-    fn peer(&self) -> Peer {
-        self.get_ref().0.peer()
-    }
-}
-
-impl Identified for UnixStream {
-    fn peer(&self) -> Peer {
-        self.peer_cred().map_or(Peer::Gone, |peer| Peer::User(peer.uid()))
     }
 }
 
