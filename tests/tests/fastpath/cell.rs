@@ -304,13 +304,14 @@ fn bandwidth_plugin_succeeds_without_tcx() -> Result<()> {
     // A foreign clsact, as a network plugin adds it.
     let mut tc = ground.host.command("tc")?;
     capture(tc.args(["qdisc", "add", "dev", &Cell::interface(FEW - 1), "clsact"]))?;
-    for number in 0..FEW {
-        ensure!(cell.ask(number, &query, 8, PATIENCE)? == 8);
-    }
-    wait_until("the interfaces to wait", Duration::from_secs(30), || {
-        (0..FEW - 1).all(|number| {
-            state(number).is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
-        })
+    wait_until("the interfaces to wait", Duration::from_secs(60), || {
+        // Queries count once the attacher follows them.
+        let have_answers =
+            (0..FEW).all(|number| cell.ask(number, &query, 8, PATIENCE).is_ok_and(|replies| replies == 8));
+        have_answers
+            && (0..FEW - 1).all(|number| {
+                state(number).is_ok_and(|state| state.state == "waiting" && state.why.contains("ingress"))
+            })
     })
     .with_context(|| format!("{:?}", gated.states(&ground.host)))?;
     // Half of them get a limit, which must not fail.
