@@ -23,7 +23,6 @@ use crate::{
     draft::{Draft, MAX_PLAIN_ANSWERS, PLAIN_SIZE},
     edns,
     found::{Answers, Failure, Found},
-    prepared::Executed,
     question::{Locality, Question, TYPE_SRV},
     record::{Data, Keep, MAX_CHAIN, Record, TYPE_NS, TYPE_SOA},
 };
@@ -230,9 +229,9 @@ impl Zone {
             }
             Question::Query { name, datacenter } => {
                 let executed = self.execute(&name, datacenter.as_deref(), search.client, random)?;
-                let Executed { instances, ttl } = executed;
-                let seen = SeenTargets::new(&self.catalog, &instances);
-                let mut found = self.records_of(search, instances, seen, ttl, None, random)?;
+                let seen = SeenTargets::new(&self.catalog, &executed.instances);
+                let mut found =
+                    self.records_of(search, executed.instances, seen, executed.ttl, None, random)?;
                 found.for_client = !found.answers.is_empty();
                 Ok(found)
             }
