@@ -37,7 +37,7 @@ impl Metrics {
         wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// Returns how much the packets by outcome have grown since `before`, without those that have not.
+    /// Returns the number of packets since `before`, by outcome; omits zeros.
     pub fn outcomes_since(&self, before: &Self) -> Vec<(&'static str, u64)> {
         let count = |metrics: &Self, outcome: Outcome| {
             metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &format!("outcome=\"{}\"", outcome.label()))

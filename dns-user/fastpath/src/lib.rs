@@ -454,7 +454,7 @@ pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
-/// What [`detach_all`] removed.
+/// Result of [`detach_all`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
     /// Number of XDP and tcx links removed.
@@ -463,7 +463,7 @@ pub struct Detached {
     pub filters: usize,
     /// The folder of pins.
     pub folder: PathBuf,
-    /// What became of the folder.
+    /// State of the folder afterwards.
     pub folder_state: FolderState,
 }
 

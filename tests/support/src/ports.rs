@@ -9,7 +9,7 @@ use std::{
     sync::Mutex,
 };
 
-/// Ports below those that the kernel gives to clients (`net.ipv4.ip_local_port_range`).
+/// Ports below the range that the kernel gives to clients (`net.ipv4.ip_local_port_range`).
 const PORTS: Range<u16> = 10_000..32_000;
 
 /// Reservations of this process, which end with it.

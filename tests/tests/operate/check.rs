@@ -116,7 +116,7 @@ struct Wrong {
     folder: &'static str,
     /// Names and contents.
     files: &'static [(&'static str, &'static str)],
-    /// Parts of the errors, each in a line of its own.
+    /// Parts of the errors, one per line.
     errors: &'static [&'static str],
 }
 

@@ -10,7 +10,7 @@ use std::{
 #[derive(Debug)]
 pub(crate) struct Limited {
     by_peer: BTreeMap<IpAddr, u64>,
-    /// Number of events: those with a line, and those that a later line counts.
+    /// Number of events: with a line each, or counted by a later line.
     pub(crate) events: u64,
     /// Number of lines of other kinds.
     others: u64,

@@ -283,7 +283,7 @@ impl Target {
     }
 }
 
-/// What distinguishes targets.
+/// Identity of a target.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum Identity {
     Ip(IpAddr),

@@ -47,7 +47,7 @@ pub(crate) struct Pins {
     folder: PathBuf,
 }
 
-/// What became of the folder of pins.
+/// State of the folder of pins after a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FolderState {

@@ -283,7 +283,7 @@ mod tests {
         let port = server.local_addr().unwrap().port();
         assert!(!answers(port));
         let echo = std::thread::spawn(move || {
-            // The first query is that of the call above.
+            // The call above sent the first query.
             for _ in 0..2 {
                 let mut query = [0; 512];
                 let (length, client) = server.recv_from(&mut query).unwrap();

@@ -140,7 +140,7 @@ pub(super) fn prepare(server: &Namespace) -> Result<()> {
     server.ip(&["addr", "add", "fd00::2/128", "dev", "lo", "nodad"])
 }
 
-/// Returns the paths that this kernel supports, and those that it does not.
+/// Returns the paths that this kernel supports, and the other ones.
 pub(super) fn paths(namespace: &Namespace) -> Result<(Vec<Path>, Vec<Path>)> {
     let (mut supported, mut lacking) = (Vec::new(), Vec::new());
     for path in PATHS {
