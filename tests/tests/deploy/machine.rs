@@ -20,8 +20,7 @@ const SET_UP: &str = r#"
 set -eu
 ip link set lo up
 mount -t bpf -o mode=0700 bpf /sys/fs/bpf
-mount --bind "$1/etc/passwd" /etc/passwd
-mount --bind "$1/etc/group" /etc/group
+mount -t overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/work" overlay /etc
 mount -t tmpfs tmpfs /var
 mkdir /var/vcap /var/tmp
 mount --bind "$1/vcap" /var/vcap
@@ -33,7 +32,7 @@ exec sleep infinity
 pub(crate) struct Machine {
     /// A process that keeps the namespaces alive; ended first.
     holder: Kept,
-    /// Contents of `/var/vcap`, and two files of `/etc`.
+    /// Contents of `/var/vcap`, and changed files of `/etc`.
     folder: TempDir,
 }
 
@@ -45,6 +44,7 @@ impl Machine {
         run(Command::new("chmod").arg("755").arg(folder.path()))?;
         let etc = folder.path().join("etc");
         fs::create_dir(&etc)?;
+        fs::create_dir(folder.path().join("work"))?;
         let with = |file: &str, line: &str| -> Result<()> {
             let text = fs::read_to_string(Path::new("/etc").join(file))?;
             Ok(fs::write(etc.join(file), format!("{text}{line}\n"))?)

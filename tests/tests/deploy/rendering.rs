@@ -107,6 +107,8 @@ fn server_accepts_rendered_configuration() {
     let machine = Machine::new().unwrap();
     // A row names it in xdp.interfaces.
     machine.run("ip link add eth0 type veth peer name eth0-peer").unwrap();
+    // The scripts create it before the server starts.
+    machine.run("source /var/vcap/packages/bosh-dns/lib/process.sh; add_attach_user").unwrap();
     for (row, files) in table.rendered.iter().zip(&files) {
         let job = machine.vcap().join("jobs/bosh-dns");
         fs::remove_dir_all(&job).ok();

@@ -74,6 +74,22 @@ fn job_starts_serves_and_stops() {
     );
 }
 
+/// Checks that the attacher runs as the user that the scripts created, with CAP_BPF, CAP_NET_ADMIN and
+/// CAP_PERFMON.
+fn attacher_is_confined(machine: &Machine, pid: &str) {
+    let user = machine.run("id --user bosh-dns-xdp-attach").unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap();
+    for (field, wanted) in [
+        ("Uid", [user.trim(); 4].join("\t")),
+        ("CapPrm", "000000c000001000".to_owned()),
+        ("CapBnd", "000000c000001000".to_owned()),
+        ("NoNewPrivs", "1".to_owned()),
+        ("Seccomp", "2".to_owned()),
+    ] {
+        assert!(status.lines().any(|line| line == format!("{field}:\t{wanted}")), "{field}: {status}");
+    }
+}
+
 #[test]
 fn root_scripts_ignore_vcap_links() {
     requires!(namespaces);
@@ -112,6 +128,12 @@ fn update_keeps_hot_names_answered() {
         fast() > 0
     })
     .unwrap();
+    let server = machine.run("cat /var/vcap/sys/run/bosh-dns/bosh-dns.pid").unwrap();
+    let server = server.trim();
+    attacher_is_confined(
+        &machine,
+        &machine.run(&format!("cat /proc/{server}/task/{server}/children")).unwrap(),
+    );
     thread::scope(|scope| {
         let update = scope.spawn(|| {
             machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
@@ -160,7 +182,6 @@ container='
     mount --bind "/dev/$device" "$root/dev/$device"
   done
   for place in /bin /etc /lib /lib64 /sbin /usr /var/vcap/packages/bosh-dns "$1"; do show "$place" "$place" ro; done
-  for file in passwd group; do mount --bind "/etc/$file" "$root/etc/$file"; done
   for place in /tmp /var/tmp "$2"; do show "$2" "$place" rw; done
   show /var/vcap/sys/log/bosh-dns /var/vcap/sys/log/bosh-dns rw
   while read -r place how; do show "$place" "$place" "$how"; done
@@ -220,6 +241,10 @@ fn bpm_update_spares_hot_names() {
     let held = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
     // CAP_NET_BIND_SERVICE.
     assert!(held.contains("CapPrm:\t0000000000000400") && held.contains("Uid:\t2001"), "{held}");
+    attacher_is_confined(
+        &machine,
+        &machine.run("cat /var/vcap/sys/run/bosh-dns/bosh_dns_attach.pid").unwrap(),
+    );
     thread::scope(|scope| {
         let update = scope.spawn(|| {
             let bpm = "/var/vcap/jobs/bpm/bin/bpm";

@@ -88,6 +88,16 @@ start_process() {
   echo "started ${log} (pid $!)"
 }
 
+# Creates the user that the attacher switches to (xdp.attach_user), unless it exists.
+add_attach_user() {
+  local user=bosh-dns-xdp-attach
+  if ! getent passwd "${user}" >/dev/null; then
+    # Another process may have created it meanwhile.
+    useradd --system --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin "${user}" ||
+      getent passwd "${user}" >/dev/null
+  fi
+}
+
 # stop_process PIDFILE: sends SIGTERM, then SIGKILL to a process that does not end.
 stop_process() {
   local pid_file=$1 pid left=${STOP_PATIENCE}
