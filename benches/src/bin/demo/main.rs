@@ -161,9 +161,10 @@ fn start_recursor(lab: &Lab) -> Result<Kept> {
     Kept::spawn(&mut command)
 }
 
-/// Looks a name up twice with dig: the second query finds it published.
+/// Looks a name up with dig until the interface answers: the second query finds it published, unless it
+/// is a probe.
 fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
-    for _ in 0..2 {
+    for _ in 0..3 {
         let before = Metrics::read(&lab.server)?;
         let server = format!("@{SERVER_ADDRESS}");
         let mut dig = Command::new("ip");
