@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use nix::{
     mount::{MsFlags, mount},
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use whole_system_tests::{client, namespace::Namespace, process::wait_until};
 
 use super::{
-    lab::{LOCAL_NAME, Lab, RECORDS, namespace},
+    lab::{LOCAL_NAME, Lab, RECORDS, loopback, namespace},
     scripted::Scripted,
 };
 
@@ -249,5 +249,43 @@ fn link_local_recursors_are_asked() -> Result<()> {
         let reply = lab.ask_for("www.test.", RecordType::A)?;
         ensure!(reply.metadata.response_code == rcode, "{recursor}: {reply}");
     }
+    Ok(())
+}
+
+#[test]
+fn status_lists_recursors_by_preference() -> Result<()> {
+    let Some(namespace) = namespace("preferred")? else { return Ok(()) };
+    // The one configured first never replies.
+    let [_silent, _good] = [
+        Scripted::start(&namespace, loopback(10), |_| Vec::new())?,
+        Scripted::start(&namespace, loopback(11), |asked| {
+            vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 0).into()]
+        })?,
+    ];
+    let sockets = TempDir::with_prefix("bdx-control-")?;
+    let control = json!({"socket": sockets.path().join("control.sock")});
+    let settings = json!({"recursor_selection": "smart", "recursor_timeout": "100ms", "control": control});
+    let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
+    let mut asked = 0;
+    wait_until("the second to be preferred", LIMIT, || {
+        asked += 1;
+        let reply = lab.ask_for(&format!("n{asked}.example.com."), RecordType::A);
+        let status = lab.cli(&["status", "--json"]);
+        let status = status.ok().and_then(|(_, text, _)| serde_json::from_str::<Value>(&text).ok());
+        let first = status.and_then(|status| Some(status["recursors"][0]["address"].as_str()?.to_owned()));
+        reply.is_ok() && first.is_some_and(|first| first.starts_with("127.0.0.11"))
+    })
+    .with_context(|| format!("{:?}", lab.cli(&["status"])))?;
+    let (_, text, _) = lab.cli(&["status"])?;
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .filter(|row: &Vec<_>| row.len() > 1)
+        .collect();
+    let first = rows.iter().position(|row| row[0].starts_with("127.0.0.11"));
+    let second = rows.iter().position(|row| row[0].starts_with("127.0.0.10"));
+    ensure!(first.is_some() && first.map(|row| row + 1) == second, "{text}");
+    let roles: Vec<&str> = [first, second].into_iter().flatten().map(|row| rows[row][1]).collect();
+    ensure!(roles == ["first", "next"], "{text}");
     Ok(())
 }
