@@ -178,6 +178,14 @@ fn five_commands_reach_interface_answer() {
     }
     assert!(machine.run("ls /run/bosh-dns-xdp-pins/*/links").unwrap().contains("1-tcx"));
 
+    // Reloading needs no kill(1) of procps.
+    machine.run("rm --force /usr/bin/kill && ! command -v /usr/bin/kill").unwrap();
+    machine.run("systemctl reload bosh-dns-xdp").unwrap();
+    wait_until("the reload", PATIENCE, || {
+        machine.journal("bosh-dns-xdp").contains("SIGHUP: reload finished")
+    })
+    .unwrap();
+
     // The journal has a priority per line and no second time stamp.
     machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
     let journal = |priority: &str| {
