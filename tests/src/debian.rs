@@ -160,14 +160,14 @@ impl Debian {
 impl Drop for Debian {
     fn drop(&mut self) {
         // Killed, because unshare ignores SIGTERM. The kernel ends all of its descendants.
-        if let Err(error) = self.holder.kill(Duration::from_secs(5)) {
+        if let Err(error) = self.holder.kill(Duration::from_secs(60)) {
             eprintln!("a machine could not be ended: {error}");
         }
         let empty = || {
             let populated = fs::read_to_string(self.cgroup.join("cgroup.events"));
             populated.is_ok_and(|text| text.contains("populated 0"))
         };
-        let removed = wait_until("the machine's processes to end", Duration::from_secs(10), empty)
+        let removed = wait_until("the machine's processes to end", Duration::from_secs(60), empty)
             .and_then(|()| Ok(remove_cgroup(&self.cgroup)?));
         if let Err(error) = removed {
             eprintln!("{} stays behind: {error}", self.cgroup.display());

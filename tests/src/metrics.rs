@@ -53,6 +53,12 @@ impl Metrics {
         self.sum(names::REPLIES_TOTAL, "path=\"fast\"")
     }
 
+    /// Returns the number of answerable queries that the program passed up as probes: at most one per
+    /// second and interface.
+    pub fn probes(&self) -> u64 {
+        self.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"")
+    }
+
     /// Returns whether the fast path is attached and has entries.
     pub fn is_fast_path_up(&self) -> bool {
         self.sum(names::FAST_PATH_UP, "") > 0 && self.sum(names::FAST_PATH_ENTRIES, "") > 0
@@ -67,13 +73,13 @@ impl Metrics {
 /// Waits until the metrics of the server in `namespace` are available, which is shortly after its
 /// first answer.
 pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
-    wait_until("the metrics", Duration::from_secs(5), || Metrics::read(namespace).is_ok())
+    wait_until("the metrics", Duration::from_secs(60), || Metrics::read(namespace).is_ok())
 }
 
 /// Waits until the fast path of the server in `namespace` is attached and has entries. It loads in
 /// the background, so that DNS does not wait for the verifier.
 pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
-    wait_until("the fast path", Duration::from_secs(20), || {
+    wait_until("the fast path", Duration::from_secs(60), || {
         Metrics::read(namespace).is_ok_and(|metrics| metrics.is_fast_path_up())
     })
 }

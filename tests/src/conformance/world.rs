@@ -342,7 +342,7 @@ impl Drop for World<'_> {
         if let Some(server) = &mut self.server
             && server.stop(FAREWELL).is_err()
         {
-            let _ = server.kill(Duration::from_secs(5));
+            let _ = server.kill(Duration::from_secs(60));
         }
     }
 }

@@ -206,7 +206,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
     let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let more = |what: &str| {
         let before = answered.load(Ordering::Relaxed);
-        wait_until(what, Duration::from_secs(10), || answered.load(Ordering::Relaxed) > before + 100)
+        wait_until(what, Duration::from_secs(60), || answered.load(Ordering::Relaxed) > before + 100)
     };
     thread::scope(|scope| {
         let load = scope.spawn(|| -> Result<()> {

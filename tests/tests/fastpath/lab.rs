@@ -32,7 +32,7 @@ use whole_system_tests::{
 };
 
 /// Timeout if a reply is expected.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Timeout if no reply is expected.
 pub(crate) const SHORT: Duration = Duration::from_millis(150);

@@ -52,14 +52,14 @@ fn lost_address_stops_no_server() -> Result<()> {
     ensure!(server.log().contains("10.9.1.1:53"), "it is told:\n{}", server.log());
 
     // Missing at the start, available later.
-    server.process().stop(Duration::from_secs(10))?;
+    server.process().stop(Duration::from_secs(60))?;
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
     namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
     wait_until("the address that came back", Duration::from_secs(30), || answers(GOES))?;
 
     // Without any listen address the server cannot start.
-    server.process().stop(Duration::from_secs(10))?;
+    server.process().stop(Duration::from_secs(60))?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&["addr", "del", address, "dev", "lo"])?;
     }

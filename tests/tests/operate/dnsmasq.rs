@@ -33,6 +33,6 @@ pub(crate) fn start(namespace: &Namespace, last: u8) -> Result<(Kept, SocketAddr
     let address = SocketAddr::from((address, 53));
     let query = client::query("www.example.org.", RecordType::A, None)?.to_vec()?;
     let answers = || client::ask_raw(address, &query, Duration::from_millis(200)).is_ok();
-    wait_until("dnsmasq", Duration::from_secs(10), || namespace.run(answers).unwrap_or(false))?;
+    wait_until("dnsmasq", Duration::from_secs(60), || namespace.run(answers).unwrap_or(false))?;
     Ok((process, address))
 }

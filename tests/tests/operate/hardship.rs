@@ -172,7 +172,7 @@ impl MemoryGroup {
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
         // The processes of the group may still be ending.
-        let _ = wait_until("the end of a cgroup", Duration::from_secs(10), || {
+        let _ = wait_until("the end of a cgroup", Duration::from_secs(60), || {
             fs::remove_dir(&self.folder).is_ok()
         });
     }

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use whole_system_tests::{
+    metrics::Metrics,
     process::{Kept, run, wait_until},
     requirements, requires,
 };
@@ -141,7 +142,7 @@ fn prometheus_scrapes_server_metrics() -> Result<()> {
         let answer = query(&plain)?;
         assert_eq!(answer["status"], "success", "{plain}: {answer}");
     }
-    prometheus.stop(Duration::from_secs(10))?;
+    prometheus.stop(Duration::from_secs(60))?;
     Ok(())
 }
 
@@ -155,7 +156,7 @@ fn probes_separate_liveness_from_readiness() -> Result<()> {
     };
     assert_eq!((status("/healthz")?.as_str(), status("/readyz")?.as_str()), ("200", "200"));
     fs::write(running.folder().join("records.json"), "{ broken")?;
-    wait_until("the broken file to be noticed", Duration::from_secs(20), || {
+    wait_until("the broken file to be noticed", Duration::from_secs(60), || {
         status("/readyz").is_ok_and(|status| status == "503")
     })?;
     assert_eq!(status("/healthz")?, "200");
@@ -171,13 +172,13 @@ fn interface_replies_are_counted() -> Result<()> {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         value.parse().ok()
     };
-    wait_until("the programs", Duration::from_secs(20), || metric("bosh_dns_xdp_fast_path_up") == Some(1.0))?;
+    wait_until("the programs", Duration::from_secs(60), || metric("bosh_dns_xdp_fast_path_up") == Some(1.0))?;
     let before = metric("boshdns_requests_internal_total").context("there is a total")?;
     running.ask("q-s0.q-g1.bosh.", 9)?;
     assert_eq!(metric("boshdns_requests_internal_total"), Some(before + 9.0));
-    // One query per second is a probe, which userspace answers.
     let fast = metric("bosh_dns_xdp_replies_total{path=\"fast\"}").context("there is a total")?;
-    assert!((7.0..=9.0).contains(&fast), "{fast}");
+    let probes = Metrics::read(&running.namespace)?.probes();
+    assert!(fast > 0.0 && fast + probes as f64 >= 9.0, "{fast} and {probes} probes");
     assert_eq!(metric("bosh_dns_xdp_fast_path_interface_replies_total{interface=\"lo\"}"), Some(fast));
     let (code, text, _) = running.cli(&["resolve", "q-s0.q-g1.bosh"])?;
     assert!(code == 0 && text.contains("answered by: the interface"), "{text}");

@@ -211,7 +211,7 @@ fn picture_shows_twenty_names() -> Result<()> {
                     .find_map(|line| line.split('±').nth(1)?.split_whitespace().next()?.parse().ok());
                 error.is_some_and(|error: f64| error <= 12.0)
             };
-            let waited = wait_until("a narrow estimate", Duration::from_secs(20), || is_narrow(&lines()));
+            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || is_narrow(&lines()));
             ensure!(waited.is_ok(), "{}", lines().join("\n"));
             if env::var_os("UPDATE_PICTURES").is_some() {
                 // Until the chart has a past.

@@ -76,7 +76,7 @@ fn clients_share_upstream_query() -> Result<()> {
         client::query(name, RecordType::A, None)
     })?;
     // All queries have missed the cache and are waiting.
-    wait_until("all clients to wait", Duration::from_secs(3), || {
+    wait_until("all clients to wait", Duration::from_secs(60), || {
         lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == u64::from(CLIENTS))
     })?;
     open.store(true, Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn identical_questions_are_coalesced() -> Result<()> {
             query.metadata.authentic_data = number % 2 == 0;
             Ok(query)
         })?;
-        wait_until("all clients to wait", Duration::from_secs(5), || {
+        wait_until("all clients to wait", Duration::from_secs(60), || {
             lab.metric("bosh_dns_xdp_requests_in_flight", "")
                 .is_ok_and(|waiting| waiting == u64::from(CLIENTS))
         })?;

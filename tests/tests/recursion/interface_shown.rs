@@ -91,7 +91,7 @@ fn commands_show_interface_answers() -> Result<()> {
     ensure!(code == 1 && problem.contains("nothing is cached"), "{problem}");
     let text = run(&lab, &["resolve", NAME])?;
     ensure!(!text.contains("the interface (fast path)"), "{text}");
-    wait_until("status after the flush", Duration::from_secs(5), || {
+    wait_until("status after the flush", Duration::from_secs(60), || {
         run(&lab, &["status"]).is_ok_and(|text| text.contains("; 0 of 8,192 forwarded answers;"))
     })?;
     ensure!(!ask_interface(&lab, &query)?.1, "an answer from before the flush");

@@ -227,8 +227,7 @@ fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
             let after = metrics()?;
             let given = replies(&after) - replies(&before);
             // Some queries are passed up as probes.
-            let probes = |metrics: &Metrics| metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"");
-            let probed = probes(&after) - probes(&before);
+            let probed = after.probes() - before.probes();
             ensure!(given + probed == QUERIES, "{given} replies from {interface} itself, not {QUERIES}");
         }
     }

@@ -453,7 +453,7 @@ async fn occupied_port_is_an_error() {
     server.stop().await;
 
     // A port in use for UDP only.
-    let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let taken = UdpSocket::bind(test_support::free_address()).await.unwrap();
     let error = again(taken.local_addr().unwrap()).await;
     assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");
     let error = again("192.0.2.1:0".parse().unwrap()).await;
