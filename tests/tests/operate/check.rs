@@ -285,6 +285,24 @@ fn every_wrong_setting_is_reported() -> Result<()> {
 }
 
 #[test]
+fn foreign_address_fails_alike() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.json");
+    fs::write(folder.path().join("records.json"), RECORDS)?;
+    let mut foreign = complete(folder.path());
+    foreign["address"] = json!("203.0.113.77");
+    fs::write(&config, foreign.to_string())?;
+    let (checked, problem) = outcome("check", &config)?;
+    let (started, fatal) = outcome("run", &config)?;
+    assert_eq!((checked, started), (Some(1), Some(1)), "{problem}{fatal}");
+    let error = "cannot listen on 203.0.113.77:53 (TCP): Cannot assign requested address (os error 99); no interface \
+                 has this address; add it, or change the configuration";
+    ensure!(problem.contains(error), "{problem}");
+    ensure!(fatal.contains(error), "{fatal}");
+    Ok(())
+}
+
+#[test]
 fn check_reports_surroundings() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("config.json");

@@ -16,6 +16,7 @@ use crate::{
         metrics::WholeMetrics,
         service_status::{FileState, Kind, ReloadHistory, ServiceStatus},
     },
+    server::ServerError,
 };
 use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
@@ -120,17 +121,9 @@ fn surroundings(config: &Config) -> Vec<String> {
     errors
 }
 
-/// Returns an error for each listen address that does not belong to this machine.
-fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
-    let is_foreign = |address: &&SocketAddr| {
-        // Port 0 is always free, so a failure means that the address is wrong.
-        let probe = std::net::UdpSocket::bind((address.ip(), 0));
-        probe.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
-    };
-    let message = |address: &SocketAddr| {
-        format!("cannot listen on {address}: {} is not an address of this machine", address.ip())
-    };
-    listen.iter().filter(is_foreign).map(message).collect()
+/// Returns the error of start-up for each listen address that does not belong to this machine.
+fn foreign_addresses(listen: &[SocketAddr]) -> impl Iterator<Item = String> {
+    listen.iter().filter_map(|&address| Some(ServerError::of_foreign(address)?.to_string()))
 }
 
 /// Reads every file; fails only by a defect.
