@@ -31,41 +31,38 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Builds the packages of the server and of a companion, with a version derived from `epoch`, so that later
-/// ones are newer. Returns the path of the package that holds the companion.
-pub(crate) fn pack(epoch: u32, folder: &Path, option: &str, companion: &Path) -> PathBuf {
+/// Packs the server and its companions (names without `bosh-dns-`), with a version derived from `epoch`, so that
+/// later ones are newer. Returns the path of the Debian package `name`.
+pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let server = server::program().unwrap();
-    assert!(companion.exists(), "{} is not built: run `cargo xtask build`", companion.display());
-    // Packing the debug information of a debug build would take a minute.
-    let [server, stripped] = [server.as_path(), companion].map(|program| {
-        let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&stripped)).unwrap();
-        fs::set_permissions(&stripped, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        stripped
-    });
-    run(Command::new("cargo")
-        .args(["run", "--quiet", "--package", "xtask", "--", "dist", "--binary"])
-        .arg(&server)
-        .arg(format!("--{option}"))
-        .arg(&stripped)
-        .arg("--out")
-        .arg(folder)
-        .current_dir(root)
-        .env("SOURCE_DATE_EPOCH", epoch.to_string()))
-    .unwrap();
-    let name = if option == "identity" { "bosh-dns-identity_" } else { "bosh-dns-xdp_" };
+    let mut dist = Command::new("cargo");
+    dist.args(["run", "--quiet", "--package", "xtask", "--", "dist", "--out"]).arg(folder);
+    let companions = companions.iter().map(|&(option, file)| (option, server.with_file_name(file)));
+    let mut stripped = Vec::new();
+    for (option, program) in std::iter::once(("binary", server.clone())).chain(companions) {
+        assert!(program.exists(), "{} is not built: run `cargo xtask build`", program.display());
+        // Packing the debug information of a debug build would take a minute.
+        let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file)).unwrap();
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        dist.arg(format!("--{option}")).arg(&file);
+        stripped.push(file);
+    }
+    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string())).unwrap();
+    let name = format!("{name}_");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let is_it = |path: &PathBuf| {
         let file = path.file_name().unwrap().to_string_lossy();
-        file.starts_with(name) && file.ends_with(".deb")
+        file.starts_with(&name) && file.ends_with(".deb")
     };
     files.into_iter().find(is_it).unwrap()
 }
 
-/// Builds the package of server and publisher.
+/// Builds the package of server, publisher and record distribution.
 pub(crate) fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, "publisher", &server::program().unwrap().with_file_name("bosh-dns-publish"))
+    let companions = [("publisher", "bosh-dns-publish"), ("sync", "bosh-dns-sync")];
+    pack(epoch, folder, &companions, "bosh-dns-xdp")
 }
 
 /// Returns the five commands of the README, as typed by a reader.
@@ -94,6 +91,9 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
     fs::create_dir(&dist).unwrap();
     let deb = package(1_700_000_000, folder);
     fs::copy(&deb, dist.join(deb.file_name().unwrap())).unwrap();
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let release = files.filter(|path| path.extension().is_some_and(|extension| extension == "tgz"));
+    release.for_each(|path| drop(fs::copy(&path, dist.join(path.file_name().unwrap())).unwrap()));
     fs::write(machine.shared().join("records.json"), server::records_of_groups(&[1, 3])).unwrap();
     let said: Vec<String> = commands()
         .iter()
@@ -115,8 +115,26 @@ fn five_commands_reach_interface_answer() {
     let Some((machine, dug, shown)) = installed(folder.path()) else { return };
     assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
     let contents = machine.run("dpkg-deb --contents dist/bosh-dns-xdp_*.deb").unwrap();
-    for notices in ["THIRD-PARTY.md", "third-party-notices.gz"] {
-        assert!(contents.contains(&format!("/usr/share/doc/bosh-dns-xdp/{notices}")), "{contents}");
+    let documents = "usr/share/doc/bosh-dns-xdp";
+    for path in [
+        format!("{documents}/THIRD-PARTY.md"),
+        format!("{documents}/third-party-notices.gz"),
+        // Record distribution.
+        "usr/bin/bosh-dns-sync".to_owned(),
+        "usr/lib/systemd/system/bosh-dns-sync-agent.service".to_owned(),
+        "usr/lib/systemd/system/bosh-dns-sync-publisher.service".to_owned(),
+        "usr/share/man/man1/bosh-dns-sync.1.gz".to_owned(),
+        format!("{documents}/examples/prometheus-sync-rules.yml"),
+        format!("{documents}/examples/grafana-sync.json"),
+    ] {
+        assert!(contents.contains(&format!("./{path}\n")), "{path}: {contents}");
+    }
+    let release = "tar --extract --to-stdout --gzip --file dist/bosh-dns-xdp-*.tgz";
+    for (part, path) in
+        [("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-sync"), ("./jobs/bosh-dns-sync.tgz", "monit")]
+    {
+        let listed = machine.run(&format!("{release} {part} | tar --list --gzip")).unwrap();
+        assert!(listed.lines().any(|line| line.trim_start_matches("./") == path), "{path}: {listed}");
     }
     assert!(shown.lines().next().unwrap().ends_with(": ready"), "{shown}");
     assert!(!shown.contains("  FAIL  "), "{shown}");

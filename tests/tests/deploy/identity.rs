@@ -11,7 +11,7 @@ use std::{
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::Value;
-use whole_system_tests::{debian::Debian, process::wait_until, server};
+use whole_system_tests::{debian::Debian, process::wait_until};
 
 use crate::debian::{assert_lintian_passes, pack};
 
@@ -36,7 +36,7 @@ const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deploy
     "record_infos":[["i1","web","default","app","10.0.0.1","bosh"]]}"#;
 
 fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, "identity", &server::program().unwrap().with_file_name("bosh-dns-identity"))
+    pack(epoch, folder, &[("identity", "bosh-dns-identity")], "bosh-dns-identity")
 }
 
 fn write_authority(folder: &Path) {
