@@ -2,13 +2,15 @@
 //! queries.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use hickory_proto::op::ResponseCode;
 use serde_json::json;
 use whole_system_tests::{
     cell::feed,
@@ -246,16 +248,100 @@ fn removed_address_is_not_answered() -> Result<()> {
     Ok(())
 }
 
+/// Starts the server at `listens` with its fast path.
+fn start(host: &Namespace, bpffs: &Bpffs, listens: SocketAddr) -> Result<Server> {
+    let folder = server::folder(&server::records_of_groups(&[3, 60]), None)?;
+    let settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
+    let server = Server::start(Some(host), folder, listens, &settings)?;
+    whole_system_tests::metrics::wait_for_fast_path(host).with_context(|| server.log())?;
+    Ok(server)
+}
+
+/// Answers every query with REFUSED until `done`.
+fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    while !done.load(Ordering::Relaxed) {
+        let mut message = [0; 512];
+        let Ok((length, client)) = socket.recv_from(&mut message) else { continue };
+        // QR, and RCODE 5.
+        message[2] |= 0x80;
+        message[3] = message[3] & 0xf0 | 5;
+        socket.send_to(&message[..length], client)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn moved_address_belongs_to_new_owner() -> Result<()> {
+    requires!(namespaces, bpf);
+    let moved = SocketAddr::from(([10, 99, 0, 53], 53));
+    let [gateway, client, owner] = ["vip-g", "vip-c", "vip-o"].map(Namespace::new);
+    let (gateway, client, owner) = (gateway?, client?, owner?);
+    gateway.forward()?;
+    join(
+        End { namespace: &gateway, interface: "srv", addresses: &["10.7.0.1/24"] },
+        End { namespace: &client, interface: "cli", addresses: &["10.7.0.2/24"] },
+    )?;
+    join(
+        End { namespace: &gateway, interface: "far", addresses: &["10.8.0.1/24"] },
+        End { namespace: &owner, interface: "own", addresses: &["10.8.0.2/24"] },
+    )?;
+    client.ip(&["route", "add", "default", "via", "10.7.0.1"])?;
+    owner.ip(&["route", "add", "default", "via", "10.8.0.1"])?;
+    gateway.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
+    let bpffs = Bpffs::new()?;
+    let _server = start(&gateway, &bpffs, moved)?;
+    let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?;
+    let ask = || client.run(|| client::ask(moved, &query))?;
+    for _ in 0..8 {
+        ensure!(client::addresses(&ask()?).len() == 3);
+    }
+    ensure!(hits(&gateway)? > 0, "the gateway's interface answers");
+
+    gateway.ip(&["addr", "del", "10.99.0.53/32", "dev", "lo"])?;
+    owner.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
+    gateway.ip(&["route", "add", "10.99.0.53/32", "via", "10.8.0.2"])?;
+    let socket = owner.run(|| UdpSocket::bind(moved))??;
+    thread::sleep(Duration::from_secs(1));
+    let before = hits(&gateway)?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        let refusing = scope.spawn(|| refuse_all(&socket, &done));
+        let asked = (0..20).try_for_each(|number| {
+            let rcode = ask()?.metadata.response_code;
+            ensure!(rcode == ResponseCode::Refused, "query {number}: {rcode}, not the owner's reply");
+            Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        refusing.join().expect("no panic")?;
+        asked
+    })?;
+    ensure!(hits(&gateway)? == before, "a forwarded query was answered");
+    Ok(())
+}
+
+#[test]
+fn auto_mode_permits_jumbo_frames() -> Result<()> {
+    requires!(namespaces, bpf);
+    let (pair, bpffs) = (Pair::new("jumbo")?, Bpffs::new()?);
+    let _server = start(&pair.server, &bpffs, v4())?;
+    // Native XDP on a veth would refuse that at both ends.
+    pair.client.ip(&["link", "set", "cli", "mtu", "9000"])?;
+    pair.server.ip(&["link", "set", "srv", "mtu", "9000"])?;
+    let before = hits(&pair.server)?;
+    wait_until("the interface to answer", Duration::from_secs(60), || {
+        ask(&pair.client, 3).is_ok_and(|answered| answered == 3)
+            && hits(&pair.server).is_ok_and(|hits| hits > before)
+    })
+}
+
 #[test]
 fn path_mtu_limits_replies() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("path")?;
     pair.server.ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
     let bpffs = Bpffs::new()?;
-    let folder = server::folder(&server::records_of_groups(&[3, 60]), None)?;
-    let settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
-    let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
-    whole_system_tests::metrics::wait_for_fast_path(&pair.server).with_context(|| server.log())?;
+    let _server = start(&pair.server, &bpffs, v4())?;
     for _ in 0..8 {
         let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
         let reply = pair.client.run(|| client::ask(v4(), &query))??;
@@ -290,10 +376,7 @@ fn learned_path_mtu_takes_effect() -> Result<()> {
     router.ip(&["route", "add", "169.254.0.2/32", "via", "10.7.0.1"])?;
     client.ip(&["route", "add", "default", "via", "10.8.0.254"])?;
     let bpffs = Bpffs::new()?;
-    let folder = server::folder(&server::records_of_groups(&[3, 60]), None)?;
-    let settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
-    let process = Server::start(Some(&server), folder, v4(), &settings)?;
-    whole_system_tests::metrics::wait_for_fast_path(&server).with_context(|| process.log())?;
+    let _process = start(&server, &bpffs, v4())?;
     let mut answered = 0;
     for _ in 0..8 {
         let query = client::query("q-s0.q-g60.bosh.", hickory_proto::rr::RecordType::A, Some(1232))?;
