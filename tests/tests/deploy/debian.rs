@@ -91,9 +91,12 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
     fs::create_dir(&dist).unwrap();
     let deb = package(1_700_000_000, folder);
     fs::copy(&deb, dist.join(deb.file_name().unwrap())).unwrap();
-    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let release = files.filter(|path| path.extension().is_some_and(|extension| extension == "tgz"));
-    release.for_each(|path| drop(fs::copy(&path, dist.join(path.file_name().unwrap())).unwrap()));
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "tgz") {
+            fs::copy(&path, dist.join(path.file_name().unwrap())).unwrap();
+        }
+    }
     fs::write(machine.shared().join("records.json"), server::records_of_groups(&[1, 3])).unwrap();
     let said: Vec<String> = commands()
         .iter()

@@ -146,8 +146,11 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
         if bytes.is_none() {
             assert!(lab.log(name).contains(missing), "{}", lab.log(name));
         }
-        fs::write(&path, &good)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+        // Replaced in one step: the agent may be reading.
+        let new = path.with_extension("new");
+        fs::write(&new, &good)?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
+        fs::rename(&new, &path)?;
         lab.wait_for("a0", 2)?;
     }
     Ok(())

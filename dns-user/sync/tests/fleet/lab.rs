@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::certificates::Authority;
 
 /// Time limit for any wait; test machines are slow at times.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) struct Lab {
     /// nats-server, while it runs.
