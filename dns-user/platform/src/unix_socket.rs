@@ -181,6 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn umask_widens_no_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/deep/x.sock");
+        let before = nix::sys::stat::umask(Mode::empty());
+        let bound = bind(&path, ALONE, &[]);
+        nix::sys::stat::umask(before);
+        bound.unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(mode(path.parent().unwrap()), 0o755);
+        assert_eq!(mode(&folder.path().join("run")), 0o755);
+    }
+
+    #[test]
     fn other_files_are_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.sock");
