@@ -308,8 +308,9 @@ impl Book {
         let first = !std::mem::replace(&mut agent.met, true);
         agent.patches = patches;
         agent.heard = Some(now);
-        if changed || first {
-            // It may hold less than before, on a new disk. It is reachable, so its pauses end.
+        if changed || first || version < self.version {
+            // It may hold less than before, on a new disk, or its fault may be mended. It is reachable, so its
+            // pauses end.
             agent.failures = 0;
             agent.next = agent.asked.map_or(0, |asked| asked + SHORTEST_GAP_MS).min(now + SHORTEST_GAP_MS);
             if version < self.version && first {
@@ -406,6 +407,23 @@ mod tests {
         }
         assert!(book.agents["c"].next < 2 * LONGEST_PAUSE_MS);
         assert_eq!(book.agents["c"].calls.len(), OPEN_CALLS);
+    }
+
+    #[test]
+    fn report_of_old_version_ends_pauses() {
+        let mut book = book();
+        book.report("b", report(4, "four"), 10);
+        for round in 0..6 {
+            let now = 1_000_000 * (round + 1);
+            book.asked("b", Call { version: 5, nonce: round }, now, 0, 0.5);
+            let complaint = Reply::Exception("no blob".to_owned());
+            book.replied("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
+        }
+        assert!(book.agents["b"].next > 6_000_000 + 200_000);
+        // It was restarted, with the same file.
+        book.report("b", report(4, "four"), 6_010_000);
+        let is_due = |now: u64| book.due(now).iter().any(|(id, _)| id == "b");
+        assert!(is_due(6_010_000 + SHORTEST_GAP_MS));
     }
 
     #[test]
