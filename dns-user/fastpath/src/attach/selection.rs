@@ -44,7 +44,7 @@ impl Selection {
     /// without waiting for queries.
     pub(super) fn names(&self, link: &Link) -> bool {
         match &self.candidates {
-            Candidates::Listed(plain, _) => plain.contains(&link.name) && self.takes(link),
+            Candidates::Listed(plain, _) => plain.contains(&link.name) && !self.leaves_out(link),
             Candidates::Loopback | Candidates::All => false,
         }
     }
@@ -53,7 +53,8 @@ impl Selection {
     /// exist, sorted by name.
     pub(super) fn missing(&self, links: &[Link]) -> Vec<&str> {
         let Candidates::Listed(plain, _) = &self.candidates else { return Vec::new() };
-        let is_missing = |name: &&str| links.iter().all(|link| link.name != *name);
+        let existing: HashSet<&str> = links.iter().map(|link| &*link.name).collect();
+        let is_missing = |name: &&str| !existing.contains(name);
         let mut missing: Vec<&str> = plain.iter().map(String::as_str).filter(is_missing).collect();
         missing.sort_unstable();
         missing
@@ -61,17 +62,22 @@ impl Selection {
 
     /// Returns whether this interface is served once queries arrive on it.
     pub(super) fn takes(&self, link: &Link) -> bool {
-        let Self { candidates, left_out } = self;
-        let is_among = |patterns: &[String]| patterns.iter().any(|pattern| is_named(link, pattern));
-        if is_among(left_out) {
-            return false;
-        }
-        match candidates {
-            Candidates::Listed(plain, patterns) => plain.contains(&link.name) || is_among(patterns),
+        let is_candidate = match &self.candidates {
+            Candidates::Listed(plain, patterns) => plain.contains(&link.name) || is_among(link, patterns),
             Candidates::Loopback => link.layer == LOOPBACK,
             Candidates::All => true,
-        }
+        };
+        is_candidate && !self.leaves_out(link)
     }
+
+    /// Returns whether this interface is always left to userspace.
+    fn leaves_out(&self, link: &Link) -> bool {
+        is_among(link, &self.left_out)
+    }
+}
+
+fn is_among(link: &Link, patterns: &[String]) -> bool {
+    patterns.iter().any(|pattern| is_named(link, pattern))
 }
 
 /// Returns whether the pattern matches one of the interface's names. Text that is not a valid
