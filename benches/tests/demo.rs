@@ -36,7 +36,7 @@ fn demo() -> Result<String> {
 }
 
 #[test]
-fn demo_leads_with_one_figure() -> Result<()> {
+fn demo_highlights_single_figure() -> Result<()> {
     requires!(namespaces, bpf);
     let text = demo()?;
     println!("{text}");

@@ -31,8 +31,8 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Packs the server and its companions (names without `bosh-dns-`), with a version derived from `epoch`, so that
-/// later ones are newer. Returns the path of the Debian package `name`.
+/// Packs the server and companions, each given as an option of `cargo xtask dist` and the program's file name. The
+/// version is derived from `epoch`, so that later ones are newer. Returns the path of the Debian package `name`.
 pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let server = server::program().unwrap();

@@ -184,7 +184,7 @@ fn hung_server_falls_silent() -> Result<()> {
     let mut running = Running::start("hang", json!({"lease": "5s"}))?;
     running.wait_for_interface_reply()?;
     running.server.process().signal(Signal::SIGSTOP)?;
-    // A probe is lost; the next query is none.
+    // If the first query is a probe, it is lost; the second is not a probe.
     let second = Duration::from_secs(1);
     let answered = (0..2).any(|_| matches!(running.ask(second), Ok(Some(found)) if found == published()));
     ensure!(answered, "within the lease the program answers");

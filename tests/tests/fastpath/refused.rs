@@ -117,8 +117,8 @@ impl Spoilt {
         Ok(check["detail"].as_str().context("in words")?.to_owned())
     }
 
-    /// Sends ten queries from the client's namespace; returns whether an interface answered them, except
-    /// those that were probes.
+    /// Sends ten queries from the client's namespace; returns whether interfaces answered all of them except
+    /// probes.
     fn is_answered_by_the_interface(&self) -> Result<bool> {
         const QUERIES: u64 = 10;
         let before = Metrics::read(&self.pair.server)?;
