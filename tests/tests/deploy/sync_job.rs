@@ -189,11 +189,6 @@ fn sync_job_distributes_records() {
     start("10.0.0.1");
     let pid_file = machine.vcap().join("sys/run/bosh-dns-sync/bosh-dns-sync.pid");
     let pid = fs::read_to_string(&pid_file).unwrap().trim().to_owned();
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    assert!(
-        status.lines().any(|line| line.starts_with("Uid:") && line.contains("2001")),
-        "not vcap: {status}"
-    );
     // The agent of another VM.
     let mut agent = machine.command("sh");
     let options = "--id a0 --nats tls://127.0.0.1:4222 --tls-ca ca.crt --tls-certificate a0.crt --tls-key a0.key \
@@ -206,6 +201,12 @@ fn sync_job_distributes_records() {
         || machine.run(&format!("{JOB}/bin/status")).is_ok_and(|text| text.contains("1 of 1 agents have it"));
     wait_until("the records", PATIENCE, || holds("10.0.0.1") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
+    // Only now is it certain that the process of this id is no longer setpriv.
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(
+        status.lines().any(|line| line.starts_with("Uid:") && line.contains("2001")),
+        "not vcap: {status}"
+    );
     let metrics = machine
         .run("exec 3<>/dev/tcp/127.0.0.1/53091; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3");
     assert!(metrics.unwrap().contains("bosh_dns_sync_agents_synced 1"));
