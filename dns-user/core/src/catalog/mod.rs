@@ -6,7 +6,6 @@ mod aliases;
 mod columns;
 mod instances;
 mod json;
-mod places;
 mod records;
 mod rows;
 
@@ -22,8 +21,7 @@ pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 pub(crate) use aliases::{Aliases, Narrowing, Target};
 pub(crate) use columns::{NO_VALUE, Postings, Row, Symbol};
 pub use instances::Instance;
-pub(crate) use instances::InstanceIndex;
-pub(crate) use places::PlaceNumber;
+pub(crate) use instances::{InstanceIndex, PlaceNumber};
 pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
 
 /// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
