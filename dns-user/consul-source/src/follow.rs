@@ -28,11 +28,15 @@ use crate::{
     cursor::Cursor,
     freshness::{Freshness, Summary},
     known::{DEFAULT_DATACENTER, Difference, Key, Known},
-    state::{Demand, Picture, Settings, Status, picture},
+    state::{Demand, picture},
     token::Token,
     topic::Topic,
 };
-use dns_consul::{Lack, Missing, catalog::Place};
+use dns_consul::{
+    Lack, Missing,
+    catalog::Place,
+    source::{Picture, Settings, Status},
+};
 use dns_upstream::HostNames;
 
 const FETCHES: usize = 16;

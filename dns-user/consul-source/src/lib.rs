@@ -13,7 +13,7 @@
 //! * `ask`: one-time and repeated requests.
 //! * `freshness`: success and failure of each topic, and the age of old responses.
 //! * `known`: all data loaded so far.
-//! * `state`: configuration, catalog snapshots ([`Picture`]), and the state for operators.
+//! * `state`: demands of the resolver, and catalog snapshots.
 //! * `follow`: the schedule of requests.
 //! * `source`: [`Source`], the handle.
 
@@ -33,4 +33,3 @@ mod token;
 mod topic;
 
 pub use source::Source;
-pub use state::{Picture, Settings, Status};

@@ -14,9 +14,13 @@ use tokio::{
 use crate::{
     follow::Follower,
     known::Known,
-    state::{Demand, Picture, Settings, Status, picture},
+    state::{Demand, picture},
 };
-use dns_consul::{Lack, catalog::Place};
+use dns_consul::{
+    Lack,
+    catalog::Place,
+    source::{Picture, Settings, Status},
+};
 use dns_upstream::HostNames;
 
 /// A live source; dropping it ends its tasks.

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use dns_consul::source::{Picture, Settings};
 use dns_consul::{
     Lack, Missing,
     catalog::{
@@ -24,7 +25,7 @@ use dns_consul::{
     http_api::{ApiAddress, HttpApi},
     visibility::Visibility,
 };
-use dns_consul_source::{Picture, Settings, Source};
+use dns_consul_source::Source;
 use dns_upstream::HostNames;
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
 use serde_json::json;

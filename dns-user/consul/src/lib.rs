@@ -4,6 +4,7 @@
 //!
 //! * [`config`]: the object `"consul"` of `config.json`.
 //! * [`http_api`]: its section on access to a live Consul.
+//! * [`source`]: configuration, snapshots and status of a live Consul.
 //! * [`visibility`]: read permissions of a token.
 //! * [`catalog`]: registrations with indexes; copies share unchanged parts.
 //! * [`definition`]: definition files, HCL or JSON.
@@ -34,6 +35,7 @@ pub mod keys;
 mod prepared;
 pub mod question;
 pub mod record;
+pub mod source;
 pub mod visibility;
 
 pub use answer::{Asker, Explanation, Lack, Missing, Publishable, Zone};

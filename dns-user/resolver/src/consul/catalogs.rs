@@ -7,10 +7,10 @@ use tokio::sync::watch;
 
 use dns_consul::{
     Zone,
-    catalog::{Catalog, live::Live, registrations::Registrations},
+    catalog::{Catalog, registrations::Registrations},
     config::Config,
+    source::{Picture, Settings},
 };
-use dns_consul_source::{Picture, Settings};
 
 /// All registrations, from both sources.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ impl Catalogs {
     /// Creates empty catalogs. If a live Consul is configured, its names are unknown until it
     /// answers.
     pub(crate) fn new(config: Config) -> Self {
-        let settings = watch::channel(settings_of(&config)).0;
-        let live = config.http.is_some().then(|| unknown(&config));
+        let settings = watch::channel(Settings::of(&config)).0;
+        let live = config.http.is_some().then(|| Picture::unknown(&config).into());
         let parts = Parts { config: Arc::new(config), files: Arc::default(), live, version: 0 };
         Self { parts: Mutex::new(parts), built: Mutex::new(None), settings }
     }
@@ -66,9 +66,11 @@ impl Catalogs {
     /// Installs another object `"consul"`. The catalog of the files stays; that of a live Consul
     /// that is no longer configured is dropped.
     pub(crate) fn set_config(&self, config: Config) {
-        let settings = settings_of(&config);
+        let settings = Settings::of(&config);
         self.change(|parts| {
-            parts.live = settings.is_some().then(|| parts.live.take().unwrap_or_else(|| unknown(&config)));
+            parts.live = settings
+                .is_some()
+                .then(|| parts.live.take().unwrap_or_else(|| Picture::unknown(&config).into()));
             parts.config = Arc::new(config);
         });
         self.settings.send_if_modified(|in_force| {
@@ -79,6 +81,7 @@ impl Catalogs {
     }
 
     /// Returns a receiver of the settings for a live Consul.
+    #[cfg(feature = "live-consul")]
     pub(super) fn settings(&self) -> watch::Receiver<Option<Settings>> {
         self.settings.subscribe()
     }
@@ -89,6 +92,7 @@ impl Catalogs {
     }
 
     /// Replaces the catalog of the live Consul.
+    #[cfg(feature = "live-consul")]
     pub(crate) fn set_live(&self, live: Arc<Picture>) {
         self.change(|parts| {
             // A Consul that is no longer configured may still deliver a catalog.
@@ -142,21 +146,4 @@ impl Catalogs {
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock()
     }
-}
-
-/// Returns the settings for the live Consul of an object; `None` if it has none.
-fn settings_of(config: &Config) -> Option<Settings> {
-    Some(Settings {
-        api: config.http.clone()?,
-        token_file: config.token_file.clone(),
-        datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
-        allow_stale: config.dns.allow_stale,
-        max_stale: config.dns.max_stale,
-        stale_after: config.http.as_ref()?.stale_after,
-    })
-}
-
-/// Returns the catalog to use before a live Consul has answered.
-fn unknown(config: &Config) -> Arc<Picture> {
-    Arc::new(Picture { live: Live::unknown(&config.datacenter), ..Picture::default() })
 }

@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
 use super::{Catalogs, ConsulNames, NewZone};
-use dns_consul::catalog::Place;
-use dns_consul_source::{Settings, Source};
+use dns_consul::{catalog::Place, source::Settings};
+use dns_consul_source::Source;
 use dns_upstream::{HostNames, InForce};
 
 /// Longest pause between two catalogs.

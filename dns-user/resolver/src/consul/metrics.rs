@@ -8,7 +8,7 @@ use prometheus::{
 };
 
 use super::ConsulNames;
-use dns_consul_source::Status;
+use dns_consul::source::Status;
 use dns_platform::metrics::families;
 
 pub(crate) struct ConsulFamilies {

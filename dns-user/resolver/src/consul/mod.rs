@@ -8,8 +8,11 @@
 
 mod catalogs;
 mod config;
+#[cfg(feature = "live-consul")]
 mod live;
 mod metrics;
+#[cfg(not(feature = "live-consul"))]
+mod no_live;
 mod published;
 mod recursors;
 mod used;
@@ -31,8 +34,9 @@ use tokio::sync::watch;
 
 pub(crate) use catalogs::{Catalogs, NewZone};
 pub(crate) use config::load_config;
-use dns_consul::{Asker, Draft, Zone, chain_of, record::Record};
-use dns_consul_source::{Source, Status};
+use dns_consul::{Asker, Draft, Zone, chain_of, record::Record, source::Status};
+#[cfg(feature = "live-consul")]
+use dns_consul_source::Source;
 use dns_core::{
     name::Name,
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
@@ -40,8 +44,13 @@ use dns_core::{
 use dns_fastpath::FastPathHandle;
 use dns_platform::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
+#[cfg(feature = "live-consul")]
 pub(crate) use live::{follow, whole};
 pub(crate) use metrics::ConsulFamilies;
+#[cfg(not(feature = "live-consul"))]
+use no_live::Source;
+#[cfg(not(feature = "live-consul"))]
+pub(crate) use no_live::{follow, whole};
 pub(crate) use published::Published;
 pub(crate) use recursors::recursors_of;
 

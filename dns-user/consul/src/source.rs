@@ -1,0 +1,110 @@
+//! What a live source of the catalog is given and returns: its configuration, catalog snapshots and status.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::Serialize;
+
+use crate::{catalog::live::Live, config::Config, http_api::HttpApi};
+
+/// Configuration of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Agents and request limits.
+    pub api: HttpApi,
+    /// File with the ACL token.
+    pub token_file: Option<PathBuf>,
+    /// Datacenter of names without one; `None` for the agent's.
+    pub datacenter: Option<String>,
+    /// Whether any Consul server may answer, not only the leader.
+    pub allow_stale: bool,
+    /// Age up to which the last response is used while Consul fails to give a newer one.
+    pub max_stale: Duration,
+    /// Duration of failures after which a part of the catalog is reported as stale.
+    pub stale_after: Duration,
+}
+
+impl Settings {
+    /// Returns the settings of an object `"consul"`; `None` if it has no live Consul.
+    pub fn of(config: &Config) -> Option<Self> {
+        let api = config.http.clone()?;
+        Some(Self {
+            stale_after: api.stale_after,
+            api,
+            token_file: config.token_file.clone(),
+            datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
+            allow_stale: config.dns.allow_stale,
+            max_stale: config.dns.max_stale,
+        })
+    }
+}
+
+/// A snapshot of the loaded part of the catalog.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    /// Registrations. Snapshots share unchanged parts.
+    pub live: Live,
+    /// The agent's datacenter in lower case; `None` before its first response.
+    pub datacenter: Option<String>,
+    /// The agent's node; empty before its first response.
+    pub node_name: String,
+}
+
+impl Picture {
+    /// Returns the snapshot before a live Consul has answered: every name may exist.
+    pub fn unknown(config: &Config) -> Self {
+        Self { live: Live::unknown(&config.datacenter), ..Self::default() }
+    }
+
+    /// Returns whether the local datacenter is loaded completely.
+    pub fn is_complete(&self) -> bool {
+        self.datacenter.is_some() && self.live.is_complete()
+    }
+}
+
+/// State of a source.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// Address of the agent in use.
+    pub address: String,
+    /// Whether no agent responds.
+    pub away: bool,
+    /// Seconds since the last response from a server with a leader; `None` before the first one.
+    pub last_contact_seconds: Option<f64>,
+    /// Whether the data is older than `max_stale` and the catalog therefore empty.
+    pub expired: bool,
+    /// Datacenter of the agent.
+    pub datacenter: Option<String>,
+    /// Number of distinct service names.
+    pub services: usize,
+    /// Number of services whose instances are loaded.
+    pub services_told: usize,
+    /// Number of services whose instances are watched; the others are fetched in turn.
+    pub services_watched: usize,
+    /// Number of nodes in the catalog.
+    pub nodes: usize,
+    /// Number of service instances loaded.
+    pub instances: usize,
+    /// Number of open connections to Consul.
+    pub connections: usize,
+    /// Requests sent since the start.
+    pub requests: u64,
+    /// Requests that failed since the start.
+    pub failures: u64,
+    /// Responses with a smaller index than the previous one.
+    pub index_resets: u64,
+    /// Catalog snapshots published since the start.
+    pub pictures: u64,
+    /// Error of the last request, if it failed.
+    pub problem: Option<String>,
+    /// Number of topics that have failed for longer than `stale_after`; their old responses are
+    /// used.
+    pub stale: usize,
+    /// Age in seconds of the oldest of these responses.
+    pub oldest_stale_seconds: Option<f64>,
+    /// Topic of the oldest of these responses, and its error.
+    pub stale_problem: Option<String>,
+    /// Number of invalid entries dropped from responses.
+    pub invalid_entries: usize,
+    /// Error of the first one.
+    pub invalid_problem: Option<String>,
+}
