@@ -119,13 +119,6 @@ pub struct ServerError {
     pub remedy: &'static str,
 }
 
-impl ServerError {
-    /// Returns the error that listening on an address would end with because this machine does not have it.
-    pub fn of_foreign(address: SocketAddr) -> Option<Self> {
-        sockets::foreign(address)
-    }
-}
-
 //----------- Server ---------------------------------------------------------
 
 /// Bound sockets, ready to run.

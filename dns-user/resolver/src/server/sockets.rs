@@ -135,12 +135,14 @@ fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Resul
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns the error of listening on an address that this machine does not have; `None` if it has it.
-pub(super) fn foreign(address: SocketAddr) -> Option<ServerError> {
-    // Port 0 is always free, so a failure means that the address is wrong.
-    let source = TcpListener::bind((address.ip(), 0)).err()?;
-    let is_foreign = source.kind() == io::ErrorKind::AddrNotAvailable;
-    is_foreign.then(|| ServerError { address, transport: "TCP", remedy: remedy(&source), source })
+impl ServerError {
+    /// Returns the error of listening on an address that this machine does not have; `None` if it has it.
+    pub fn of_foreign(address: SocketAddr) -> Option<Self> {
+        // Port 0 is always free, so a failure means that the address is wrong.
+        let source = TcpListener::bind((address.ip(), 0)).err()?;
+        let is_foreign = source.kind() == io::ErrorKind::AddrNotAvailable;
+        is_foreign.then(|| Self { address, transport: "TCP", remedy: remedy(&source), source })
+    }
 }
 
 /// Returns advice to the operator about a socket that cannot be opened.
