@@ -146,12 +146,11 @@ fn folder_of_descriptions_is_followed() {
     until("two pairs", || {
         ["g1", "g2"].iter().all(|name| read_pair(&world.identity(name), "instance").is_ok())
     });
-    let first = read_pair(&world.identity("g1"), "instance").unwrap().certificate;
+    let certificate = |name: &str| read_pair(&world.identity(name), "instance").map(|pair| pair.certificate);
+    let [first, second] = ["g1", "g2"].map(|name| certificate(name).unwrap());
     // A damaged description changes nothing; a corrected one does.
     world.describe("g1.json", r#"{"guid":"g1","#);
     world.describe("g2.json", r#"{"guid":"g2","ous":["app:a"]}"#);
-    let certificate = |name: &str| read_pair(&world.identity(name), "instance").map(|pair| pair.certificate);
-    let second = certificate("g2").unwrap();
     until("the second description", || certificate("g2").unwrap() != second);
     assert_eq!(certificate("g1").unwrap(), first);
     fs::remove_file(world.folder.path().join("containers/g2.json")).unwrap();
