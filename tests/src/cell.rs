@@ -139,6 +139,15 @@ impl<'a> Cell<'a> {
         self.containers.run(|| socket(number, patience))?
     }
 
+    /// Calls `work` in the namespace of the containers with a function that opens a socket of a container,
+    /// connected to the server.
+    pub fn inside<T: Send>(
+        &self,
+        work: impl FnOnce(&(dyn Fn(usize) -> Result<Socket> + Sync)) -> T + Send,
+    ) -> Result<T> {
+        self.containers.run(|| work(&|number| socket(number, Duration::from_secs(1))))
+    }
+
     /// Sends a query from a container, `times` one after the other; returns the number of replies.
     pub fn ask(&self, number: usize, query: &[u8], times: usize, patience: Duration) -> Result<usize> {
         let socket = self.socket(number, patience)?;
