@@ -39,7 +39,8 @@ fn lost_address_stops_no_server() -> Result<()> {
         let asked = || client::ask_raw(address, &query, Duration::from_millis(500)).is_ok();
         namespace.run(asked).unwrap_or(false)
     };
-    ensure!(answers(STAYS) && answers(GOES));
+    // The addresses are listened on one after the other.
+    wait_until("both addresses", Duration::from_secs(60), || answers(STAYS) && answers(GOES))?;
 
     // Lost while the server runs.
     namespace.ip(&["addr", "del", "10.9.1.1/32", "dev", "lo"])?;
