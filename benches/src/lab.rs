@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 use whole_system_tests::{
     cpu::pin_thread,
-    namespace::{End, Namespace, join},
+    namespace::Namespace,
+    pair::Pair,
     process::{capture, run},
 };
 
@@ -51,10 +52,10 @@ impl Lab {
     /// sender's CPU and is charged to no process. Suitable for latency; CPU figures of the fast
     /// path are meaningless.
     pub fn plain() -> Result<Self> {
-        let [server, client] = [Namespace::new("server")?, Namespace::new("client")?];
-        join(
-            End { namespace: &server, interface: SERVER_INTERFACE, addresses: &["169.254.0.2/24"] },
-            End { namespace: &client, interface: CLIENT_INTERFACE, addresses: &["169.254.0.1/24"] },
+        let Pair { server, client } = Pair::joined(
+            "bench",
+            (SERVER_INTERFACE, &["169.254.0.2/24"]),
+            (CLIENT_INTERFACE, &["169.254.0.1/24"]),
         )?;
         let lab = Self { server, client, split: false };
         lab.introduce()?;

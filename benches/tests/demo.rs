@@ -1,36 +1,16 @@
 //! The demo's output, as a newcomer sees it.
 
-use std::{
-    fs::File,
-    io::Read as _,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::pty::{OpenptyResult, openpty};
-use whole_system_tests::{process::Kept, requires};
+use whole_system_tests::{requires, terminal::Terminal};
 
 /// Runs the demo briefly on a pseudo-terminal; returns its output.
 fn demo() -> Result<String> {
-    let OpenptyResult { master, slave } = openpty(None, None)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
-    command
-        .args(["--instances", "50", "--seconds", "1"])
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::null())
-        .stdout(slave.try_clone()?)
-        .stderr(slave);
-    let mut demo = Kept::spawn(&mut command)?;
-    // The last slave end in this process, without which reading ends with the demo.
-    drop(command);
-    let (mut terminal, mut written, mut bytes) = (File::from(master), Vec::new(), [0; 4096]);
-    // A terminal without processes fails with EIO.
-    while let Ok(count @ 1..) = terminal.read(&mut bytes) {
-        written.extend_from_slice(&bytes[..count]);
-    }
-    let text = String::from_utf8(written)?.replace("\r\n", "\n");
-    let status = demo.wait(Duration::from_secs(60))?;
+    command.args(["--instances", "50", "--seconds", "1"]).env_remove("NO_COLOR");
+    let (status, text) = Terminal::start(command, (120, 40))?.finish(Duration::from_secs(300))?;
+    let text = text.replace("\r\n", "\n");
     ensure!(status.success(), "{status}\n{text}");
     Ok(text)
 }

@@ -1,11 +1,11 @@
-//! Deterministically generated foundations of any size, with realistic records and aliases.
+//! Fleets as records.json: of given instances, and foundations of any size, generated deterministically with
+//! realistic records and aliases.
 //!
 //! Group sizes follow the field: most are small, a few have many instances (Diego cells). Every
 //! instance belongs to the group of its instance group and, as with link providers, to one or two
 //! further groups.
-//! as link providers do, to one or two further ones.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use dns_core::catalog::RECORD_KEYS;
 use fastrand::Rng;
@@ -38,10 +38,25 @@ pub struct Row {
     pub zone: usize,
     /// Deployment, such as `cf-2`.
     pub deployment: String,
-    /// Address in 10.0.0.0/8.
-    pub ip: Ipv4Addr,
+    pub ip: IpAddr,
     /// Index in its instance group.
     pub index: usize,
+}
+
+/// Returns records.json of instances given by their group and address. In the network `default` of deployment `dep`,
+/// group 7 consists of instance group `web-7`; ids are `i0`, `i1` and so on.
+pub fn records<Ip: Into<IpAddr>>(version: u64, instances: impl IntoIterator<Item = (usize, Ip)>) -> Vec<u8> {
+    let row = |(number, (group, ip)): (usize, (usize, Ip))| Row {
+        id: format!("i{number}"),
+        number,
+        instance_group: format!("web-{group}"),
+        groups: vec![group],
+        zone: 1,
+        deployment: "dep".to_owned(),
+        ip: ip.into(),
+        index: number,
+    };
+    Fleet { rows: instances.into_iter().enumerate().map(row).collect(), version }.records_json()
 }
 
 impl Fleet {
@@ -67,7 +82,7 @@ impl Fleet {
                     groups: vec![group * 2 + 1, group / 2 * 4 + 2],
                     zone: index % ZONES + 1,
                     deployment: deployment.clone(),
-                    ip: address(number),
+                    ip: address(number).into(),
                     index,
                 });
             }

@@ -10,16 +10,18 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
+use aya::programs::{SchedClassifier, TcAttachType};
 use nix::{
     errno::Errno,
     mount::{MntFlags, umount2},
     sched::{CloneFlags, setns},
 };
 
-use crate::process::run;
+use crate::process::{capture, run, wait_until};
 
 /// Prefix of every name, so that leftovers of an interrupted run can be found.
 const PREFIX: &str = "bdx-";
@@ -103,6 +105,22 @@ impl Namespace {
         index.with_context(|| format!("no interface {interface} in {}", self.name))
     }
 
+    /// Returns the XDP and tcx programs attached to the interfaces inside (Debian 12's bpftool does not show
+    /// tcx).
+    pub fn attached_programs(&self) -> Result<Vec<String>> {
+        let links = capture(Command::new("ip").args(["-n", &self.name, "-o", "link", "show"]))?;
+        let mut found: Vec<String> =
+            links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
+        for line in links.lines() {
+            let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
+            let (_, programs) = self.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
+            found.extend(
+                programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
+            );
+        }
+        Ok(found)
+    }
+
     /// Opens the namespace file.
     fn open(&self) -> Result<File> {
         let path = format!("/run/netns/{}", self.name);
@@ -143,7 +161,7 @@ pub struct End<'a> {
     pub addresses: &'a [&'a str],
 }
 
-/// Joins two namespaces by a veth pair with both ends up.
+/// Joins two namespaces by a veth pair, and waits until both ends can send.
 pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     run(Command::new("ip").args(["-n", &one.namespace.name, "link", "add", one.interface]).args([
         "type",
@@ -164,6 +182,14 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
             end.namespace.ip(&words)?;
         }
         end.namespace.ip(&["link", "set", end.interface, "up"])?;
+    }
+    for End { namespace, interface, .. } in [one, other] {
+        // The kernel drops what an end sends until a work queue has activated it, which waits for the RTNL lock.
+        wait_until("the veth to be active", Duration::from_secs(60), || {
+            let link =
+                capture(Command::new("ip").args(["-n", &namespace.name, "-o", "link", "show", interface]));
+            link.is_ok_and(|link| link.contains(" state UP "))
+        })?;
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Child processes: run to completion, or kept for the length of a test.
 
 use std::{
+    fmt::Display,
+    fs,
     process::{Child, Command, ExitStatus, Output},
     thread,
     time::{Duration, Instant},
@@ -118,4 +120,18 @@ pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) 
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// Returns the value of a line in `/proc/PID/status`.
+pub fn status_line(pid: impl Display, name: &str) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name} in {status}"))?.trim().to_owned())
+}
+
+/// Returns a size in `/proc/PID/status`, such as `VmRSS`, in bytes.
+pub fn memory(pid: impl Display, name: &str) -> Result<u64> {
+    let size = status_line(pid, name)?;
+    let kib: u64 = size.strip_suffix(" kB").with_context(|| format!("{name}: {size}"))?.parse()?;
+    Ok(kib << 10)
 }

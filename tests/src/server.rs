@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    client,
+    client, fleet,
     namespace::Namespace,
     process::{Kept, wait_until},
 };
@@ -104,22 +104,11 @@ pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
 
 /// Returns records of one group per size, with the names `q-s0.q-g<size>.bosh`.
 pub fn records_of_groups(sizes: &[u16]) -> Vec<u8> {
-    let instances = sizes.iter().flat_map(|&size| (0..size).map(move |index| (size, index)));
-    let rows: Vec<Value> = instances
-        .map(|(size, index)| {
-            let id = format!("{size}-{index}");
-            let (address, group) = (format!("10.0.{size}.{index}"), size.to_string());
-            json!([id, id, group, [group], "z1", "1", "net", "1", "dep", address, "bosh", id, index])
-        })
-        .collect();
-    json!({
-        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
-            "deployment", "ip", "domain", "agent_id", "instance_index"],
-        "record_infos": rows,
-        "version": 1,
-    })
-    .to_string()
-    .into_bytes()
+    let instances = sizes.iter().flat_map(|&size| {
+        let first = Ipv4Addr::from_bits(0x0a00_0000 + (u32::from(size) << 8));
+        (0..size).map(move |index| (size.into(), Ipv4Addr::from_bits(first.to_bits() + u32::from(index))))
+    });
+    fleet::records(1, instances)
 }
 
 impl Server {

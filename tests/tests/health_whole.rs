@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
-    client,
+    client, fleet,
     health::{Authority, Fleet, Says, instance, write_files},
     metrics::Metrics,
     namespace::Namespace,
@@ -46,25 +46,8 @@ fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
 
 /// Returns records.json with groups of these sizes; addresses are numbered consecutively.
 fn records(groups: &[u32]) -> Vec<u8> {
-    let mut rows = Vec::new();
-    for (group, size) in groups.iter().enumerate() {
-        for _ in 0..*size {
-            let number = rows.len() as u32;
-            rows.push(json!([
-                format!("i{number}"),
-                "web",
-                [(group + 1).to_string()],
-                "net",
-                "dep",
-                instance(number),
-                "bosh",
-                number
-            ]));
-        }
-    }
-    let keys =
-        ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain", "instance_index"];
-    serde_json::to_vec(&json!({"record_keys": keys, "record_infos": rows, "version": 1})).unwrap()
+    let group_of_each = (1..).zip(groups).flat_map(|(group, &size)| (0..size).map(move |_| group));
+    fleet::records(1, group_of_each.zip((0..).map(instance)))
 }
 
 /// Returns the settings merged into the server's configuration.

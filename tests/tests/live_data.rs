@@ -15,7 +15,7 @@ use hickory_proto::{op::ResponseCode, rr::RecordType};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use whole_system_tests::{
-    client,
+    client, fleet,
     namespace::Namespace,
     process::wait_until,
     requires,
@@ -33,25 +33,7 @@ const NAME: &str = "q-s0.q-g1.bosh.";
 
 /// Returns records.json with the instances 10.0.`third`.1 to .`count` in group 1.
 fn records(third: u8, count: u8) -> Vec<u8> {
-    let rows: Vec<Value> = (1..=count)
-        .map(|number| {
-            json!([
-                format!("id-{number}"),
-                "web",
-                ["1"],
-                "net",
-                "dep",
-                format!("10.0.{third}.{number}"),
-                "bosh"
-            ])
-        })
-        .collect();
-    let file = json!({
-        "record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"],
-        "record_infos": rows,
-        "version": third,
-    });
-    file.to_string().into_bytes()
+    fleet::records(third.into(), (1..=count).map(|number| (1, [10, 0, third, number])))
 }
 
 /// Starts a server without a fast path on three instances 10.0.1.x.
@@ -174,7 +156,7 @@ fn broken_alias_files_are_ignored() -> Result<()> {
     };
     ensure!(ask("web.alias.")?.0 == ResponseCode::Refused);
     let file = server.folder.path().join("aliases/web.json");
-    replace(&file, br#"{"web.alias": ["*.web.net.dep.bosh"]}"#)?;
+    replace(&file, br#"{"web.alias": ["*.web-1.default.dep.bosh"]}"#)?;
     wait_until("the alias", LIMIT, || {
         ask("web.alias.").is_ok_and(|found| found == (ResponseCode::NoError, 3))
     })?;

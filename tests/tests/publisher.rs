@@ -16,6 +16,7 @@ use dns_external::{config::Config, runner::Sources};
 use dns_health::HEALTH_NAME;
 use serde_json::json;
 use whole_system_tests::{
+    fleet,
     health::{Authority, Fleet, Says, instance, write_files},
     process::wait_until,
     server::{self, Server},
@@ -81,13 +82,7 @@ impl Publisher {
 }
 
 fn records() -> Vec<u8> {
-    let row = |number: u32| {
-        json!([format!("i{number}"), "router", ["1"], "net", "dep", instance(number), "bosh", number])
-    };
-    let keys =
-        ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain", "instance_index"];
-    let rows: Vec<_> = (0..3).map(row).collect();
-    json!({"record_keys": keys, "record_infos": rows, "version": 1}).to_string().into_bytes()
+    fleet::records(1, (0..3).map(|number| (1, instance(number))))
 }
 
 #[test]

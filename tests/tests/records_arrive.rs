@@ -19,7 +19,8 @@ use whole_system_tests::{
     bpffs::Bpffs,
     client,
     metrics::{Metrics, wait_for_fast_path},
-    namespace::{End, Namespace, join},
+    namespace::Namespace,
+    pair::Pair,
     process::{Kept, capture, wait_until},
     requires,
     server::{self, Server},
@@ -164,11 +165,7 @@ fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
 #[test]
 fn inventory_changes_reach_interface() -> Result<()> {
     requires!(namespaces, bpf);
-    let (inside, outside) = (Namespace::new("records-s")?, Namespace::new("records-c")?);
-    join(
-        End { namespace: &inside, interface: "srv", addresses: &["169.254.0.2/24"] },
-        End { namespace: &outside, interface: "cli", addresses: &["169.254.0.1/24"] },
-    )?;
+    let Pair { server: inside, client: outside } = Pair::new("records")?;
     let bpffs = Bpffs::new()?;
     let folder = server::folder(b"", None)?;
     let place = folder.path().to_owned();

@@ -1,6 +1,7 @@
 //! DNS messages in the format of recorded cases. Hickory rejects malformed messages, but the cases
 //! send them, and a reply must be shown exactly as received: rdata that does not fit its type
-//! appears in the generic form of RFC 3597, `\# length hex`.
+//! appears in the generic form of RFC 3597, `\# length hex`. Hickory 0.26 also reads and writes `\046` in octal,
+//! where RFC 1035 and the cases have decimal digits, and parses neither `TYPE65280` nor `NXDOMAIN`.
 
 use std::{fmt::Write as _, net::Ipv4Addr, net::Ipv6Addr};
 

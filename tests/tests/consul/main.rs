@@ -110,8 +110,8 @@ fn aliases_cover_consul_names() -> Result<()> {
     ensure!(made.status.success(), "{made:?}");
     ensure!(made.stderr.is_empty(), "{}", String::from_utf8_lossy(&made.stderr));
     let aliases: Value = serde_json::from_slice(&made.stdout)?;
-    ensure!(aliases["web.service.consul"] == json!(["q-s0.3.net.dep.bosh"]), "{aliases}");
-    ensure!(aliases["here.node.dc1.consul"] == json!(["2-0.2.net.dep.bosh"]), "{aliases}");
+    ensure!(aliases["web.service.consul"] == json!(["q-s0.web-3.default.dep.bosh"]), "{aliases}");
+    ensure!(aliases["here.node.dc1.consul"] == json!(["i0.web-2.default.dep.bosh"]), "{aliases}");
     // The running server loads the aliases beside Consul's names; an alias takes precedence.
     fs::write(&alias_file, &made.stdout)?;
     let is_alias = || ask("web.service.consul.", RecordType::SRV).is_ok_and(|reply| reply.answers.is_empty());

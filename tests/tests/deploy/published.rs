@@ -15,6 +15,7 @@ use dns_health::HEALTH_NAME;
 use serde_json::{Value, json};
 use whole_system_tests::{
     debian::Debian,
+    fleet,
     health::{Authority, Fleet, Says, instance, write_files},
     process::{Kept, capture, wait_until},
     server,
@@ -43,11 +44,8 @@ server: /etc/bosh-dns-xdp/config.json
 provider_settings: {default/etcd: {etcd-urls: 'http://127.0.0.1:2379'}}
 ";
 
-fn records() -> String {
-    let row =
-        |number: u32| json!([format!("i{number}"), "router", ["1"], "net", "dep", instance(number), "bosh"]);
-    let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
-    json!({"record_keys": keys, "record_infos": (0..3).map(row).collect::<Vec<_>>()}).to_string()
+fn records() -> Vec<u8> {
+    fleet::records(1, (0..3).map(|number| (1, instance(number))))
 }
 
 /// Returns the addresses in etcd's keys of the name.
@@ -105,9 +103,11 @@ fn packaged_publisher_learns_health() {
             .run("systemctl restart bosh-dns-xdp")
             .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp")));
     };
-    for (name, text) in
-        [("records.json", records().as_str()), ("cf.yml", DOCUMENTS), ("publish.yml", PUBLISHER)]
-    {
+    for (name, text) in [
+        ("records.json", &records()[..]),
+        ("cf.yml", DOCUMENTS.as_bytes()),
+        ("publish.yml", PUBLISHER.as_bytes()),
+    ] {
         fs::write(shared.join(name), text).unwrap();
     }
     // Health checks read the key.

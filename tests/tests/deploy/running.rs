@@ -5,7 +5,10 @@
 use std::{fs, thread, time::Duration};
 
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requires, server};
+use whole_system_tests::{
+    process::{status_line, wait_until},
+    requires, server,
+};
 
 use crate::{job, machine::Machine};
 
@@ -45,8 +48,7 @@ fn job_starts_serves_and_stops() {
     let run = machine.vcap().join("sys/run/bosh-dns");
     let pid = || fs::read_to_string(run.join("bosh-dns.pid")).unwrap().trim().to_owned();
     let first = pid();
-    let status = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
-    let user = status.lines().find(|line| line.starts_with("Uid:")).unwrap();
+    let user = status_line(&first, "Uid").unwrap();
     assert!(user.contains("2001"), "the server is not vcap: {user}");
     // monit starts the service that pre-start has already started.
     machine.run(&format!("{JOB}/bin/bosh_dns_ctl start")).unwrap();
@@ -78,7 +80,6 @@ fn job_starts_serves_and_stops() {
 /// CAP_PERFMON.
 fn attacher_is_confined(machine: &Machine, pid: &str) {
     let user = machine.run("id --user bosh-dns-xdp-attach").unwrap();
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap();
     for (field, wanted) in [
         ("Uid", [user.trim(); 4].join("\t")),
         ("CapPrm", "000000c000001000".to_owned()),
@@ -86,7 +87,7 @@ fn attacher_is_confined(machine: &Machine, pid: &str) {
         ("NoNewPrivs", "1".to_owned()),
         ("Seccomp", "2".to_owned()),
     ] {
-        assert!(status.lines().any(|line| line == format!("{field}:\t{wanted}")), "{field}: {status}");
+        assert_eq!(status_line(pid.trim(), field).unwrap(), wanted, "{field}");
     }
 }
 
@@ -238,9 +239,9 @@ fn bpm_update_spares_hot_names() {
     // The process id outside the server's PID namespace.
     let server = || machine.run("/var/vcap/jobs/bpm/bin/bpm pid").unwrap().trim().to_owned();
     let first = server();
-    let held = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
     // CAP_NET_BIND_SERVICE.
-    assert!(held.contains("CapPrm:\t0000000000000400") && held.contains("Uid:\t2001"), "{held}");
+    assert_eq!(status_line(&first, "CapPrm").unwrap(), "0000000000000400");
+    assert!(status_line(&first, "Uid").unwrap().contains("2001"));
     attacher_is_confined(
         &machine,
         &machine.run("cat /var/vcap/sys/run/bosh-dns/bosh_dns_attach.pid").unwrap(),

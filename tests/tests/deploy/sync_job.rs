@@ -9,7 +9,7 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 use whole_system_tests::{
-    process::{Kept, wait_until},
+    process::{Kept, status_line, wait_until},
     requires, server,
 };
 
@@ -202,11 +202,7 @@ fn sync_job_distributes_records() {
     wait_until("the records", PATIENCE, || holds("10.0.0.1") && synced())
         .unwrap_or_else(|_| panic!("{}", logs()));
     // Only now is it certain that the process of this id is no longer setpriv.
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    assert!(
-        status.lines().any(|line| line.starts_with("Uid:") && line.contains("2001")),
-        "not vcap: {status}"
-    );
+    assert!(status_line(&pid, "Uid").unwrap().contains("2001"), "not vcap");
     let metrics = machine
         .run("exec 3<>/dev/tcp/127.0.0.1/53091; printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3");
     assert!(metrics.unwrap().contains("bosh_dns_sync_agents_synced 1"));

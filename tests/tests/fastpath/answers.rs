@@ -16,14 +16,16 @@ use dns_core::{
 use dns_fastpath::{FastPath, Hook, NameSource};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use whole_system_tests::{
+    bpffs::{Bpffs, config},
     client,
     fleet::Fleet,
     namespace::{End, Namespace, join},
+    pair::{PATIENCE, Pair, SHORT, addresses, ask, v4, v6},
     process::{run, wait_until},
     requires,
 };
 
-use crate::lab::{self, Bpffs, List, PATIENCE, Pair, SHORT, ask, config, start, v4, v6, wait};
+use crate::lab::{self, List, start, wait};
 
 /// Address counts; the last one exceeds a 512-byte reply.
 const COUNTS: [u16; 4] = [1, 10, 24, 60];
@@ -288,12 +290,12 @@ fn wildcard_listeners_answer_new_addresses() -> Result<()> {
     let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
     let any = SocketAddr::from(([0, 0, 0, 0], 53));
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[any], counted())?;
-    assert!(lab::addresses(&pair.client, v4(), "n1.bosh", PATIENCE)?.is_some());
+    assert!(addresses(&pair.client, v4(), "n1.bosh", PATIENCE)?.is_some());
     pair.client.ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
     pair.server.ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
     let later = SocketAddr::from(([10, 7, 0, 1], 53));
     wait_until("the new address", PATIENCE, || {
-        lab::addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
+        addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
     })?;
     pair.server.ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
     wait_until("the end of the address", PATIENCE, || {

@@ -15,16 +15,15 @@ use dns_core::config::{HookMode, OnStop};
 use dns_fastpath::detach_all;
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{
+    bpffs::{Bpffs, config},
     client,
     namespace::{End, Namespace, join},
+    pair::{PATIENCE, Pair, SHORT, addresses, ask, v4},
     process::wait_until,
     requires,
 };
 
-use crate::lab::{
-    Bpffs, List, PATIENCE, Pair, SHORT, addresses, ask, ask_unclear, attached, config, deliver, name_of,
-    start, v4, wait,
-};
+use crate::lab::{List, ask_unclear, deliver, name_of, start, wait};
 
 /// Returns a list of one name with one address.
 fn one(last: u8) -> List {
@@ -41,7 +40,7 @@ fn stop_detaches_shared_programs() -> Result<()> {
     // A scrape of the metrics holds the fast path the same way.
     let held = fast_path.clone();
     fast_path.stop();
-    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert!(held.is_ready() && held.status().interfaces.interfaces.is_empty());
     assert!(!held.publisher().is_published(&name_of("a.bosh")));
     Ok(())
@@ -59,7 +58,7 @@ fn stop_removes_pins_and_links() -> Result<()> {
             assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
         }
         fast_path.stop();
-        assert_eq!(attached(&pair.server)?, NOTHING, "{mode:?}");
+        assert_eq!(pair.server.attached_programs()?, NOTHING, "{mode:?}");
         assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new(), "{mode:?}");
         assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None);
     }
@@ -143,7 +142,7 @@ fn successor_adopts_kept_programs() -> Result<()> {
             Ok(lost)
         })?;
         assert_eq!(lost, 0, "{mode:?}: of {} queries", asked.load(Ordering::Relaxed));
-        assert_eq!(attached(&pair.server)?, NOTHING, "{mode:?}");
+        assert_eq!(pair.server.attached_programs()?, NOTHING, "{mode:?}");
     }
     Ok(())
 }
@@ -155,10 +154,10 @@ fn detach_removes_orphaned_programs() -> Result<()> {
     let mut keep = config(HookMode::Auto, &bpffs);
     keep.on_stop = OnStop::Keep;
     start(&pair.server, &keep, &[v4()], one(1))?.stop();
-    assert_eq!(attached(&pair.server)?, ["lo: dns_tc", "srv: dns_tc"]);
+    assert_eq!(pair.server.attached_programs()?, ["lo: dns_tc", "srv: dns_tc"]);
     let detached = pair.server.run(|| detach_all(&keep, &[v4()]))??;
     assert_eq!(detached.links, 2, "srv and lo");
-    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
     let again = pair.server.run(|| detach_all(&keep, &[v4()]))??;
     assert_eq!((again.links, again.filters), (0, 0), "nothing is left to detach");
@@ -175,7 +174,7 @@ fn old_server_respects_takeover() -> Result<()> {
     assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
     assert!(!bpffs.pinned().is_empty());
     new.stop();
-    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
     Ok(())
 }
@@ -243,11 +242,11 @@ fn thousand_veths_share_a_program() -> Result<()> {
     // No interface delays the others.
     host.ip(&["link", "del", "x7"])?;
     wait_until("two less to be served", Duration::from_secs(60), || served() == COUNT - 1)?;
-    assert_eq!(attached(&host)?.len(), COUNT - 1);
+    assert_eq!(host.attached_programs()?.len(), COUNT - 1);
     let begun = Instant::now();
     fast_path.stop();
     println!("made in {made:?}, all served {all_served:?} after the first, left in {:?}", begun.elapsed());
-    assert_eq!(attached(&host)?, NOTHING);
+    assert_eq!(host.attached_programs()?, NOTHING);
     Ok(())
 }
 

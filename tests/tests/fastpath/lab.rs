@@ -1,17 +1,14 @@
-//! Shared parts of the fast path tests: answers from a list, a fast path in a namespace, and
-//! clients.
+//! Shared parts of these tests: answers from a list, and a fast path in a namespace.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    process::Command,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{SchedClassifier, TcAttachType, XdpMode};
+use aya::programs::XdpMode;
 use dns_core::{
     config::XdpConfig,
     name::Name,
@@ -22,20 +19,13 @@ use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
 };
-pub(crate) use whole_system_tests::bpffs::{Bpffs, config};
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     client,
-    namespace::{End, Namespace, join},
-    process::capture,
+    namespace::Namespace,
+    pair::{read, v4},
     yardstick::{Hook, Yardstick},
 };
-
-/// Timeout if a reply is expected.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Timeout if no reply is expected.
-pub(crate) const SHORT: Duration = Duration::from_millis(150);
 
 /// A resolver that answers from a list.
 #[derive(Clone, Default)]
@@ -122,24 +112,6 @@ pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// Queries from inside a namespace; `None` on timeout.
-pub(crate) fn ask(
-    from: &Namespace,
-    server: SocketAddr,
-    name: &str,
-    record_type: RecordType,
-    edns: Option<u16>,
-    patience: Duration,
-) -> Result<Option<Message>> {
-    let query = client::query(name, record_type, edns)?;
-    let bytes = query.to_vec()?;
-    let reply = read(from.run(|| client::ask_raw(server, &bytes, patience))?)?;
-    if let Some(reply) = &reply {
-        ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
-    }
-    Ok(reply)
-}
-
 /// Like [`ask`], with a query whose checksum field is ambiguous: complete or partial.
 pub(crate) fn ask_unclear(
     from: &Namespace,
@@ -175,30 +147,6 @@ pub(crate) fn looks_unfinished(query: &[u8], client: SocketAddr, server: SocketA
     checksum(&[&pseudo, &udp, query]) == 0
 }
 
-/// Parses a reply; `None` on timeout.
-fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
-    match reply {
-        Ok(reply) => Ok(Some(Message::from_vec(&reply)?)),
-        Err(error)
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Queries A and returns the addresses; `None` on timeout.
-pub(crate) fn addresses(
-    from: &Namespace,
-    server: SocketAddr,
-    name: &str,
-    patience: Duration,
-) -> Result<Option<Vec<IpAddr>>> {
-    let reply = ask(from, server, name, RecordType::A, Some(1232), patience)?;
-    Ok(reply.map(|reply| client::addresses(&reply)))
-}
-
 /// Checks that a reply holds only addresses of a name that [`List::counted`] gave `count` of them,
 /// without duplicates.
 pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
@@ -226,27 +174,6 @@ pub(crate) fn code(reply: &Message) -> ResponseCode {
     reply.metadata.response_code
 }
 
-/// A server and a client, joined by veth.
-pub(crate) struct Pair {
-    /// The server's namespace: interface `srv`, 169.254.0.2 and fd00::2.
-    pub(crate) server: Namespace,
-    /// The client's namespace: interface `cli`, 169.254.0.1 and fd00::1.
-    pub(crate) client: Namespace,
-}
-
-impl Pair {
-    pub(crate) fn new(label: &str) -> Result<Self> {
-        let server = Namespace::new(&format!("{label}-s"))?;
-        server.forward()?;
-        let client = Namespace::new(&format!("{label}-c"))?;
-        join(
-            End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24", "fd00::2/64"] },
-            End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24", "fd00::1/64"] },
-        )?;
-        Ok(Self { server, client })
-    }
-}
-
 /// Reports enough queries to [`v4`] on an interface for it to be served.
 pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &str) -> Result<()> {
     let ifindex = namespace.interface_index(interface)?;
@@ -255,34 +182,8 @@ pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &s
     Ok(())
 }
 
-/// Returns the server's IPv4 endpoint.
-pub(crate) fn v4() -> SocketAddr {
-    SocketAddr::from(([169, 254, 0, 2], 53))
-}
-
-/// Returns the server's IPv6 endpoint.
-pub(crate) fn v6() -> SocketAddr {
-    SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 2], 53))
-}
-
 /// Attaches a program that passes every packet to an interface in a namespace; detached on drop.
 pub(crate) fn pass_program(namespace: &Namespace, interface: &str, mode: XdpMode) -> Result<aya::Ebpf> {
     let hook = if matches!(mode, XdpMode::Driver) { Hook::Native } else { Hook::Generic };
     Yardstick::Pass.attach(hook, namespace, interface)
-}
-
-/// Returns the XDP and tcx programs attached to the interfaces of a namespace (Debian 12's bpftool
-/// does not show tcx).
-pub(crate) fn attached(namespace: &Namespace) -> Result<Vec<String>> {
-    let links = capture(Command::new("ip").args(["-n", namespace.name(), "-o", "link", "show"]))?;
-    let mut found: Vec<String> =
-        links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
-    for line in links.lines() {
-        let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
-        let (_, programs) = namespace.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
-        found.extend(
-            programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
-        );
-    }
-    Ok(found)
 }

@@ -5,9 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use dns_core::config::HookMode;
 use dns_fastpath::Hook;
-use whole_system_tests::requires;
+use whole_system_tests::{
+    bpffs::{Bpffs, config},
+    pair::{PATIENCE, Pair, SHORT, addresses, v4},
+    requires,
+};
 
-use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};
+use crate::lab::{List, pass_program, start};
 
 /// Returns a list of one name with one address.
 fn one(name: &str, last: u8) -> List {

@@ -13,9 +13,17 @@ use dns_common::counters::Outcome;
 use dns_core::config::{HookMode, XdpConfig};
 use hickory_proto::rr::RecordType;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use whole_system_tests::{checksum::checksum, client, namespace::Namespace, process::capture, requires};
+use whole_system_tests::{
+    bpffs::{Bpffs, config},
+    checksum::checksum,
+    client,
+    namespace::Namespace,
+    pair::{PATIENCE, Pair, SHORT, v4},
+    process::capture,
+    requires,
+};
 
-use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, config, pass_program, start, v4};
+use crate::lab::{List, pass_program, start};
 
 /// Source port of the client.
 const PORT: u16 = 40_053;

@@ -21,9 +21,15 @@ use dns_core::{
 use dns_fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
-use whole_system_tests::{client, namespace::Namespace, requires};
+use whole_system_tests::{
+    bpffs::{Bpffs, config},
+    client,
+    namespace::Namespace,
+    pair::{Pair, v4},
+    requires,
+};
 
-use crate::lab::{self, Bpffs, Pair, name_of, v4, wait};
+use crate::lab::{self, name_of, wait};
 
 /// Number of snapshots installed in sequence.
 const VERSIONS: u32 = 150;
@@ -112,7 +118,7 @@ fn race(mode: HookMode) -> Result<()> {
     let is_native = mode == HookMode::Native;
     let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli", XdpMode::Driver)).transpose()?;
     let last = Arc::new(LastInstance::default());
-    let config = lab::config(mode, &bpffs);
+    let config = config(mode, &bpffs);
     let start = || FastPath::start_in_process(&config, &[v4()], last.clone(), Arc::new(Everything));
     let fast_path = pair.server.run(start)?.context("the fast path does not start")?;
     let publisher = &fast_path.publisher();

@@ -12,7 +12,7 @@ use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{
     client,
-    namespace::{End, Namespace, join},
+    pair::Pair,
     requires,
     server::{self, Server},
 };
@@ -28,23 +28,21 @@ const LONG: Duration = Duration::from_secs(34);
 /// The server, and a neighbouring machine with two addresses.
 struct Lab {
     server: Server,
-    ours: Namespace,
-    theirs: Namespace,
+    pair: Pair,
 }
 
 impl Lab {
     /// Starts the server with a limit on open files.
     fn start(label: &str, descriptors: u64) -> Result<Self> {
-        let (ours, theirs) = (Namespace::new(label)?, Namespace::new(&format!("{label}c"))?);
-        let end = |namespace, interface, addresses| End { namespace, interface, addresses };
-        join(end(&ours, "in0", &["10.9.0.1/24"]), end(&theirs, "out0", &["10.9.0.2/24", "10.9.0.3/24"]))?;
+        let theirs = ["10.9.0.2/24", "10.9.0.3/24"];
+        let pair = Pair::joined(label, ("in0", &["10.9.0.1/24"]), ("out0", &theirs))?;
         let recursor = json!(["10.9.0.2:5300"]);
         let settings = json!({
             "xdp": {"mode": "off"}, "metrics": {"enabled": true}, "disable_recursors": false,
             "recursors": recursor,
         });
         let folder = server::folder(RECORDS.as_bytes(), None)?;
-        let server = Server::start_prepared(Some(&ours), folder, OURS, &settings, |command| {
+        let server = Server::start_prepared(Some(&pair.server), folder, OURS, &settings, |command| {
             use std::os::unix::process::CommandExt;
             // SAFETY: setrlimit is a plain system call, allowed between fork and exec.
             unsafe {
@@ -54,14 +52,14 @@ impl Lab {
                 });
             }
         })?;
-        Ok(Self { server, ours, theirs })
+        Ok(Self { server, pair })
     }
 
     /// Queries by UDP and TCP from an otherwise unused address; returns the number of replies by
     /// transport.
     fn answered(&self, questions: u32) -> Result<[u32; 2]> {
         let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
-        self.theirs.run(|| {
+        self.pair.client.run(|| {
             let mut answered = [0; 2];
             for _ in 0..questions {
                 let good = |reply: &hickory_proto::op::Message| {
@@ -139,7 +137,7 @@ fn busy_client_starves_no_client() -> Result<()> {
     let begun = Instant::now();
     let (mut asked, mut answered) = (0, [0; 2]);
     std::thread::scope(|scope| -> Result<()> {
-        let theirs = &lab.theirs;
+        let theirs = &lab.pair.client;
         let hogging = scope.spawn(|| theirs.run(|| hog(&ended)));
         let mut asking = || -> Result<()> {
             while begun.elapsed() < LONG {
@@ -158,7 +156,7 @@ fn busy_client_starves_no_client() -> Result<()> {
     })?;
     ensure!(lab.server.process().ended()?.is_none(), "the server ended:\n{}", lab.server.log());
     ensure!(answered == [asked; 2], "of {asked} by UDP and TCP {answered:?} were answered");
-    let metrics = whole_system_tests::metrics::Metrics::read(&lab.ours)?;
+    let metrics = whole_system_tests::metrics::Metrics::read(&lab.pair.server)?;
     ensure!(metrics.sum("bosh_dns_xdp_tcp_closed_for_others_total", "") > 0, "nothing was closed");
     ensure!(!lab.server.log().contains("up-checks fail"), "{}", lab.server.log());
     Ok(())
@@ -170,7 +168,7 @@ fn idle_metrics_connections_spare_dns() -> Result<()> {
     many_descriptors()?;
     let mut lab = Lab::start("idle", 1024)?;
     // Names outside the fleet are answered by a recursor.
-    let recursor = lab.theirs.run(|| std::net::UdpSocket::bind("10.9.0.2:5300"))??;
+    let recursor = lab.pair.client.run(|| std::net::UdpSocket::bind("10.9.0.2:5300"))??;
     recursor.set_read_timeout(Some(Duration::from_millis(100)))?;
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| -> Result<()> {
@@ -198,7 +196,7 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
     let mut idle = Vec::new();
     let (mut asked, mut local, mut upstream) = (0, [0; 2], 0);
     while begun.elapsed() < LONG {
-        lab.ours.run(|| {
+        lab.pair.server.run(|| {
             idle.retain(|stream: &TcpStream| {
                 let _ = stream.set_nonblocking(true);
                 stream.peek(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
@@ -208,7 +206,7 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
             idle.extend((0..missing).map_while(|_| TcpStream::connect_timeout(&port, wait).ok()));
         })?;
         let [udp, tcp] = lab.answered(1)?;
-        let reply = lab.theirs.run(|| client::ask(OURS, &forwarded))?;
+        let reply = lab.pair.client.run(|| client::ask(OURS, &forwarded))?;
         upstream += u32::from(reply.is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NoError));
         asked += 1;
         local = [local[0] + udp, local[1] + tcp];
@@ -223,6 +221,6 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
     // Prometheus can also connect.
     drop(idle);
     std::thread::sleep(Duration::from_millis(200));
-    whole_system_tests::metrics::Metrics::read(&lab.ours)?;
+    whole_system_tests::metrics::Metrics::read(&lab.pair.server)?;
     Ok(())
 }

@@ -5,31 +5,25 @@
 use std::{
     env,
     fmt::Write as _,
-    fs::{self, File},
-    io::{Read, Write},
+    fs,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     path::Path,
-    process::Stdio,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
 use anyhow::{Result, ensure};
 use hickory_proto::rr::RecordType;
-use nix::pty::{OpenptyResult, Winsize, openpty};
-use parking_lot::Mutex;
 use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::wait_for_fast_path,
     namespace::Namespace,
-    process::{Kept, wait_until},
+    process::wait_until,
     requires,
     server::{self, Server},
+    terminal::{Cell, Terminal},
 };
 
 const ROWS: usize = 42;
@@ -39,66 +33,6 @@ const COLUMNS: usize = 116;
 const NAMES: u16 = 20;
 
 const CLIENTS: u8 = 6;
-
-/// A character on the screen.
-#[derive(Clone, Copy, PartialEq)]
-struct Cell {
-    character: char,
-    colour: &'static str,
-    bold: bool,
-}
-
-/// Default colour of text.
-const PLAIN: &str = "#d8dce4";
-
-/// Returns the screen after these bytes.
-fn screen(bytes: &[u8]) -> Vec<Vec<Cell>> {
-    let blank = Cell { character: ' ', colour: PLAIN, bold: false };
-    let mut cells = vec![vec![blank; COLUMNS]; ROWS];
-    let (mut row, mut column) = (0, 0);
-    let mut style = blank;
-    let text = String::from_utf8_lossy(bytes);
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        if character != '\x1b' {
-            if let Some(cell) = cells.get_mut(row).and_then(|line: &mut Vec<Cell>| line.get_mut(column)) {
-                *cell = Cell { character, ..style };
-            }
-            column += 1;
-            continue;
-        }
-        characters.next();
-        let sequence: String = {
-            let mut sequence = String::new();
-            for character in characters.by_ref() {
-                sequence.push(character);
-                if character.is_ascii_alphabetic() {
-                    break;
-                }
-            }
-            sequence
-        };
-        if let Some(place) = sequence.strip_suffix('H') {
-            let mut numbers = place.split(';').map(|number| number.parse().unwrap_or(1_usize));
-            (row, column) = (numbers.next().unwrap_or(1) - 1, numbers.next().unwrap_or(1) - 1);
-        } else if let Some(parameters) = sequence.strip_suffix('m') {
-            let parameters = parameters.trim_start_matches("38;5;");
-            for parameter in parameters.split(';') {
-                match parameter {
-                    "" | "0" => style = blank,
-                    "1" if sequence != "38;5;1m" => style.bold = true,
-                    "22" => style.bold = false,
-                    "1" | "31" => style.colour = "#e06c75",
-                    "2" | "32" => style.colour = "#98c379",
-                    "3" | "33" => style.colour = "#e5c07b",
-                    "39" => style.colour = PLAIN,
-                    _ => {}
-                }
-            }
-        }
-    }
-    cells
-}
 
 /// Returns the screen as an SVG document.
 fn svg(cells: &[Vec<Cell>]) -> Result<String> {
@@ -166,18 +100,11 @@ fn picture_shows_twenty_names() -> Result<()> {
     });
     let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
     wait_for_fast_path(&namespace)?;
-    let size = Winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };
-    let OpenptyResult { master, slave } = openpty(Some(&size), None)?;
     let mut command = namespace.command(server::program()?)?;
     command
         .args(["top", "--seconds", "1", "--config", "config.json"])
         .env("TERM", "xterm-256color")
-        .current_dir(server.folder.path())
-        .stdin(Stdio::from(slave.try_clone()?))
-        .stdout(Stdio::from(slave.try_clone()?))
-        .stderr(Stdio::from(slave));
-    let bytes = Arc::new(Mutex::new(Vec::new()));
-    let (seen, mut terminal) = (Arc::clone(&bytes), File::from(master.try_clone()?));
+        .current_dir(server.folder.path());
     let done = AtomicBool::new(false);
     thread::scope(|scope| -> Result<()> {
         for client in 0..CLIENTS {
@@ -185,25 +112,14 @@ fn picture_shows_twenty_names() -> Result<()> {
             scope.spawn(move || namespace.run(|| query(client, address, done)));
         }
         let result = (|| {
-            let mut top = Kept::spawn(&mut command)?;
-            drop(command);
-            thread::spawn(move || {
-                let mut buffer = [0; 4096];
-                while let Ok(count @ 1..) = terminal.read(&mut buffer) {
-                    seen.lock().extend_from_slice(&buffer[..count]);
-                }
-            });
-            let lines = || -> Vec<String> {
-                let cells = screen(&bytes.lock());
-                cells.iter().map(|line| line.iter().map(|cell| cell.character).collect()).collect()
-            };
+            let mut top = Terminal::start(command, (COLUMNS, ROWS))?;
             let shows_all = |lines: &[String]| {
                 let shows = |text: &str| lines.iter().any(|line| line.contains(text));
                 (1..=NAMES).all(|size| shows(&format!("q-s0.q-g{size}.bosh.")))
                     && (0..CLIENTS).all(|client| shows(&format!("127.0.0.{}", 10 + client)))
             };
-            let waited = wait_until("the screen", Duration::from_secs(40), || shows_all(&lines()));
-            ensure!(waited.is_ok(), "{}", lines().join("\n"));
+            let waited = wait_until("the screen", Duration::from_secs(40), || shows_all(&top.lines()));
+            ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             // About 1000 sampled lines per second: after some seconds the estimate is narrow.
             let is_narrow = |lines: &[String]| {
                 let error = lines
@@ -211,16 +127,16 @@ fn picture_shows_twenty_names() -> Result<()> {
                     .find_map(|line| line.split('±').nth(1)?.split_whitespace().next()?.parse().ok());
                 error.is_some_and(|error: f64| error <= 12.0)
             };
-            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || is_narrow(&lines()));
-            ensure!(waited.is_ok(), "{}", lines().join("\n"));
+            let waited = wait_until("a narrow estimate", Duration::from_secs(60), || is_narrow(&top.lines()));
+            ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             if env::var_os("UPDATE_PICTURES").is_some() {
                 // Until the chart has a past.
                 thread::sleep(Duration::from_secs(30));
                 let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/terminal/top.svg");
-                fs::write(picture, svg(&screen(&bytes.lock()))?)?;
+                fs::write(picture, svg(&top.screen())?)?;
             }
-            File::from(master).write_all(b"q")?;
-            ensure!(top.wait(Duration::from_secs(10))?.success());
+            top.press('q')?;
+            ensure!(top.finish(Duration::from_secs(60))?.0.success());
             Ok(())
         })();
         done.store(true, Ordering::Relaxed);

@@ -13,11 +13,13 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::{
+    client,
+    process::{memory, wait_until},
+};
 
 use super::{
     lab::{LOCAL_NAME, Lab, OURS, RECORDS, loopback, namespace},
-    memory::peak_memory,
     scripted::{Say, Scripted},
 };
 
@@ -145,7 +147,7 @@ fn silent_recursors_spare_handlers() -> Result<()> {
         asked.and(sent)
     })?;
     ensure!(handler.count() == 100 && sent > 2 * SHARE, "{} of 100, {sent} in the flood", handler.count());
-    let peak = peak_memory(lab.server.pid())?;
+    let peak = memory(lab.server.pid(), "VmHWM")?;
     ensure!(peak < 128 << 20, "{} MiB under the flood", peak >> 20);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Memory of the server while clients do not read their replies.
 
 use std::{
-    fs,
     io::{self, Read as _, Write as _},
     net::TcpStream,
     thread,
@@ -10,10 +9,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::rr::RecordType;
-use serde_json::{Value, json};
+use serde_json::json;
 use whole_system_tests::{
-    client,
+    client, fleet,
     namespace::Namespace,
+    process::memory,
     server::{self, Server},
 };
 
@@ -30,26 +30,7 @@ const INSTANCES: usize = 4000;
 
 /// Returns records with [`INSTANCES`] instances of one group.
 fn records() -> Vec<u8> {
-    let rows: Vec<Value> = (0..INSTANCES)
-        .map(|n| {
-            json!([
-                format!("i{n}"),
-                "web",
-                ["1"],
-                "net",
-                "dep",
-                format!("10.1.{}.{}", n >> 8, n & 255),
-                "bosh"
-            ])
-        })
-        .collect();
-    json!({
-        "record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"],
-        "record_infos": rows,
-        "version": 1,
-    })
-    .to_string()
-    .into_bytes()
+    fleet::records(1, (0..INSTANCES).map(|n| (1, [10, 1, (n >> 8) as u8, n as u8])))
 }
 
 /// Starts a server with the silent recursor 127.0.0.10.
@@ -58,13 +39,6 @@ fn start(namespace: &Namespace) -> Result<Server> {
         "xdp": {"mode": "off"}, "disable_recursors": false, "recursors": [loopback(10)], "recursor_timeout": "2s",
     });
     Server::start(Some(namespace), server::folder(&records(), None)?, OURS, &settings)
-}
-
-/// Returns the highest resident memory of a process so far.
-pub(crate) fn peak_memory(pid: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
 }
 
 /// Returns a framed query for the addresses of `name`.
@@ -101,7 +75,7 @@ fn unread_replies_take_bounded_memory() -> Result<()> {
         }
         Ok(())
     })??;
-    let peak = peak_memory(server.pid())?;
+    let peak = memory(server.pid(), "VmHWM")?;
     ensure!(peak < LIMIT, "{} MiB for 16 connections that read nothing", peak >> 20);
     Ok(())
 }
@@ -132,7 +106,7 @@ fn replies_behind_silence_take_bounded_memory() -> Result<()> {
         writing.join().expect("no panic")?;
         Ok(())
     })??;
-    let peak = peak_memory(server.pid())?;
+    let peak = memory(server.pid(), "VmHWM")?;
     ensure!(peak < LIMIT, "{} MiB for replies held behind a silent name", peak >> 20);
     Ok(())
 }

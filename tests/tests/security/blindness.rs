@@ -5,7 +5,7 @@ use std::{net::SocketAddr, process::Command, time::Duration};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
-    client,
+    client, fleet,
     health::{Fleet, instance},
     metrics::Metrics,
     namespace::Namespace,
@@ -22,12 +22,8 @@ const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4A
 fn said(client: Client) -> String {
     let pki = Pki::new(client);
     let fleet = Fleet::start(&pki.server).unwrap();
-    let records = json!({
-        "record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"],
-        "record_infos": (0..3).map(|n| json!([n.to_string(), "web", ["1"], "net", "dep", instance(n), "bosh"]))
-            .collect::<Vec<_>>(),
-    });
-    let folder = server::folder(&serde_json::to_vec(&records).unwrap(), None).unwrap();
+    let records = fleet::records(1, (0..3).map(|n| (1, instance(n))));
+    let folder = server::folder(&records, None).unwrap();
     let settings = json!({
         "health": {
             "enabled": true, "port": fleet.port, "check_interval": "1s",

@@ -1,7 +1,6 @@
 //! Clients of the control socket that do not read.
 
 use std::{
-    fs,
     io::{Read as _, Write as _},
     os::unix::net::UnixStream,
     path::Path,
@@ -12,7 +11,7 @@ use std::{
 use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
-    process::wait_until,
+    process::{memory, wait_until},
     requires,
     server::{self, Server},
 };
@@ -45,16 +44,17 @@ fn unread() {
     let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off"}});
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+    let resident = || memory(server.pid(), "VmRSS").unwrap();
     // Warms the allocator.
     (0..4).for_each(|_| assert_eq!(read_all(&socket), INSTANCES));
-    let before = resident(server.pid());
+    let before = resident();
     let silent: Vec<UnixStream> = (0..CLIENTS).map(|_| ask(&socket)).collect();
     // A client that reads is served as well, once the others' responses have stalled; until then the
     // server refuses it.
     let reader = thread::spawn(move || wait_until("all instances", LIMIT, || read_all(&socket) == INSTANCES));
     let mut peak = 0;
     while !reader.is_finished() {
-        peak = peak.max(resident(server.pid()));
+        peak = peak.max(resident());
         thread::sleep(Duration::from_millis(5));
     }
     reader.join().unwrap().expect("a client that reads is served");
@@ -78,11 +78,4 @@ fn read_all(socket: &Path) -> usize {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     }
     text.split(|&byte| byte == b'\n').filter(|line| line.ends_with(b"}")).count()
-}
-
-/// Returns the resident memory of a process in bytes.
-fn resident(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }

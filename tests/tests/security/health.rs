@@ -21,11 +21,11 @@ use dns_platform::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
-    client,
+    client, fleet,
     health::{Fleet, Says, config, instance},
     metrics::Metrics,
     namespace::Namespace,
-    process::wait_until,
+    process::{memory, wait_until},
     requires,
     server::{self, Server},
 };
@@ -50,26 +50,14 @@ fn growth(count: u32, says: &Says) -> u64 {
     let service =
         HealthService::new(&config(&fleet, pki.client.clone(), interval), NEVER, FastPathHandle::default())
             .unwrap();
-    let before = resident();
+    let before = memory("self", "VmRSS").unwrap();
     service.start().unwrap();
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
     let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
     service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);
     let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
     wait_until("the first check of every instance to end", HANG, all_unknown).unwrap();
-    resident().saturating_sub(before)
-}
-
-/// Returns the resident memory of this process in bytes.
-fn resident() -> u64 {
-    of_process("self")
-}
-
-/// Returns the resident memory of a process in bytes.
-fn of_process(pid: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    memory("self", "VmRSS").unwrap().saturating_sub(before)
 }
 
 #[test]
@@ -143,7 +131,7 @@ fn few_descriptors() {
         let is_good = |code| code == ResponseCode::NoError;
         answered[1] += u32::from(forwarded.is_ok_and(|reply| is_good(reply.metadata.response_code)));
         asked += 1;
-        most = most.max(of_process(&server.pid().to_string()));
+        most = most.max(memory(server.pid(), "VmRSS").unwrap());
         std::thread::sleep(Duration::from_millis(200));
         Metrics::here()
             .is_ok_and(|metrics| metrics.sum(names::HEALTH_INSTANCES, "state=\"running\"") == u64::from(MANY))
@@ -229,12 +217,7 @@ fn raise_own_limit() {
 
 /// Returns records.json of a group with all instances, and one with another instance.
 fn records() -> Vec<u8> {
-    let row =
-        |n: u32, group: &str| json!([format!("i{n}"), "web", [group], "net", "dep", instance(n), "bosh", n]);
-    let rows: Vec<_> = (0..MANY).map(|n| row(n, "1")).chain([row(MANY, "2")]).collect();
-    let keys =
-        ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain", "instance_index"];
-    serde_json::to_vec(&json!({"record_keys": keys, "record_infos": rows, "version": 1})).unwrap()
+    fleet::records(1, (0..=MANY).map(|n| (if n < MANY { 1 } else { 2 }, instance(n))))
 }
 
 /// Answers every query with NOERROR and no data.

@@ -5,7 +5,7 @@ use std::{fs, os::unix::process::CommandExt as _, process::Command, time::Durati
 use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
-    process::wait_until,
+    process::{status_line, wait_until},
     requires,
     server::{self, Server},
 };
@@ -25,11 +25,7 @@ fn inspect() {
     let socket = folder.path().join("run/control.sock");
     let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": "nobody"}});
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let value = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.unwrap().trim().to_owned()
-    };
+    let value = |name: &str| status_line(server.pid(), name).unwrap();
     assert_eq!((value("NoNewPrivs"), value("Seccomp")), ("1".to_owned(), "2".to_owned()));
     for set in ["CapEff", "CapPrm", "CapBnd"] {
         // CAP_NET_BIND_SERVICE.

@@ -19,7 +19,7 @@ use whole_system_tests::{
     client, interrupt,
     metrics::Metrics,
     namespace::Namespace,
-    process::capture,
+    process::{capture, memory},
     server::{self, Server},
 };
 
@@ -149,9 +149,7 @@ impl<'a> Faults<'a> {
 
     /// Records the server's resident memory.
     fn note_memory(&mut self, begin: Instant) -> Result<()> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        let kib = memory(self.server.pid(), "VmRSS")? >> 10;
         let minute = (begin.elapsed().as_secs() / 60) as usize;
         self.memory.resize(self.memory.len().max(minute + 1), 0);
         self.memory[minute] = self.memory[minute].max(kib);

@@ -11,7 +11,8 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use serde_json::{Value, json};
+use serde_json::json;
+use whole_system_tests::fleet;
 
 /// Number of groups in the records.
 pub(crate) const GROUPS: u8 = 20;
@@ -64,23 +65,9 @@ impl Model {
         let version = state.version;
         state.versions.insert(version, (Instant::now(), None));
         drop(state);
-        let rows: Vec<Value> = (0..GROUPS)
-            .flat_map(|group| (0..INSTANCES).map(move |instance| (group, instance)))
-            .map(|(group, instance)| {
-                let address = address(version, group, instance);
-                json!([
-                    format!("i{group}-{instance}"),
-                    "web",
-                    [group.to_string()],
-                    "net",
-                    "dep",
-                    address,
-                    "bosh"
-                ])
-            })
-            .collect();
-        let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
-        json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
+        let instances = (0..GROUPS).flat_map(|group| (0..INSTANCES).map(move |instance| (group, instance)));
+        let rows = instances.map(|(group, instance)| (group.into(), address(version, group, instance)));
+        fleet::records(version.into(), rows)
     }
 
     /// The records of [`Self::next_records`] are installed; older versions are outdated now.

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     metrics::Metrics,
-    namespace::{End, Namespace, join},
+    pair::Pair,
     process::{capture, wait_until},
     server::{self, Server},
     yardstick::{Hook, Yardstick},
@@ -68,7 +68,7 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
         "control": {"socket": folder.path().join("control.sock")},
         "xdp": {"mode": mode, "lease": "1h"},
     });
-    let mut server = Server::start(Some(&lab.server), folder, LISTENS, &settings)?;
+    let mut server = Server::start(Some(&lab.pair.server), folder, LISTENS, &settings)?;
     let mut tried = || -> Result<()> {
         let status = settled(&server)?;
         said.push(programs(&status)?);
@@ -103,8 +103,7 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
 
 /// The namespaces of server and client, joined by a veth.
 struct Lab {
-    server: Namespace,
-    client: Namespace,
+    pair: Pair,
     /// A program on the client's end: without one, the kernel drops frames that native XDP on the
     /// server's end sends.
     _pass: Ebpf,
@@ -112,19 +111,15 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        let (server, client) = (Namespace::new("s")?, Namespace::new("c")?);
-        join(
-            End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24"] },
-            End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24"] },
-        )?;
-        let pass = Yardstick::Pass.attach(Hook::Native, &client, "cli")?;
-        Ok(Self { server, client, _pass: pass })
+        let pair = Pair::joined("m", ("srv", &["169.254.0.2/24"]), ("cli", &["169.254.0.1/24"]))?;
+        let pass = Yardstick::Pass.attach(Hook::Native, &pair.client, "cli")?;
+        Ok(Self { pair, _pass: pass })
     }
 
     /// Queries a group over an interface of the server and checks that all addresses arrive.
     fn ask(&self, interface: &str, address: [u8; 4], instances: u16) -> Result<()> {
         let query = client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?;
-        let from = if interface == "lo" { &self.server } else { &self.client };
+        let from = if interface == "lo" { &self.pair.server } else { &self.pair.client };
         let to = SocketAddr::from((address, LISTENS.port()));
         let query = query.to_vec()?;
         let reply = from.run(|| client::ask_raw(to, &query, PATIENCE))?;
@@ -206,7 +201,7 @@ fn serving(status: &Value) -> Result<Vec<Serving>> {
 
 /// Queries over each interface and checks that the interface gave all replies.
 fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
-    let metrics = || Metrics::read(&lab.server);
+    let metrics = || Metrics::read(&lab.pair.server);
     wait_until("the fast path", PATIENCE, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
     for ((interface, address), serving) in INTERFACES.into_iter().zip(serving) {
         let label = format!("interface=\"{interface}\"");

@@ -11,7 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_metrics},
-    namespace::{End, Namespace, join},
+    namespace::Namespace,
+    pair::Pair,
     process::{run, wait_until},
     server::{self, Server},
 };
@@ -33,7 +34,7 @@ const REQUIRED_VARIABLE: &str = "BOSH_DNS_SET_UPS";
 struct SetUp {
     name: &'static str,
     /// Makes the set-up; fails first with a missing feature of the kernel.
-    make: fn(&Lab) -> Result<()>,
+    make: fn(&Pair) -> Result<()>,
     /// Queries that userspace receives and answers, of [`QUERIES`].
     answered: usize,
     /// Part of the reason why the interface is left to userspace.
@@ -41,7 +42,7 @@ struct SetUp {
     /// Whether all replies must be encrypted.
     encrypted: bool,
     /// Changes the set-up so that the kernel delivers, to show that the path works otherwise.
-    open: Option<fn(&Lab) -> Result<()>>,
+    open: Option<fn(&Pair) -> Result<()>>,
 }
 
 const SET_UPS: [SetUp; 3] = [
@@ -52,7 +53,7 @@ const SET_UPS: [SetUp; 3] = [
         answered: 0,
         why: "VRF",
         encrypted: false,
-        open: Some(|lab| lab.server.ip(&["link", "set", "srv", "nomaster"])),
+        open: Some(|pair| pair.server.ip(&["link", "set", "srv", "nomaster"])),
     },
     SetUp {
         name: "VLAN-aware bridge",
@@ -60,7 +61,7 @@ const SET_UPS: [SetUp; 3] = [
         answered: 0,
         why: "VLAN-aware",
         encrypted: false,
-        open: Some(|lab| bridge(lab, &["vlan", "add", "dev", "srv", "vid", "10", "pvid", "untagged"])),
+        open: Some(|pair| bridge(pair, &["vlan", "add", "dev", "srv", "vid", "10", "pvid", "untagged"])),
     },
 ];
 
@@ -82,21 +83,21 @@ pub(crate) fn try_all() -> Result<()> {
 
 /// Tries one set-up with userspace alone and with the fast path; returns the observations.
 fn try_one(set_up: &SetUp) -> Result<String> {
-    let lab = Lab::new()?;
-    if let Err(problem) = (set_up.make)(&lab) {
+    let pair = join_pair()?;
+    if let Err(problem) = (set_up.make)(&pair) {
         ensure!(std::env::var_os(REQUIRED_VARIABLE).is_none(), problem);
         return Ok(format!("skipped, the kernel lacks a feature: {problem:#}"));
     }
     let mut said = Vec::new();
     for mode in ["off", "auto"] {
-        let server = lab.start(mode)?;
+        let server = start(&pair, mode)?;
         if mode != "off" {
             wait_for_refusal(&server, set_up.why)?;
         }
-        let clear = Outgoing::on(&lab.server, "srv")?;
-        let answered = lab.ask()?;
+        let clear = Outgoing::on(&pair.server, "srv")?;
+        let answered = ask(&pair)?;
         let (in_clear, encrypted) = clear.count()?;
-        let hits = Metrics::read(&lab.server)?.fast_path_replies();
+        let hits = Metrics::read(&pair.server)?.fast_path_replies();
         said.push(format!("{mode}: {answered} of {QUERIES} answered, {hits} at the interface"));
         ensure!(answered == set_up.answered && hits == 0, "{}", said.join("; "));
         if set_up.encrypted {
@@ -107,9 +108,9 @@ fn try_one(set_up: &SetUp) -> Result<String> {
         }
     }
     if let Some(open) = set_up.open {
-        let server = lab.start("off")?;
-        open(&lab)?;
-        let answered = lab.ask()?;
+        let server = start(&pair, "off")?;
+        open(&pair)?;
+        let answered = ask(&pair)?;
         ensure!(answered == QUERIES, "{answered} answered once the kernel delivers\n{}", server.log());
         said.push(format!("{answered} once the kernel delivers"));
     }
@@ -135,52 +136,40 @@ fn wait_for_refusal(server: &Server, why: &str) -> Result<()> {
 
 //----------- Lab --------------------------------------------------------------
 
-/// A server and a client joined by a veth: 10.9.0.1 and 10.9.0.2. The server's address is another.
-struct Lab {
-    server: Namespace,
-    client: Namespace,
+/// Joins a server, 10.9.0.1, and a client, 10.9.0.2. The server listens on another address.
+fn join_pair() -> Result<Pair> {
+    let pair = Pair::joined("set", ("srv", &["10.9.0.1/24"]), ("cli", &["10.9.0.2/24"]))?;
+    pair.server.forward()?;
+    Ok(pair)
 }
 
-impl Lab {
-    fn new() -> Result<Self> {
-        let (server, client) = (Namespace::new("sets")?, Namespace::new("setc")?);
-        server.forward()?;
-        join(
-            End { namespace: &server, interface: "srv", addresses: &["10.9.0.1/24"] },
-            End { namespace: &client, interface: "cli", addresses: &["10.9.0.2/24"] },
-        )?;
-        Ok(Self { server, client })
-    }
+fn start(pair: &Pair, mode: &str) -> Result<Server> {
+    let folder = server::folder(&server::records_of_groups(&[3]), None)?;
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "control": {"socket": folder.path().join("control.sock")},
+        "xdp": {"mode": mode, "interfaces": ["lo", "srv", "br0", "br0.10"]},
+    });
+    let server = Server::start(Some(&pair.server), folder, (ADDRESS, 53).into(), &settings)?;
+    wait_for_metrics(&pair.server)?;
+    Ok(server)
+}
 
-    fn start(&self, mode: &str) -> Result<Server> {
-        let folder = server::folder(&server::records_of_groups(&[3]), None)?;
-        let settings = json!({
-            "metrics": {"enabled": true},
-            "control": {"socket": folder.path().join("control.sock")},
-            "xdp": {"mode": mode, "interfaces": ["lo", "srv", "br0", "br0.10"]},
-        });
-        let server = Server::start(Some(&self.server), folder, (ADDRESS, 53).into(), &settings)?;
-        wait_for_metrics(&self.server)?;
-        Ok(server)
-    }
-
-    /// Queries from the client; returns the number of replies.
-    fn ask(&self) -> Result<usize> {
-        let query = client::query("q-s0.q-g3.bosh.", RecordType::A, None)?.to_vec()?;
-        let mut answered = 0;
-        for _ in 0..QUERIES {
-            let to = SocketAddr::from((ADDRESS, 53));
-            match self.client.run(|| client::ask_raw(to, &query, REPLY))? {
-                Ok(_) => answered += 1,
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
-                // As when the kernel has no route back.
-                Err(error) if error.raw_os_error() == Some(libc::EHOSTUNREACH) => {}
-                Err(error) => bail!(error),
-            }
+/// Queries from the client; returns the number of replies.
+fn ask(pair: &Pair) -> Result<usize> {
+    let query = client::query("q-s0.q-g3.bosh.", RecordType::A, None)?.to_vec()?;
+    let mut answered = 0;
+    for _ in 0..QUERIES {
+        let to = SocketAddr::from((ADDRESS, 53));
+        match pair.client.run(|| client::ask_raw(to, &query, REPLY))? {
+            Ok(_) => answered += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionRefused) => {}
+            // As when the kernel has no route back.
+            Err(error) if error.raw_os_error() == Some(libc::EHOSTUNREACH) => {}
+            Err(error) => bail!(error),
         }
-        Ok(answered)
     }
+    Ok(answered)
 }
 
 /// Packets that leave by an interface.
@@ -229,17 +218,17 @@ impl Outgoing {
 //----------- Set-ups ----------------------------------------------------------
 
 /// Gives the server its address on `lo`, and the client a route to it.
-fn address_on_lo(lab: &Lab) -> Result<()> {
-    lab.server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    lab.client.ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])
+fn address_on_lo(pair: &Pair) -> Result<()> {
+    pair.server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    pair.client.ip(&["route", "add", "169.254.0.2/32", "via", "10.9.0.1"])
 }
 
 /// Encrypts all traffic between client and server address in a tunnel.
-fn ipsec(lab: &Lab) -> Result<()> {
+fn ipsec(pair: &Pair) -> Result<()> {
     const KEYS: [&str; 2] =
         ["0x0123456789abcdef0123456789abcdef01234567", "0x00112233445566778899aabbccddeeff"];
     let (server, client) = ("10.9.0.1", "10.9.0.2");
-    for namespace in [&lab.server, &lab.client] {
+    for namespace in [&pair.server, &pair.client] {
         for (from, to, spi) in [(client, server, "0x1000"), (server, client, "0x1001")] {
             namespace.ip(&[
                 "xfrm",
@@ -266,7 +255,7 @@ fn ipsec(lab: &Lab) -> Result<()> {
             ])?;
         }
         let [query, reply] =
-            if namespace.name() == lab.server.name() { ["in", "out"] } else { ["out", "in"] };
+            if namespace.name() == pair.server.name() { ["in", "out"] } else { ["out", "in"] };
         for (from, to, direction, near, far) in [
             ("10.9.0.2/32", "169.254.0.2/32", query, client, server),
             ("169.254.0.2/32", "10.9.0.2/32", reply, server, client),
@@ -277,34 +266,34 @@ fn ipsec(lab: &Lab) -> Result<()> {
             ])?;
         }
     }
-    address_on_lo(lab)
+    address_on_lo(pair)
 }
 
 /// Puts the server's interface into a VRF; the server's address belongs to the main one.
-fn vrf(lab: &Lab) -> Result<()> {
-    lab.server.ip(&["link", "add", "vrf-a", "type", "vrf", "table", "10"])?;
-    lab.server.ip(&["link", "set", "vrf-a", "up"])?;
-    address_on_lo(lab)?;
-    lab.server.ip(&["link", "set", "srv", "master", "vrf-a"])
+fn vrf(pair: &Pair) -> Result<()> {
+    pair.server.ip(&["link", "add", "vrf-a", "type", "vrf", "table", "10"])?;
+    pair.server.ip(&["link", "set", "vrf-a", "up"])?;
+    address_on_lo(pair)?;
+    pair.server.ip(&["link", "set", "srv", "master", "vrf-a"])
 }
 
 /// Makes the server's interface a port of VLAN 20; the server's address belongs to VLAN 10.
-fn vlan_aware_bridge(lab: &Lab) -> Result<()> {
+fn vlan_aware_bridge(pair: &Pair) -> Result<()> {
     const MAC: &str = "02:00:00:00:00:10";
-    lab.server.ip(&["link", "add", "br0", "address", MAC, "type", "bridge", "vlan_filtering", "1"])?;
-    lab.server.ip(&["link", "set", "br0", "up"])?;
-    lab.server.ip(&["link", "add", "link", "br0", "name", "br0.10", "type", "vlan", "id", "10"])?;
-    lab.server.ip(&["link", "set", "br0.10", "up"])?;
-    lab.server.ip(&["addr", "add", "169.254.0.2/24", "dev", "br0.10"])?;
-    lab.server.ip(&["addr", "flush", "dev", "srv"])?;
-    lab.server.ip(&["link", "set", "srv", "master", "br0"])?;
-    bridge(lab, &["vlan", "add", "dev", "br0", "vid", "10", "self"])?;
-    bridge(lab, &["vlan", "del", "dev", "srv", "vid", "1"])?;
-    bridge(lab, &["vlan", "add", "dev", "srv", "vid", "20", "pvid", "untagged"])?;
-    lab.client.ip(&["addr", "add", "169.254.0.1/24", "dev", "cli"])?;
-    lab.client.ip(&["neigh", "replace", "169.254.0.2", "lladdr", MAC, "dev", "cli", "nud", "permanent"])
+    pair.server.ip(&["link", "add", "br0", "address", MAC, "type", "bridge", "vlan_filtering", "1"])?;
+    pair.server.ip(&["link", "set", "br0", "up"])?;
+    pair.server.ip(&["link", "add", "link", "br0", "name", "br0.10", "type", "vlan", "id", "10"])?;
+    pair.server.ip(&["link", "set", "br0.10", "up"])?;
+    pair.server.ip(&["addr", "add", "169.254.0.2/24", "dev", "br0.10"])?;
+    pair.server.ip(&["addr", "flush", "dev", "srv"])?;
+    pair.server.ip(&["link", "set", "srv", "master", "br0"])?;
+    bridge(pair, &["vlan", "add", "dev", "br0", "vid", "10", "self"])?;
+    bridge(pair, &["vlan", "del", "dev", "srv", "vid", "1"])?;
+    bridge(pair, &["vlan", "add", "dev", "srv", "vid", "20", "pvid", "untagged"])?;
+    pair.client.ip(&["addr", "add", "169.254.0.1/24", "dev", "cli"])?;
+    pair.client.ip(&["neigh", "replace", "169.254.0.2", "lladdr", MAC, "dev", "cli", "nud", "permanent"])
 }
 
-fn bridge(lab: &Lab, arguments: &[&str]) -> Result<()> {
-    run(lab.server.command("bridge")?.args(arguments))
+fn bridge(pair: &Pair, arguments: &[&str]) -> Result<()> {
+    run(pair.server.command("bridge")?.args(arguments))
 }

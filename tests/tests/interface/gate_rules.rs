@@ -16,13 +16,10 @@ use hickory_proto::rr::RecordType;
 use serde::Deserialize;
 use socket2::{Domain, Socket, Type};
 use whole_system_tests::{
-    cell::feed, client, metrics::Metrics, namespace::Namespace, process::wait_until, requires,
+    cell::feed, client, metrics::Metrics, namespace::Namespace, pair::v4, process::wait_until, requires,
 };
 
-use crate::{
-    gated::{Gated, NAME},
-    lab::v4,
-};
+use crate::gated::{Gated, NAME};
 
 /// Environment variable with another folder of rule sets.
 const FOLDER_VARIABLE: &str = "BOSH_DNS_GATE_RULES";

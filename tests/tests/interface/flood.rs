@@ -10,16 +10,16 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dns_platform::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
 use hickory_proto::rr::RecordType;
-use serde_json::{Value, json};
+use serde_json::json;
 use whole_system_tests::{
     bpffs::Bpffs,
-    client,
+    client, fleet,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
-    process::wait_until,
+    process::{memory, wait_until},
     requires,
     server::{self, Server},
 };
@@ -54,15 +54,9 @@ fn records(version: u32) -> Vec<u8> {
     let [_, high, middle, low] = version.to_be_bytes();
     let crowd = (0..INSTANCES).map(|number| {
         let [high, low] = number.to_be_bytes();
-        (format!("c{number}"), "1", Ipv4Addr::new(10, 0, high, low))
+        (1, [10, 0, high, low])
     });
-    let hot = [("hot".to_owned(), "2", Ipv4Addr::new(10, 1 + high, middle, low))];
-    let row = |(id, group, address): (String, &str, Ipv4Addr)| -> Value {
-        json!([id, "web", [group], "net", "dep", address, "bosh"])
-    };
-    let rows: Vec<Value> = crowd.chain(hot).map(row).collect();
-    let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
-    json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
+    fleet::records(version.into(), crowd.chain([(2, [10, 1 + high, middle, low])]))
 }
 
 fn write(folder: &Path, version: u32) -> Result<()> {
@@ -79,14 +73,6 @@ fn version(by_tcp: bool) -> Result<u32> {
         [IpAddr::V4(address)] => Ok((u32::from(address) & 0x00ff_ffff) - (1 << 16)),
         ref other => anyhow::bail!("{other:?}"),
     }
-}
-
-/// Returns the private memory of the process in MiB.
-fn memory(process: u32) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse()?;
-    Ok(kib / 1024)
 }
 
 /// Queries all names of the flood repeatedly until `done` is set.
@@ -116,7 +102,7 @@ fn name_flood_delays_no_update() -> Result<()> {
     });
     let server = Server::start(Some(&namespace), server::folder(&records(1), None)?, ADDRESS, &settings)?;
     wait_for_fast_path(&namespace)?;
-    let before = memory(server.pid())?;
+    let before = memory(server.pid(), "RssAnon")? >> 20;
     let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
     let mut most_behind = 0;
     namespace.run(|| {
@@ -146,7 +132,7 @@ fn name_flood_delays_no_update() -> Result<()> {
             went.and(flooded?)
         })
     })??;
-    let after = memory(server.pid())?;
+    let after = memory(server.pid(), "RssAnon")? >> 20;
     let asked = asked.into_inner();
     println!("{asked} names asked, UDP {most_behind} entries behind at most, {before} MiB, then {after}");
     let expired = Metrics::read(&namespace)?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"lease_expired\"");

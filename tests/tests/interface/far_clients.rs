@@ -6,14 +6,14 @@ use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{
+    bpffs::Bpffs,
     client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::{End, Namespace, join},
+    pair::{Pair, v4},
     requires,
     server::{self, Server},
 };
-
-use crate::lab::{Bpffs, Pair, v4};
 
 /// Maximum reply size in bytes.
 const MOST: u16 = 600;

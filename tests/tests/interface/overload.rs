@@ -11,11 +11,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
 use hickory_proto::{op::Message, rr::RecordType};
-use serde_json::{Value, json};
+use serde_json::json;
 use whole_system_tests::{
     bpffs::Bpffs,
     client,
     cpu::on_cpu,
+    fleet,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::wait_until,
@@ -40,12 +41,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns records.json of one group with eight instances.
 fn records() -> Vec<u8> {
-    let row = |last: u8| -> Value {
-        json!([format!("i{last}"), "web", ["1"], "net", "dep", format!("10.0.0.{last}"), "bosh"])
-    };
-    let rows: Vec<Value> = (1..=8).map(row).collect();
-    let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
-    json!({"record_keys": keys, "record_infos": rows, "version": 1}).to_string().into_bytes()
+    fleet::records(1, (1..=8).map(|last| (1, [10, 0, 0, last])))
 }
 
 /// Returns the number of packets shed so far.

@@ -17,13 +17,13 @@ use dns_fastpath::OBJECT;
 use dns_platform::metrics::names;
 use serde_json::{Value, json};
 use whole_system_tests::{
+    bpffs::Bpffs,
     metrics::Metrics,
+    pair::{PATIENCE, Pair, addresses, v4},
     process::{capture, wait_until},
     requires,
     server::{self, Server},
 };
-
-use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
 
 /// A name in the records.
 const NAME: &str = "q-s0.q-g3.bosh.";

@@ -14,14 +14,14 @@ use anyhow::{Context, Result, ensure};
 use dns_common::object;
 use serde_json::{Value, json};
 use whole_system_tests::{
+    bpffs::Bpffs,
     confined::confine,
     metrics::{Metrics, wait_for_fast_path},
-    process::{Kept, capture, wait_until},
+    pair::{PATIENCE, Pair, addresses, v4},
+    process::{Kept, capture, status_line, wait_until},
     requires,
     server::{self, Server},
 };
-
-use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
 
 /// A listed name, and one that must be learned.
 const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
@@ -110,22 +110,15 @@ fn instances() -> Vec<IpAddr> {
     (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
 }
 
-/// Returns the value of a line in `/proc/PID/status`.
-fn of_process(pid: u32, name: &str) -> Result<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(line.with_context(|| format!("no {name}"))?.trim().to_owned())
-}
-
 #[test]
 fn unprivileged_server_answers_at_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let parts = Parts::start("service")?;
     let pid = parts.server.pid();
     // Mode 2: a filter is installed.
-    ensure!(of_process(pid, "Seccomp")? == "2" && of_process(pid, "NoNewPrivs")? == "1");
+    ensure!(status_line(pid, "Seccomp")? == "2" && status_line(pid, "NoNewPrivs")? == "1");
     for set in ["CapEff", "CapPrm", "CapAmb"] {
-        ensure!(u64::from_str_radix(&of_process(pid, set)?, 16)? == 0, "{set}");
+        ensure!(u64::from_str_radix(&status_line(pid, set)?, 16)? == 0, "{set}");
     }
     for name in NAMES {
         wait_until("the interface's answers", REUNION, || {
@@ -168,11 +161,11 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     // The attacher keeps only the capabilities for attaching: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
     let attacher = parts.attacher.pid();
     for set in ["CapPrm", "CapEff", "CapBnd"] {
-        let held = u64::from_str_radix(&of_process(attacher, set)?, 16)?;
+        let held = u64::from_str_radix(&status_line(attacher, set)?, 16)?;
         ensure!(held == 1 << 12 | 1 << 38 | 1 << 39, "{set}: {held:#x}");
     }
-    ensure!(of_process(attacher, "Seccomp")? == "2" && of_process(attacher, "NoNewPrivs")? == "1");
-    let users = of_process(attacher, "Uid")?;
+    ensure!(status_line(attacher, "Seccomp")? == "2" && status_line(attacher, "NoNewPrivs")? == "1");
+    let users = status_line(attacher, "Uid")?;
     ensure!(users.split_whitespace().all(|user| user == "1"), "{users}");
     Ok(())
 }

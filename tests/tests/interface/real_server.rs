@@ -25,18 +25,18 @@ use dns_common::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use whole_system_tests::{
+    bpffs::Bpffs,
     mapping::{Mapping, header_at, offset_in_arena},
     metrics::{Metrics, wait_for_fast_path},
     names::Names,
     namespace::Namespace,
-    process::{capture, wait_until},
+    pair::{PATIENCE, Pair, SHORT, addresses, v4},
+    process::{capture, status_line, wait_until},
     requires,
     resolv_conf::ResolvConf,
     server::{self, Server},
 };
 use zerocopy::FromBytes as _;
-
-use crate::lab::{Bpffs, PATIENCE, Pair, SHORT, addresses, name_of, v4};
 
 /// A name in the records.
 const NAME: &str = "q-s0.q-g1.bosh.";
@@ -243,13 +243,6 @@ for _ in range(10):
     Ok(())
 }
 
-/// Returns the value of a line in `/proc/PID/status`.
-fn process_status(pid: u32, name: &str) -> Result<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(line.with_context(|| format!("no {name} in /proc/{pid}/status"))?.trim().to_owned())
-}
-
 #[test]
 fn service_user_keeps_port_capability() -> Result<()> {
     /// CAP_NET_BIND_SERVICE (docs/capabilities.md).
@@ -258,15 +251,15 @@ fn service_user_keeps_port_capability() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("user", json!({"user": "nobody"}))?;
     let pid = running.server.pid();
-    let users = process_status(pid, "Uid")?;
+    let users = status_line(pid, "Uid")?;
     ensure!(users.split_whitespace().all(|user| user == "65534"), "users {users}");
     let attacher = child(pid)?;
     for (pid, kept) in [(pid, SERVER), (attacher, ATTACHER)] {
         for set in ["CapEff", "CapPrm", "CapBnd"] {
-            let held = u64::from_str_radix(&process_status(pid, set)?, 16)?;
+            let held = u64::from_str_radix(&status_line(pid, set)?, 16)?;
             ensure!(held == kept, "{set}: {held:#x}, not {kept:#x}");
         }
-        ensure!(process_status(pid, "Seccomp")? == "2" && process_status(pid, "NoNewPrivs")? == "1");
+        ensure!(status_line(pid, "Seccomp")? == "2" && status_line(pid, "NoNewPrivs")? == "1");
     }
     running.wait_for_interface_reply()?;
     // New interfaces are served as well.
@@ -297,7 +290,7 @@ fn attacher_ends_with_server() -> Result<()> {
     ensure!(running.ask(PATIENCE)? == Some(published()) && is_there());
     running.server.process().stop(Duration::from_secs(60))?;
     wait_until("the attacher's end", PATIENCE, || !is_there())?;
-    ensure!(crate::lab::attached(&running.pair.server)?.is_empty(), "the server requested a detach");
+    ensure!(running.pair.server.attached_programs()?.is_empty(), "the server requested a detach");
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     let attacher = child(running.server.pid())?;
@@ -469,7 +462,7 @@ fn hash_collision_is_logged() -> Result<()> {
     let control: Array<_, [u8; size_of::<Control>()]> = Map::Array(pinned(object::CONTROL)?).try_into()?;
     let seed = Control::read_from_bytes(&control.get(&0, 0)?).expect("as long as it is").hash_seed;
     let mut names = Names::from_pin(pinned(object::NAMES)?)?;
-    let hash = |name: &str| hash_name(seed, name_of(name).as_wire());
+    let hash = |name: &str| hash_name(seed, name.parse::<dns_core::name::Name>().expect("a name").as_wire());
     // Lets another name find the entry of the published one, as if both had the same hash.
     let mut entries = Mapping::of(&pinned(object::ENTRIES)?, CHUNK_SIZE)?;
     let places = names.get(hash(NAME))?;

@@ -13,19 +13,18 @@ use anyhow::{Context, Result, ensure};
 use hickory_proto::op::ResponseCode;
 use serde_json::json;
 use whole_system_tests::{
+    bpffs::Bpffs,
     cell::feed,
     client,
     metrics::Metrics,
     namespace::{End, Namespace, join},
+    pair::{Pair, addresses, v4},
     process::{run, wait_until},
     requires,
     server::{self, Server},
 };
 
-use crate::{
-    gated::{Gated, NAME, hits},
-    lab::{Bpffs, Pair, addresses, v4},
-};
+use crate::gated::{Gated, NAME, hits};
 
 /// Timeout of a single query.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -257,6 +256,36 @@ fn start(host: &Namespace, bpffs: &Bpffs, listens: SocketAddr) -> Result<Server>
     Ok(server)
 }
 
+/// Two machines joined by a router, which is their default gateway.
+struct Routed {
+    /// Interface `srv`, 10.7.0.2.
+    near: Namespace,
+    /// Interfaces `srv`, 10.7.0.1, and `far`, 10.8.0.1.
+    router: Namespace,
+    /// Interface `end`, 10.8.0.2.
+    far: Namespace,
+}
+
+impl Routed {
+    fn new(label: &str) -> Result<Self> {
+        let [near, router, far] =
+            ["near", "router", "far"].map(|part| Namespace::new(&format!("{label}-{part}")));
+        let routed = Self { near: near?, router: router?, far: far? };
+        routed.router.forward()?;
+        join(
+            End { namespace: &routed.near, interface: "srv", addresses: &["10.7.0.2/24"] },
+            End { namespace: &routed.router, interface: "srv", addresses: &["10.7.0.1/24"] },
+        )?;
+        join(
+            End { namespace: &routed.router, interface: "far", addresses: &["10.8.0.1/24"] },
+            End { namespace: &routed.far, interface: "end", addresses: &["10.8.0.2/24"] },
+        )?;
+        routed.near.ip(&["route", "add", "default", "via", "10.7.0.1"])?;
+        routed.far.ip(&["route", "add", "default", "via", "10.8.0.1"])?;
+        Ok(routed)
+    }
+}
+
 /// Answers every query with REFUSED until `done`.
 fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -275,19 +304,7 @@ fn refuse_all(socket: &UdpSocket, done: &AtomicBool) -> Result<()> {
 fn moved_address_belongs_to_new_owner() -> Result<()> {
     requires!(namespaces, bpf);
     let moved = SocketAddr::from(([10, 99, 0, 53], 53));
-    let [gateway, client, owner] = ["vip-g", "vip-c", "vip-o"].map(Namespace::new);
-    let (gateway, client, owner) = (gateway?, client?, owner?);
-    gateway.forward()?;
-    join(
-        End { namespace: &gateway, interface: "srv", addresses: &["10.7.0.1/24"] },
-        End { namespace: &client, interface: "cli", addresses: &["10.7.0.2/24"] },
-    )?;
-    join(
-        End { namespace: &gateway, interface: "far", addresses: &["10.8.0.1/24"] },
-        End { namespace: &owner, interface: "own", addresses: &["10.8.0.2/24"] },
-    )?;
-    client.ip(&["route", "add", "default", "via", "10.7.0.1"])?;
-    owner.ip(&["route", "add", "default", "via", "10.8.0.1"])?;
+    let Routed { near: client, router: gateway, far: owner } = Routed::new("vip")?;
     gateway.ip(&["addr", "add", "10.99.0.53/32", "dev", "lo"])?;
     let bpffs = Bpffs::new()?;
     let _server = start(&gateway, &bpffs, moved)?;
@@ -356,25 +373,13 @@ fn path_mtu_limits_replies() -> Result<()> {
 #[test]
 fn learned_path_mtu_takes_effect() -> Result<()> {
     requires!(namespaces, bpf);
-    let [server, router, client] = ["hop-s", "hop-r", "hop-c"].map(Namespace::new);
-    let (server, router, client) = (server?, router?, client?);
+    let Routed { near: server, router, far: client } = Routed::new("hop")?;
     server.forward()?;
-    router.forward()?;
-    join(
-        End { namespace: &server, interface: "srv", addresses: &["10.7.0.1/24"] },
-        End { namespace: &router, interface: "near", addresses: &["10.7.0.254/24"] },
-    )?;
-    join(
-        End { namespace: &router, interface: "far", addresses: &["10.8.0.254/24"] },
-        End { namespace: &client, interface: "cli", addresses: &["10.8.0.2/24"] },
-    )?;
-    for (namespace, interface) in [(&router, "far"), (&client, "cli")] {
+    for (namespace, interface) in [(&router, "far"), (&client, "end")] {
         namespace.ip(&["link", "set", interface, "mtu", "1000"])?;
     }
     server.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
-    server.ip(&["route", "add", "default", "via", "10.7.0.254"])?;
-    router.ip(&["route", "add", "169.254.0.2/32", "via", "10.7.0.1"])?;
-    client.ip(&["route", "add", "default", "via", "10.8.0.254"])?;
+    router.ip(&["route", "add", "169.254.0.2/32", "via", "10.7.0.2"])?;
     let bpffs = Bpffs::new()?;
     let _process = start(&server, &bpffs, v4())?;
     let mut answered = 0;

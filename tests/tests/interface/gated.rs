@@ -8,11 +8,10 @@ use whole_system_tests::{
     bpffs::Bpffs,
     metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
+    pair::v4,
     process::capture,
     server::{self, Server},
 };
-
-use crate::lab::v4;
 
 /// A name in the records, with three addresses.
 pub(crate) const NAME: &str = "q-s0.q-g3.bosh.";

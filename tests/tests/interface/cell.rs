@@ -25,14 +25,12 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     old_kernel::refuse_tcx,
+    pair::v4,
     process::{capture, wait_until},
     requires, server,
 };
 
-use crate::{
-    gated::{Gated, NAME, State},
-    lab::v4,
-};
+use crate::gated::{Gated, NAME, State};
 
 /// Timeout of a single query, longer than a busy machine pauses.
 const PATIENCE: Duration = Duration::from_secs(3);
