@@ -318,14 +318,13 @@ fn receive(
     Ok(latencies)
 }
 
-/// Returns the total CPU time that the machine has spent (`/proc/stat`).
+/// Returns the total CPU time that the machine has spent since it was started: all but idle time, which the kernel
+/// measures (`/proc/uptime`). The other times of `/proc/stat` are sampled by a tick that wakes the same threads.
 fn machine_time() -> Result<Duration> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let line = text.lines().next().context("a line of all CPUs")?;
-    let ticks: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // User, nice, system, then (idle, waiting), interrupts and softirqs.
-    let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|&place| ticks.get(place)).sum();
-    Ok(Duration::from_millis(busy * 10))
+    let text = fs::read_to_string("/proc/uptime")?;
+    let (up, idle) = text.trim().split_once(' ').context("two numbers")?;
+    let cpus = thread::available_parallelism()?.get() as f64;
+    Ok(Duration::from_secs_f64((up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0)))
 }
 
 /// Returns the number of tracked connections in a namespace.
