@@ -1,4 +1,4 @@
-//! What a live source of the catalog is given and returns: its configuration, catalog snapshots and status.
+//! Configuration, catalog snapshots and status of a live source.
 
 use std::{path::PathBuf, time::Duration};
 

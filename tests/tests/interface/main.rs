@@ -1,5 +1,5 @@
-//! The whole server at its interfaces, in private network namespaces: which interfaces it serves and for
-//! whom, with and without an attacher of its own, under load and beside containers that come and go.
+//! The whole server at its interfaces, in private network namespaces: the choice of interfaces and clients,
+//! both ways to run the attacher, load, and containers that come and go.
 
 mod attacher_service;
 mod cell;
