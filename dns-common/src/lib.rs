@@ -59,6 +59,10 @@ pub mod object {
     /// `BPF_MAP_TYPE_RINGBUF` of [`crate::tap::TapEvent`].
     pub const TAP: &str = "TAP";
 
+    /// Global `u8`: 1 if one run of a program may interrupt another on the same CPU, as on kernels
+    /// with PREEMPT_RT, else 0. Set before the load.
+    pub const PREEMPTIBLE: &str = "PREEMPTIBLE";
+
     /// The XDP program for native mode.
     pub const XDP_PROGRAM: &str = "dns_xdp";
     /// The XDP program for generic mode, which runs on an skb.

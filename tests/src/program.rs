@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
-    maps::{Map, MapData, ProgramArray},
+    maps::{Map, MapData, PerCpuArray, PerCpuValues, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
@@ -68,6 +68,17 @@ impl Hook {
     }
 }
 
+/// Words of the programs' scratch space.
+const SCRATCH_WORDS: usize = 577;
+
+/// The programs' scratch space; word 3 is 1 while a run uses it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Scratch([u64; SCRATCH_WORDS]);
+
+// SAFETY: words, valid with any content.
+unsafe impl aya::Pod for Scratch {}
+
 pub struct Program {
     ebpf: Ebpf,
     entries: Mapping,
@@ -108,11 +119,17 @@ pub struct Run {
 }
 
 impl Program {
-    /// Loads the embedded object, or the file named by `DNS_EBPF_OBJECT`.
+    /// Loads the embedded object, or the file named by `DNS_EBPF_OBJECT`, as for a kernel without
+    /// PREEMPT_RT.
     ///
     /// Starts with seed 7, an unlimited lease and no endpoints; frames to the zero address, which
     /// is the address of `lo`, are accepted.
     pub fn load() -> Result<Self> {
+        Self::load_for(false)
+    }
+
+    /// Like [`Self::load`]; `preemptible`: as for a kernel on which one run may interrupt another.
+    pub fn load_for(preemptible: bool) -> Result<Self> {
         let object = match std::env::var_os("DNS_EBPF_OBJECT") {
             Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
             None => Cow::from(dns_fastpath::OBJECT),
@@ -123,6 +140,7 @@ impl Program {
             .map_max_entries(object::ENTRIES, CHUNKS)
             .map_max_entries(object::NAMES, ELEMENTS)
             .map_max_entries(object::ANSWER_NAMES, ELEMENTS)
+            .override_global(object::PREEMPTIBLE, &u8::from(preemptible), true)
             .verifier_log_level(match std::env::var_os("DNS_EBPF_LOG") {
                 Some(_) => VerifierLogLevel::VERBOSE,
                 None => VerifierLogLevel::STATS,
@@ -183,6 +201,15 @@ impl Program {
             (lo.ifindex, lo.flags, lo.endpoints) = (LOOPBACK_IFINDEX, NEAR, u64::MAX);
         });
         Ok(())
+    }
+
+    /// Marks the scratch space of every CPU as taken by another run, or as free.
+    pub fn set_busy(&mut self, busy: bool) -> Result<()> {
+        let mut scratch = Scratch([0; SCRATCH_WORDS]);
+        scratch.0[3] = busy.into();
+        let map = self.ebpf.map_mut("SCRATCH").context("no SCRATCH in the object")?;
+        let values = PerCpuValues::try_from(vec![scratch; self.cpus])?;
+        Ok(PerCpuArray::<_, Scratch>::try_from(map)?.set(0, values, 0)?)
     }
 
     /// Modifies the control element.

@@ -10,17 +10,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use hickory_proto::{op::Message, rr::RecordType};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
 };
 use serde_json::json;
 use whole_system_tests::{
     bpffs::Bpffs,
-    client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
-    pair::Pair,
+    pair::{self, Pair},
     process::{Kept, capture, wait_until},
     requires,
     server::{self, Server},
@@ -154,12 +152,7 @@ impl Fleet<'_> {
 
 /// Queries from the client's namespace; `None` on timeout.
 fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
-    let query = client::query(NAME, RecordType::A, Some(1232))?.to_vec()?;
-    let reply = from.run(|| client::ask_raw(SERVER, &query, Duration::from_secs(2)))?;
-    Ok(match reply {
-        Ok(bytes) => Some(client::addresses(&Message::from_vec(&bytes)?)),
-        Err(_) => None,
-    })
+    pair::addresses(from, SERVER, NAME, Duration::from_secs(2))
 }
 
 #[test]

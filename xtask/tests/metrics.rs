@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
+mod sources;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -11,8 +13,13 @@ use std::{
 #[test]
 fn every_family_is_exposed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user");
-    let mut code = Vec::new();
-    read(&root, &mut code);
+    let code: Vec<(PathBuf, String)> = sources::rust_files(&root)
+        .into_iter()
+        .map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            (path, text)
+        })
+        .collect();
     let names = root.join("platform/src/metrics/names.rs");
     let (_, declarations) = code.iter().find(|(path, _)| *path == names).unwrap();
     let declared = declarations.lines().filter_map(|line| {
@@ -31,17 +38,4 @@ fn every_family_is_exposed() {
         .collect();
     let forgotten: Vec<_> = declared.difference(&exposed).collect();
     assert!(forgotten.is_empty(), "declared and exposed by no crate: {forgotten:?}");
-}
-
-/// Reads all Rust sources below a folder.
-fn read(folder: &Path, sources: &mut Vec<(PathBuf, String)>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            read(&path, sources);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
-            sources.push((path, text));
-        }
-    }
 }

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
+mod sources;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -63,7 +65,8 @@ fn uses(sources: &Path) -> Uses {
         if ["lib", "main", "bin"].contains(&room.as_str()) {
             continue;
         }
-        read_uses(&path, uses.entry(room).or_default());
+        let used = sources::rust_files(&path).iter().flat_map(|file| uses_of(file)).collect();
+        uses.insert(room, used);
     }
     let rooms: BTreeSet<String> = uses.keys().cloned().collect();
     for (room, used) in &mut uses {
@@ -72,18 +75,12 @@ fn uses(sources: &Path) -> Uses {
     uses
 }
 
-/// Adds the dependencies of the files at or below a path; test modules are skipped.
-fn read_uses(path: &Path, used: &mut BTreeSet<String>) {
-    if path.is_dir() {
-        for entry in fs::read_dir(path).unwrap() {
-            read_uses(&entry.unwrap().path(), used);
-        }
-        return;
-    }
+/// Returns the dependencies of a file; test modules have none.
+fn uses_of(path: &Path) -> BTreeSet<String> {
     let is_test = path.components().any(|part| part.as_os_str() == "tests")
         || path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
-    if is_test || path.extension().is_none_or(|extension| extension != "rs") {
-        return;
+    if is_test {
+        return BTreeSet::new();
     }
     let text = fs::read_to_string(path).unwrap();
     let code: String = text
@@ -93,7 +90,7 @@ fn read_uses(path: &Path, used: &mut BTreeSet<String>) {
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(|line| [line, "\n"])
         .collect();
-    used.extend(paths(&code));
+    paths(&code)
 }
 
 /// Returns the first path segments after `crate::`, also inside `crate::{...}`.

@@ -3,8 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
+mod sources;
+
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -21,8 +22,7 @@ const WALKS: [(&str, usize, usize); 4] = [
 fn walks_visit_few_existing_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = fs::read_to_string(root.join("docs/architecture.md")).unwrap();
-    let mut sources = BTreeSet::new();
-    read(&root.join("dns-user"), &mut sources);
+    let sources = sources::rust_files(&root.join("dns-user"));
     for (beginning, first, most) in WALKS {
         let (_, rest) = text.split_once(&format!("\n{beginning}")).unwrap_or_else(|| panic!("{beginning}"));
         let list = rest.split("\n\n").nth(1).unwrap();
@@ -58,16 +58,4 @@ fn numbered_files(list: &str) -> Vec<(usize, &str)> {
 fn in_crate(file: &str) -> PathBuf {
     let (crate_name, rest) = file.split_once('/').unwrap_or(("", file));
     Path::new(crate_name).join("src").join(rest)
-}
-
-/// Reads the paths of all Rust sources below a folder.
-fn read(folder: &Path, sources: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            read(&path, sources);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            sources.insert(path);
-        }
-    }
 }

@@ -89,6 +89,7 @@ impl Object {
             // and aya retries the load with a tenfold log size each time.
             .verifier_log_level(VerifierLogLevel::STATS)
             .override_global(aya_log::LEVEL, &messages::LEVEL, true)
+            .override_global(object::PREEMPTIBLE, &u8::from(is_preemptible()), true)
             .load(OBJECT)
             .map_err(load_error)?;
         let map = |name| own_map_fd(&ebpf, name);
@@ -123,6 +124,12 @@ impl Object {
             limits,
         })
     }
+}
+
+/// Returns whether one run of a program may interrupt another on the same CPU: on kernels with
+/// PREEMPT_RT, which name it in their version (`uname -v`).
+fn is_preemptible() -> bool {
+    rustix::system::uname().version().to_string_lossy().contains("PREEMPT_RT")
 }
 
 /// Waits until every program run that began before the call has ended.

@@ -6,6 +6,7 @@
 //! - [`forwarded`]: replies from forwarded answers, compared with userspace's.
 //! - [`lookup`]: lookup of entries.
 //! - [`overload`]: load shedding.
+//! - [`preemption`]: a run that interrupts another.
 //! - [`shuffle`]: the order of answers, statistically.
 //! - [`differential`]: random packets in random set-ups, with and without the fast path.
 //! - [`object`]: the object's requirements on the kernel.
@@ -23,6 +24,7 @@ mod object;
 mod other_kernel;
 mod overload;
 mod packet;
+mod preemption;
 mod random;
 mod random_replies;
 mod shuffle;

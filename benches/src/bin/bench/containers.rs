@@ -24,6 +24,7 @@ use hickory_proto::rr::RecordType;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::Signal,
+    unistd::{SysconfVar, sysconf},
 };
 use serde_json::json;
 use socket2::Socket;
@@ -323,7 +324,8 @@ fn receive(
 fn machine_time() -> Result<Duration> {
     let text = fs::read_to_string("/proc/uptime")?;
     let (up, idle) = text.trim().split_once(' ').context("two numbers")?;
-    let cpus = thread::available_parallelism()?.get() as f64;
+    // Those online, because this thread may be confined to some of them.
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN)?.context("no number of CPUs")? as f64;
     Ok(Duration::from_secs_f64((up.parse::<f64>()? * cpus - idle.parse::<f64>()?).max(0.0)))
 }
 

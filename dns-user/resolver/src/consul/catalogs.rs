@@ -54,7 +54,7 @@ impl Catalogs {
     /// answers.
     pub(crate) fn new(config: Config) -> Self {
         let settings = watch::channel(Settings::of(&config)).0;
-        let live = config.http.is_some().then(|| Picture::unknown(&config).into());
+        let live = unknown_if_live(&config);
         let parts = Parts { config: Arc::new(config), files: Arc::default(), live, version: 0 };
         Self { parts: Mutex::new(parts), built: Mutex::new(None), settings }
     }
@@ -68,9 +68,8 @@ impl Catalogs {
     pub(crate) fn set_config(&self, config: Config) {
         let settings = Settings::of(&config);
         self.change(|parts| {
-            parts.live = settings
-                .is_some()
-                .then(|| parts.live.take().unwrap_or_else(|| Picture::unknown(&config).into()));
+            let unknown = unknown_if_live(&config);
+            parts.live = unknown.map(|unknown| parts.live.take().unwrap_or(unknown));
             parts.config = Arc::new(config);
         });
         self.settings.send_if_modified(|in_force| {
@@ -146,4 +145,9 @@ impl Catalogs {
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock()
     }
+}
+
+/// Returns the picture of a live Consul that has not answered yet; `None` if none is configured.
+fn unknown_if_live(config: &Config) -> Option<Arc<Picture>> {
+    config.http.is_some().then(|| Arc::new(Picture::unknown(config)))
 }
