@@ -18,6 +18,7 @@ use bench_programs::reset::{MAX_LEN, Original};
 use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
 use whole_system_tests::{
+    checksum::checksum,
     cpu::stay_on,
     program::{Hook, Program, Published},
     requires,
@@ -40,6 +41,13 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 fn main() -> Result<()> {
     requires!(bpf);
+    // `cargo bench --bench program -- TEXT` runs only rows with this text in their label.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    measure(ROUNDS, &wanted)
+}
+
+/// Measures the rows whose label contains one of `wanted` and prints them.
+pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
     stay_on_one_cpu()?;
     let mut program = Program::load()?;
     program.set_endpoints(&[SocketAddr::from((SERVER, 53))]);
@@ -48,8 +56,6 @@ fn main() -> Result<()> {
         program.publish(&name, &addresses(8))?;
     }
     let mut reset = Reset::load()?;
-    // `cargo bench --bench program -- TEXT` runs only rows with this text in their label.
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (label, measured, hook) in [
         ("xdp", Hook::Xdp, yardstick::Hook::Native),
         ("generic", Hook::XdpGeneric, yardstick::Hook::Generic),
@@ -58,13 +64,13 @@ fn main() -> Result<()> {
         let reflector = Reflector::load(hook)?;
         let mut rows = rows(measured, program.fd(measured)?, reflector.fd()?)?;
         let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);
-        rows.retain(|row| is_yardstick(row) || is_wanted(&wanted, &format!("{label}: {}", row.label)));
+        rows.retain(|row| is_yardstick(row) || is_wanted(wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
             if let Expected::Counted(Outcome::Hit) = row.expected {
                 program.publish(&row.name(0), &Published { policy: row.policy, ..addresses(row.answers) })?;
             }
         }
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             for row in &mut rows {
                 row.measure(round, &mut program, &mut reset)?;
             }
@@ -361,11 +367,14 @@ fn query(name: &[u8]) -> Vec<u8> {
     frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
     frame.extend(CLIENT.octets());
     frame.extend(SERVER.octets());
+    let sum = checksum(&[&frame[14..]]);
+    frame[14 + 10..14 + 12].copy_from_slice(&sum.to_be_bytes());
     frame.extend(40_000u16.to_be_bytes());
     frame.extend(53u16.to_be_bytes());
     frame.extend(udp_len.to_be_bytes());
-    // No checksum.
     frame.extend([0, 0]);
     frame.extend(message);
+    let sum = checksum(&[&[0, 17], &udp_len.to_be_bytes(), &frame[14 + 12..]]);
+    frame[14 + 20 + 6..14 + 20 + 8].copy_from_slice(&sum.to_be_bytes());
     frame
 }

@@ -16,10 +16,16 @@ impl Sum {
         Self(0)
     }
 
-    /// Creates a sum from one that was folded before.
+    /// Creates a sum from the number returned by [`Self::raw`] or [`Self::fold`].
     #[inline(always)]
-    pub fn of(folded: u16) -> Self {
-        Self(folded as u64)
+    pub fn of(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// Returns the sum, not folded.
+    #[inline(always)]
+    pub fn raw(self) -> u64 {
+        self.0
     }
 
     /// Adds four bytes `times` times, at most 2^16.
@@ -54,11 +60,26 @@ impl Sum {
         self.0 += (udp_len as u16).to_be() as u64 + u16::from_ne_bytes([0, UDP]) as u64;
     }
 
-    /// Adds the sum of a range that began at an even or odd offset.
+    /// Adds the sum of a range that began at an even or odd offset: below 2^55.
     #[inline(always)]
-    pub fn add_sum(&mut self, other: Sum, odd: bool) {
-        let folded = other.fold();
-        self.0 += if odd { folded.swap_bytes() } else { folded } as u64;
+    pub fn add_sum(&mut self, other: Sum, is_odd: bool) {
+        // 2^16 is 1 modulo 65,535, so a factor of 2^8 swaps the bytes of every half-word (RFC 1071, section 2B).
+        self.0 += other.0 << (8 * is_odd as u32);
+    }
+
+    /// Returns whether a range with this sum, which includes its checksum, has the right checksum. The sum
+    /// must not be zero.
+    #[inline(always)]
+    pub fn is_right(self) -> bool {
+        // Folded, it would be 0xffff: it is a multiple of 65,535, an odd number, so its product with that number's
+        // inverse modulo 2^64 is small (Hacker's Delight, 10-17). Cheaper than folding.
+        self.0.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
+    }
+
+    /// Returns whether the folded sum would be `folded`. Neither is zero.
+    #[inline(always)]
+    pub fn is(self, folded: u16) -> bool {
+        Self(self.0 + (!folded) as u64).is_right()
     }
 
     /// Folds the sum to 16 bits.
@@ -77,6 +98,14 @@ impl Sum {
         !self.fold()
     }
 }
+
+/// The inverse of 65,535 modulo 2^64.
+const INVERSE: u64 = {
+    // 65,535 * (1 + 2^16) is -1 modulo 2^32; one more factor extends that to 2^64.
+    let inverse = 0u64.wrapping_sub(1 + (1 << 16)).wrapping_mul(1 + (1 << 32));
+    assert!(inverse.wrapping_mul(0xffff) == 1);
+    inverse
+};
 
 /// Sums the first `len` bytes of `span`, at most eight times `WORDS`.
 #[inline(always)]

@@ -133,9 +133,8 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
-    // Unconditional, because a branch here would double the paths that the verifier follows.
-    question.keep(scratch, hash, name_sum);
-    let entry = lookup::lookup(hash, question.name_len, words)?;
+    let entry = lookup::lookup(hash, question.name_len, words)
+        .inspect_err(|_| question.keep(scratch, hash, name_sum))?;
     let plan = reply::plan(hook, context, frame, question, &entry)?.value_barrier(zero);
     let is_partial = partial::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);

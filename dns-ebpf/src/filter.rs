@@ -84,7 +84,7 @@ fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     sum.add(unsafe { load(data + ip) });
     sum.add(unsafe { load(data + ip + 8) });
     sum.add_half(address);
-    if sum.fold() != 0xffff {
+    if !sum.is_right() {
         return goes_up(Outcome::BadChecksum);
     }
     Ok(Frame {

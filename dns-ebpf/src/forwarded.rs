@@ -156,7 +156,7 @@ fn write<H: Hook>(
     }
 
     let odd = header.odd_ttls as usize;
-    let mut sum = Sum::of(header.body_sum);
+    let mut sum = Sum::of(header.body_sum as u64);
     sum.add_times(ttl, ttl_count.wrapping_sub(odd) & 0xff);
     sum.add_times(ttl.swap_bytes(), odd);
     if question.has_opt() {

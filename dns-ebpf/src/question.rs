@@ -38,8 +38,7 @@ impl Question {
     #[inline(always)]
     pub fn keep(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
         let Self { header, name_len, kind, opt, limit } = *self;
-        let kept =
-            [header, opt, name_hash, name_sum.fold() as u64, name_len as u64, kind as u64, limit as u64];
+        let kept = [header, opt, name_hash, name_sum.raw(), name_len as u64, kind as u64, limit as u64];
         // SAFETY: this CPU's own element.
         unsafe { (&raw mut (*scratch).question).write_volatile(kept) };
     }
@@ -57,7 +56,7 @@ impl Question {
             kind: opaque(kind as usize) & 3,
             limit: opaque(limit as usize) & 0xffff,
         };
-        (question, name_hash, Sum::of(name_sum as u16))
+        (question, name_hash, Sum::of(name_sum))
     }
 
     /// Returns the offset of the end of the question in the message.

@@ -153,34 +153,40 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     fn move_forward(&self, layout: &Layout, by: usize) {
         let (data, end) = (self.data(), self.data_end());
         let source = data + masked(by, 0xfff);
-        // The bytes after the first ones are moved in words that end where the question ends, so
-        // none reaches past the frame. The first word may overlap the first bytes; it is loaded
+        // The bytes after the first ones are moved in pairs of words that end where the question ends,
+        // so none reaches past the frame. The first pair may overlap the first bytes; it is loaded
         // before they are moved.
-        let words = opaque(layout.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
-        let rest = masked(layout.answers_offset.wrapping_sub(words * 8), 0xff);
+        let pairs = opaque(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR & 0x1f;
+        let rest = masked(layout.answers_offset.wrapping_sub(pairs * PAIR), 0xff);
         let (from, to) = (source + rest, data + rest);
-        if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + 8 > end || to + 8 > end {
+        if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + PAIR > end || to + PAIR > end {
             return;
         }
         // SAFETY: all were compared with the packet's end.
         unsafe {
-            let word = load::<u64>(from);
+            let pair: [u64; 2] = [load(from), load(from + 8)];
             let mut at = 0;
             while at < FIRST_BYTES {
                 store(data + at, load::<u64>(source + at));
                 at += 8;
             }
-            store(to, word);
+            store(to, pair[0]);
+            store(to + 8, pair[1]);
         }
-        let mut word = 1;
-        while word < MOVED_WORDS {
-            let (from, to) = (from + word * 8, to + word * 8);
-            if word >= words || from + 8 > end || to + 8 > end {
+        let mut pair = 1;
+        while pair < MOVED_PAIRS {
+            let (from, to) = (from + pair * PAIR, to + pair * PAIR);
+            if pair >= pairs || from + PAIR > end || to + PAIR > end {
                 break;
             }
-            // SAFETY: both were compared with the packet's end.
-            unsafe { store::<u64>(to, load::<u64>(from)) };
-            word = opaque(word + 1);
+            // SAFETY: both were compared with the packet's end. They may overlap, so both words are
+            // loaded first.
+            unsafe {
+                let words: [u64; 2] = [load(from), load(from + 8)];
+                store(to, words[0]);
+                store(to + 8, words[1]);
+            }
+            pair = opaque(pair + 1);
         }
     }
 }
@@ -193,8 +199,11 @@ const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 /// shortest headers.
 const FIRST_BYTES: usize = 40;
 
-/// Words that hold the rest of the longest headers and question: Ethernet, a VLAN tag, IPv6, UDP
-/// and the message up to the end of the question.
-const MOVED_WORDS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
+/// Bytes in two words.
+const PAIR: usize = 16;
+
+/// Pairs of words that hold the rest of the longest headers and question: Ethernet, a VLAN tag, IPv6,
+/// UDP and the message up to the end of the question.
+const MOVED_PAIRS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
     - FIRST_BYTES)
-    .div_ceil(8);
+    .div_ceil(PAIR);
