@@ -8,7 +8,9 @@ use bosh_dns_xdp_benches::{
     dnsperf::{self, Seen},
     forwarders::{Forwarder, ZONE},
     foundation::Foundation,
+    generator,
     lab::{Lab, SERVER_ADDRESS},
+    load::Loaded,
     report::{Bar, Data, Figure, Rounds, number},
 };
 use tempfile::TempDir;
@@ -38,6 +40,9 @@ const RATE: u32 = 20_000;
 /// more than the answer.
 const BUSY_RATE: u32 = 100_000;
 
+/// Duration of a load that saturates the server's core.
+const SATURATED_FOR: Duration = Duration::from_secs(1);
+
 /// Shares of the mix in percent: fleet and hot outside names; the rest is cold.
 const MIX: (usize, usize) = (70, 25);
 
@@ -57,6 +62,8 @@ enum Kind {
 enum Measure {
     /// CPU time of the server's side per reply, in microseconds.
     Cost,
+    /// CPU time of a core that never waits for a query, per reply, in microseconds.
+    Saturated,
     /// Percentage of the replies from the interface.
     Share,
     Median,
@@ -154,25 +161,32 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         };
         let (what, unit) = match measure {
             Measure::Cost => ("CPU per query", "µs"),
+            Measure::Saturated => ("CPU per query of a saturated core", "µs"),
             Measure::Share => ("Replies from the interface", "%"),
             Measure::Median => ("Latency, p50", "µs"),
             Measure::Tail => ("Latency, p99", "µs"),
         };
+        let rate = match measure {
+            Measure::Saturated => String::new(),
+            _ => format!(" at {} queries/s", number(load.rate.into())),
+        };
         Figure {
-            title: format!("{what} at {} queries/s: {}", number(load.rate.into()), load.kind.label()),
+            title: format!("{what}{rate}: {}", load.kind.label()),
             about: format!(
                 "{INSTANCES} instances; {HOT_NAMES} hot outside names, all queried before; every cold name \
                  is new. All forward to one NSD. CPU time of the server's side, including the receive path \
-                 of its interface (threaded NAPI); latencies over an untuned veth."
+                 of its interface (threaded NAPI); latencies over an untuned veth. A saturated core is loaded by \
+                 a generator in the kernel, at the rate at which it answers most."
             ),
             unit: unit.to_owned(),
             data: Data::Bars(FORWARDERS.iter().filter_map(of).collect()),
         }
     };
     let costs = LOADS.map(|load| (Measure::Cost, load));
+    let saturated = [FLEET, HOT].map(|load| (Measure::Saturated, load));
     let others = [HOT, MIXED].map(|load| (Measure::Share, load));
     let latencies = [(Measure::Median, MIXED), (Measure::Tail, MIXED)];
-    Ok(costs.into_iter().chain(others).chain(latencies).map(figure).collect())
+    Ok(costs.into_iter().chain(saturated).chain(others).chain(latencies).map(figure).collect())
 }
 
 /// Measures the CPU time of the server's side, and how many replies the interface gave.
@@ -203,6 +217,23 @@ fn measure_cost(
             values.entry((Measure::Share, load, forwarder)).or_default().0.push(share);
         }
         println!("{line}   {} lost", seen.lost());
+    }
+    for (load, names) in [(FLEET, &drawer.fleet), (HOT, &drawer.hot)] {
+        let processes = [running.pid];
+        let mut loaded = Loaded::new(&lab, &processes, names)?;
+        let seen = match forwarder {
+            Forwarder::Interface => loaded.offer(generator::Load::Flood, SATURATED_FOR)?,
+            _ => loaded.saturate(SATURATED_FOR)?,
+        };
+        let costs = Rounds(seen.per_core().0.iter().map(|rate| 1e6 / rate).collect());
+        println!(
+            "{:<16} {:<48} saturated {:>7.3} µs/query; core busy {:.0} %",
+            forwarder.label(),
+            load.kind.label(),
+            costs.median(),
+            seen.busy * 100.0
+        );
+        values.entry((Measure::Saturated, load, forwarder)).or_default().0.extend(costs.0);
     }
     Ok(())
 }
