@@ -156,7 +156,7 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
         // The bytes after the first ones are moved in pairs of words that end where the question ends,
         // so none reaches past the frame. The first pair may overlap the first bytes; it is loaded
         // before they are moved.
-        let pairs = opaque(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR & 0x1f;
+        let pairs = (opaque(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR) & 0x1f;
         let rest = masked(layout.answers_offset.wrapping_sub(pairs * PAIR), 0xff);
         let (from, to) = (source + rest, data + rest);
         if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + PAIR > end || to + PAIR > end {
