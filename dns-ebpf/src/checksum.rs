@@ -63,22 +63,23 @@ impl Sum {
     /// Adds the sum of a range that began at an even or odd offset: below 2^55.
     #[inline(always)]
     pub fn add_sum(&mut self, other: Sum, is_odd: bool) {
-        // 2^16 is 1 modulo 65,535, so a factor of 2^8 swaps the bytes of every half-word (RFC 1071, section 2B).
+        // 2^16 is 1 modulo 65,535, so a factor of 2^8 swaps the bytes of every half-word (RFC 1071,
+        // section 2B).
         self.0 += other.0 << (8 * is_odd as u32);
     }
 
-    /// Returns whether a range with this sum, which includes its checksum, has the right checksum. The sum
-    /// must not be zero.
+    /// Returns whether a range with this sum, which includes its checksum, has the right checksum.
+    /// The sum must not be zero.
     #[inline(always)]
     pub fn is_right(self) -> bool {
-        // Folded, it would be 0xffff: it is a multiple of 65,535, an odd number, so its product with that number's
-        // inverse modulo 2^64 is small (Hacker's Delight, 10-17). Cheaper than folding.
+        // Then it is a multiple of 65,535, an odd number, and its product with that number's inverse
+        // modulo 2^64 is small (Hacker's Delight, section 10-17). Cheaper than folding.
         self.0.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
     }
 
     /// Returns whether the folded sum would be `folded`. Neither is zero.
     #[inline(always)]
-    pub fn is(self, folded: u16) -> bool {
+    pub fn folds_to(self, folded: u16) -> bool {
         Self(self.0 + (!folded) as u64).is_right()
     }
 
