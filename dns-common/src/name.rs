@@ -17,6 +17,10 @@ pub(crate) const HIGHS: u64 = 0x8080_8080_8080_8080;
 /// (65..=90).
 #[inline(always)]
 pub const fn lower8(word: u64) -> u64 {
+    // Most names are lower-case: no byte is in 0x40..=0x5f.
+    if word & (ONES << 6) & !(word << 1) == 0 {
+        return word;
+    }
     let low7 = word & !HIGHS;
     let from_a = low7 + ONES * (128 - b'A' as u64);
     let after_z = low7 + ONES * (128 - b'Z' as u64 - 1);

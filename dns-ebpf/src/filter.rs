@@ -173,7 +173,11 @@ fn served_at<H: Hook>(
 #[inline(always)]
 fn interface_slot(scope: &Scope, ifindex: u32) -> Option<usize> {
     let first = Scope::first_slot(ifindex);
-    let mut tries = 0;
+    // Almost always; the loop costs more.
+    if scope.interfaces[first].ifindex == ifindex {
+        return Some(first);
+    }
+    let mut tries = 1;
     while tries < INTERFACE_TRIES {
         let slot = opaque(first + tries) & (INTERFACES - 1);
         if scope.interfaces[slot].ifindex == ifindex {
