@@ -1,4 +1,4 @@
-//! The bench of the programs, shortened to one round: every row has the outcome that it expects.
+//! One round of the bench of the programs: each row checks the outcomes that the programs count.
 
 use anyhow::Result;
 use whole_system_tests::requires;
@@ -8,7 +8,7 @@ use whole_system_tests::requires;
 mod program;
 
 #[test]
-fn every_row_has_its_outcome() -> Result<()> {
+fn rows_yield_expected_outcomes() -> Result<()> {
     requires!(bpf);
     program::measure(1, &[])
 }
