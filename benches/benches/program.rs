@@ -18,7 +18,7 @@ use bench_programs::reset::{MAX_LEN, Original};
 use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
 use whole_system_tests::{
-    checksum::checksum,
+    checksum::{checksum, pseudo},
     cpu::stay_on,
     program::{Hook, Program, Published},
     requires,
@@ -374,7 +374,7 @@ fn query(name: &[u8]) -> Vec<u8> {
     frame.extend(udp_len.to_be_bytes());
     frame.extend([0, 0]);
     frame.extend(message);
-    let sum = checksum(&[&[0, 17], &udp_len.to_be_bytes(), &frame[14 + 12..]]);
+    let sum = checksum(&[&pseudo(CLIENT.into(), SERVER.into(), udp_len), &frame[14 + 20..]]);
     frame[14 + 20 + 6..14 + 20 + 8].copy_from_slice(&sum.to_be_bytes());
     frame
 }

@@ -123,6 +123,13 @@ impl<'a> Loaded<'a> {
         Ok(seen)
     }
 
+    /// Measures a full core: under a flood if the server answers at the interface, else as
+    /// [`Self::saturate`]. All subjects are thus in one regime: at a fixed rate the client takes
+    /// replies, and the core that sends one also wakes the client (observed: a seventh of its time).
+    pub fn fill(&mut self, at_interface: bool, duration: Duration) -> Result<Offered> {
+        if at_interface { self.offer(Load::Flood, duration) } else { self.saturate(duration) }
+    }
+
     /// Searches for the load with the highest rate of replies.
     ///
     /// A flood comes first: it is best for servers that answer at the interface. For servers behind

@@ -26,6 +26,9 @@ use crate::{
 /// Up-check name in every configuration.
 const UPCHECK: &str = "upcheck.bosh-dns.";
 
+/// Time limit for a line in the log, which may report work of minutes.
+const LOGGED: Duration = Duration::from_secs(180);
+
 /// A running server with its own folder.
 #[derive(Debug)]
 pub struct Server {
@@ -199,9 +202,15 @@ impl Server {
         processes.into_iter().try_for_each(|pid| Ok(kill(Pid::from_raw(pid.cast_signed()), signal)?))
     }
 
-    /// Returns the log written so far.
+    /// Returns the log written so far. A thread writes it, some time after the event.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Waits until the log contains a text; the error contains the log.
+    pub fn wait_for_log(&self, text: &str) -> Result<()> {
+        let contains = || self.log().contains(text);
+        wait_until(&format!("{text:?} in the log"), LOGGED, contains).with_context(|| self.log())
     }
 
     /// Returns the name of the server's namespace, or `None` for the test's namespace.

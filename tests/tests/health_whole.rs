@@ -198,7 +198,7 @@ fn hanging_checks_end_lease() {
                 assert_eq!(by_interface(), Some(false), "renewed while the checks hang");
                 std::thread::sleep(Duration::from_millis(20));
             }
-            assert!(server.log().contains("health checks stalled"), "{}", server.log());
+            server.wait_for_log("health checks stalled").unwrap();
             drop(held);
             wait_until("the interface again", LIMIT, || by_interface() == Some(true)).unwrap();
         })

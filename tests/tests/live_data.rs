@@ -71,12 +71,6 @@ fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     Ok(fs::rename(beside, path)?)
 }
 
-/// Waits until the log contains a text.
-fn wait_for_log(server: &Server, text: &str) -> Result<()> {
-    wait_until(&format!("{text:?} in the log"), LIMIT, || server.log().contains(text))
-        .map_err(|error| error.context(server.log()))
-}
-
 #[test]
 fn rewritten_records_are_served() -> Result<()> {
     requires!(namespaces);
@@ -100,11 +94,11 @@ fn broken_records_keep_old_answers() -> Result<()> {
     let server = start(&namespace, &json!({}))?;
     let file = server.folder.path().join("records.json");
     replace(&file, b"{\"version\": 5,\n \"record_keys\": [\"id\"")?;
-    wait_for_log(&server, &format!("{}: line 2, column", file.display()))?;
-    wait_for_log(&server, "the current records stay in use")?;
+    server.wait_for_log(&format!("{}: line 2, column", file.display()))?;
+    server.wait_for_log("the current records stay in use")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 1);
     fs::remove_file(&file)?;
-    wait_for_log(&server, "cannot be read")?;
+    server.wait_for_log("cannot be read")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 1);
     replace(&file, &records(4, 3))?;
     wait_for(&namespace, 4)
@@ -161,7 +155,7 @@ fn broken_alias_files_are_ignored() -> Result<()> {
         ask("web.alias.").is_ok_and(|found| found == (ResponseCode::NoError, 3))
     })?;
     replace(&file, br#"{"web.alias": "no list"}"#)?;
-    wait_for_log(&server, "the current aliases stay in use")?;
+    server.wait_for_log("the current aliases stay in use")?;
     ensure!(ask("web.alias.")? == (ResponseCode::NoError, 3));
     fs::remove_file(&file)?;
     wait_until("the alias to go", LIMIT, || {
@@ -179,7 +173,7 @@ fn addresses_files_are_followed() -> Result<()> {
     replace(&file, br#"[{"address": "127.0.0.7", "port": 5354}]"#)?;
     namespace.run(|| wait_until("the new address", LIMIT, || served(further).is_ok()))??;
     replace(&file, b"[{}]")?;
-    wait_for_log(&server, "the current listen addresses stay in use")?;
+    server.wait_for_log("the current listen addresses stay in use")?;
     ensure!(namespace.run(|| served(further))?.is_ok());
     fs::remove_file(&file)?;
     let message = client::query(NAME, RecordType::A, None)?.to_vec()?;
@@ -216,10 +210,10 @@ fn sighup_reloads_and_reports_restarts() -> Result<()> {
     fs::write(&config_file, config.to_string())?;
     server.process().signal(Signal::SIGHUP)?;
     wait_for(&namespace, 9)?;
-    wait_for_log(&server, "only after a restart: address, port")?;
+    server.wait_for_log("only after a restart: address, port")?;
     fs::write(&config_file, b"{\"port\": ")?;
     server.process().signal(Signal::SIGHUP)?;
-    wait_for_log(&server, "the current configuration stays in use")?;
+    server.wait_for_log("the current configuration stays in use")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 9);
     Ok(())
 }
@@ -242,7 +236,7 @@ fn missing_fast_path_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("plain")?;
     let server = start(&namespace, &json!({}))?;
-    wait_for_log(&server, "fast path off: xdp.mode is off")?;
+    server.wait_for_log("fast path off: xdp.mode is off")?;
     ensure!(namespace.run(|| served(ADDRESS))?? == 1);
     Ok(())
 }

@@ -70,7 +70,7 @@ fn server_starts_without_consul() -> Result<()> {
     ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
     // Consul is unreachable: the last known state is served.
     drop(double);
-    wait_until("the complaint", EVENTUALLY, || server.log().contains("Consul does not answer"))?;
+    server.wait_for_log("Consul does not answer")?;
     ensure!(answers("service-1.service.consul.", 2), "the last known state");
     Ok(())
 }
@@ -189,7 +189,7 @@ fn single_change_of_many_is_answered() -> Result<()> {
     let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-    wait_until("the catalog", Duration::from_secs(180), || server.log().contains("50000 instances"))?;
+    server.wait_for_log("50000 instances")?;
     let query = client::query("service-0.service.consul.", RecordType::A, Some(4096))?;
     let count =
         || -> Result<usize> { Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??).len()) };
@@ -233,7 +233,7 @@ fn interface_answers_keep_watches() -> Result<()> {
     });
     let folder = server::folder(&server::records_of_groups(&[1]), None)?;
     let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-    wait_until("the catalog", Duration::from_secs(120), || server.log().contains("6000 instances"))?;
+    server.wait_for_log("6000 instances")?;
     wait_for_fast_path(&namespace).with_context(|| server.log())?;
     // The last ones get no watch without being used.
     let hot: Vec<String> = (SERVICES - HOT..SERVICES).map(|number| format!("service-{number}")).collect();

@@ -79,7 +79,7 @@ fn definition_file_is_reloaded() -> Result<()> {
     wait_until("the changed address", Duration::from_secs(30), now_there)?;
     // An unreadable file changes nothing and is reported.
     fs::write(&path, "service {\n  name = \n}\n")?;
-    wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is not HCL"))?;
+    server.wait_for_log("web.hcl: is not HCL")?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
     Ok(())
 }

@@ -123,15 +123,11 @@ fn reload_changes_consul_answers() -> Result<()> {
 
     // An unreadable object changes nothing and is reported.
     running.reload(&json!({"domain": 5}))?;
-    ensure!(
-        running.server.log().contains("the current configuration stays in use"),
-        "{}",
-        running.server.log()
-    );
+    running.server.wait_for_log("the current configuration stays in use")?;
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
     // Removing the object changes nothing before a restart either.
     running.reload(&Value::Null)?;
-    ensure!(running.server.log().contains("takes effect only after a restart: the current one stays in use"));
+    running.server.wait_for_log("takes effect only after a restart: the current one stays in use")?;
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
     // And back to the first object.
     running.reload(&before)?;
@@ -169,9 +165,7 @@ fn reload_switches_consul_address() -> Result<()> {
     let mut elsewhere = object(8500);
     elsewhere["datacenter"] = json!("elsewhere");
     running.reload(&elsewhere)?;
-    ensure!(
-        running.server.log().contains("consul.datacenter changed, which takes effect only after a restart")
-    );
+    running.server.wait_for_log("consul.datacenter changed, which takes effect only after a restart")?;
     ensure!(count(&running) == 1, "the object in use stays");
 
     // An object without an agent's address: the catalog is dropped.

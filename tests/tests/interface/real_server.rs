@@ -306,9 +306,7 @@ fn lost_attacher_leaves_queries_to_userspace() -> Result<()> {
     let running = Running::start("alone", json!({"lease": "60s"}))?;
     let attacher = child(running.server.pid())?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(attacher.cast_signed()), Signal::SIGKILL)?;
-    wait_until("the end of the fast path", PATIENCE, || {
-        running.server.log().contains("the attacher has ended")
-    })?;
+    running.server.wait_for_log("the attacher has ended")?;
     let userspace = || -> Result<u64> { Ok(Metrics::read(&running.pair.server)?.userspace_replies()) };
     let before = userspace()?;
     for _ in 0..20 {

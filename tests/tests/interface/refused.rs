@@ -241,7 +241,8 @@ fn rejected_program_disables_only_hook() -> Result<()> {
             let refused =
                 metrics.sum(names::FAST_PATH_PROGRAM_INFO, &format!("program=\"{program}\",reason=\""));
             ensure!(refused == 1, "{case}");
-            ensure!(spoilt.refusals(program) > 0 && spoilt.server.log().contains(complaint), "{case}");
+            spoilt.server.wait_for_log(complaint)?;
+            ensure!(spoilt.refusals(program) > 0, "{case}");
         }
         for program in programs.iter().filter(|found| found["name"] != program) {
             ensure!(program["state"] == "loaded", "{case}: {program}");
@@ -256,6 +257,7 @@ fn rejected_program_disables_only_hook() -> Result<()> {
 fn rejected_programs_are_not_retried() -> Result<()> {
     requires!(namespaces, bpf);
     let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
+    spoilt.server.wait_for_log("program=dns_xdp_generic")?;
     let tried = spoilt.refusals("program=dns_xdp_generic");
     spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served by the next best hook", Duration::from_secs(300), || {

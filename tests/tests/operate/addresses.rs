@@ -50,7 +50,7 @@ fn lost_address_stops_no_server() -> Result<()> {
         ensure!(answers(STAYS), "{}", server.log());
         std::thread::sleep(Duration::from_millis(500));
     }
-    ensure!(server.log().contains("10.9.1.1:53"), "it is told:\n{}", server.log());
+    server.wait_for_log("10.9.1.1:53")?;
 
     // Missing at the start, available later.
     server.process().stop(Duration::from_secs(60))?;

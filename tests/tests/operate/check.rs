@@ -227,9 +227,11 @@ fn every_invalid_file_is_reported() -> Result<()> {
             .into_iter()
             .filter_map(|(kind, is_fatal)| (is_fatal && is_wrong(kind)).then_some(kind))
             .collect();
+        let errors = lines.iter().map(|line| line.strip_prefix("bosh-dns-xdp: ").unwrap_or(line));
         let (_server, log) = if fatal.is_empty() {
             let namespace = Namespace::new(&format!("wrong{case}"))?;
             let server = Server::start(Some(&namespace), folder, address, &settings)?;
+            errors.clone().try_for_each(|error| server.wait_for_log(error))?;
             let log = server.log();
             (Some((server, namespace)), log)
         } else {
@@ -237,8 +239,7 @@ fn every_invalid_file_is_reported() -> Result<()> {
             ensure!(output.status.code() == Some(1), "case {case}: {output:?}");
             (None, String::from_utf8([output.stdout, output.stderr].concat())?)
         };
-        for line in lines {
-            let error = line.strip_prefix("bosh-dns-xdp: ").unwrap_or(line);
+        for error in errors {
             ensure!(log.matches(error).count() == 1, "case {case}: {error:?}: {log}");
         }
     }

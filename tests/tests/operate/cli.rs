@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     namespace::Namespace,
-    process::wait_until,
     requires,
     server::{self, Server},
 };
@@ -103,12 +102,10 @@ fn log_levels_change_at_runtime() -> Result<()> {
     assert_eq!(running.cli(&change)?.0, 0);
     assert_eq!(lines(), 0);
     running.ask("q-s0.q-g1.bosh.", 200)?;
-    wait_until("a line with the number of suppressed lines", Duration::from_secs(60), || {
-        running.server.log().contains("suppressed")
-    })?;
+    running.server.wait_for_log("suppressed")?;
     // 200 queries take a second or two, with five lines per second.
     assert!((5..150).contains(&lines()), "{} lines", lines());
-    assert!(running.server.log().contains("name=q-s0.q-g1.bosh. type=A rcode=NOERROR"));
+    running.server.wait_for_log("name=q-s0.q-g1.bosh. type=A rcode=NOERROR")?;
     let levels = parsed(&running.cli(&["log", "--json"])?.1);
     assert_eq!(levels["levels"]["tags"]["RequestLoggerHandler"], "DEBUG");
     assert_eq!(running.cli(&["log", "--tag", "RequestLoggerHandler", "--level", "default"])?.0, 0);

@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until, requirements, requires, server};
+use whole_system_tests::{client, requirements, requires, server};
 
 use crate::running::{METRICS_PORT, Running};
 
@@ -23,7 +23,7 @@ fn unusable_health_certificates_spare_dns() -> Result<()> {
     ensure!(client::addresses(&reply).len() == 3, "{reply}");
     let ready = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/readyz")])?;
     ensure!(ready.contains("health checks stay off"), "it is reported: {ready}");
-    ensure!(running.server.log().contains("health checks stay off"), "{}", running.server.log());
+    running.server.wait_for_log("health checks stay off")?;
     let (code, text, errors) = running.cli(&["check"])?;
     ensure!(code == 0, "check rejects a configuration that run accepts: {text}{errors}");
     Ok(())
@@ -74,9 +74,7 @@ fn systemd_unit_commands_work() -> Result<()> {
         let command = command.replace("$MAINPID", &pid);
         ensure!(running.output("sh", &["-c", &command])?.status.success(), "{command}");
     }
-    wait_until("the reload", std::time::Duration::from_secs(10), || {
-        running.server.log().contains("SIGHUP: reload finished")
-    })?;
+    running.server.wait_for_log("SIGHUP: reload finished")?;
 
     // Restarts are unlimited, for any exit code and any start rate.
     ensure!(values(&here, "Restart") == ["always"] && values(&here, "StartLimitIntervalSec") == ["0"]);

@@ -59,7 +59,7 @@ fn inotify_exhaustion_spares_updates() -> Result<()> {
         unsafe { command.pre_exec(exhaust_inotify) };
     })?;
     move_instance(&namespace, &server, [10, 0, 0, 44])?;
-    ensure!(server.log().contains("inotify is unavailable"), "{}", server.log());
+    server.wait_for_log("inotify is unavailable")?;
     Ok(())
 }
 

@@ -240,11 +240,10 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
             "recursor_selection": "serial", "recursor_timeout": "100ms", "recursor_timout": "1s",
         }),
     )?;
-    let logs = |text: &str| wait_until(text, PATIENCE, || running.server.log().contains(text));
-    logs("no interface is served")?;
+    running.server.wait_for_log("no interface is served")?;
     recursor.signal(Signal::SIGSTOP)?;
     fs::write(running.folder().join("records.json"), "{ broken")?;
-    logs("records: ")?;
+    running.server.wait_for_log("records: ")?;
     for number in 0..3 {
         running.ask(&format!("n{number}.example.org."), 1)?;
     }

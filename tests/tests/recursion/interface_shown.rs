@@ -143,8 +143,7 @@ fn late_cache_needs_restart() -> Result<()> {
     config["cache"]["enabled"] = true.into();
     fs::write(&path, config.to_string())?;
     run(&lab, &["reload"])?;
-    let text = lab.server.log();
-    ensure!(text.contains("takes effect only after a restart: cache.enabled for interfaces"), "{text}");
+    lab.server.wait_for_log("takes effect only after a restart: cache.enabled for interfaces")?;
     for _ in 0..5 {
         lab.ask_for(NAME, RecordType::A)?;
     }

@@ -125,9 +125,7 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
     // A file without nameservers changes nothing: it is probably being rewritten.
     let asked = third.count();
     fs::remove_file(etc.resolv_conf())?;
-    wait_until("the missing file to be noticed", LIMIT, || {
-        lab.server.log().contains("recursors stay in use")
-    })?;
+    lab.server.wait_for_log("recursors stay in use")?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
     ensure!(client::addresses(&reply) == [answer(2)], "{reply}");
     ensure!(third.count() > asked);

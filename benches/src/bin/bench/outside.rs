@@ -8,7 +8,6 @@ use bosh_dns_xdp_benches::{
     dnsperf::{self, Seen},
     forwarders::{Forwarder, ZONE},
     foundation::Foundation,
-    generator,
     lab::{Lab, SERVER_ADDRESS},
     load::Loaded,
     report::{Bar, Data, Figure, Rounds, number},
@@ -221,19 +220,18 @@ fn measure_cost(
     for (load, names) in [(FLEET, &drawer.fleet), (HOT, &drawer.hot)] {
         let processes = [running.pid];
         let mut loaded = Loaded::new(&lab, &processes, names)?;
-        let seen = match forwarder {
-            Forwarder::Interface => loaded.offer(generator::Load::Flood, SATURATED_FOR)?,
-            _ => loaded.saturate(SATURATED_FOR)?,
-        };
-        let costs = Rounds(seen.per_core().0.iter().map(|rate| 1e6 / rate).collect());
+        let seen = loaded.fill(matches!(forwarder, Forwarder::Interface), SATURATED_FOR)?;
         println!(
-            "{:<16} {:<48} saturated {:>7.3} µs/query; core busy {:.0} %",
+            "{:<16} {:<48} saturated {:>7.3} µs/query; core busy {:.0} %{}",
             forwarder.label(),
             load.kind.label(),
-            costs.median(),
-            seen.busy * 100.0
+            seen.cpu.median(),
+            seen.busy * 100.0,
+            if seen.is_saturated() { "" } else { ": it slept between packets; not counted" }
         );
-        values.entry((Measure::Saturated, load, forwarder)).or_default().0.extend(costs.0);
+        if seen.is_saturated() {
+            values.entry((Measure::Saturated, load, forwarder)).or_default().0.extend(seen.cpu.0);
+        }
     }
     Ok(())
 }

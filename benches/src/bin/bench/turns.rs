@@ -12,7 +12,6 @@ use std::time::Duration;
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    generator::Load,
     lab::Lab,
     report::{Rounds, number},
 };
@@ -52,12 +51,7 @@ impl<'a> Turns<'a> {
             .collect::<Result<Vec<_>>>()?;
         for _ in 0..turns {
             for ((subject, loaded), sum) in loaded.iter_mut().zip(&mut *sums) {
-                // One regime for all subjects: at a fixed rate the client takes replies, and the
-                // core that sends one also wakes the client (observed: a seventh of its time).
-                let seen = match subject.answers_at_interface() {
-                    true => loaded.offer(Load::Flood, TURN)?,
-                    false => loaded.saturate(TURN)?,
-                };
+                let seen = loaded.fill(subject.answers_at_interface(), TURN)?;
                 if seen.is_saturated() {
                     sum.rates.0.extend(seen.per_core().0);
                 }
