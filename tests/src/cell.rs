@@ -85,6 +85,12 @@ impl<'a> Cell<'a> {
         feed(self.containers, &["ip", "-batch", "-"], &far)
     }
 
+    /// Waits until both ends of a container's interface can send.
+    pub fn wait_for_link(&self, number: usize) -> Result<()> {
+        self.host.wait_for_link(&Self::interface(number))?;
+        self.containers.wait_for_link(&format!("c{number}"))
+    }
+
     /// Adds the packet filter rules of containers, in legacy tables as on a cell.
     pub fn permit(&self, numbers: Range<usize>) -> Result<()> {
         let (mut filter, mut nat) = (String::from("*filter\n"), String::from("*nat\n"));

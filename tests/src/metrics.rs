@@ -86,7 +86,7 @@ pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
 
 fn scrape() -> Result<Metrics> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut reply = String::new();
     stream.read_to_string(&mut reply)?;

@@ -52,6 +52,15 @@ impl Namespace {
         &self.name
     }
 
+    /// Waits until an interface is active. Before, the kernel drops what is sent through it; a work queue
+    /// activates it once it has the RTNL lock.
+    pub fn wait_for_link(&self, interface: &str) -> Result<()> {
+        wait_until("the interface to be active", Duration::from_secs(60), || {
+            let link = capture(Command::new("ip").args(["-n", &self.name, "-o", "link", "show", interface]));
+            link.is_ok_and(|link| link.contains(" state UP "))
+        })
+    }
+
     /// Runs `ip` with these arguments inside.
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         run(Command::new("ip").args(["-n", &self.name]).args(arguments))
@@ -183,15 +192,7 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
         }
         end.namespace.ip(&["link", "set", end.interface, "up"])?;
     }
-    for End { namespace, interface, .. } in [one, other] {
-        // The kernel drops what an end sends until a work queue has activated it, which waits for the RTNL lock.
-        wait_until("the veth to be active", Duration::from_secs(60), || {
-            let link =
-                capture(Command::new("ip").args(["-n", &namespace.name, "-o", "link", "show", interface]));
-            link.is_ok_and(|link| link.contains(" state UP "))
-        })?;
-    }
-    Ok(())
+    [one, other].into_iter().try_for_each(|end| end.namespace.wait_for_link(end.interface))
 }
 
 /// Removes namespaces whose creating process no longer exists: leftovers of killed runs.

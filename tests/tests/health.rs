@@ -72,20 +72,21 @@ fn thousand_checks_are_spread() {
     service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
-    // Every instance has settled into its slot one and a half intervals after its first check.
-    let from = Instant::now() + interval * 3 / 2;
-    let to = from + interval;
-    std::thread::sleep(to + Duration::from_millis(500) - Instant::now());
-    let hits: Vec<_> =
-        fleet.hits().into_iter().map(|hit| hit.at).filter(|at| (from..to).contains(at)).collect();
-    let window = interval / 20;
-    let burst = (0..hits.len())
-        .map(|first| hits[first..].iter().take_while(|at| **at < hits[first] + window).count())
-        .max()
-        .unwrap();
-    println!("{} checks in an interval, at most {burst} within a twentieth", hits.len());
-    assert!(burst <= COUNT as usize / 10, "{burst} checks within a twentieth of the interval");
-    assert!((950..=1050).contains(&hits.len()), "{} checks in an interval", hits.len());
+    // Every instance has settled into its slot one and a half intervals after its first check. A busy machine
+    // may be late in one interval.
+    std::thread::sleep(interval * 3 / 2);
+    until("an interval of evenly spread checks", || {
+        let from = Instant::now();
+        std::thread::sleep(interval);
+        let hits: Vec<_> = fleet.hits().into_iter().map(|hit| hit.at).filter(|at| *at >= from).collect();
+        let window = interval / 20;
+        let burst = (0..hits.len())
+            .map(|first| hits[first..].iter().take_while(|at| **at < hits[first] + window).count())
+            .max()
+            .unwrap_or_default();
+        println!("{} checks in an interval, at most {burst} within a twentieth", hits.len());
+        burst <= COUNT as usize / 10 && (950..=1050).contains(&hits.len())
+    });
     assert!(!fleet.overlapped());
     assert_eq!(fleet.connections(), COUNT as usize, "connections are kept");
 }
@@ -120,6 +121,8 @@ fn health_changes_are_counted_once() {
     until("the change", || states.changes() == 4);
     assert_eq!(states.state(one, None), HealthState::Unknown);
     service.stop();
+    // The fleet records the last request some time after it was sent.
+    std::thread::sleep(Duration::from_millis(200));
     let after = fleet.hits().len();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(fleet.hits().len(), after, "no checks after the end");

@@ -33,6 +33,7 @@ use support::{
     double::{Double, Fault, Rules},
     world::{Instance, World},
 };
+use test_support::free_address;
 
 /// Time limit for an event that must occur.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -178,9 +179,9 @@ async fn used_services_stay_watched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn returning_agent_is_not_flooded() {
     const RATE: usize = 200;
-    let world = World::generated(300, 2);
-    // A bucket of a tenth of a second, and requests in flight.
-    let rules = || Rules { rate: RATE + RATE / 5 + 20, ..Rules::default() };
+    let world = World::generated(600, 2);
+    // Twice the rate: a double that is late counts the requests of more than a second.
+    let rules = || Rules { rate: 2 * RATE, ..Rules::default() };
     let double = start(world.clone(), rules());
     let address = double.address;
     let source = Source::start(settings(&[address], |api| api.rate = RATE as u32), &Arc::default());
@@ -278,7 +279,7 @@ async fn second_agent_takes_over() {
     let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let double = start(World::generated(3, 2), Rules::default());
     let mut settings = settings(&[refused, double.address], |_| {});
-    settings.max_stale = Duration::from_secs(3);
+    settings.max_stale = Duration::from_secs(10);
     let source = Source::start(settings, &Arc::default());
     assert!(source.pictures().borrow().live.is_pending(&own(), None), "nothing is told yet");
     until_same(&source, &double).await;
@@ -513,7 +514,7 @@ async fn agent_hosts_resolve_in_background() {
 
 /// A double for this world.
 fn start(world: World, rules: Rules) -> Double {
-    Double::start(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), world, rules, None).unwrap()
+    Double::start(TcpListener::bind(free_address()).unwrap(), world, rules, None).unwrap()
 }
 
 /// Settings for agents at these addresses, with one change.

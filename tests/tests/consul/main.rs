@@ -74,11 +74,16 @@ fn definition_file_is_reloaded() -> Result<()> {
         Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??))
     };
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 1)], "{:?}", ask()?);
-    fs::write(&path, service("10.0.0.2"))?;
+    // At once, so that the server reads no half-written file.
+    let replace = |text: &str| {
+        let beside = path.with_extension("new");
+        fs::write(&beside, text).and_then(|()| fs::rename(beside, &path))
+    };
+    replace(&service("10.0.0.2"))?;
     let now_there = || ask().is_ok_and(|found| found == [Ipv4Addr::new(10, 0, 0, 2)]);
     wait_until("the changed address", Duration::from_secs(30), now_there)?;
     // An unreadable file changes nothing and is reported.
-    fs::write(&path, "service {\n  name = \n}\n")?;
+    replace("service {\n  name = \n}\n")?;
     server.wait_for_log("web.hcl: is not HCL")?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
     Ok(())

@@ -22,6 +22,8 @@ ip link set lo up
 mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 mount -t overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/work" overlay /etc
 mount -t tmpfs tmpfs /var
+# Servers of other tests may pin below /run, where each attacher takes over the owner of all pins.
+mount -t tmpfs tmpfs /run
 mkdir /var/vcap /var/tmp
 mount --bind "$1/vcap" /var/vcap
 echo ready

@@ -25,6 +25,9 @@ use whole_system_tests::{
 
 use crate::lab::{List, ask_unclear, deliver, name_of, start, wait};
 
+/// Time limit for hundreds of interfaces to be attached, each of which waits for the RTNL lock.
+const ALL_ATTACHED: Duration = Duration::from_secs(400);
+
 /// Returns a list of one name with one address.
 fn one(last: u8) -> List {
     List::default().with("a.bosh", [IpAddr::from([10, 0, 0, last])])
@@ -72,14 +75,15 @@ fn silent_runtime_loses_lease() -> Result<()> {
     let mut short = config(HookMode::Auto, &bpffs);
     short.lease = Duration::from_secs(1);
     let fast_path = start(&pair.server, &short, &[v4()], one(1))?;
+    let answers = || addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some());
     thread::sleep(Duration::from_millis(1500));
-    assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some(), "the publisher renews");
+    wait_until("the publisher to renew", PATIENCE, answers)?;
     fast_path.heartbeat(Duration::ZERO);
     thread::sleep(Duration::from_millis(1500));
-    assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None, "no further heartbeat came");
-    fast_path.heartbeat(Duration::ZERO);
+    assert!(!answers(), "no further heartbeat came");
     wait_until("answers after a heartbeat", PATIENCE, || {
-        addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some())
+        fast_path.heartbeat(Duration::ZERO);
+        answers()
     })
 }
 
@@ -237,11 +241,11 @@ fn thousand_veths_share_a_program() -> Result<()> {
         let status = fast_path.status().interfaces;
         status.interfaces.iter().filter(|interface| interface.hook.is_some()).count()
     };
-    wait_until("all of them to be served", Duration::from_secs(60), || served() == COUNT + 1)?;
+    wait_until("all of them to be served", ALL_ATTACHED, || served() == COUNT + 1)?;
     let all_served = begun.elapsed();
     // No interface delays the others.
     host.ip(&["link", "del", "x7"])?;
-    wait_until("two less to be served", Duration::from_secs(60), || served() == COUNT - 1)?;
+    wait_until("two less to be served", ALL_ATTACHED, || served() == COUNT - 1)?;
     assert_eq!(host.attached_programs()?.len(), COUNT - 1);
     let begun = Instant::now();
     fast_path.stop();
@@ -272,11 +276,11 @@ fn interface_events_are_batched() -> Result<()> {
     let served = || fast_path.status().interfaces.interfaces.iter().filter(|one| one.hook.is_some()).count();
     // Plus `lo`.
     let all = 1 + 2 * PAIRS as usize;
-    wait_until("all of them to be served", Duration::from_secs(60), || served() == all)?;
+    wait_until("all of them to be served", ALL_ATTACHED, || served() == all)?;
     for pair in 0..PAIRS {
         namespace.ip(&["link", "del", &format!("n{pair}")])?;
     }
-    wait_until("all of them to be gone", Duration::from_secs(60), || served() == 1)?;
+    wait_until("all of them to be gone", ALL_ATTACHED, || served() == 1)?;
     let (polls, took) = (polls() - before, begun.elapsed());
     println!("{polls} polls in {took:?}");
     // Twelve until the slow pace is reached, after each of the two idle periods; then one per 640

@@ -245,6 +245,7 @@ fn containers_are_created_undisturbed() -> Result<()> {
     cell.remove(0..CONTAINERS / 2)?;
     for number in CONTAINERS..CONTAINERS + BLOCK {
         cell.create(number)?;
+        cell.wait_for_link(number)?;
         ensure!(cell.ask(number, &query, 6, PATIENCE)? == 6);
         cell.remove(number..number + 1)?;
     }
@@ -501,6 +502,7 @@ fn new_containers_lose_no_queries() -> Result<()> {
     for number in 0..FEW {
         for (cell, lost) in cells.iter().zip(&mut lost) {
             cell.connect(number..number + 1)?;
+            cell.wait_for_link(number)?;
             let socket = cell.socket(number, PATIENCE)?;
             let mut answered = 0;
             let receive = || socket.recv(&mut [std::mem::MaybeUninit::uninit(); 512]).is_ok();
@@ -521,7 +523,6 @@ fn new_containers_lose_no_queries() -> Result<()> {
         }
     }
     println!("lost with the fast path, and without: {lost:?} of {}", FEW * EARLY);
-    // The kernel drops packets until it has activated a new link, which takes longer on a busy machine.
     // Both counts vary by chance; their difference exceeds four standard deviations only by a defect.
     let deviation = ((lost[0] + lost[1] + 1) as f64).sqrt();
     ensure!(lost[0] as f64 <= lost[1] as f64 + 4.0 * deviation, "{lost:?}\n{}", gated.server.log());

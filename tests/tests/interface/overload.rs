@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
@@ -63,21 +63,28 @@ fn flood(done: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Sends consecutive queries for a name answered at the interface.
-fn ask_for_hot_name(done: &AtomicBool) -> Result<u32> {
+/// Sends consecutive queries for a name answered at the interface; returns how many, and how many of them
+/// got no reply.
+fn ask_for_hot_name(done: &AtomicBool) -> Result<[u64; 2]> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect(ADDRESS)?;
-    socket.set_read_timeout(Some(LIMIT))?;
-    let (mut buffer, mut asked) = ([0; 4096], 0);
+    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let (mut buffer, mut asked, mut lost) = ([0; 4096], 0, 0);
     while !done.load(Ordering::Relaxed) {
         let query = client::query(HOT, RecordType::A, None)?;
         socket.send(&query.to_vec()?)?;
-        let len = socket.recv(&mut buffer).with_context(|| format!("no reply to query {asked}"))?;
-        let reply = Message::from_vec(&buffer[..len])?;
-        ensure!(reply.metadata.id == query.metadata.id && client::addresses(&reply).len() == 8, "{reply}");
         asked += 1;
+        // The reply to an earlier query may be late.
+        let id = query.metadata.id;
+        let reply =
+            std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|len| Message::from_vec(&buffer[..len])))
+                .find(|reply| reply.as_ref().map_or(true, |reply| reply.metadata.id == id));
+        match reply.transpose()? {
+            Some(reply) => ensure!(client::addresses(&reply).len() == 8, "{reply}"),
+            None => lost += 1,
+        }
     }
-    Ok(asked)
+    Ok([asked, lost])
 }
 
 #[test]
@@ -104,9 +111,11 @@ fn overload_spares_hot_names() -> Result<()> {
             for flood in floods {
                 flood.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
             }
-            let asked = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
+            let [asked, lost] = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
             waited?;
-            ensure!(asked > 0, "the hot name was not queried");
+            // Until queries are shed, a full socket may drop a probe.
+            let probes = Metrics::here()?.probes();
+            ensure!(asked > lost && lost <= probes, "{lost} of {asked} lost, with {probes} probes");
             Ok(())
         })?;
         // Shedding ends after the flood once the queue is empty: from then on, every passed query

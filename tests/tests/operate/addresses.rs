@@ -36,7 +36,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     let mut server = Server::start(Some(&namespace), folder, STAYS, &settings)?;
     let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?.to_vec()?;
     let answers = |address| {
-        let asked = || client::ask_raw(address, &query, Duration::from_millis(500)).is_ok();
+        let asked = || client::ask_raw(address, &query, Duration::from_secs(5)).is_ok();
         namespace.run(asked).unwrap_or(false)
     };
     // The addresses are listened on one after the other.

@@ -48,7 +48,7 @@ fn top_draws_hot_names() -> Result<()> {
     for text in
         ["replies a second", "busiest clients", "passed on by reason", "127.0.0.1", "records version 7"]
     {
-        ensure!(top.shows(text), "{text}");
+        wait_until(text, PATIENCE, || top.shows(text))?;
     }
     top.press('q')?;
     let (status, output) = top.finish(PATIENCE)?;

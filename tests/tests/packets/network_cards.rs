@@ -138,9 +138,13 @@ fn compare_replies(client: &Namespace, card: &Card, number: usize) -> Result<()>
         let server = SocketAddr::new(address, 53);
         for instances in GROUPS {
             let name = format!("q-s0.q-g{instances}.bosh.");
-            let whole =
-                client.run(|| client::ask_tcp(server, &client::query(&name, RecordType::A, None)?))??;
-            let whole: BTreeSet<IpAddr> = client::addresses(&whole).into_iter().collect();
+            let query = client::query(&name, RecordType::A, None)?;
+            let mut whole = BTreeSet::new();
+            wait_until("the reply by TCP", PATIENCE, || {
+                let reply = client.run(|| client::ask_tcp(server, &query)).and_then(|reply| reply);
+                whole = reply.iter().flat_map(client::addresses).collect();
+                reply.is_ok()
+            })?;
             ensure!(whole.len() == usize::from(instances), "{name} at {server} by TCP: {whole:?}");
             for size in SIZES {
                 let query = client::query(&name, RecordType::A, Some(size))?.to_vec()?;

@@ -36,7 +36,7 @@ fn flood_is_limited_per_client() -> Result<()> {
         vec![Say::from(asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300))]
     })?;
     let extra = json!({
-        "recursor_timeout": "3s",
+        "recursor_timeout": "10s", "request_timeout": "30s",
         "handlers": [{"domain": "healthy.", "source": {"type": "dns", "recursors": [loopback(11)]}}],
     });
     let lab = Lab::start(&namespace, &[loopback(10)], &extra)?;
@@ -69,7 +69,7 @@ fn flood_is_limited_per_client() -> Result<()> {
         while silent.count() < before + 100 {
             thread::sleep(Duration::from_millis(5));
         }
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         let mut buffer = [0; 512];
         let mut refused = 0;
         for count in 0..FLOOD {

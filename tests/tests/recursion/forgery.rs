@@ -158,7 +158,7 @@ fn case_changing_recursors_are_accepted() -> Result<()> {
         reply.queries[0].set_name(lower);
         vec![reply.into()]
     })?;
-    let settings = json!({"recursor_timeout": "150ms", "recursor_0x20": true});
+    let settings = json!({"recursor_timeout": "2s", "recursor_0x20": true});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let query = client::query("Lower.Test.", RecordType::A, None)?;
     let reply = lab.ask(&query)?;

@@ -35,7 +35,7 @@ fn lost_replies_are_asked_again() -> Result<()> {
     )?;
     let recursors = [loopback(10), loopback(11)];
     let scripted = recursors.map(|at| Scripted::answering(&namespace, at, ADDRESS));
-    let lab = Lab::start(&namespace, &recursors, &json!({"recursor_timeout": "150ms"}))?;
+    let lab = Lab::start(&namespace, &recursors, &json!({"recursor_timeout": "400ms"}))?;
     for number in 0..60 {
         let reply = lab.ask_for(&format!("n{number}.test."), RecordType::A)?;
         ensure!(client::addresses(&reply) == [ADDRESS], "{number}: {reply}");

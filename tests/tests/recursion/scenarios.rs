@@ -57,7 +57,7 @@ impl Mode {
 
     /// Starts the server; `cache` is merged into its settings for the cache.
     fn start<'a>(self, namespace: &'a Namespace, recursor: SocketAddr, cache: &Value) -> Result<Lab<'a>> {
-        let mut settings = json!({"recursor_timeout": "300ms", "cache": {"enabled": self.caches()}});
+        let mut settings = json!({"recursor_timeout": "1s", "cache": {"enabled": self.caches()}});
         server::merge(&mut settings["cache"], cache);
         match self {
             Self::Interface => interface_cache::start(namespace, Bpffs::new()?, &[recursor], &settings),

@@ -128,7 +128,10 @@ fn churning_sessions_keep_descriptors_valid() {
     }
     drop(predecessor);
     wait_until("the sessions' descriptors to be closed", LIMIT, || descriptors() <= before).unwrap();
-    let log = std::fs::read_to_string(attacher.folder.path().join("log")).unwrap();
-    assert_eq!(log.matches("maps handed to a server").count(), SESSIONS, "{log}");
+    let log = || std::fs::read_to_string(attacher.folder.path().join("log")).unwrap();
+    let handed = || log().matches("maps handed to a server").count();
+    wait_until("a line for each session", LIMIT, || handed() >= SESSIONS).unwrap();
+    let log = log();
+    assert_eq!(handed(), SESSIONS, "{log}");
     assert!(!log.contains("Bad file descriptor") && !log.contains("os error 9"), "{log}");
 }

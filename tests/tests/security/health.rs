@@ -106,7 +106,8 @@ fn few_descriptors() {
     let recursor = Recursor::start();
     let folder = server::folder(&records(), None).unwrap();
     let mut settings = settings(&pki, &fleet, "20s");
-    let forwarding = json!({"disable_recursors": false, "recursors": [recursor.address.to_string()]});
+    let recursors = [recursor.address.to_string()];
+    let forwarding = json!({"disable_recursors": false, "recursors": recursors, "recursor_timeout": "4s"});
     server::merge(&mut settings, &forwarding);
     let mut server = Server::start_prepared(None, folder, ADDRESS, &settings, |command| {
         use std::os::unix::process::CommandExt;

@@ -66,6 +66,9 @@ fn note() {
         assert!(shown.status.success());
         let shown = String::from_utf8(shown.stdout).unwrap();
         assert_eq!(shown.contains("  note  the server runs as root"), is_root, "{user:?}: {shown}");
+        if is_root {
+            server.wait_for_log("INFO  [main] the server runs as root").unwrap();
+        }
         let log = server.log();
         assert_eq!(log.contains("INFO  [main] the server runs as root"), is_root, "{user:?}: {log}");
         assert!(!log.contains("WARN"), "{user:?}: {log}");

@@ -72,7 +72,8 @@ fn commands() {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        for arguments in [&["tap", "--count", "1"][..], &["top", "--once", "--seconds", "1"]] {
+        for arguments in [&["tap", "--count", "1", "--name", "web"][..], &["top", "--once", "--seconds", "1"]]
+        {
             for json in [&[][..], &["--json"]] {
                 let arguments = [arguments, json].concat();
                 let shown = stripped(&arguments, &server);

@@ -77,7 +77,8 @@ impl Etcd {
     /// Runs etcdctl and returns its output.
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("etcdctl");
-        command.env("ETCDCTL_API", "3").args(["--endpoints", &self.address.to_string()]).args(arguments);
+        command.env("ETCDCTL_API", "3").args(PATIENT).args(["--endpoints", &self.address.to_string()]);
+        command.args(arguments);
         run(&mut command, "")
     }
 
@@ -86,6 +87,9 @@ impl Etcd {
         output.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 }
+
+/// Options of etcdctl for a server that listens before it is ready.
+const PATIENT: [&str; 4] = ["--dial-timeout", "60s", "--command-timeout", "60s"];
 
 fn engine(parameters: &Parameters) -> Engine {
     let provider = CoreDns::new(Settings::from_parameters(parameters).unwrap()).unwrap();
@@ -230,7 +234,7 @@ async fn user_and_tls_are_required() {
     let ca = files.0.as_str();
     let ctl = |arguments: &[&str]| {
         let tls = ["--cacert", ca, "--endpoints", &etcd.url];
-        run(Command::new("etcdctl").env("ETCDCTL_API", "3").args(tls).args(arguments), "")
+        run(Command::new("etcdctl").env("ETCDCTL_API", "3").args(PATIENT).args(tls).args(arguments), "")
     };
     ctl(&["user", "add", "root:secret"]);
     ctl(&["user", "grant-role", "root", "root"]);

@@ -145,7 +145,7 @@ impl NameServer {
     pub(crate) fn dig(&self, question: &str, count: usize) -> String {
         let (server, port) = (format!("@{}", self.address.ip()), self.address.port().to_string());
         let mut command = Command::new("dig");
-        command.args([&server, "-p", &port, "+tries=1", "-f", "-"]);
+        command.args([&server, "-p", &port, "+tries=1", "+time=60", "-f", "-"]);
         crate::process::run(&mut command, &format!("{question}\n").repeat(count))
     }
 

@@ -100,7 +100,10 @@ async fn type_change_never_yields_nxdomain() {
             let changes = scope.spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
-                    for _ in 0..25 {
+                    for round in 0..500 {
+                        if round >= 25 && asked.load(Ordering::Relaxed) >= 2 * QUESTIONS {
+                            break;
+                        }
                         publish(&server, &wish([alias.clone()])).await;
                         publish(&server, &wish([address.clone()])).await;
                     }
@@ -112,7 +115,7 @@ async fn type_change_never_yields_nxdomain() {
             result.unwrap();
         });
         let asked = asked.load(Ordering::Relaxed);
-        println!("{program:?}: {asked} answers to dig beside 50 changes of type");
+        println!("{program:?}: {asked} answers to dig beside changes of type");
         assert!(asked >= 2 * QUESTIONS, "the questions ran beside the changes");
     }
 }

@@ -16,7 +16,7 @@ const NAMES: usize = 10_000;
 const NAMES_PER_MESSAGE: usize = 400;
 
 /// Processor time of a run that changes nothing.
-const NOTHING_TO_DO: Duration = Duration::from_secs(1);
+const NOTHING_TO_DO: Duration = Duration::from_secs(3);
 
 /// Times of one server.
 #[derive(Debug)]

@@ -363,7 +363,7 @@ mod tests {
         let text = format!("#!/bin/sh\nsleep 600 &\necho $! > {0}\nsleep 600\n", children.display());
         job(folder.path(), "hangs", Some(&text), None);
         let script = folder.path().join("hangs/bin/dns/healthy");
-        let outcome = run_script(&script, Duration::from_millis(300)).await;
+        let outcome = run_script(&script, Duration::from_secs(3)).await;
         assert!(matches!(outcome, Err(ScriptError::TooLong(_))));
         let child: i32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
         // A zombie that init has not reaped counts as ended.

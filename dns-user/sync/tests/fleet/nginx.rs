@@ -155,11 +155,11 @@ fn blobs_by_signed_links() -> Result<()> {
 fn late_agents_get_valid_links() -> Result<()> {
     let mut lab = Lab::new(2)?;
     let _nginx = Nginx::start(&mut lab, true)?;
-    let publisher = lab.publisher(&["--watch", "--links-good-for", "2"])?;
+    let publisher = lab.publisher(&["--watch", "--links-good-for", "8"])?;
     let _publisher = lab.keep(publisher, "publisher.log")?;
     let _agent = lab.agent("a0", &[])?;
     lab.wait_for("a0", 1)?;
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    std::thread::sleep(std::time::Duration::from_secs(9));
     let _late = lab.agent("a1", &[])?;
     lab.wait_for("a1", 1)?;
     assert!(!lab.log("a1").contains("403"), "{}", lab.log("a1"));
@@ -182,7 +182,8 @@ fn wrong_clock_is_reported() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, true)?;
     let _agent = lab.agent("a0", &[])?;
-    let right = lab.publisher(&["--timeout", "2"])?;
+    lab.wait_for_log("a0", "agent started")?;
+    let right = lab.publisher(&["--timeout", "15"])?;
     // The test's certificates are valid since 1975.
     let mut wrong = Command::new("faketime");
     wrong.args(["-f", "-30h"]).arg(right.get_program()).args(right.get_args());

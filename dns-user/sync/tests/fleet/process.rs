@@ -33,7 +33,7 @@ impl Kept {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(status);
             }
-            ensure!(begun.elapsed() < Duration::from_secs(5), "process {} does not end", self.0.id());
+            ensure!(begun.elapsed() < Duration::from_secs(20), "process {} does not end", self.0.id());
             thread::sleep(Duration::from_millis(10));
         }
     }

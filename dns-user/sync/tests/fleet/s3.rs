@@ -32,7 +32,7 @@ impl S3 {
     fn start(lab: &mut Lab) -> Result<Self> {
         let folder = lab.path("s3");
         fs::create_dir_all(folder.join("dns"))?;
-        let mut s3 = Self { address: "127.0.0.1:0".parse()?, folder, runtime: None };
+        let mut s3 = Self { address: test_support::free_address(), folder, runtime: None };
         s3.start_again()?;
         fs::write(lab.path("secrets.json"), credentials(KEY, SECRET))?;
         let secrets = lab.path("secrets.json").display().to_string();
@@ -49,7 +49,6 @@ impl S3 {
         let service = service.build();
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(TcpListener::bind(self.address))?;
-        self.address = listener.local_addr()?;
         runtime.spawn(async move {
             loop {
                 let Ok((stream, _)) = listener.accept().await else { continue };

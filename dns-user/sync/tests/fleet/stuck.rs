@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Time limit for SIGTERM and for an announcement while a component hangs. The defects took 24 s and more.
-pub(crate) const PROMPT: Duration = Duration::from_secs(5);
+pub(crate) const PROMPT: Duration = Duration::from_secs(15);
 
 /// A WebDAV server in which DELETE hangs.
 fn serve_dav_without_delete(folder: PathBuf) -> Result<u16> {

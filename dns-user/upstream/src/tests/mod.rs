@@ -15,7 +15,7 @@ use dns_core::{
 };
 
 /// Timeout of one try: long enough for a busy machine, short enough to wait for.
-const TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns a query for `name` (wire format) and type with RD set, without EDNS.
 fn query(name: &[u8], qtype: u16) -> Vec<u8> {

@@ -7,7 +7,7 @@ async fn stalled_upstream_delays_only_forwarding() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
-        request_timeout: Duration::from_millis(300),
+        request_timeout: Duration::from_secs(2),
         // One client gets half of these slots.
         waiting: Admission::new(16),
         workers: NonZeroUsize::new(1),
