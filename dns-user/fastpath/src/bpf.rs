@@ -98,8 +98,6 @@ pub(super) struct LinkInfo {
     pub(super) program_id: u32,
     /// Interface index; 0 once the interface is gone or the link was detached.
     pub(super) ifindex: u32,
-    /// Whether this is a tcx link; otherwise an XDP link.
-    pub(super) tcx: bool,
 }
 
 /// Reads `struct bpf_link_info`; an error for links of other kinds.
@@ -110,8 +108,8 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     // SAFETY: both members consist of integers, for which any bytes are valid.
     let (of_xdp, of_tcx) = unsafe { (info.__bindgen_anon_1.xdp, info.__bindgen_anon_1.tcx) };
     match info.type_ {
-        XDP => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_xdp.ifindex, tcx: false }),
-        TCX => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_tcx.ifindex, tcx: true }),
+        XDP => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_xdp.ifindex }),
+        TCX => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_tcx.ifindex }),
         other => Err(io::Error::other(format!("a BPF link of type {other}, neither XDP nor tcx"))),
     }
 }

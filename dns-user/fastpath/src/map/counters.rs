@@ -47,11 +47,6 @@ impl Counters {
         Outcome::ALL.iter().map(|&outcome| (outcome, self.outcome(outcome)))
     }
 
-    /// Returns the number of packets with this outcome on each CPU.
-    pub fn outcome_by_cpu(&self, outcome: Outcome) -> impl Iterator<Item = u64> {
-        self.cpus.iter().map(move |cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])
-    }
-
     /// Returns the number of replies by the programs.
     pub fn hits(&self) -> u64 {
         Outcome::ALL.iter().filter(|outcome| outcome.is_hit()).map(|&outcome| self.outcome(outcome)).sum()
@@ -151,7 +146,6 @@ mod tests {
         other.outcomes[Outcome::HitTruncated as usize] = 1;
         let counters = Counters::new(vec![one, other]);
         assert_eq!((counters.hits(), counters.went_up()), (5, 0));
-        assert_eq!(counters.outcome_by_cpu(Outcome::Hit).collect::<Vec<_>>(), [2, 2]);
         assert!(counters.replies().contains(&("AAAA", 3, 10)));
         assert_eq!(counters.interface(7), 2);
     }
