@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         mpsc::{Receiver, Sender, channel},
@@ -23,13 +23,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
-    Arrival, FastPathError, InterfacesStatus,
+    Arrival, FastPathError,
     map::Shape,
-    memory::{Maps, Memory, SizedMap, names_in},
-    programs::ProgramStatus,
+    memory::{Memory, SizedMap, names_in},
     protocol::{
-        AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, is_nothing_yet, peer,
-        receive_descriptors, send,
+        AttacherMessage, AttacherStatus, Lines, Request, Response, SHARED_MAPS, ServerMessage,
+        is_nothing_yet, peer, receive_descriptors, send,
     },
 };
 use dns_core::{config::OnStop, name::Name};
@@ -91,16 +90,8 @@ impl AttacherConnection {
         let mut maps = sized(descriptors, shapes.into_iter().chain(earlier))
             .ok_or_else(|| refused("it sent different maps than announced".to_owned()))?
             .into_iter();
-        let mut map = || maps.next().ok_or_else(|| refused("it sent too few maps".to_owned()));
-        let received = Maps {
-            names: map()?,
-            entries: map()?,
-            answer_names: map()?,
-            answer_entries: map()?,
-            control: map()?,
-            counters: map()?,
-            tap: map()?,
-        };
+        let received: Vec<SizedMap> = maps.by_ref().take(SHARED_MAPS).collect();
+        let received = received.try_into().map_err(|_| refused("it sent too few maps".to_owned()))?;
         let earlier = match (maps.next(), maps.next()) {
             (Some(names), Some(entries)) => names_in(
                 (names.fd.as_fd(), names.shape),
@@ -245,18 +236,9 @@ impl Session {
         self.lost.clone()
     }
 
-    pub(crate) fn status(&self) -> InterfacesStatus {
-        self.attached.lock().interfaces.clone()
-    }
-
-    /// Returns the programs needed so far.
-    pub(crate) fn programs(&self) -> Vec<ProgramStatus> {
-        self.attached.lock().programs.clone()
-    }
-
-    /// Returns the path below which links and maps are pinned.
-    pub(crate) fn pinned_at(&self) -> Option<PathBuf> {
-        self.attached.lock().pinned_at.clone()
+    /// Returns the last state reported by the attacher.
+    pub(crate) fn attached(&self) -> AttacherStatus {
+        self.attached.lock().clone()
     }
 
     /// Replaces the served endpoints.

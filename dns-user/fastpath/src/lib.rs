@@ -51,6 +51,7 @@ use self::{
     map::{control::ControlPage, counters::CounterPages, index::Index},
     memory::Memory,
     observe::ring::Ring,
+    protocol::AttacherStatus,
     publish::{
         answers::AnswerTable,
         grace::GracePeriods,
@@ -283,7 +284,7 @@ impl FastPath {
         let names = Names { table, index, memory: entries, filter };
         let publisher = PublisherThread::start(names, answers, seed, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
-        let session = pending.attach(publisher.shared.installs()).map_err(asking)?;
+        let session = pending.attach(publisher.installs.clone()).map_err(asking)?;
         Ok(Self {
             running: RwLock::new(Some(Running { publisher, session })),
             lease,
@@ -355,12 +356,12 @@ impl FastPath {
 
     /// Returns the state of the fast path.
     pub fn status(&self) -> FastPathStatus {
-        let (interfaces, programs, names, answers, pinned_at) = self
+        let (attached, names, answers) = self
             .running(|Running { publisher, session }| {
-                let (names, answers) = (publisher.shared.status(), publisher.shared.answers());
-                (session.status(), session.programs(), names, answers, session.pinned_at())
+                (session.attached(), publisher.status.lock().clone(), *publisher.answers_status.lock())
             })
             .unwrap_or_default();
+        let AttacherStatus { interfaces, programs, ready: _, pinned_at } = attached;
         FastPathStatus {
             interfaces,
             programs,

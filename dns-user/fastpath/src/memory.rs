@@ -20,6 +20,7 @@ use super::{
         store::{EntryMemory, map_entries},
     },
     observe::ring::Ring,
+    protocol::SHARED_MAPS,
     publish::table::Limits,
 };
 use dns_core::name::Name;
@@ -47,20 +48,10 @@ pub(super) struct SizedMap {
     pub(super) shape: Shape,
 }
 
-/// The maps from which a [`Memory`] is made.
-pub(super) struct Maps {
-    pub(super) names: SizedMap,
-    pub(super) entries: SizedMap,
-    pub(super) answer_names: SizedMap,
-    pub(super) answer_entries: SizedMap,
-    pub(super) control: SizedMap,
-    pub(super) counters: SizedMap,
-    pub(super) tap: SizedMap,
-}
-
 impl Memory {
-    pub(super) fn of(maps: Maps, limits: Limits) -> Result<Self, FastPathError> {
-        let Maps { names: index, entries, answer_names, answer_entries, control, counters, tap } = maps;
+    /// Maps the server's maps, which are in the protocol's order (`Response::Maps`).
+    pub(super) fn of(maps: [SizedMap; SHARED_MAPS], limits: Limits) -> Result<Self, FastPathError> {
+        let [index, entries, answer_names, answer_entries, control, counters, tap] = maps;
         let mapped =
             |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
         let store = map_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;

@@ -27,8 +27,11 @@ use crate::{
     publish::table::Limits,
 };
 
-/// Maximum number of descriptors: seven maps, and two of a predecessor.
-const MOST_DESCRIPTORS: usize = 9;
+/// Number of maps that a server needs.
+pub(super) const SHARED_MAPS: usize = 7;
+
+/// Maximum number of descriptors: the server's maps, and two of a predecessor.
+const MOST_DESCRIPTORS: usize = SHARED_MAPS + 2;
 
 /// Maximum length of a line in bytes: the status of some thousand interfaces.
 const LONGEST_LINE: usize = 1 << 20;

@@ -3,7 +3,6 @@
 use std::{
     net::SocketAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::Path,
     sync::Arc,
 };
 
@@ -19,13 +18,13 @@ use crate::{
         pins::{KeptMaps, PinnedLink, Pins},
         reconcile::{Interfaces, Setting},
         selection::Selection,
-        status::InterfacesStatus,
     },
     mailbox::Ringer,
     map::{counters::CounterPages, scope::ScopePage},
     object::{KEPT_MAPS, Object},
     observe::messages::Messages,
-    programs::{ProgramBoard, ProgramStatus, Programs},
+    programs::{ProgramBoard, Programs},
+    protocol::{AttacherStatus, SHARED_MAPS},
     publish::table::Limits,
 };
 use dns_core::config::{OnStop, XdpConfig};
@@ -90,7 +89,7 @@ impl Loaded {
     }
 
     /// Returns the maps that the server needs, in the protocol's order.
-    pub(super) fn shared_maps(&self) -> Option<[BorrowedFd<'_>; 7]> {
+    pub(super) fn shared_maps(&self) -> Option<[BorrowedFd<'_>; SHARED_MAPS]> {
         let map = |name: &str| {
             let found = self.maps.iter().find(|(known, _)| *known == name);
             found.map(|(_, fd)| fd.as_fd())
@@ -170,23 +169,14 @@ pub(super) struct Installed {
 }
 
 impl Installed {
-    /// Becomes true when all interfaces present at the start have been processed.
-    pub(super) fn ready(&self) -> watch::Receiver<bool> {
-        self.interfaces.ready()
-    }
-
-    pub(super) fn status(&self) -> InterfacesStatus {
-        self.interfaces.status()
-    }
-
-    /// Returns the programs needed so far.
-    pub(super) fn programs(&self) -> Vec<ProgramStatus> {
-        self.board.all()
-    }
-
-    /// Returns the path below which links and maps are pinned.
-    pub(super) fn pinned_at(&self) -> Option<&Path> {
-        self.pins.as_ref().map(Pins::folder)
+    /// Returns the state of interfaces and programs.
+    pub(super) fn status(&self) -> AttacherStatus {
+        AttacherStatus {
+            interfaces: self.interfaces.status(),
+            programs: self.board.all(),
+            ready: *self.interfaces.ready().borrow(),
+            pinned_at: self.pins.as_ref().map(|pins| pins.folder().to_path_buf()),
+        }
     }
 
     /// Reports the queries that reached the server's sockets, see [`Interfaces::report`].

@@ -12,7 +12,6 @@ use std::{
         fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
     },
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -186,12 +185,7 @@ impl Session<'_> {
 
     /// Sends the state of the interfaces and their programs if it changed.
     fn report(&mut self) -> io::Result<()> {
-        let status = AttacherStatus {
-            interfaces: self.installed.status(),
-            programs: self.installed.programs(),
-            ready: *self.installed.ready().borrow(),
-            pinned_at: self.installed.pinned_at().map(Path::to_path_buf),
-        };
+        let status = self.installed.status();
         if self.told.as_ref().is_none_or(|(told, _)| *told != status) {
             send(self.stream, &AttacherMessage::Status(status.clone()))?;
             self.told = Some((status, Instant::now()));

@@ -287,34 +287,6 @@ impl AnswerKey<'_> {
     }
 }
 
-/// State that the thread shares with the rest of the fast path.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    /// The table's status after the latest event.
-    status: Arc<Mutex<TableStatus>>,
-    /// The status of the forwarded answers after the latest event.
-    answers: Arc<Mutex<AnswersStatus>>,
-    /// Number of snapshots installed completely.
-    installs: watch::Receiver<u64>,
-}
-
-impl Shared {
-    /// Returns the table's status after the latest event.
-    pub(crate) fn status(&self) -> TableStatus {
-        self.status.lock().clone()
-    }
-
-    /// Returns the status of the forwarded answers after the latest event.
-    pub(crate) fn answers(&self) -> AnswersStatus {
-        *self.answers.lock()
-    }
-
-    /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
-    pub(crate) fn installs(&self) -> watch::Receiver<u64> {
-        self.installs.clone()
-    }
-}
-
 /// The published names, and the state shared between their users and the thread.
 pub(crate) struct Names {
     pub(crate) table: Table,
@@ -333,7 +305,12 @@ pub(crate) struct Answers {
 /// The running thread, stopped by its owner.
 pub(crate) struct PublisherThread {
     pub(crate) publisher: Publisher,
-    pub(crate) shared: Shared,
+    /// The table's status after the latest event.
+    pub(crate) status: Arc<Mutex<TableStatus>>,
+    /// The status of the forwarded answers after the latest event.
+    pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
+    /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
+    pub(crate) installs: watch::Receiver<u64>,
     thread: JoinHandle<()>,
 }
 
@@ -383,7 +360,9 @@ impl PublisherThread {
         let handle = Handle { control, learn, filter, seed, index, memory, page, answers: answers_handle };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },
-            shared: Shared { status, answers: answers_status, installs },
+            status,
+            answers_status,
+            installs,
             thread,
         })
     }
@@ -391,7 +370,7 @@ impl PublisherThread {
     /// Ends the thread after the requests so far. With `end_lease` the programs answer nothing
     /// afterwards.
     pub(crate) fn stop(self, end_lease: bool) {
-        let Self { publisher, shared: _, thread } = self;
+        let Self { publisher, status: _, answers_status: _, installs: _, thread } = self;
         publisher.send(Event::Stop { end_lease });
         if thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
