@@ -9,11 +9,14 @@ use std::{
     io,
     net::IpAddr,
     ops::RangeInclusive,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+use nix::sys::socket::{MsgFlags, recv, send};
+use rustix::net::{
+    AddressFamily, Protocol, SocketFlags, SocketType, bind,
+    netlink::{self, SocketAddrNetlink},
+    socket_with,
 };
 
 /// `NLMSG_ERROR`: an error, or with code 0 an acknowledgement.
@@ -150,41 +153,28 @@ pub(crate) struct Socket {
 impl Socket {
     /// Opens a socket for rtnetlink requests.
     pub(crate) fn requests() -> io::Result<Self> {
-        Self::open(0)
+        Self::open(None, 0)
     }
 
     /// Opens a socket for requests to the packet filter.
     pub(crate) fn netfilter() -> io::Result<Self> {
-        Self::of(libc::NETLINK_NETFILTER)
+        Self::open(Some(netlink::NETFILTER), 0)
     }
 
-    /// Opens a socket for requests of a netlink protocol.
-    pub(crate) fn of(protocol: i32) -> io::Result<Self> {
-        // SAFETY: socket takes no pointers.
-        let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        Ok(Self { fd, sequence: 0 })
+    /// Opens a socket for requests about IPsec.
+    pub(crate) fn ipsec() -> io::Result<Self> {
+        Self::open(Some(netlink::XFRM), 0)
     }
 
     /// Opens a socket that receives events about links and addresses.
     pub(crate) fn news() -> io::Result<Self> {
-        Self::open(GROUPS)
+        Self::open(None, GROUPS)
     }
 
-    /// Opens a socket subscribed to `groups`.
-    fn open(groups: u32) -> io::Result<Self> {
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        )?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+    /// Opens a socket of a protocol, or else of rtnetlink, subscribed to `groups`.
+    fn open(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
+        bind(&fd, &SocketAddrNetlink::new(0, groups))?;
         Ok(Self { fd, sequence: 0 })
     }
 
@@ -626,7 +616,7 @@ fn parse_filter(message: &[u8]) -> Option<(u32, String)> {
 }
 
 /// Returns a string without its optional NUL.
-fn text(value: &[u8]) -> String {
+pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 

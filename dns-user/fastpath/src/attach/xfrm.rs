@@ -8,7 +8,6 @@ use std::{
 
 use super::netlink::Socket;
 
-const PROTOCOL: i32 = 6;
 /// `XFRM_MSG_NEWPOLICY`, and the request for all policies.
 const POLICIES: (u16, u16) = (0x13, 0x15);
 /// Offset of the direction, after selector, lifetimes, priority and index, in `struct
@@ -29,7 +28,7 @@ pub(super) struct Policy {
 
 /// Returns the policies of the calling thread's network namespace; none on a kernel without IPsec.
 pub(super) fn policies() -> io::Result<Vec<Policy>> {
-    let mut socket = match Socket::of(PROTOCOL) {
+    let mut socket = match Socket::ipsec() {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
         other => other?,
     };

@@ -13,7 +13,7 @@ use dns_common::{
 };
 use memmap2::MmapRaw;
 
-use super::{Shape, map_shared};
+use super::{Shape, map_shared, words};
 
 /// Labels of the query types by which replies are counted, in the order of `QueryKind`.
 const KINDS: [&str; 3] = ["A", "AAAA", "other"];
@@ -125,8 +125,7 @@ impl CounterPages {
         let at = cpu * size_of::<CpuCounters>()
             + offset_of!(CpuCounters, interface_hits)
             + slot * size_of::<u64>();
-        // SAFETY: inside the mapping, as just checked, and aligned; it lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+        words::word(&self.map, at / 8)
     }
 }
 

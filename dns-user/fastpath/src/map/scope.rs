@@ -17,7 +17,7 @@ use dns_common::scope::{
 };
 use memmap2::MmapRaw;
 
-use super::map_shared;
+use super::{map_shared, words};
 
 /// Waits until every program run that began before the call has ended.
 pub(crate) type Grace = fn();
@@ -59,17 +59,14 @@ impl ScopePage {
 
     /// Returns the word at `offset`, for atomic access.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset + 8 <= size_of::<Scope>(), "a word of Scope");
-        // SAFETY: inside the mapping and aligned, as just checked; the mapping begins at a page
-        // boundary and lives as long as `self`, and userspace only accesses it through atomics.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
+        assert!(offset.is_multiple_of(8), "a word of Scope");
+        words::word(&self.map, offset / 8)
     }
 
     /// Returns the half word at `offset`, for atomic access.
     fn half(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset + 4 <= size_of::<Scope>(), "a half word of Scope");
-        // SAFETY: as in `word`. No half word is used as part of a whole one.
-        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
+        assert!(offset.is_multiple_of(4), "a half word of Scope");
+        words::half(&self.map, offset / 4)
     }
 
     /// Sets the VLANs on which frames are answered.

@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{
     matches::{self, u32_at},
-    nft::{Found, Set, number, text},
+    nft::{Found, Set, number},
     packet::{LENGTH, Packet},
     walk::{Action, Meets},
 };
-use crate::attach::netlink::Attributes;
+use crate::attach::netlink::{Attributes, text};
 
 /// Size of all registers in bytes.
 const REGISTERS: usize = 64;

@@ -8,7 +8,7 @@ use super::{
     packet::{Device, Packet},
     walk::{Action, Chains, Ends, Meets, walk},
 };
-use crate::attach::netlink::{Attributes, Socket};
+use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
 
 /// `NFNL_SUBSYS_NFTABLES`, in the upper byte of message types.
 const SUBSYSTEM: u16 = 10 << 8;
@@ -315,11 +315,6 @@ impl Chains for Way<'_, '_> {
     }
 }
 
-/// Returns a string without its final NUL.
-pub(super) fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
-}
-
 /// Parses a number in network order.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
@@ -327,7 +322,7 @@ pub(super) fn number(value: &[u8]) -> Option<u32> {
 
 /// Appends a string attribute.
 fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
-    crate::attach::netlink::push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
+    push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
 }
 
 /// Splits a message into family and attributes.

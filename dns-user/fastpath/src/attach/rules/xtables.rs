@@ -9,8 +9,10 @@ use std::{
     ffi::CString,
     fs, io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
 };
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
     matches::{self, u16_at, u32_at},
@@ -98,16 +100,13 @@ impl Table {
     /// Reads a table; `None` if it disappeared or changed during the read. The next round then
     /// reads it again.
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
-        let (family, level) =
-            if v6 { (libc::AF_INET6, libc::IPPROTO_IPV6) } else { (libc::AF_INET, libc::IPPROTO_IP) };
-        // Any socket type will do; a raw socket would need CAP_NET_RAW. SAFETY: socket takes no
-        // pointers.
-        let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let (family, level) = if v6 {
+            (AddressFamily::Inet6, libc::IPPROTO_IPV6)
+        } else {
+            (AddressFamily::Inet, libc::IPPROTO_IP)
+        };
+        // Any socket type will do; a raw socket would need CAP_NET_RAW.
+        let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
         let title = CString::new(name)?;
         let named = |mut buffer: Vec<u8>| {
             buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
