@@ -38,7 +38,6 @@ mod json_answer;
 mod message;
 pub mod metrics;
 mod outgoing;
-mod random;
 mod recursor;
 mod resolv_conf;
 mod reverse;

@@ -17,7 +17,6 @@ use super::{
     host_names::{HostName, HostNames, has_host_name, socket_address},
     message,
     outgoing::Form,
-    random,
     tcp::TcpConnections,
     udp::{Matching, UdpSockets},
     validated::ValidatedReply,
@@ -305,7 +304,7 @@ impl Sockets {
 fn randomise(question: &mut [u8]) {
     let Some(end) = question.len().checked_sub(4) else { return };
     for bytes in question[..end].chunks_mut(32) {
-        let mut bits = random::u32();
+        let mut bits: u32 = rand::random();
         for byte in bytes.iter_mut().filter(|byte| byte.is_ascii_alphabetic()) {
             *byte = *byte & !0x20 | if bits & 1 == 0 { 0 } else { 0x20 };
             bits >>= 1;

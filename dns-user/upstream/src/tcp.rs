@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::{
-    TryError, message, random,
+    TryError, message,
     udp::{Matching, Verdict, judge},
 };
 
@@ -192,7 +192,7 @@ impl Connection {
             return Err(Unanswered { error: TryError::Closed, shared: true });
         }
         let id = loop {
-            let id = random::u32() as u16;
+            let id = rand::random();
             if !pending.waiting.contains_key(&id) {
                 break id;
             }

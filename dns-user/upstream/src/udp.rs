@@ -3,7 +3,8 @@
 //! Each socket is connected, so the kernel drops datagrams from other addresses and reports closed
 //! ports. A forger must guess one of several random source ports and a random id, and repeat the
 //! question. The number of identical questions in flight is limited ([`super::flight`]), which
-//! gives the probabilities of RFC 5452, section 7 (docs/operating.md has the numbers).
+//! gives the probabilities of RFC 5452, section 7 (docs/operating.md has the numbers). `rand`
+//! chooses sockets, ids and letter case by a cryptographic generator; `fastrand` is predictable.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,7 +25,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use super::{TryError, inbox, message, random};
+use super::{TryError, inbox, message};
 
 /// Number of sockets, and thus source ports, in use per recursor.
 const SOCKETS: usize = 8;
@@ -89,7 +90,7 @@ impl UdpSockets {
         alone: bool,
     ) -> Result<Vec<u8>, TryError> {
         let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
-        let chosen = if alone { self.without(&question)? } else { random::u32() as usize % SOCKETS };
+        let chosen = if alone { self.without(&question)? } else { rand::random_range(0..SOCKETS) };
         let (socket, id, waiting) = self.register(chosen, question, exact_case)?;
         message::set_id(query, id);
         socket.send(query).await?;
@@ -100,7 +101,7 @@ impl UdpSockets {
 
     /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
-        let first = random::u32() as usize % SOCKETS;
+        let first = rand::random_range(0..SOCKETS);
         let asks_it = |at: usize| {
             let socket = self.slots[at].lock().clone();
             socket.is_some_and(|socket| socket.pending.lock().asks(question))
@@ -236,7 +237,7 @@ impl Socket {
             return Err(query);
         }
         let id = loop {
-            let id = random::u32() as u16;
+            let id = rand::random();
             if !pending.waiting.contains_key(&id) {
                 break id;
             }
