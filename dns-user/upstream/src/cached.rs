@@ -8,6 +8,7 @@ use super::{
     Answer,
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
+    contents::Selection,
     failures::Failures,
     flight::{FlightKey, FlightResult, Leader, Part, SingleFlight},
     forward::Forwarder,
@@ -137,6 +138,14 @@ impl CachedSource {
         &self.shared.source
     }
 
+    /// Returns the recursors; `None` for other sources.
+    pub(crate) fn forwarder(&self) -> Option<&Forwarder> {
+        match self.source() {
+            Source::Dns(forwarder) => Some(forwarder),
+            Source::Http(_) | Source::Deny(_) => None,
+        }
+    }
+
     pub(crate) fn cache(&self) -> Option<&Cache> {
         self.shared.cache.as_deref()
     }
@@ -146,10 +155,13 @@ impl CachedSource {
         !matches!(self.shared.source, Source::Deny(_))
     }
 
-    pub(crate) fn flush_failures(&self) {
+    /// Drops the selected cached answers, and all failures. Returns the number of answers; `None`
+    /// without a cache.
+    pub(crate) fn flush(&self, selection: &Selection) -> Option<u64> {
         if let Some(failures) = &self.shared.common.failures {
             failures.flush();
         }
+        self.cache().map(|cache| cache.flush(|fields| selection.admits(fields)))
     }
 
     /// Returns the complete reply to a query.

@@ -6,15 +6,13 @@ use std::{collections::HashMap, sync::Arc};
 use url::Url;
 
 use super::{
-    RecursorStatus,
     cache::Cache,
     cached::{CachedSource, Denial, Source},
-    contents::Selection,
     form,
     forward::Forwarder,
     host_names::HostNames,
     http::{HttpSource, client},
-    options, status,
+    options,
 };
 use dns_core::{
     config::{
@@ -55,14 +53,10 @@ pub struct Handlers {
 }
 
 /// A handler in use.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Handler {
     config: HandlerConfig,
     source: CachedSource,
-    /// Its recursors; `None` for other sources.
-    forwarder: Option<Arc<Forwarder>>,
-    /// Its cache; `None` if disabled.
-    cache: Option<Arc<Cache>>,
 }
 
 impl Handlers {
@@ -100,12 +94,7 @@ impl Handlers {
             let domain = handler.domain.clone();
             let known = previous.by_domain.get(&domain).filter(|known| known.config == handler);
             let handler = match known {
-                Some(Handler { config, source, forwarder, cache }) => Handler {
-                    config: config.clone(),
-                    source: source.clone(),
-                    forwarder: forwarder.clone(),
-                    cache: cache.clone(),
-                },
+                Some(known) => known.clone(),
                 None => Handler::new(handler, config, hosts, || {
                     http_client.get_or_insert_with(|| client(hosts)).clone()
                 }),
@@ -119,35 +108,6 @@ impl Handlers {
     pub fn sources(&self) -> impl Iterator<Item = (&Name, &CachedSource)> {
         self.by_domain.iter().map(|(domain, handler)| (domain, &handler.source))
     }
-
-    /// Returns the status of the handlers' recursors.
-    pub fn status(&self) -> Vec<RecursorStatus> {
-        self.by_domain
-            .values()
-            .filter_map(|handler| handler.forwarder.as_deref())
-            .flat_map(status::of)
-            .collect()
-    }
-
-    /// Drops the selected cached answers of handlers, and all failures. Returns the number of
-    /// answers.
-    pub(crate) fn flush_cache(&self, selection: &Selection) -> u64 {
-        let flush = |Handler { source, cache, .. }: &Handler| {
-            source.flush_failures();
-            cache.as_ref().map_or(0, |cache| cache.flush(|fields| selection.admits(fields)))
-        };
-        self.by_domain.values().map(flush).sum()
-    }
-
-    /// Returns the recursors of handlers by domain.
-    pub(crate) fn forwarders(&self) -> impl Iterator<Item = (&Name, &Forwarder)> {
-        self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.forwarder.as_deref()?)))
-    }
-
-    /// Returns the caches of handlers by domain.
-    pub(crate) fn caches(&self) -> impl Iterator<Item = (&Name, &Arc<Cache>)> {
-        self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.cache.as_ref()?)))
-    }
 }
 
 impl Handler {
@@ -158,20 +118,14 @@ impl Handler {
         hosts: &Arc<HostNames>,
         http_client: impl FnOnce() -> super::http::HttpClient,
     ) -> Self {
-        let recursion = &config.recursion;
-        let mut forwarder = None;
         let source = match &handler.source {
-            HandlerSource::Dns(recursors) => {
-                let own = Arc::new(Forwarder::new(
-                    recursors,
-                    options(config),
-                    recursion.selection,
-                    config.compat,
-                    hosts,
-                ));
-                forwarder = Some(Arc::clone(&own));
-                Source::Dns(own)
-            }
+            HandlerSource::Dns(recursors) => Source::Dns(Arc::new(Forwarder::new(
+                recursors,
+                options(config),
+                config.recursion.selection,
+                config.compat,
+                hosts,
+            ))),
             HandlerSource::Http(url) => {
                 Source::Http(Arc::new(HttpSource::new(url.clone(), http_client(), config.request_timeout)))
             }
@@ -181,8 +135,7 @@ impl Handler {
         let (form, compat) = (form(config), config.compat);
         let cache =
             (handler.cache && worth_keeping).then(|| Arc::new(Cache::new(&config.cache, form, compat)));
-        let source = CachedSource::new(source, cache.clone(), form, compat);
-        Self { config: handler, source, forwarder, cache }
+        Self { config: handler, source: CachedSource::new(source, cache, form, compat) }
     }
 }
 

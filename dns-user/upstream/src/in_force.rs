@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::{
-    CacheStatus, ForwardingExplanation, Handlers, Listing, RecursorStatus, Selection, Upstream,
-    admission::AdmissionStatus,
+    CacheStatus, CachedSource, ForwardingExplanation, Handlers, Listing, RecursorStatus, Selection, Upstream,
+    admission::AdmissionStatus, status,
 };
 use dns_core::name::Name;
 
@@ -28,61 +28,55 @@ impl InForce {
         })
     }
 
+    /// Returns every source with the domain of its handler: first the configured recursors, with
+    /// `None`.
+    pub(crate) fn sources(&self) -> Vec<(Option<Name>, CachedSource)> {
+        let recursors = self.upstream.load().recursors().map(|source| (None, source));
+        let handlers = self.handlers.load();
+        let handlers = handlers.sources().map(|(domain, source)| (Some(domain.clone()), source.clone()));
+        recursors.into_iter().chain(handlers).collect()
+    }
+
     /// Returns the status of every recursor: the configured recursors first, then those of
     /// handlers.
     pub fn recursors(&self) -> Vec<RecursorStatus> {
-        let mut all = self.upstream.load().status();
-        all.extend(self.handlers.load().status());
-        all
+        self.sources().iter().filter_map(|(_, source)| source.forwarder()).flat_map(status::of).collect()
     }
 
     /// Returns the waiting queries of each source with the domain of its handler; `None` for the
     /// configured recursors.
     pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
-        let recursors = self.upstream.load().recursors();
-        let recursors = recursors.iter().map(|source| (None, source.admission()));
-        let handlers = self.handlers.load();
-        let waiting = handlers.sources().filter(|(_, source)| source.waits());
-        let handlers = waiting.map(|(domain, source)| (Some(domain.to_string()), source.admission()));
-        recursors.chain(handlers).collect()
+        let sources = self.sources().into_iter().filter(|(_, source)| source.waits());
+        sources
+            .map(|(domain, source)| (domain.map(|domain| domain.to_string()), source.admission()))
+            .collect()
     }
 
     /// Returns the status of the recursors' cache; `None` without a cache.
     pub fn cache(&self) -> Option<CacheStatus> {
-        self.upstream.load().cache_status()
+        self.upstream.load().recursors()?.cache().map(CacheStatus::of)
     }
 
     /// Explains how a name is forwarded: by the handler of a domain, or by the configured
     /// recursors. Returns `None` if that source does not exist.
     pub fn explain(&self, handler: Option<&Name>, name: &Name) -> Option<ForwardingExplanation> {
-        match handler {
-            None => Some(self.upstream.load().recursors()?.explain(name)),
-            Some(domain) => {
-                let handlers = self.handlers.load();
-                let (_, source) = handlers.sources().find(|(known, _)| *known == domain)?;
-                Some(source.explain(name))
-            }
-        }
+        let (_, source) = self.sources().into_iter().find(|(domain, _)| domain.as_ref() == handler)?;
+        Some(source.explain(name))
     }
 
     /// Lists at most `limit` of the selected answers in all caches.
     pub fn list(&self, selection: &Selection, limit: usize) -> Listing {
-        let (upstream, handlers) = (self.upstream.load(), self.handlers.load());
-        let of_handlers = handlers.caches().map(|(domain, cache)| (Some(domain), &**cache));
-        Listing::of(
-            upstream.cache().map(|cache| (None, cache)).into_iter().chain(of_handlers),
-            selection,
-            limit,
-        )
+        let sources = self.sources();
+        let caches = sources.iter().filter_map(|(domain, source)| Some((domain.as_ref(), source.cache()?)));
+        Listing::of(caches, selection, limit)
     }
 
     /// Removes the selected answers from all caches. An answer requested before is not stored
     /// afterwards. Returns the number of removed answers; `None` without any cache.
     pub fn flush(&self, selection: &Selection) -> Option<u64> {
-        let (upstream, handlers) = (self.upstream.load(), self.handlers.load());
-        let of_recursors = upstream.flush_cache(selection);
-        let of_handlers = handlers.flush_cache(selection);
-        let any = of_recursors.is_some() || handlers.caches().next().is_some();
-        any.then(|| of_recursors.unwrap_or_default() + of_handlers)
+        self.sources()
+            .iter()
+            .filter_map(|(_, source)| source.flush(selection))
+            .reduce(|sum, count| sum + count)
     }
 }

@@ -75,14 +75,8 @@ use dns_core::config::Config;
 /// The recursors of the configuration.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Forwards queries; `None` if recursion is disabled.
-    forwarder: Option<Arc<Forwarder>>,
-    /// Caches answers; `None` if disabled.
-    cache: Option<Arc<Cache>>,
-    /// Forwards to the recursors, through the cache; `None` without recursors.
+    /// Forwards to the recursors, through the cache; `None` if recursion is disabled.
     recursors: Option<CachedSource>,
-    /// The same recursors without the cache.
-    uncached: Option<CachedSource>,
     /// Listen addresses of this server, excluded from the recursors.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
     /// Resolves host names of recursors and handlers.
@@ -99,7 +93,7 @@ impl Upstream {
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
         let hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
-            return Self { forwarder: None, cache: None, recursors: None, uncached: None, own, hosts };
+            return Self { recursors: None, own, hosts };
         }
         let new = |names: &[String]| {
             Arc::new(Forwarder::new(names, options(config), recursion.selection, config.compat, &hosts))
@@ -114,15 +108,8 @@ impl Upstream {
         };
         let (form, compat) = (form(config), config.compat);
         let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, form, compat)));
-        let recursors = CachedSource::new(Source::Dns(Arc::clone(&forwarder)), cache.clone(), form, compat);
-        Self {
-            uncached: Some(recursors.past_cache()),
-            recursors: Some(recursors),
-            cache,
-            forwarder: Some(forwarder),
-            own,
-            hosts,
-        }
+        let recursors = CachedSource::new(Source::Dns(forwarder), cache, form, compat);
+        Self { recursors: Some(recursors), own, hosts }
     }
 
     /// Returns the resolver of host names, for handlers.
@@ -135,23 +122,6 @@ impl Upstream {
         self.own.store(Arc::new(own.to_vec()));
     }
 
-    /// Drops the selected cached answers of the recursors, and all failures. Returns the number of
-    /// answers; `None` without a cache.
-    pub(crate) fn flush_cache(&self, selection: &Selection) -> Option<u64> {
-        if let Some(recursors) = &self.recursors {
-            recursors.flush_failures();
-        }
-        self.cache.as_ref().map(|cache| cache.flush(|fields| selection.admits(fields)))
-    }
-
-    fn forwarder(&self) -> Option<&Forwarder> {
-        self.forwarder.as_deref()
-    }
-
-    fn cache(&self) -> Option<&Cache> {
-        self.cache.as_deref()
-    }
-
     /// Returns the recursors as a source of answers; `None` if recursion is disabled.
     pub fn recursors(&self) -> Option<CachedSource> {
         self.recursors.clone()
@@ -159,17 +129,7 @@ impl Upstream {
 
     /// Returns the source of [`Self::recursors`] without its cache, for reverse names (observed).
     pub fn uncached(&self) -> Option<CachedSource> {
-        self.uncached.clone()
-    }
-
-    /// Returns the status of the cache; `None` without a cache.
-    pub fn cache_status(&self) -> Option<CacheStatus> {
-        self.cache().map(CacheStatus::of)
-    }
-
-    /// Returns the status of each recursor, the preferred one first.
-    pub fn status(&self) -> Vec<RecursorStatus> {
-        self.forwarder.as_ref().map(|forwarder| status::of(forwarder)).unwrap_or_default()
+        self.recursors.as_ref().map(CachedSource::past_cache)
     }
 }
 

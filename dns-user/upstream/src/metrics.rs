@@ -64,25 +64,19 @@ impl Collector for UpstreamMetrics {
 
     /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
-        let (upstream, handlers) = (self.in_force.upstream.load(), self.in_force.handlers.load());
         let mut all = vec![families::LIMIT.of(LIMITS.map(|(resource, limit)| ([resource], limit as f64)))];
-        if let Some(cache) = upstream.cache() {
-            all.extend(of_cache(&self.server, ".", cache));
-        }
-        for (domain, cache) in handlers.caches() {
-            all.extend(of_cache(&self.server, &domain.to_string(), cache));
-        }
-        if let Some(source) = upstream.recursors() {
-            all.extend(of_source("", &source));
-        }
-        for (domain, source) in handlers.sources().filter(|(_, source)| source.waits()) {
-            all.extend(of_source(&domain.to_string(), source));
-        }
-        if let Some(forwarder) = upstream.forwarder() {
-            all.extend(of_recursors("", forwarder));
-        }
-        for (domain, forwarder) in handlers.forwarders() {
-            all.extend(of_recursors(&domain.to_string(), forwarder));
+        for (domain, source) in self.in_force.sources() {
+            let domain = domain.map(|domain| domain.to_string());
+            let (handler, zones) = (domain.as_deref().unwrap_or(""), domain.as_deref().unwrap_or("."));
+            if let Some(cache) = source.cache() {
+                all.extend(of_cache(&self.server, zones, cache));
+            }
+            if source.waits() {
+                all.extend(of_source(handler, &source));
+            }
+            if let Some(forwarder) = source.forwarder() {
+                all.extend(of_recursors(handler, forwarder));
+            }
         }
         all
     }
