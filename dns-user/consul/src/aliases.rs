@@ -202,8 +202,7 @@ impl Maker<'_> {
     }
 
     fn add_node(&mut self, place: &Place, name: &str) {
-        let Some(id) = self.zone.catalog.find_node(place, &name.to_ascii_lowercase()) else { return };
-        let node = self.zone.catalog.node(id);
+        let Some(node) = self.zone.catalog.find_node(place, &name.to_ascii_lowercase()) else { return };
         let locations = [Accept::V4, Accept::V6].map(|accept| node.location(&self.zone.config, accept));
         let mut targets = BTreeSet::new();
         for location in locations.into_iter().flatten() {

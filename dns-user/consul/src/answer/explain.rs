@@ -111,26 +111,19 @@ impl Zone {
 
     /// Lists the candidate instances, and the reason for each that is excluded.
     fn list_instances(&self, question: &Question, text: &mut String) {
-        let place = |locality: &Locality| match &locality.peer {
-            Some(peer) => Place::Peer(peer.as_str().into()),
-            None => {
-                let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
-                Place::Datacenter(datacenter.as_str().into())
-            }
-        };
         let (instances, tag): (Vec<InstanceId>, _) = match question {
             Question::Service { service, tag, locality } => {
-                (self.catalog.service(&place(locality), service), tag.as_deref())
+                (self.catalog.service(&self.place_of(locality), service), tag.as_deref())
             }
             Question::Connect { service, locality } => {
-                (self.catalog.connect(&place(locality), service), None)
+                (self.catalog.connect(&self.place_of(locality), service), None)
             }
             Question::Ingress { service, locality } => {
-                (self.catalog.ingress(&place(locality), service), None)
+                (self.catalog.ingress(&self.place_of(locality), service), None)
             }
             _ => return,
         };
-        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        let worst = self.worst_status();
         for &id in instances.iter().take(MOST) {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
             let address = if instance.address.is_empty() { &node.address } else { &instance.address };

@@ -18,7 +18,7 @@ use hickory_proto::op::ResponseCode;
 
 use self::service::SeenTargets;
 use crate::{
-    catalog::{Catalog, Place, Reach},
+    catalog::{Catalog, Place, Reach, registrations::Status},
     config::Config,
     draft::{Draft, MAX_PLAIN_ANSWERS, PLAIN_SIZE},
     edns,
@@ -146,11 +146,7 @@ impl Zone {
     pub fn service_of(&self, query: &Query<'_>) -> Option<(Place, String)> {
         let name = query.question.name();
         match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
-            Question::Service { service, locality: Locality { datacenter, peer, .. }, .. } => {
-                let datacenter = datacenter.as_ref().unwrap_or(&self.config.datacenter);
-                let datacenter = || Place::Datacenter(datacenter.as_str().into());
-                Some((peer.map_or_else(datacenter, |peer| Place::Peer(peer.into())), service))
-            }
+            Question::Service { service, locality, .. } => Some((self.place_of(&locality), service)),
             _ => None,
         }
     }
@@ -161,11 +157,6 @@ impl Zone {
             return None;
         }
         let own = || Place::Datacenter(self.config.datacenter.as_str().into());
-        let of = |locality: Locality| match (locality.peer, locality.datacenter) {
-            (Some(peer), _) => Place::Peer(peer.into()),
-            (None, Some(datacenter)) => Place::Datacenter(datacenter.into()),
-            (None, None) => own(),
-        };
         let lack = |place: Place, service: Option<String>| {
             let is_pending = self.catalog.is_pending(&place, service.as_deref());
             is_pending.then(|| Lack { place, missing: service.map_or(Missing::Lists, Missing::Service) })
@@ -176,11 +167,11 @@ impl Zone {
                 let place = Place::Peer(peer.into());
                 self.catalog.is_incomplete(&place).then_some(Lack { place, missing: Missing::Lists })
             }
-            Question::Node { locality, .. } => lack(of(locality), None),
-            Question::Service { service, locality, .. } => lack(of(locality), Some(service)),
+            Question::Node { locality, .. } => lack(self.place_of(&locality), None),
+            Question::Service { service, locality, .. } => lack(self.place_of(&locality), Some(service)),
             // Their instances are registered under other names.
             Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
-                let place = of(locality);
+                let place = self.place_of(&locality);
                 let is_read_whole = place == own() || matches!(place, Place::Peer(_));
                 (self.catalog.is_pending(&place, None) || is_read_whole && self.catalog.is_incomplete(&place))
                     .then_some(Lack { place, missing: Missing::Lists })
@@ -246,17 +237,32 @@ impl Zone {
         }
     }
 
+    /// Returns the place of a question, whether it can be reached or not.
+    fn place_of(&self, locality: &Locality) -> Place {
+        let Locality { datacenter, peer, .. } = locality;
+        match peer {
+            Some(peer) => Place::Peer(peer.as_str().into()),
+            None => Place::Datacenter(datacenter.as_ref().unwrap_or(&self.config.datacenter).as_str().into()),
+        }
+    }
+
     /// Returns the place in which a question is resolved.
     fn place(&self, locality: &Locality) -> Result<Place, Failure> {
-        if let Some(peer) = &locality.peer {
-            return Ok(Place::Peer(peer.as_str().into()));
-        }
-        let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
-        match self.catalog.reach(datacenter) {
-            Reach::Reachable => Ok(Place::Datacenter(datacenter.as_str().into())),
+        let place = self.place_of(locality);
+        let reach = match &place {
+            Place::Peer(_) => Reach::Reachable,
+            Place::Datacenter(datacenter) => self.catalog.reach(datacenter),
+        };
+        match reach {
+            Reach::Reachable => Ok(place),
             Reach::Unreachable => Err(Failure::Server),
             Reach::Unknown => Err(Failure::NoSuchName),
         }
+    }
+
+    /// Returns the worst status of instances in answers.
+    fn worst_status(&self) -> Status {
+        if self.config.dns.only_passing { Status::Passing } else { Status::Warning }
     }
 
     /// Resolves a host name to records in our domains, or to a placeholder for a recursor's reply.

@@ -28,7 +28,6 @@ impl Zone {
             return Ok(Found::default());
         }
         let node = self.catalog.find_node(&self.place(locality)?, name).ok_or(Failure::NoSuchName)?;
-        let node = self.catalog.node(node);
         let ttl = self.config.dns.node_ttl;
         let owner = || search.owner.cloned();
         let (mut records, mut additional) = (Vec::new(), Vec::new());

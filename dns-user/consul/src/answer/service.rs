@@ -14,7 +14,6 @@ use crate::{
         Catalog, InstanceId,
         address::{Accept, Target},
         group::Member,
-        registrations::Status,
     },
     found::{Addresses, Answers, Failure, Found},
     question::{Locality, TYPE_SRV},
@@ -77,7 +76,7 @@ impl Zone {
         locality: &Locality,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
-        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        let worst = self.worst_status();
         let ttl = self.config.dns.ttl_of(service);
         let takes_most = search.qtype != TYPE_SRV && instances.len() / 2 < self.most_addresses(search);
         if search.qtype == TYPE_A

@@ -7,7 +7,6 @@ use crate::{
     catalog::{
         Place,
         address::{Accept, Location},
-        registrations::Status,
     },
     record::{Data, Record, node_name},
 };
@@ -33,7 +32,7 @@ impl Zone {
         random: &mut fastrand::Rng,
     ) -> (Vec<Record>, Vec<Record>) {
         let own = Place::Datacenter(self.config.datacenter.as_str().into());
-        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        let worst = self.worst_status();
         let mut servers = self.catalog.service(&own, SERVERS);
         servers.retain(|&id| {
             let name = &self.catalog.node_of(id).name;

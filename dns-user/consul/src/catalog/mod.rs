@@ -21,8 +21,6 @@ use nodes::Nodes;
 use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
 use shards::Shards;
 
-pub use nodes::NodeId;
-
 /// Handle of an instance, for [`Catalog::instance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId {
@@ -250,28 +248,12 @@ impl Catalog {
     fn index_connect(&mut self, number: u32, before: &Group, now: &Group) {
         let (old, new) = (before.destinations(), now.destinations());
         for gone in old.difference(&new) {
-            let key = (now.key.0.clone(), gone.clone());
-            let left: Vec<u32> = self
-                .connect
-                .get(&key)
-                .into_iter()
-                .flatten()
-                .copied()
-                .filter(|other| *other != number)
-                .collect();
-            if left.is_empty() {
-                self.connect.remove(&key);
-            } else {
-                self.connect.insert(key, left);
-            }
+            self.connect.discard(&(now.key.0.clone(), gone.clone()), |group| *group == number);
         }
         for added in new.difference(&old) {
-            let key = (now.key.0.clone(), added.clone());
-            let mut groups = self.connect.get(&key).cloned().unwrap_or_default();
-            groups.push(number);
+            let groups = self.connect.push((now.key.0.clone(), added.clone()), number);
             // The order of the answer must not depend on the order of changes.
             groups.sort_by(|a, b| self.groups[*a as usize].key.cmp(&self.groups[*b as usize].key));
-            self.connect.insert(key, groups);
         }
     }
 
@@ -281,18 +263,10 @@ impl Catalog {
             return;
         }
         for (key, _) in old {
-            let mut known = self.virtual_addresses.get(&key).cloned().unwrap_or_default();
-            known.retain(|(group, _)| *group != number);
-            if known.is_empty() {
-                self.virtual_addresses.remove(&key);
-            } else {
-                self.virtual_addresses.insert(key, known);
-            }
+            self.virtual_addresses.discard(&key, |(group, _)| *group == number);
         }
         for (key, address) in new {
-            let mut known = self.virtual_addresses.get(&key).cloned().unwrap_or_default();
-            known.push((number, address));
-            self.virtual_addresses.insert(key, known);
+            self.virtual_addresses.push(key, (number, address));
         }
     }
 
@@ -302,18 +276,10 @@ impl Catalog {
             return;
         }
         for (address, _) in old {
-            let mut known = self.addresses.get(&address).cloned().unwrap_or_default();
-            known.retain(|id| id.group != number);
-            if known.is_empty() {
-                self.addresses.remove(&address);
-            } else {
-                self.addresses.insert(address, known);
-            }
+            self.addresses.discard(&address, |id| id.group == number);
         }
         for (address, index) in new {
-            let mut known = self.addresses.get(&address).cloned().unwrap_or_default();
-            known.push(InstanceId { group: number, index });
-            self.addresses.insert(address, known);
+            self.addresses.push(address, InstanceId { group: number, index });
         }
     }
 
@@ -364,11 +330,6 @@ impl Catalog {
     /// Returns the names of the nodes in a place, sorted.
     pub fn node_names<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = &'a str> {
         self.nodes.iter().filter(move |node| node.place() == *place).map(|node| node.name.as_str())
-    }
-
-    /// Returns the node with this id.
-    pub fn node(&self, id: NodeId) -> &Node {
-        self.nodes.get(id)
     }
 
     /// Returns the instance with this id, with its node.
@@ -440,7 +401,7 @@ impl Catalog {
 
     /// Returns the node with this name, or else the only node whose id starts with it (at least two
     /// characters); `name` is in lower case.
-    pub fn find_node(&self, place: &Place, name: &str) -> Option<NodeId> {
+    pub fn find_node(&self, place: &Place, name: &str) -> Option<&Node> {
         self.nodes.find(place, name)
     }
 

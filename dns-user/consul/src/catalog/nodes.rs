@@ -10,8 +10,8 @@ use super::{
 };
 use crate::visibility::Visibility;
 
-/// Handle of a node, for [`super::Catalog::node`].
-pub type NodeId = u32;
+/// Index of a node in [`Nodes::nodes`].
+type NodeId = u32;
 
 /// The readable nodes, sorted by name.
 #[derive(Debug)]
@@ -67,14 +67,10 @@ impl Nodes {
         self.nodes.iter().map(|node| &**node)
     }
 
-    pub(super) fn get(&self, id: NodeId) -> &Node {
-        &self.nodes[id as usize]
-    }
-
     /// Returns the node with this lower-case name, or else the only one whose id starts with it.
-    pub(super) fn find(&self, place: &Place, name: &str) -> Option<NodeId> {
+    pub(super) fn find(&self, place: &Place, name: &str) -> Option<&Node> {
         if let Some(&node) = self.by_name.get(&(place.clone(), Box::from(name))) {
-            return Some(node);
+            return Some(&self.nodes[node as usize]);
         }
         if name.len() < 2 {
             return None;
@@ -84,7 +80,7 @@ impl Nodes {
             .range((place.clone(), Box::from(name))..)
             .take_while(|((at, id), _)| at == place && id.starts_with(name));
         match (matches.next(), matches.next()) {
-            (Some((_, &node)), None) => Some(node),
+            (Some((_, &node)), None) => Some(&self.nodes[node as usize]),
             _ => None,
         }
     }
@@ -102,6 +98,6 @@ impl Nodes {
     }
 
     pub(super) fn at(&self, address: IpAddr) -> Option<&Node> {
-        self.addresses.get(&address).map(|&node| self.get(node))
+        self.addresses.get(&address).map(|&node| &*self.nodes[node as usize])
     }
 }

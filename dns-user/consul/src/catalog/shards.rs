@@ -80,6 +80,31 @@ impl<K: Eq + Hash + Clone, V: Clone> Shards<K, V> {
     }
 }
 
+impl<K: Eq + Hash + Clone, V: Clone> Shards<K, Vec<V>> {
+    /// Appends a value to the list of a key, and returns the list.
+    pub fn push(&mut self, key: K, value: V) -> &mut Vec<V> {
+        let list = Arc::make_mut(&mut self.shards[shard_of(&key)]).entry(key).or_default();
+        list.push(value);
+        list
+    }
+
+    /// Removes these values from the list of a key, and the key with its last value.
+    pub fn discard(&mut self, key: &K, is_gone: impl Fn(&V) -> bool) {
+        let shard = &mut self.shards[shard_of(key)];
+        // A list without these values must not copy the shard.
+        if !shard.get(key).is_some_and(|list| list.iter().any(&is_gone)) {
+            return;
+        }
+        let shard = Arc::make_mut(shard);
+        if let Some(list) = shard.get_mut(key) {
+            list.retain(|value| !is_gone(value));
+            if list.is_empty() {
+                shard.remove(key);
+            }
+        }
+    }
+}
+
 impl<K: Eq + Hash, T> Shards<K, Arc<T>> {
     /// Returns the keys whose values are not the same object in both maps, with their value in
     /// `self`.
@@ -122,5 +147,19 @@ mod tests {
         let shared = map.shards.iter().zip(&before.shards).filter(|(now, before)| Arc::ptr_eq(now, before));
         assert!(shared.count() >= SHARDS - 3);
         assert_eq!((map.len(), before.get(&8).map(|value| **value)), (5000, Some(8)));
+    }
+
+    #[test]
+    fn lists_end_with_their_last_value() {
+        let mut map: Shards<u32, Vec<u32>> = Shards::default();
+        map.push(7, 1);
+        assert_eq!(*map.push(7, 2), [1, 2]);
+        let before = map.clone();
+        map.discard(&7, |value| *value == 3);
+        assert!(map.shards.iter().zip(&before.shards).all(|(now, before)| Arc::ptr_eq(now, before)));
+        map.discard(&7, |value| *value == 1);
+        assert_eq!((map.get(&7), before.get(&7)), (Some(&vec![2]), Some(&vec![1, 2])));
+        map.discard(&7, |value| *value == 2);
+        assert!(map.is_empty());
     }
 }
