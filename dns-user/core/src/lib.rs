@@ -5,6 +5,7 @@
 //!
 //! * [`canonical`]: labels of instance groups, networks and deployments.
 //! * [`name`]: domain names in the form used for comparison and hashing.
+//! * [`reverse`]: the addresses of reverse names.
 //! * [`config`]: `config.json` and related files, parsed into validated types.
 //! * [`query`]: the query language in the labels of a name.
 //! * [`link_address`]: construction of such names.
@@ -22,5 +23,6 @@ pub mod listing;
 pub mod name;
 pub(crate) mod query;
 pub mod resolve;
+pub mod reverse;
 pub mod terminal;
 pub mod wire;

@@ -1,8 +1,8 @@
 //! Answers for single addresses and reverse lookups.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use dns_core::{name::Name, wire::Query};
+use dns_core::{reverse, wire::Query};
 use hickory_proto::op::ResponseCode;
 
 use super::{Asker, Search, Zone, service::answers};
@@ -31,7 +31,7 @@ impl Zone {
     /// Returns the answer to a query below `arpa.`: the name of the node at an address, else of the
     /// service, for every type (observed); `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<Draft> {
-        let address = read_reverse(&query.question.name())?;
+        let address = reverse::address_of(query.question.raw_name)?;
         let domain = &self.config.domain;
         let target = match self.catalog.node_at(address) {
             Some(node) => node_name(node, domain)?,
@@ -52,21 +52,5 @@ impl Zone {
         draft.rcode = ResponseCode::NXDomain;
         draft.authority.push(self.soa(&self.config.domain, asker.serial));
         draft
-    }
-}
-
-/// Returns the address encoded in a name below `in-addr.arpa.` or `ip6.arpa.`.
-fn read_reverse(name: &Name) -> Option<IpAddr> {
-    let mut labels: Vec<&str> = name.labels().map(std::str::from_utf8).collect::<Result<_, _>>().ok()?;
-    labels.reverse();
-    match labels.as_slice() {
-        ["arpa", "in-addr", bytes @ ..] => {
-            let bytes: Vec<u8> = bytes.iter().map(|label| label.parse()).collect::<Result<_, _>>().ok()?;
-            <[u8; 4]>::try_from(bytes).ok().map(|bytes| Ipv4Addr::from(bytes).into())
-        }
-        ["arpa", "ip6", digits @ ..] if digits.len() == 32 && digits.iter().all(|digit| digit.len() == 1) => {
-            u128::from_str_radix(&digits.concat(), 16).ok().map(|bits| Ipv6Addr::from(bits).into())
-        }
-        _ => None,
     }
 }
