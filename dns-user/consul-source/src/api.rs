@@ -22,6 +22,34 @@ use dns_consul::catalog::{
 /// Tag of a service's virtual address.
 const VIRTUAL: &str = "consul-virtual";
 
+/// Declares objects of Consul's JSON. Their members may be missing or null, except for those in
+/// parentheses.
+macro_rules! lenient {
+    ($(
+        $(#[$of_object:meta])*
+        struct $name:ident $(($($(#[$of_required:meta])* $required:ident: $required_type:ty),*))? {
+            $($(#[$of_member:meta])* $member:ident: $member_type:ty,)*
+        }
+    )*) => {$(
+        $(#[$of_object])*
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct $name {
+            $($($(#[$of_required])* $required: $required_type,)*)?
+            $(
+                #[serde(default, deserialize_with = "or_default")]
+                $(#[$of_member])*
+                $member: $member_type,
+            )*
+        }
+    )*};
+}
+
+/// Parses a value that may be null, as Go encodes nil slices and maps.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
 /// Invalid entries that were dropped from a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invalid {
@@ -58,17 +86,12 @@ pub(crate) struct Myself {
 }
 
 pub(crate) fn agent(body: &[u8]) -> serde_json::Result<Myself> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Whole {
-        config: Config,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Config {
-        datacenter: String,
-        #[serde(default, deserialize_with = "or_default")]
-        node_name: String,
+    lenient! {
+        struct Whole(config: Config) {}
+
+        struct Config(datacenter: String) {
+            node_name: String,
+        }
     }
     let Whole { config: Config { datacenter, node_name } } = serde_json::from_slice(body)?;
     Ok(Myself { datacenter: datacenter.to_ascii_lowercase(), node_name })
@@ -150,42 +173,29 @@ pub(crate) fn peerings(
     body: &[u8],
     invalid: &mut Invalid,
 ) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Entry {
-        name: String,
-        #[serde(default, deserialize_with = "or_default")]
-        state: String,
-        #[serde(default, deserialize_with = "or_default")]
-        stream_status: Stream,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Stream {
-        #[serde(default, deserialize_with = "or_default")]
-        imported_services: Vec<String>,
+    lenient! {
+        struct Entry(name: String) {
+            state: String,
+            stream_status: Stream,
+        }
+
+        struct Stream {
+            imported_services: Vec<String>,
+        }
     }
     let entries: Vec<Entry> = list(body, invalid)?;
     let active = entries.into_iter().filter(|entry| !matches!(&*entry.state, "DELETING" | "TERMINATED"));
     Ok(active.map(|Entry { name, stream_status, .. }| (name, stream_status.imported_services)).collect())
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiCoordinate {
-    node: String,
-    coord: ApiPosition,
-}
+lenient! {
+    struct ApiCoordinate(node: String, coord: ApiPosition) {}
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiPosition {
-    #[serde(default)]
-    adjustment: f64,
-    #[serde(default)]
-    height: f64,
-    #[serde(default, deserialize_with = "or_default")]
-    vec: Vec<f64>,
+    struct ApiPosition {
+        adjustment: f64,
+        height: f64,
+        vec: Vec<f64>,
+    }
 }
 
 impl From<ApiPosition> for Coordinate {
@@ -208,14 +218,12 @@ pub(crate) fn server_coordinates(
     body: &[u8],
     invalid: &mut Invalid,
 ) -> serde_json::Result<BTreeMap<String, Vec<Coordinate>>> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Entry {
-        datacenter: String,
-        #[serde(rename = "AreaID", default, deserialize_with = "or_default")]
-        area: String,
-        #[serde(default, deserialize_with = "or_default")]
-        coordinates: Vec<ApiCoordinate>,
+    lenient! {
+        struct Entry(datacenter: String) {
+            #[serde(rename = "AreaID")]
+            area: String,
+            coordinates: Vec<ApiCoordinate>,
+        }
     }
     let entries: Vec<Entry> = list(body, invalid)?;
     // Coordinates of other areas are not comparable.
@@ -230,23 +238,16 @@ pub(crate) fn server_coordinates(
 
 /// Parses `/v1/config/ingress-gateway`.
 pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Gateway>> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Entry {
-        name: String,
-        #[serde(default, deserialize_with = "or_default")]
-        listeners: Vec<Listener>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Listener {
-        #[serde(default, deserialize_with = "or_default")]
-        services: Vec<Bound>,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "PascalCase")]
-    struct Bound {
-        name: String,
+    lenient! {
+        struct Entry(name: String) {
+            listeners: Vec<Listener>,
+        }
+
+        struct Listener {
+            services: Vec<Bound>,
+        }
+
+        struct Bound(name: String) {}
     }
     let entries: Vec<Entry> = list(body, invalid)?;
     let gateway = |Entry { name, listeners }| {
@@ -264,25 +265,15 @@ pub(crate) fn queries(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
     Ok(queries.into_iter().map(Into::into).collect())
 }
 
-/// Parses a value that may be null, as Go encodes nil slices and maps.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiNode {
-    #[serde(rename = "ID", default, deserialize_with = "or_default")]
-    id: String,
-    node: String,
-    #[serde(default, deserialize_with = "or_default")]
-    address: String,
-    #[serde(default, deserialize_with = "or_default")]
-    datacenter: String,
-    #[serde(default, deserialize_with = "or_default")]
-    tagged_addresses: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "or_default")]
-    meta: BTreeMap<String, String>,
+lenient! {
+    struct ApiNode(node: String) {
+        #[serde(rename = "ID")]
+        id: String,
+        address: String,
+        datacenter: String,
+        tagged_addresses: BTreeMap<String, String>,
+        meta: BTreeMap<String, String>,
+    }
 }
 
 impl From<ApiNode> for Node {
@@ -292,95 +283,57 @@ impl From<ApiNode> for Node {
     }
 }
 
-/// An instance with its node and all checks.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiEntry {
-    node: ApiNode,
-    service: ApiService,
-    #[serde(default, deserialize_with = "or_default")]
-    checks: Vec<ApiCheck>,
-}
+lenient! {
+    /// An instance with its node and all checks.
+    struct ApiEntry(node: ApiNode, service: ApiService) {
+        checks: Vec<ApiCheck>,
+    }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiService {
-    #[serde(rename = "ID", default, deserialize_with = "or_default")]
-    id: String,
-    service: String,
-    #[serde(default, deserialize_with = "or_default")]
-    tags: Vec<String>,
-    #[serde(default, deserialize_with = "or_default")]
-    address: String,
-    #[serde(default, deserialize_with = "or_default")]
-    tagged_addresses: BTreeMap<String, ApiAddress>,
-    #[serde(default, deserialize_with = "or_default")]
-    meta: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "or_default")]
-    port: u16,
-    #[serde(default, deserialize_with = "or_default")]
-    ports: Vec<ApiPort>,
-    #[serde(default, deserialize_with = "or_default")]
-    weights: ApiWeights,
-    #[serde(default, deserialize_with = "or_default")]
-    proxy: ApiProxy,
-    #[serde(default, deserialize_with = "or_default")]
-    connect: ApiConnect,
-    #[serde(default, deserialize_with = "or_default")]
-    kind: String,
-}
+    struct ApiService(service: String) {
+        #[serde(rename = "ID")]
+        id: String,
+        tags: Vec<String>,
+        address: String,
+        tagged_addresses: BTreeMap<String, ApiAddress>,
+        meta: BTreeMap<String, String>,
+        port: u16,
+        ports: Vec<ApiPort>,
+        weights: ApiWeights,
+        proxy: ApiProxy,
+        connect: ApiConnect,
+        kind: String,
+    }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiAddress {
-    #[serde(default, deserialize_with = "or_default")]
-    address: String,
-    #[serde(default, deserialize_with = "or_default")]
-    port: u16,
-}
+    struct ApiAddress {
+        address: String,
+        port: u16,
+    }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiPort {
-    name: String,
-    port: u16,
-    #[serde(default, deserialize_with = "or_default")]
-    default: bool,
-}
+    struct ApiPort(name: String, port: u16) {
+        default: bool,
+    }
 
-/// Weights; Consul uses 0 for unset.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiWeights {
-    #[serde(default, deserialize_with = "or_default")]
-    passing: i64,
-    #[serde(default, deserialize_with = "or_default")]
-    warning: i64,
-}
+    /// Weights; Consul uses 0 for unset.
+    struct ApiWeights {
+        passing: i64,
+        warning: i64,
+    }
 
-/// Destination of a Connect proxy.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiProxy {
-    #[serde(default, deserialize_with = "or_default")]
-    destination_service_name: String,
-}
+    /// Destination of a Connect proxy.
+    struct ApiProxy {
+        destination_service_name: String,
+    }
 
-/// Whether a service speaks the mesh protocol.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiConnect {
-    #[serde(default, deserialize_with = "or_default")]
-    native: bool,
-}
+    /// Whether a service speaks the mesh protocol.
+    struct ApiConnect {
+        native: bool,
+    }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiCheck {
-    #[serde(rename = "CheckID", default, deserialize_with = "or_default")]
-    id: String,
-    #[serde(default, deserialize_with = "or_default")]
-    status: String,
+    struct ApiCheck {
+        #[serde(rename = "CheckID")]
+        id: String,
+        status: String,
+    }
 }
 
 impl From<ApiEntry> for Instance {
@@ -420,64 +373,42 @@ impl From<ApiEntry> for Instance {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiQuery {
-    #[serde(rename = "ID")]
-    id: String,
-    #[serde(default, deserialize_with = "or_default")]
-    name: String,
-    service: ApiQueryService,
-    #[serde(default, deserialize_with = "or_default")]
-    template: ApiTemplate,
-    #[serde(rename = "DNS", default, deserialize_with = "or_default")]
-    dns: ApiQueryDns,
-}
+lenient! {
+    struct ApiQuery(#[serde(rename = "ID")] id: String, service: ApiQueryService) {
+        name: String,
+        template: ApiTemplate,
+        #[serde(rename = "DNS")]
+        dns: ApiQueryDns,
+    }
 
-/// The service of a prepared query, with filters.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiQueryService {
-    service: String,
-    #[serde(default, deserialize_with = "or_default")]
-    failover: ApiFailover,
-    #[serde(default, deserialize_with = "or_default")]
-    only_passing: bool,
-    #[serde(rename = "IgnoreCheckIDs", default, deserialize_with = "or_default")]
-    ignore_check_ids: Vec<String>,
-    #[serde(default, deserialize_with = "or_default")]
-    near: String,
-    #[serde(default, deserialize_with = "or_default")]
-    tags: Vec<String>,
-    #[serde(default, deserialize_with = "or_default")]
-    node_meta: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "or_default")]
-    service_meta: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "or_default")]
-    connect: bool,
-}
+    /// The service of a prepared query, with filters.
+    struct ApiQueryService(service: String) {
+        failover: ApiFailover,
+        only_passing: bool,
+        #[serde(rename = "IgnoreCheckIDs")]
+        ignore_check_ids: Vec<String>,
+        near: String,
+        tags: Vec<String>,
+        node_meta: BTreeMap<String, String>,
+        service_meta: BTreeMap<String, String>,
+        connect: bool,
+    }
 
-/// Further places, tried if the datacenter has no instance.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiFailover {
-    #[serde(rename = "NearestN", default, deserialize_with = "or_default")]
-    nearest: usize,
-    #[serde(default, deserialize_with = "or_default")]
-    datacenters: Vec<String>,
-    #[serde(default, deserialize_with = "or_default")]
-    targets: Vec<ApiTarget>,
-}
+    /// Further places, tried if the datacenter has no instance.
+    struct ApiFailover {
+        #[serde(rename = "NearestN")]
+        nearest: usize,
+        datacenters: Vec<String>,
+        targets: Vec<ApiTarget>,
+    }
 
-/// A failover target: a datacenter or a peer.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiTarget {
-    #[serde(default, deserialize_with = "or_default")]
-    datacenter: String,
-    /// The documentation calls it `PeerName`.
-    #[serde(alias = "PeerName", default, deserialize_with = "or_default")]
-    peer: String,
+    /// A failover target: a datacenter or a peer.
+    struct ApiTarget {
+        datacenter: String,
+        /// The documentation calls it `PeerName`.
+        #[serde(alias = "PeerName")]
+        peer: String,
+    }
 }
 
 impl From<ApiFailover> for Failover {
@@ -496,23 +427,20 @@ impl From<ApiFailover> for Failover {
     }
 }
 
-/// Template settings; without a type the query is no template.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ApiTemplate {
-    #[serde(rename = "Type", default, deserialize_with = "or_default")]
-    kind: String,
-    #[serde(default, deserialize_with = "or_default")]
-    regexp: String,
-    #[serde(default, deserialize_with = "or_default")]
-    remove_empty_tags: bool,
-}
+lenient! {
+    /// Template settings; without a type the query is no template.
+    struct ApiTemplate {
+        #[serde(rename = "Type")]
+        kind: String,
+        regexp: String,
+        remove_empty_tags: bool,
+    }
 
-/// TTL, such as `10s`.
-#[derive(Default, Deserialize)]
-struct ApiQueryDns {
-    #[serde(rename = "TTL", default, deserialize_with = "or_default")]
-    ttl: String,
+    /// TTL, such as `10s`.
+    struct ApiQueryDns {
+        #[serde(rename = "TTL")]
+        ttl: String,
+    }
 }
 
 impl From<ApiQuery> for PreparedQuery {
