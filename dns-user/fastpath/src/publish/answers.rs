@@ -5,12 +5,7 @@
 //! time. The programs check lifetime and generation, so no answer outlives either, regardless of
 //! this module.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-    sync::Arc,
-    time::Instant,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Instant};
 
 use dns_common::entry::Location;
 use dns_core::{name::Name, wire::ForwardedAnswer};
@@ -20,6 +15,7 @@ use super::{
     allowance::Allowance,
     grace::GracePeriods,
     publisher::LearnFilter,
+    second_chance::SecondChance,
     table::{EntryStore, Placed},
 };
 use crate::map::{answer, store::StoreFill};
@@ -69,12 +65,10 @@ pub struct AnswersStatus {
 struct Record {
     location: Location,
     size: usize,
-    /// Ticket of its valid entry in the queue; entries with other tickets are void.
+    /// Ticket in the queue.
     ticket: u64,
     since_ns: u64,
     ends_ns: u64,
-    /// Last use as of the last inspection by eviction.
-    seen_ns: u64,
     renewal: Renewal,
 }
 
@@ -109,9 +103,8 @@ pub(crate) struct AnswerTable {
     seed: u64,
     limit: usize,
     records: HashMap<u64, Record>,
-    /// Keys with tickets, in the order in which eviction inspects them.
-    queue: VecDeque<(u64, u64)>,
-    tickets: u64,
+    /// The answers in order of eviction.
+    queue: SecondChance,
     due: BinaryHeap<Reverse<Due>>,
     admission: Allowance,
     /// Filters answers that need not be handed over again.
@@ -141,8 +134,7 @@ impl AnswerTable {
             seed,
             limit,
             records: HashMap::new(),
-            queue: VecDeque::new(),
-            tickets: 0,
+            queue: SecondChance::default(),
             due: BinaryHeap::new(),
             admission: Allowance::new(limit / ADMITTED_SHARE, Instant::now()),
             filter,
@@ -159,7 +151,7 @@ impl AnswerTable {
         for (key, record) in records.drain() {
             store.remove(record.placed(key));
         }
-        self.queue.clear();
+        self.queue = SecondChance::default();
         self.due.clear();
         self.generation = generation;
     }
@@ -214,11 +206,15 @@ impl AnswerTable {
         self.store.write(placed, words, old.map(|(location, size, _)| (location, size))).ok()?;
         let ticket = match old {
             Some((_, _, ticket)) => ticket,
-            None => self.enqueue(key),
+            None => {
+                let holds =
+                    |key, ticket| self.records.get(&key).is_some_and(|record| record.ticket == ticket);
+                self.queue.queue(key, 0, self.records.len(), holds)
+            }
         };
         let &ForwardedAnswer { qtype, dnssec_ok, checking_disabled, since_ns, lifetime, .. } = answer;
         let renewal = Renewal { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
-        let record = Record { location, size, ticket, since_ns, ends_ns, seen_ns: 0, renewal };
+        let record = Record { location, size, ticket, since_ns, ends_ns, renewal };
         self.records.insert(key, record);
         // A thousandth of a lifetime in seconds is that number of milliseconds. The key is a hash.
         let share = RENEWAL + (key >> 32) % SPREAD;
@@ -276,25 +272,16 @@ impl AnswerTable {
         }
     }
 
-    /// Evicts the first answer that was not used since its last inspection; `false` if there is
-    /// none.
+    /// Evicts one answer; `false` if there is none.
     fn evict(&mut self) -> bool {
-        // After one round all answers have been inspected.
-        for _ in 0..=2 * self.queue.len() {
-            let Some((key, ticket)) = self.queue.pop_front() else { return false };
-            let Some(record) = self.records.get_mut(&key).filter(|record| record.ticket == ticket) else {
-                continue;
-            };
-            let used_ns = self.store.last_used_ns(record.location);
-            if used_ns == record.seen_ns {
-                self.remove(key);
-                self.evicted += 1;
-                return true;
-            }
-            record.seen_ns = used_ns;
-            self.queue.push_back((key, ticket));
-        }
-        false
+        let last_used = |key, ticket| {
+            let record = self.records.get(&key).filter(|record| record.ticket == ticket)?;
+            Some(self.store.last_used_ns(record.location))
+        };
+        let Some(key) = self.queue.next(self.records.len(), last_used) else { return false };
+        self.remove(key);
+        self.evicted += 1;
+        true
     }
 
     fn remove(&mut self, key: u64) {
@@ -307,17 +294,6 @@ impl AnswerTable {
     /// Lets the next use of an answer hand it over again.
     fn release(&self, key: u64) {
         self.filter.release(filter_key(key, self.generation));
-    }
-
-    /// Appends a key to the queue; returns its ticket.
-    fn enqueue(&mut self, key: u64) -> u64 {
-        if self.queue.len() > 2 * self.records.len() + 64 {
-            let Self { queue, records, .. } = self;
-            queue.retain(|(key, ticket)| records.get(key).is_some_and(|record| record.ticket == *ticket));
-        }
-        self.tickets += 1;
-        self.queue.push_back((key, self.tickets));
-        self.tickets
     }
 
     fn schedule(&mut self, due: Due) {

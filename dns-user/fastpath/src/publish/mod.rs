@@ -6,6 +6,7 @@
 //! * [`answers`]: the forwarded answers.
 //! * [`dependents`]: the names affected by a change of an instance's health.
 //! * [`grace`]: RCU grace periods, after which cells of removed entries may be reused.
+//! * [`second_chance`]: the order of eviction.
 //! * [`lease`]: the time for which the programs may answer without renewal from userspace.
 
 pub(super) mod allowance;
@@ -14,4 +15,5 @@ pub(super) mod dependents;
 pub(super) mod grace;
 pub(super) mod lease;
 pub(super) mod publisher;
+mod second_chance;
 pub(super) mod table;

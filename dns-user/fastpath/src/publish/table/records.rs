@@ -1,14 +1,17 @@
 //! The names in the map, by key, and their number by kind; the snapshot's list: the names to
 //! publish before the first query, and the remaining work of a new list.
 
-use std::{collections::VecDeque, vec};
+use std::vec;
 
 use dns_common::entry::{Location, MAX_ENTRY_SIZE};
 use dns_core::name::Name;
 use hashbrown::{HashMap, HashSet};
 
 use super::{entry_store::EntryStore, status::UnfittingStatus};
-use crate::{map::layout::Unfitting as EntryUnfitting, publish::dependents::SetNumber};
+use crate::{
+    map::layout::Unfitting as EntryUnfitting,
+    publish::{dependents::SetNumber, second_chance::SecondChance},
+};
 
 /// The position of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +39,7 @@ pub(super) enum Kind {
 pub(super) struct Record {
     /// The instances on whose health the answer depends.
     pub(super) dependency: Option<SetNumber>,
-    /// Ticket of the valid entry in the queue of its kind; entries with older tickets are void.
+    /// Ticket in the queue of its kind.
     ticket: u64,
     location: Location,
     /// Length of the entry in bytes.
@@ -55,6 +58,11 @@ impl Record {
         self.location
     }
 
+    /// Returns whether the record is of this kind and has this ticket in its queue.
+    fn holds(&self, kind: Kind, ticket: u64) -> bool {
+        self.kind == kind && self.ticket == ticket
+    }
+
     /// Returns the length of the entry in bytes.
     pub(super) fn size(&self) -> usize {
         self.size.into()
@@ -67,16 +75,6 @@ impl Record {
     }
 }
 
-/// An entry in a queue of evictable names.
-#[derive(Debug)]
-struct Turn {
-    key: u64,
-    /// The record's ticket, if this entry is valid.
-    ticket: u64,
-    /// The name's last use when it was queued, or last spared.
-    spared_at_ns: u64,
-}
-
 /// The names in the map, and their order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct Records {
@@ -85,10 +83,9 @@ pub(super) struct Records {
     /// Number of names by kind: published, learned, negative.
     counts: [usize; 3],
     /// Learned names in order of eviction.
-    learned: VecDeque<Turn>,
+    learned: SecondChance,
     /// Negative names in order of eviction.
-    negative: VecDeque<Turn>,
-    next_ticket: u64,
+    negative: SecondChance,
 }
 
 impl Records {
@@ -122,7 +119,7 @@ impl Records {
         record.place(location, size);
         self.by_key.insert(key, record);
         self.counts[kind as usize] += 1;
-        self.queue(key, last_used_ns);
+        self.queue(key, kind, last_used_ns);
     }
 
     pub(super) fn remove(&mut self, key: u64) -> Option<Record> {
@@ -140,56 +137,38 @@ impl Records {
         record.kind = kind;
         self.counts[kind as usize] += 1;
         let last_used_ns = store.last_used_ns(record.location);
-        self.queue(key, last_used_ns);
+        self.queue(key, kind, last_used_ns);
         true
     }
 
-    /// Returns the next name of a kind to evict, by second chance: a name used since its last
-    /// inspection is spared once. `None` if the kind has no names to evict.
+    /// Returns the next name of a kind to evict; `None` if the kind has no names to evict.
     pub(super) fn next_to_evict(&mut self, kind: Kind, store: &EntryStore) -> Option<u64> {
-        let count = self.count(kind);
-        let queue = queue_of(&mut self.learned, &mut self.negative, kind)?;
-        let mut spared = 0;
-        while let Some(turn) = queue.pop_front() {
-            let Some(record) = self.by_key.get(&turn.key) else { continue };
-            if record.ticket != turn.ticket || record.kind != kind {
-                continue;
-            }
-            let last_used = store.last_used_ns(record.location);
-            // After a whole round every name has had its second chance.
-            if last_used > turn.spared_at_ns && spared <= count {
-                spared += 1;
-                queue.push_back(Turn { spared_at_ns: last_used, ..turn });
-                continue;
-            }
-            return Some(turn.key);
-        }
-        None
+        let Self { by_key, counts, learned, negative } = self;
+        queue_of(learned, negative, kind)?.next(counts[kind as usize], |key, ticket| {
+            let record = by_key.get(&key).filter(|record| record.holds(kind, ticket))?;
+            Some(store.last_used_ns(record.location))
+        })
     }
 
     /// Queues a name as the last of its kind if the kind has a queue.
-    fn queue(&mut self, key: u64, spared_at_ns: u64) {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        let Some(record) = self.by_key.get_mut(&key) else { return };
-        record.ticket = ticket;
-        let count = self.counts[record.kind as usize];
-        let Some(queue) = queue_of(&mut self.learned, &mut self.negative, record.kind) else { return };
-        queue.push_back(Turn { key, ticket, spared_at_ns });
-        if queue.len() > 2 * count + 64 {
-            // Drops entries of names removed for other reasons.
-            let records = &self.by_key;
-            queue.retain(|turn| records.get(&turn.key).is_some_and(|record| record.ticket == turn.ticket));
+    fn queue(&mut self, key: u64, kind: Kind, last_used_ns: u64) {
+        let Self { by_key, counts, learned, negative } = self;
+        let Some(queue) = queue_of(learned, negative, kind) else { return };
+        let ticket = queue.queue(key, last_used_ns, counts[kind as usize], |key, ticket| {
+            by_key.get(&key).is_some_and(|record| record.holds(kind, ticket))
+        });
+        if let Some(record) = by_key.get_mut(&key) {
+            record.ticket = ticket;
         }
     }
 }
 
 /// Returns the queue of a kind; `None` for names that are never evicted.
 fn queue_of<'a>(
-    learned: &'a mut VecDeque<Turn>,
-    negative: &'a mut VecDeque<Turn>,
+    learned: &'a mut SecondChance,
+    negative: &'a mut SecondChance,
     kind: Kind,
-) -> Option<&'a mut VecDeque<Turn>> {
+) -> Option<&'a mut SecondChance> {
     match kind {
         Kind::Published => None,
         Kind::Learned => Some(learned),
