@@ -92,20 +92,7 @@ use dns_platform::clock::kernel_monotonic_ns;
 /// userspace.
 #[doc(hidden)]
 pub mod forwarded {
-    use dns_core::wire::{ForwardedAnswer, Query};
-
-    use crate::map::answer;
-
-    /// Returns the entry of an answer; `None` if it is left to userspace.
-    pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
-        answer::encode(answer, seed, generation)
-    }
-
-    /// Returns the programs' reply to a query from the answer in `entry`, which is `age_ns` old;
-    /// `None` if they pass the query to userspace. A model of the programs.
-    pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
-        answer::model(entry, query, age_ns)
-    }
+    pub use crate::map::answer::{encode, model};
 }
 
 /// The BPF programs, built from `dns-ebpf` by the build script.

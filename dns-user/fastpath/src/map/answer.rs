@@ -31,7 +31,7 @@ pub(crate) fn key(seed: u64, name: NameRef<'_>, qtype: u16, dnssec_ok: bool, che
 /// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs,
 /// truncated answers, negative ones without SOA, too many records, too long a body, or a NUL byte
 /// in the name.
-pub(crate) fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
+pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
     let ForwardedAnswer { name, qtype, dnssec_ok, checking_disabled, message, ttls, ttl, lifetime, since_ns } =
         answer;
     let wire = name.as_wire();
@@ -92,7 +92,7 @@ pub(crate) fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Op
 
 /// Returns the programs' reply to a query from the answer in `entry`, which is `age_ns` old; `None`
 /// if they pass the query to userspace. A model of `dns-ebpf/src/forwarded.rs`, for tests.
-pub(crate) fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
+pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
     let bytes = entry.as_bytes();
     let (header, _) = AnswerHeader::read_from_prefix(bytes).ok()?;
     let name = bytes.get(size_of::<AnswerHeader>()..)?.get(..usize::from(header.name_len))?;
