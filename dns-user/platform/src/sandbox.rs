@@ -23,7 +23,7 @@ pub fn enter(work: Work) -> io::Result<()> {
         Work::Serve => &[],
         Work::Attach => ATTACHING,
     };
-    let calls = COMMON.iter().chain(attaching);
+    let calls = COMMON.iter().chain(OLDER).chain(attaching);
     let rules: BTreeMap<i64, _> = calls.map(|&call| (call, Vec::new())).collect();
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
@@ -33,201 +33,52 @@ pub fn enter(work: Work) -> io::Result<()> {
     seccompiler::apply_filter(&program).map_err(|error| io::Error::other(error.to_string()))
 }
 
+/// Returns a list of system calls from their names in `libc`.
+macro_rules! calls {
+    ($($call:ident)*) => { &[$(libc::$call),*] };
+}
+
 /// System calls for loading and attaching programs, and for grace periods.
-const ATTACHING: &[libc::c_long] = &[libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_membarrier];
+const ATTACHING: &[libc::c_long] = calls! { SYS_bpf SYS_perf_event_open SYS_membarrier };
 
 /// System calls for threads, memory, time, signals, files and sockets.
-const COMMON: &[libc::c_long] = &[
+const COMMON: &[libc::c_long] = calls! {
     // Threads and memory.
-    libc::SYS_brk,
-    libc::SYS_clone,
-    libc::SYS_clone3,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_futex,
-    libc::SYS_get_robust_list,
-    libc::SYS_getcpu,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_getpriority,
-    libc::SYS_gettid,
-    libc::SYS_madvise,
-    libc::SYS_mlock,
-    libc::SYS_mmap,
-    libc::SYS_mprotect,
-    libc::SYS_mremap,
-    libc::SYS_msync,
-    libc::SYS_munlock,
-    libc::SYS_munmap,
-    libc::SYS_prctl,
-    libc::SYS_prlimit64,
-    libc::SYS_rseq,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setattr,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_yield,
-    libc::SYS_set_robust_list,
-    libc::SYS_setpriority,
-    libc::SYS_sigaltstack,
-    libc::SYS_sysinfo,
-    libc::SYS_uname,
+    SYS_brk SYS_clone SYS_clone3 SYS_exit SYS_exit_group SYS_futex SYS_get_robust_list SYS_getcpu SYS_getpid
+    SYS_getppid SYS_getpriority SYS_gettid SYS_madvise SYS_mlock SYS_mmap SYS_mprotect SYS_mremap SYS_msync
+    SYS_munlock SYS_munmap SYS_prctl SYS_prlimit64 SYS_rseq SYS_sched_getaffinity SYS_sched_getparam
+    SYS_sched_getscheduler SYS_sched_setaffinity SYS_sched_setattr SYS_sched_setscheduler SYS_sched_yield
+    SYS_set_robust_list SYS_setpriority SYS_sigaltstack SYS_sysinfo SYS_uname
     // Time and signals.
-    libc::SYS_clock_getres,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_getitimer,
-    libc::SYS_gettimeofday,
-    libc::SYS_kill,
-    libc::SYS_nanosleep,
-    libc::SYS_restart_syscall,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_signalfd4,
-    libc::SYS_tgkill,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_timerfd_settime,
+    SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_getitimer SYS_gettimeofday SYS_kill
+    SYS_nanosleep SYS_restart_syscall SYS_rt_sigaction SYS_rt_sigpending SYS_rt_sigprocmask SYS_rt_sigreturn
+    SYS_rt_sigtimedwait SYS_signalfd4 SYS_tgkill SYS_timerfd_create SYS_timerfd_gettime SYS_timerfd_settime
     // Process identity.
-    libc::SYS_capget,
-    libc::SYS_getegid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getgroups,
-    libc::SYS_getrandom,
-    libc::SYS_getresgid,
-    libc::SYS_getresuid,
-    libc::SYS_getrusage,
-    libc::SYS_getuid,
-    libc::SYS_umask,
+    SYS_capget SYS_getegid SYS_geteuid SYS_getgid SYS_getgroups SYS_getrandom SYS_getresgid SYS_getresuid
+    SYS_getrusage SYS_getuid SYS_umask
     // Files.
-    libc::SYS_chdir,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_copy_file_range,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_fadvise64,
-    libc::SYS_fallocate,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fcntl,
-    libc::SYS_fdatasync,
-    libc::SYS_flock,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
-    libc::SYS_fsync,
-    libc::SYS_ftruncate,
-    libc::SYS_getcwd,
-    libc::SYS_getdents64,
-    libc::SYS_ioctl,
-    libc::SYS_lseek,
-    libc::SYS_memfd_create,
-    libc::SYS_mkdirat,
-    libc::SYS_newfstatat,
-    libc::SYS_openat,
-    libc::SYS_openat2,
-    libc::SYS_pipe2,
-    libc::SYS_pread64,
-    libc::SYS_preadv,
-    libc::SYS_pwrite64,
-    libc::SYS_pwritev,
-    libc::SYS_read,
-    libc::SYS_readlinkat,
-    libc::SYS_readv,
-    libc::SYS_renameat,
-    libc::SYS_renameat2,
-    libc::SYS_sendfile,
-    libc::SYS_statfs,
-    libc::SYS_statx,
-    libc::SYS_unlinkat,
-    libc::SYS_write,
-    libc::SYS_writev,
+    SYS_chdir SYS_close SYS_close_range SYS_copy_file_range SYS_dup SYS_dup3 SYS_faccessat SYS_faccessat2
+    SYS_fadvise64 SYS_fallocate SYS_fchmod SYS_fchmodat SYS_fcntl SYS_fdatasync SYS_flock SYS_fstat
+    SYS_fstatfs SYS_fsync SYS_ftruncate SYS_getcwd SYS_getdents64 SYS_ioctl SYS_lseek SYS_memfd_create
+    SYS_mkdirat SYS_newfstatat SYS_openat SYS_openat2 SYS_pipe2 SYS_pread64 SYS_preadv SYS_pwrite64
+    SYS_pwritev SYS_read SYS_readlinkat SYS_readv SYS_renameat SYS_renameat2 SYS_sendfile SYS_statfs
+    SYS_statx SYS_unlinkat SYS_write SYS_writev
     // Polling and sockets.
-    libc::SYS_accept4,
-    libc::SYS_bind,
-    libc::SYS_connect,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_eventfd2,
-    libc::SYS_getpeername,
-    libc::SYS_getsockname,
-    libc::SYS_getsockopt,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_listen,
-    libc::SYS_ppoll,
-    libc::SYS_pselect6,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_setsockopt,
-    libc::SYS_shutdown,
-    libc::SYS_socket,
-    libc::SYS_socketpair,
-    // Older variants, which only this architecture has.
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_accept,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_access,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_arch_prctl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_chmod,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_dup2,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_create,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_eventfd,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_getdents,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_getrlimit,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_inotify_init,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_lstat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_mkdir,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_open,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_pipe,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_poll,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_readlink,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_rename,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_rmdir,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_select,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_setrlimit,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_stat,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_time,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_unlink,
-];
+    SYS_accept4 SYS_bind SYS_connect SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2
+    SYS_eventfd2 SYS_getpeername SYS_getsockname SYS_getsockopt SYS_inotify_add_watch SYS_inotify_init1
+    SYS_inotify_rm_watch SYS_listen SYS_ppoll SYS_pselect6 SYS_recvfrom SYS_recvmmsg SYS_recvmsg
+    SYS_sendmmsg SYS_sendmsg SYS_sendto SYS_setsockopt SYS_shutdown SYS_socket SYS_socketpair
+};
+
+/// Older variants, which only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[libc::c_long] = calls! {
+    SYS_accept SYS_access SYS_arch_prctl SYS_chmod SYS_dup2 SYS_epoll_create SYS_epoll_wait SYS_eventfd
+    SYS_getdents SYS_getrlimit SYS_inotify_init SYS_lstat SYS_mkdir SYS_open SYS_pipe SYS_poll SYS_readlink
+    SYS_rename SYS_rmdir SYS_select SYS_setrlimit SYS_stat SYS_time SYS_unlink
+};
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[libc::c_long] = &[];
 
 #[cfg(test)]
 mod tests {
