@@ -8,7 +8,6 @@ use std::sync::{
 
 use prometheus::{
     Registry,
-    core::{Collector, Desc},
     proto::{Bucket, Histogram, MetricFamily},
 };
 
@@ -25,27 +24,11 @@ use super::{
 use dns_platform::metrics::{families, labels};
 
 /// The metric families of this crate.
-#[derive(Clone)]
 pub struct UpstreamMetrics {
     /// The recursors and handlers in use.
-    in_force: Arc<InForce>,
+    pub in_force: Arc<InForce>,
     /// Value of the label `server`.
-    server: String,
-    /// Description of all families, for the registry.
-    desc: Desc,
-}
-
-impl UpstreamMetrics {
-    /// Creates the metrics of the recursors and handlers in use at scrape time.
-    pub fn new(in_force: Arc<InForce>, server: String) -> prometheus::Result<Self> {
-        let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
-        Ok(Self { in_force, server, desc })
-    }
-
-    /// Registers all families of recursors and caches with `registry`.
-    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        registry.register(Box::new(self.clone()))
-    }
+    pub server: String,
 }
 
 /// Limits without a separate family, by resource.
@@ -56,10 +39,10 @@ const LIMITS: [(&str, usize); 4] = [
     ("remembered_failures", failures::MAX_FAILURES),
 ];
 
-/// The families depend on the configuration; a single description represents all.
-impl Collector for UpstreamMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.desc]
+impl UpstreamMetrics {
+    /// Registers all families of recursors and caches with `registry`.
+    pub fn register(self, registry: &Registry) -> prometheus::Result<()> {
+        families::RECURSOR_QUERIES_TOTAL.scrape(registry, move || self.collect())
     }
 
     /// The registry merges samples of the same family.

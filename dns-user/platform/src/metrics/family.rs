@@ -4,8 +4,8 @@
 use std::marker::PhantomData;
 
 use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    core::Desc,
+    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    core::{Collector, Desc},
     proto::{self, LabelPair, Metric, MetricFamily, MetricType},
 };
 
@@ -101,15 +101,37 @@ impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
         family
     }
 
-    /// Returns the description that the registry requires from each collector.
-    pub fn describe(&self) -> prometheus::Result<Desc> {
+    /// Registers `collect`, which builds this family and related ones on each scrape.
+    pub fn scrape(
+        &self,
+        registry: &Registry,
+        collect: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
+    ) -> prometheus::Result<()> {
         let labels = self.labels.map(str::to_owned).to_vec();
-        Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())
+        let description = Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())?;
+        registry.register(Box::new(Scraped { description, collect }))
     }
 
     /// Returns the options of a stored metric.
     fn opts(&self) -> Opts {
         Opts::new(self.name, self.help)
+    }
+}
+
+/// Collects families that are built on each scrape.
+struct Scraped<F> {
+    /// Describes one of the families. The registry refuses two collectors with equal descriptions.
+    description: Desc,
+    collect: F,
+}
+
+impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Scraped<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.description]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        (self.collect)()
     }
 }
 

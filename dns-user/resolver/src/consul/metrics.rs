@@ -2,42 +2,24 @@
 
 use std::sync::Arc;
 
-use prometheus::{
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{Registry, proto::MetricFamily};
 
 use super::ConsulNames;
 use dns_consul::source::Status;
 use dns_platform::metrics::families;
 
-pub(crate) struct ConsulFamilies {
-    consul: Arc<ConsulNames>,
-    /// Required by the registry.
-    description: Desc,
-}
-
-impl ConsulFamilies {
-    pub(crate) fn new(consul: Arc<ConsulNames>) -> prometheus::Result<Self> {
-        Ok(Self { consul, description: families::CONSUL_INSTANCES.describe()? })
-    }
-}
-
-impl Collector for ConsulFamilies {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.description]
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let zone = self.consul.zone();
+/// Registers the metric families of Consul's names.
+pub(crate) fn register(registry: &Registry, consul: Arc<ConsulNames>) -> prometheus::Result<()> {
+    families::CONSUL_INSTANCES.scrape(registry, move || {
+        let zone = consul.zone();
         let catalog = &zone.catalog;
         let mut all = vec![
             families::CONSUL_NODES.is(catalog.node_count() as f64),
             families::CONSUL_INSTANCES.is(catalog.instance_count() as f64),
         ];
-        all.extend(self.consul.source_status().iter().flat_map(of_source));
+        all.extend(consul.source_status().iter().flat_map(of_source));
         all
-    }
+    })
 }
 
 /// Returns the families of a live Consul.

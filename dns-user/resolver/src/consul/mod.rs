@@ -3,14 +3,14 @@
 //! * [`ReverseConsulNames`]: does the same for names below `arpa.`.
 //! * [`Catalogs`]: merges definition files and a live Consul.
 //! * [`follow`]: keeps the catalog up to date with a live Consul.
-//! * [`ConsulFamilies`]: exposes metrics about these names.
+//! * [`metrics`]: exposes metrics about these names.
 //! * `recursors`: the recursors of the object `"consul"`, queried as by Consul.
 
 mod catalogs;
 mod config;
 #[cfg(feature = "live-consul")]
 mod live;
-mod metrics;
+pub(crate) mod metrics;
 #[cfg(not(feature = "live-consul"))]
 mod no_live;
 mod published;
@@ -46,7 +46,6 @@ use dns_platform::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
 #[cfg(feature = "live-consul")]
 pub(crate) use live::{follow, whole};
-pub(crate) use metrics::ConsulFamilies;
 #[cfg(not(feature = "live-consul"))]
 use no_live::Source;
 #[cfg(not(feature = "live-consul"))]

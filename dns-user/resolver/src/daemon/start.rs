@@ -28,11 +28,11 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    consul::{ConsulFamilies, ConsulNames, follow},
+    consul::{self, ConsulNames, follow},
     ops::{
         api::Backend,
-        metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
-        overload::{OverloadFamilies, OverloadSource},
+        metrics::{Metrics, WholeMetrics, certificates, http::MetricsServer, whole},
+        overload::OverloadSource,
         readiness::Readiness,
         service_status::{Kind, ReloadHistory, ServiceStatus},
         tap::Tap,
@@ -96,7 +96,7 @@ pub(super) async fn start<'a>(
     }
     follow_consul(consul.clone(), &files, &server_state, &upstreams.in_force, &metrics, failures)?;
 
-    let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
+    let server_metrics = ServerMetrics::new(metrics.server().to_owned());
     server_metrics.register(metrics.registry())?;
     let identity = Arc::new(Identity::of_this_host(config.identity));
     let own = OwnConnections::default();
@@ -106,7 +106,7 @@ pub(super) async fn start<'a>(
         upstreams: upstreams.in_force.clone(),
         fast_path: handle.clone(),
     };
-    metrics.registry().register(Box::new(OverloadFamilies::new(overload.clone())?))?;
+    overload.clone().register(metrics.registry())?;
     let mut listeners = Listeners::new(server_state.clone(), identity, server_metrics.clone(), options);
     let wanted = listen;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
@@ -142,13 +142,13 @@ pub(super) async fn start<'a>(
         health: health.clone(),
         consul: consul.clone(),
     };
-    metrics.registry().register(Box::new(MomentFamilies::new(logs.clone(), readiness.clone())?))?;
+    whole::register(metrics.registry(), logs.clone(), readiness.clone())?;
     expose(&config, &metrics, &readiness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
-    metrics.registry().register(Box::new(CertificateFamilies::new(certificates.clone())?))?;
+    certificates::register(metrics.registry(), certificates.clone())?;
     let port = config.api.as_ref().zip(api_tls);
     if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
@@ -246,7 +246,7 @@ fn follow_consul(
     failures: &Failures,
 ) -> Result<(), DaemonError> {
     if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
-        metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
+        consul::metrics::register(metrics.registry(), names.clone())?;
         let server_state = server_state.clone();
         let installed = move || server_state.consul_changed();
         let following = follow(names.clone(), catalogs, upstreams.clone(), installed);

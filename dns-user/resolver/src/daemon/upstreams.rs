@@ -57,7 +57,8 @@ impl Upstreams {
         let upstream = Upstream::new(config, own);
         let handlers = Handlers::new(handlers, config, &Handlers::default(), upstream.host_names());
         let in_force = InForce::new(upstream, handlers);
-        UpstreamMetrics::new(in_force.clone(), metrics.server().to_owned())?.register(metrics.registry())?;
+        let server = metrics.server().to_owned();
+        UpstreamMetrics { in_force: in_force.clone(), server }.register(metrics.registry())?;
         let consul = consul.map(|(names, object)| {
             let recursors = recursors_of(&object, config, own);
             Consul { names, recursors }

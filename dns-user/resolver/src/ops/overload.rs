@@ -3,10 +3,7 @@
 
 use std::sync::Arc;
 
-use prometheus::{
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{Registry, proto::MetricFamily};
 use serde::{Deserialize, Serialize};
 
 use dns_common::counters::Outcome;
@@ -84,29 +81,14 @@ impl OverloadSource {
         let budgets = std::iter::once(server).chain(sources).collect();
         OverloadStatus { shed: shed.unwrap_or(0), budgets }
     }
-}
 
-/// Collects the metric families of overload.
-pub struct OverloadFamilies {
-    source: OverloadSource,
-    /// Required by the registry.
-    description: Desc,
-}
-
-impl OverloadFamilies {
-    /// Creates a collector of this state.
-    pub fn new(source: OverloadSource) -> prometheus::Result<Self> {
-        Ok(Self { source, description: families::OVERLOAD_QUERIES_TOTAL.describe()? })
-    }
-}
-
-impl Collector for OverloadFamilies {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.description]
+    /// Registers the metric families of overload.
+    pub fn register(self, registry: &Registry) -> prometheus::Result<()> {
+        families::OVERLOAD_QUERIES_TOTAL.scrape(registry, move || self.families())
     }
 
-    fn collect(&self) -> Vec<MetricFamily> {
-        let OverloadStatus { shed, budgets } = self.source.status();
+    fn families(&self) -> Vec<MetricFamily> {
+        let OverloadStatus { shed, budgets } = self.status();
         let refused = |wanted: &dyn Fn(&str) -> bool| -> u64 {
             let matching = budgets.iter().filter(|budget| wanted(&budget.name));
             matching.map(|budget| budget.status.refused).sum()

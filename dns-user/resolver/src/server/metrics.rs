@@ -18,7 +18,6 @@ use parking_lot::Mutex;
 
 use prometheus::{
     Registry,
-    core::{Collector, Desc},
     proto::{Bucket, Histogram, MetricFamily},
 };
 
@@ -54,8 +53,6 @@ struct Shared {
     tcp_unread: AtomicU64,
     /// Number of queries that wait for recursors, handlers or first checks.
     in_flight: AtomicI64,
-    /// Descriptions of all families, for the registry.
-    description: Desc,
 }
 
 /// A reply and its query, as counted.
@@ -156,8 +153,8 @@ impl Paused {
 
 impl ServerMetrics {
     /// Creates counters at zero; `server` is the value of that label.
-    pub fn new(server: String) -> prometheus::Result<Self> {
-        Ok(Self {
+    pub fn new(server: String) -> Self {
+        Self {
             shared: Arc::new(Shared {
                 server,
                 stripes: Mutex::default(),
@@ -169,14 +166,14 @@ impl ServerMetrics {
                 tcp_limit: AtomicU64::new(0),
                 tcp_unread: AtomicU64::new(0),
                 in_flight: AtomicI64::new(0),
-                description: families::REPLIES_TOTAL.describe()?,
             }),
-        })
+        }
     }
 
     /// Registers all families of the sockets with `registry`.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        registry.register(Box::new(self.clone()))
+        let metrics = self.clone();
+        families::REPLIES_TOTAL.scrape(registry, move || metrics.collect())
     }
 
     /// Returns a new stripe for exclusive use by one thread.
@@ -466,11 +463,7 @@ impl<const BOUNDS: usize> Buckets<BOUNDS> {
     }
 }
 
-impl Collector for ServerMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.shared.description]
-    }
-
+impl ServerMetrics {
     fn collect(&self) -> Vec<MetricFamily> {
         let shared = &*self.shared;
         let sum = self.sum();
@@ -580,7 +573,7 @@ mod tests {
     #[test]
     fn stripes_sum_to_coredns_families() {
         let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::FastPathHandle::default()).unwrap();
-        let metrics = ServerMetrics::new(all.server().to_owned()).unwrap();
+        let metrics = ServerMetrics::new(all.server().to_owned());
         metrics.register(all.registry()).unwrap();
         let (first, second) = (metrics.stripe(), metrics.stripe());
         first.observe(&observed(By::Local));

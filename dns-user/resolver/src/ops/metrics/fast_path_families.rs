@@ -1,40 +1,18 @@
 //! Metric families of the fast path, read from its maps on each scrape.
 
 use dns_common::counters::Outcome;
-use prometheus::{
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{Registry, proto::MetricFamily};
 
 use dns_fastpath::{FastPath, FastPathHandle, FastPathStatus, Hook};
 use dns_platform::metrics::{families, labels::rcode_label};
 
-/// Collects the fast path's metric families, without keeping the fast path alive.
-pub struct FastPathFamilies {
-    fast_path: FastPathHandle,
-    /// Required by the registry.
-    description: Desc,
-}
-
-impl FastPathFamilies {
-    /// Creates a collector for the fast path currently in use.
-    pub fn new(fast_path: FastPathHandle) -> prometheus::Result<Self> {
-        Ok(Self { fast_path, description: families::FAST_PATH_UP.describe()? })
-    }
-}
-
-impl Collector for FastPathFamilies {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.description]
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        match self.fast_path.get() {
-            Some(fast_path) => all(&fast_path),
-            None if self.fast_path.is_empty() => Vec::new(),
-            None => vec![families::FAST_PATH_UP.is(0.0)],
-        }
-    }
+/// Registers the metric families of the fast path in use, without keeping the fast path alive.
+pub(super) fn register(registry: &Registry, fast_path: FastPathHandle) -> prometheus::Result<()> {
+    families::FAST_PATH_UP.scrape(registry, move || match fast_path.get() {
+        Some(fast_path) => all(&fast_path),
+        None if fast_path.is_empty() => Vec::new(),
+        None => vec![families::FAST_PATH_UP.is(0.0)],
+    })
 }
 
 fn all(fast_path: &FastPath) -> Vec<MetricFamily> {

@@ -4,21 +4,19 @@
 //! [`dns_platform::metrics::names`]. The fast path's replies bypass userspace; their counters are
 //! read from the BPF maps on each scrape and added to the families that count all replies.
 
-mod certificates;
+pub mod certificates;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;
 mod process;
-mod whole;
+pub mod whole;
 
 use std::sync::Arc;
 
 use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
-pub use certificates::CertificateFamilies;
 pub use fast_path::FastReplies;
-pub use fast_path_families::FastPathFamilies;
-pub use whole::{MomentFamilies, WholeMetrics};
+pub use whole::WholeMetrics;
 
 use dns_common::counters::Outcome;
 use dns_fastpath::FastPathHandle;
@@ -45,7 +43,7 @@ impl Metrics {
     pub fn new(server: String, fast_path: FastPathHandle) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
-        registry.register(Box::new(FastPathFamilies::new(fast_path.clone())?))?;
+        fast_path_families::register(&registry, fast_path.clone())?;
         Ok(Self { shared: Arc::new(Shared { registry, fast_path, server }) })
     }
 

@@ -2,16 +2,9 @@
 
 use std::time::Duration;
 
-use prometheus::{
-    HistogramVec, IntCounterVec, IntGauge, Registry,
-    core::{Collector, Desc},
-    proto::MetricFamily,
-};
+use prometheus::{HistogramVec, IntCounterVec, IntGauge, Registry};
 
-use crate::ops::{
-    readiness::Readiness,
-    service_status::{Kind, ReloadHistory},
-};
+use crate::ops::{readiness::Readiness, service_status::Kind};
 use dns_platform::logs::Logs;
 use dns_platform::metrics::families;
 
@@ -83,35 +76,16 @@ impl WholeMetrics {
     }
 }
 
-/// Collects the values computed on each scrape: ages, lost log lines, degradation.
-pub struct MomentFamilies {
-    reload_history: ReloadHistory,
-    logs: Logs,
-    readiness: Readiness,
-    /// Required by the registry.
-    description: Desc,
-}
-
-impl MomentFamilies {
-    /// Creates a collector for this log and the state behind `readiness`.
-    pub fn new(logs: Logs, readiness: Readiness) -> prometheus::Result<Self> {
-        let reload_history = readiness.service_status.reload_history().clone();
-        Ok(Self { reload_history, logs, readiness, description: families::UPTIME_SECONDS.describe()? })
-    }
-}
-
-impl Collector for MomentFamilies {
-    fn desc(&self) -> Vec<&Desc> {
-        vec![&self.description]
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let records_age = self.reload_history.records_age().map_or(0.0, |age| age.as_secs_f64());
+/// Registers the values computed on each scrape: ages, lost log lines, degradation.
+pub fn register(registry: &Registry, logs: Logs, readiness: Readiness) -> prometheus::Result<()> {
+    let reload_history = readiness.service_status.reload_history().clone();
+    families::UPTIME_SECONDS.scrape(registry, move || {
+        let records_age = reload_history.records_age().map_or(0.0, |age| age.as_secs_f64());
         vec![
-            families::UPTIME_SECONDS.is(self.reload_history.started().elapsed().as_secs_f64()),
+            families::UPTIME_SECONDS.is(reload_history.started().elapsed().as_secs_f64()),
             families::RECORDS_AGE_SECONDS.is(records_age),
-            families::LOG_LINES_LOST_TOTAL.is(self.logs.dropped()),
-            families::FAST_PATH_DEGRADED.is(f64::from(self.readiness.is_fast_path_degraded())),
+            families::LOG_LINES_LOST_TOTAL.is(logs.dropped()),
+            families::FAST_PATH_DEGRADED.is(f64::from(readiness.is_fast_path_degraded())),
         ]
-    }
+    })
 }

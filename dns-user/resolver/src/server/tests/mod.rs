@@ -101,7 +101,7 @@ impl Running {
     async fn start_with(listen: &[&str], local: Arc<ServerState>, routes: Routes, options: Options) -> Self {
         let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
         local.set_routes(routes);
-        let metrics = ServerMetrics::new("dns://test".into()).unwrap();
+        let metrics = ServerMetrics::new("dns://test".into());
         let identity = Arc::new(Identity::of_this_host(Setting::Always));
         let server = Server::bind(&listen, local.clone(), identity, metrics, options).await.unwrap();
         let addresses = server.addresses();
@@ -440,7 +440,7 @@ async fn wildcard_replies_keep_queried_address() {
 async fn occupied_port_is_an_error() {
     let server = Running::start(local(snapshot(1, 1)), upcheck_only()).await;
     let again = async |address| {
-        let metrics = ServerMetrics::new(String::new()).unwrap();
+        let metrics = ServerMetrics::new(String::new());
         let identity = Arc::new(Identity::of_this_host(Setting::Off));
         Server::bind(&[address], local(snapshot(1, 1)), identity, metrics, Options::default())
             .await
