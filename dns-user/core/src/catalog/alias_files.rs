@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
-
-use super::json::{self, Text};
+use super::json::{self, Entries, Text};
 use crate::name::{Name, NameError};
 
 /// The merged content of all alias files.
@@ -273,10 +272,11 @@ impl AliasFile {
     /// Parses one file and returns every invalid alias, not just the first.
     fn read(file: &str, bytes: &[u8]) -> Result<Self, Vec<AliasError>> {
         let text = json::text(bytes);
-        let entries = json::read(&text, FileReader).map_err(|error| {
+        let Entries(entries) = json::read(&text, PhantomData).map_err(|error| {
             let json::JsonError { line, column, reason } = error;
             vec![AliasError::Json { file: file.to_owned(), line, column, reason }]
         })?;
+        let entries = last_of_each(entries.unwrap_or_default());
         let (mut aliases, mut errors) = (Vec::with_capacity(entries.len()), Vec::new());
         for (alias, targets) in entries {
             match Alias::read(alias, targets) {
@@ -335,45 +335,22 @@ impl FileTarget {
     }
 }
 
-/// Deserialises one file into aliases with their targets, in file order; the last of several equal
-/// keys wins.
-struct FileReader;
-
-impl<'de> DeserializeSeed<'de> for FileReader {
-    type Value = Vec<(String, Vec<String>)>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for FileReader {
-    type Value = Vec<(String, Vec<String>)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of aliases, each with a list of targets")
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Vec::new())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut aliases: Self::Value = Vec::new();
-        let mut places: HashMap<String, usize> = HashMap::new();
-        while let Some(alias) = map.next_key::<String>()? {
-            let targets: Option<Vec<Text<'de>>> = map.next_value()?;
-            let targets = targets.unwrap_or_default().into_iter().map(|text| text.0.into_owned()).collect();
-            match places.get(&alias) {
-                Some(&place) => aliases[place].1 = targets,
-                None => {
-                    places.insert(alias.clone(), aliases.len());
-                    aliases.push((alias, targets));
-                }
+/// Returns the aliases of a file with their targets, in file order; the last of several equal keys
+/// wins.
+fn last_of_each(entries: Vec<(String, Option<Vec<Text<'_>>>)>) -> Vec<(String, Vec<String>)> {
+    let mut aliases: Vec<(String, Vec<String>)> = Vec::with_capacity(entries.len());
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for (alias, targets) in entries {
+        let targets = targets.into_iter().flatten().map(|text| text.0.into_owned()).collect();
+        match places.get(&alias) {
+            Some(&place) => aliases[place].1 = targets,
+            None => {
+                places.insert(alias.clone(), aliases.len());
+                aliases.push((alias, targets));
             }
         }
-        Ok(aliases)
     }
+    aliases
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 
 /// Position and reason of a JSON error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,36 +76,33 @@ impl<'de> Deserialize<'de> for Text<'de> {
     }
 }
 
-/// Visits a list and passes each element to `take`; null is an empty list.
-pub(super) struct Each<T, F> {
-    /// Expected type, for error messages.
-    expected: &'static str,
-    take: F,
-    element: PhantomData<T>,
-}
+/// The members of an object in file order; `None` if the file says null.
+pub(super) struct Entries<T>(pub(super) Option<Vec<(String, T)>>);
 
-impl<T, F: FnMut(T)> Each<T, F> {
-    /// Creates a visitor that calls `take` with each element.
-    pub(super) fn new(expected: &'static str, take: F) -> Self {
-        Self { expected, take, element: PhantomData }
-    }
-}
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entries<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntriesVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, F: FnMut(T)> Visitor<'de> for Each<T, F> {
-    type Value = ();
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for EntriesVisitor<T> {
+            type Value = Entries<T>;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.expected)
-    }
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of aliases")
+            }
 
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
+            fn visit_unit<E>(self) -> Result<Entries<T>, E> {
+                Ok(Entries(None))
+            }
 
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
-        while let Some(element) = list.next_element()? {
-            (self.take)(element);
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(Some(entries)))
+            }
         }
-        Ok(())
+
+        deserializer.deserialize_any(EntriesVisitor(PhantomData))
     }
 }

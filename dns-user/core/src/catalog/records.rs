@@ -1,6 +1,5 @@
 //! Parser of `records.json`: accepts what bosh-dns accepts, drops invalid rows one by one.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::instances::InstanceIndexBuilder;
-use super::json::{self, Each, JsonError, Text};
+use super::json::{self, Entries, JsonError, Text};
 use super::rows::{Columns, RowsReader};
 
 pub use super::rows::{RECORD_KEYS, RowWarning};
@@ -133,10 +132,15 @@ impl<'de> Visitor<'de> for File {
                     self.rows = map.next_value_seed(RowsReader::new(Columns::new(&keys)))?;
                     read_with = Some(keys);
                 }
-                "records" => self.pairs = map.next_value::<Pairs>()?.0,
-                "aliases" => match map.next_value::<Aliases>()?.0 {
-                    None => self.aliases.clear(),
-                    Some(aliases) => self.aliases.extend(aliases),
+                "records" => {
+                    let pairs: Option<Vec<Option<Vec<Text<'de>>>>> = map.next_value()?;
+                    self.pairs = pairs.into_iter().flatten().filter_map(pair).collect();
+                }
+                "aliases" => match map.next_value()? {
+                    Entries(None) => self.aliases.clear(),
+                    Entries::<Option<Vec<AliasDefinition>>>(Some(aliases)) => self
+                        .aliases
+                        .extend(aliases.into_iter().map(|(name, list)| (name, list.unwrap_or_default()))),
                 },
                 "version" => self.version = map.next_value()?,
                 _ => {
@@ -160,72 +164,13 @@ fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
     });
 }
 
-/// `records`: pairs of address and name. Lists of other lengths are accepted (observed); entries
-/// without a valid address are unreachable and skipped.
-struct Pairs(Vec<(IpAddr, Box<str>)>);
-
-impl<'de> Deserialize<'de> for Pairs {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut pairs = Vec::new();
-        deserializer.deserialize_any(Each::new("a list of [address, name]", |Pair(address, name)| {
-            if let Ok(address) = address.parse::<IpAddr>()
-                && !name.is_empty()
-            {
-                pairs.push((address.to_canonical(), name.into()));
-            }
-        }))?;
-        Ok(Self(pairs))
-    }
-}
-
-/// One element of `records`; missing elements are empty.
-struct Pair<'de>(Cow<'de, str>, Cow<'de, str>);
-
-impl<'de> Deserialize<'de> for Pair<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut texts = [Cow::Borrowed(""), Cow::Borrowed("")];
-        let mut index = 0;
-        deserializer.deserialize_any(Each::new("a list of texts", |Text(text)| {
-            if let Some(place) = texts.get_mut(index) {
-                *place = text;
-            }
-            index += 1;
-        }))?;
-        let [address, name] = texts;
-        Ok(Self(address, name))
-    }
-}
-
-/// `aliases`; `None` if the file says null.
-struct Aliases(Option<Vec<(String, Vec<AliasDefinition>)>>);
-
-impl<'de> Deserialize<'de> for Aliases {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AliasesVisitor;
-
-        impl<'de> Visitor<'de> for AliasesVisitor {
-            type Value = Aliases;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of aliases")
-            }
-
-            fn visit_unit<E>(self) -> Result<Aliases, E> {
-                Ok(Aliases(None))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Aliases, A::Error> {
-                let mut aliases = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    let definitions: Option<Vec<AliasDefinition>> = map.next_value()?;
-                    aliases.push((name, definitions.unwrap_or_default()));
-                }
-                Ok(Aliases(Some(aliases)))
-            }
-        }
-
-        deserializer.deserialize_any(AliasesVisitor)
-    }
+/// Reads an element of `records`, an address and a name. Lists of other lengths are accepted
+/// (observed); an element without a valid address or name is unreachable: `None`.
+fn pair(texts: Option<Vec<Text<'_>>>) -> Option<(IpAddr, Box<str>)> {
+    let mut texts = texts?.into_iter();
+    let (Text(address), Text(name)) = (texts.next()?, texts.next()?);
+    let address: IpAddr = address.parse().ok()?;
+    (!name.is_empty()).then(|| (address.to_canonical(), name.into()))
 }
 
 impl<'de> Deserialize<'de> for AliasDefinition {
