@@ -2,69 +2,68 @@
 
 use super::{ConfigError, reader::Reader};
 
-/// Behaviour of bosh-dns that violates RFCs or confuses clients. All options are off by default;
-/// docs/differences.md describes each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Compat {
+macro_rules! compat {
+    ($($(#[doc = $doc:literal])+ $option:ident;)+) => {
+        /// Behaviour of bosh-dns that violates RFCs or confuses clients. All options are off by
+        /// default; docs/differences.md describes each.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Compat {
+            $($(#[doc = $doc])+ pub $option: bool,)+
+        }
+
+        impl Compat {
+            /// All options on: the behaviour of bosh-dns.
+            pub const REFERENCE: Self = Self { $($option: true),+ };
+
+            /// Returns the options by name.
+            fn members(&mut self) -> impl Iterator<Item = (&'static str, &mut bool)> {
+                [$((stringify!($option), &mut self.$option)),+].into_iter()
+            }
+        }
+    };
+}
+
+compat! {
     /// `nxdomain_for_failures`: NXDOMAIN without records if no recursor answers with NOERROR;
     /// NXDOMAIN is not cached.
-    pub nxdomain_for_failures: bool,
+    nxdomain_for_failures;
     /// `forget_failures`: failed resolutions are not cached (contrary to RFC 9520).
-    pub forget_failures: bool,
+    forget_failures;
     /// `wait_for_silent_recursors`: a query with an NXDOMAIN or error so far also waits for
     /// recursors that have stopped answering.
-    pub wait_for_silent_recursors: bool,
+    wait_for_silent_recursors;
     /// `accept_other_questions`: a reply with the right id and address but another question is
     /// accepted unless a better one arrives in time.
-    pub accept_other_questions: bool,
+    accept_other_questions;
     /// `nxdomain_is_failure`: NXDOMAIN counts as a failure of the preferred recursor.
-    pub nxdomain_is_failure: bool,
+    nxdomain_is_failure;
     /// `transparent_forwarding`: queries without EDNS are forwarded without EDNS, AD is copied from
     /// the client, each TCP query uses a new connection; RD, RA, TC and OPT of the recursor's reply
     /// reach the client.
-    pub transparent_forwarding: bool,
+    transparent_forwarding;
     /// `cache_as_authority`: cached answers have AA set, and the cache ignores the class.
-    pub cache_as_authority: bool,
+    cache_as_authority;
     /// `cache_zero_ttl`: answers with TTL 0 are cached for five seconds.
-    pub cache_zero_ttl: bool,
+    cache_zero_ttl;
     /// `retired_handlers`: a handler is removed for good once the records contain its domain.
-    pub retired_handlers: bool,
+    retired_handlers;
     /// `require_health_certificates`: the server refuses to start without usable certificates.
-    pub require_health_certificates: bool,
+    require_health_certificates;
     /// `require_alias_files`: the server refuses to start with an invalid alias file.
-    pub require_alias_files: bool,
+    require_alias_files;
     /// `formerr_for_malformed_names`: FORMERR for names below a records domain that violate the
     /// query language.
-    pub formerr_for_malformed_names: bool,
+    formerr_for_malformed_names;
     /// `nxdomain_for_empty_non_terminals`: NXDOMAIN for names without addresses that have names
     /// below them.
-    pub nxdomain_for_empty_non_terminals: bool,
+    nxdomain_for_empty_non_terminals;
     /// `any_class`: the class of a question is ignored.
-    pub any_class: bool,
+    any_class;
     /// `echo_opt`: the OPT of a reply repeats the client's size and clears DO.
-    pub echo_opt: bool,
+    echo_opt;
 }
 
 impl Compat {
-    /// All options on: the behaviour of bosh-dns.
-    pub const REFERENCE: Self = Self {
-        nxdomain_for_failures: true,
-        forget_failures: true,
-        wait_for_silent_recursors: true,
-        accept_other_questions: true,
-        nxdomain_is_failure: true,
-        transparent_forwarding: true,
-        cache_as_authority: true,
-        cache_zero_ttl: true,
-        retired_handlers: true,
-        require_health_certificates: true,
-        require_alias_files: true,
-        formerr_for_malformed_names: true,
-        nxdomain_for_empty_non_terminals: true,
-        any_class: true,
-        echo_opt: true,
-    };
-
     /// Reads `compat`. Its predecessor `recursor_errors: nxdomain` means [`Self::REFERENCE`];
     /// members of `compat` override it.
     pub(super) fn read(root: &Reader<'_>) -> Result<Self, ConfigError> {
@@ -77,44 +76,6 @@ impl Compat {
             }
         }
         Ok(compat)
-    }
-
-    /// Returns the options by name.
-    fn members(&mut self) -> [(&'static str, &mut bool); 15] {
-        let Self {
-            nxdomain_for_failures,
-            forget_failures,
-            wait_for_silent_recursors,
-            accept_other_questions,
-            nxdomain_is_failure,
-            transparent_forwarding,
-            cache_as_authority,
-            cache_zero_ttl,
-            retired_handlers,
-            require_health_certificates,
-            require_alias_files,
-            formerr_for_malformed_names,
-            nxdomain_for_empty_non_terminals,
-            any_class,
-            echo_opt,
-        } = self;
-        [
-            ("nxdomain_for_failures", nxdomain_for_failures),
-            ("forget_failures", forget_failures),
-            ("wait_for_silent_recursors", wait_for_silent_recursors),
-            ("accept_other_questions", accept_other_questions),
-            ("nxdomain_is_failure", nxdomain_is_failure),
-            ("transparent_forwarding", transparent_forwarding),
-            ("cache_as_authority", cache_as_authority),
-            ("cache_zero_ttl", cache_zero_ttl),
-            ("retired_handlers", retired_handlers),
-            ("require_health_certificates", require_health_certificates),
-            ("require_alias_files", require_alias_files),
-            ("formerr_for_malformed_names", formerr_for_malformed_names),
-            ("nxdomain_for_empty_non_terminals", nxdomain_for_empty_non_terminals),
-            ("any_class", any_class),
-            ("echo_opt", echo_opt),
-        ]
     }
 }
 
