@@ -143,6 +143,27 @@ pub enum LogLevel {
     None,
 }
 
+impl LogLevel {
+    /// All levels with their names in config.json, in order of declaration.
+    const NAMES: [(&str, Self); 5] = [
+        ("DEBUG", Self::Debug),
+        ("INFO", Self::Info),
+        ("WARN", Self::Warn),
+        ("ERROR", Self::Error),
+        ("NONE", Self::None),
+    ];
+
+    /// Returns the level with a name, in any letter case.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level)
+    }
+
+    /// Returns the level's name in config.json.
+    pub const fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
 /// The three files of one side of a mutual TLS connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -275,6 +296,22 @@ pub enum HookMode {
     Tc,
     /// No fast path; userspace answers everything.
     Off,
+}
+
+impl HookMode {
+    /// All modes with their words in config.json, in order of declaration.
+    const WORDS: [(&str, Self); 5] = [
+        ("auto", Self::Auto),
+        ("native", Self::Native),
+        ("generic", Self::Generic),
+        ("tc", Self::Tc),
+        ("off", Self::Off),
+    ];
+
+    /// Returns the mode's word in config.json.
+    pub const fn word(self) -> &'static str {
+        Self::WORDS[self as usize].0
+    }
 }
 
 /// Fate of the fast path on an orderly stop of the server.

@@ -265,14 +265,10 @@ pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
 /// Reads a log level in any letter case.
 fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     let Some(text) = reader.text("log_level")? else { return Ok(None) };
-    match text.to_ascii_uppercase().as_str() {
-        "DEBUG" => Ok(Some(LogLevel::Debug)),
-        "INFO" => Ok(Some(LogLevel::Info)),
-        "WARN" => Ok(Some(LogLevel::Warn)),
-        "ERROR" => Ok(Some(LogLevel::Error)),
-        "NONE" => Ok(Some(LogLevel::None)),
-        _ => Err(reader
+    match LogLevel::named(text) {
+        None => Err(reader
             .error("log_level", &format!("{text:?} is unknown; expected DEBUG, INFO, WARN, ERROR or NONE"))),
+        level => Ok(level),
     }
 }
 
@@ -403,18 +399,7 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
         shed: object.boolean("shed")?.unwrap_or(true),
         enabled: object.boolean("enabled")?.unwrap_or(true),
         interfaces: interfaces.map(|names| names.into_iter().map(str::to_owned).collect()),
-        mode: object
-            .choice(
-                "mode",
-                &[
-                    ("auto", HookMode::Auto),
-                    ("native", HookMode::Native),
-                    ("generic", HookMode::Generic),
-                    ("tc", HookMode::Tc),
-                    ("off", HookMode::Off),
-                ],
-            )?
-            .unwrap_or(HookMode::Auto),
+        mode: object.choice("mode", &HookMode::WORDS)?.unwrap_or(HookMode::Auto),
         max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
         cache_entries: object.number("cache_entries", 0, 1 << 20)?.unwrap_or(8192) as u32,
         cache_bytes: object.number("cache_bytes", 1 << 20, 1 << 28)?.unwrap_or(4 << 20),

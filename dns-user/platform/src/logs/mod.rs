@@ -146,8 +146,8 @@ impl Logs {
     pub fn status(&self) -> LoggingStatus {
         let Levels { general, tags } = self.levels();
         LoggingStatus {
-            level: level_text(general).to_owned(),
-            tags: tags.into_iter().map(|(tag, level)| (tag, level_text(level).to_owned())).collect(),
+            level: general.name().to_owned(),
+            tags: tags.into_iter().map(|(tag, level)| (tag, level.name().to_owned())).collect(),
             requests_per_second: requests::limit(),
             lost: self.dropped(),
         }
@@ -239,27 +239,9 @@ fn level_filter(level: LogLevel) -> LevelFilter {
     }
 }
 
-/// Parses a level as written in the configuration, in any letter case.
+/// Parses a level as written in the configuration, or `WARNING`, in any letter case.
 pub fn parse_level(text: &str) -> Option<LogLevel> {
-    Some(match text.to_ascii_uppercase().as_str() {
-        "DEBUG" => LogLevel::Debug,
-        "INFO" => LogLevel::Info,
-        "WARN" | "WARNING" => LogLevel::Warn,
-        "ERROR" => LogLevel::Error,
-        "NONE" => LogLevel::None,
-        _ => return None,
-    })
-}
-
-/// Returns a level as written in the configuration.
-pub fn level_text(level: LogLevel) -> &'static str {
-    match level {
-        LogLevel::Debug => "DEBUG",
-        LogLevel::Info => "INFO",
-        LogLevel::Warn => "WARN",
-        LogLevel::Error => "ERROR",
-        LogLevel::None => "NONE",
-    }
+    if text.eq_ignore_ascii_case("WARNING") { Some(LogLevel::Warn) } else { LogLevel::named(text) }
 }
 
 #[cfg(test)]
@@ -314,7 +296,7 @@ mod tests {
     #[test]
     fn levels_round_trip() {
         for level in [LogLevel::Debug, LogLevel::Info, LogLevel::Warn, LogLevel::Error, LogLevel::None] {
-            assert_eq!(parse_level(&level_text(level).to_lowercase()), Some(level));
+            assert_eq!(parse_level(&level.name().to_lowercase()), Some(level));
         }
         assert_eq!(parse_level("LOUD"), None);
     }

@@ -183,7 +183,7 @@ fn examine(
         recursor_addresses: config.recursion.recursors.clone(),
         recursion: !config.recursion.disabled,
         upcheck_domains: config.upcheck_domains.iter().map(ToString::to_string).collect(),
-        fast_path_mode: if xdp.enabled { mode_word(xdp.mode) } else { "off" }.to_owned(),
+        fast_path_mode: if xdp.enabled { xdp.mode.word() } else { "off" }.to_owned(),
         api_port: config.api.as_ref().map(|api| api.port),
         health_checks: config.health.enabled,
         metrics_address: config.metrics.enabled.then_some(config.metrics.listen),
@@ -248,17 +248,6 @@ fn unreadable(tls: &TlsFiles) -> Vec<String> {
         Some(format!("{}: cannot be read: {problem}", path.display()))
     };
     [certificate, private_key, ca].into_iter().filter_map(problem).collect()
-}
-
-/// Returns the mode's spelling in config.json.
-pub(crate) fn mode_word(mode: HookMode) -> &'static str {
-    match mode {
-        HookMode::Auto => "auto",
-        HookMode::Native => "native",
-        HookMode::Generic => "generic",
-        HookMode::Tc => "tc",
-        HookMode::Off => "off",
-    }
 }
 
 #[cfg(test)]
