@@ -1,6 +1,6 @@
 //! Liveness and readiness of the server, as a list of checks.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,11 +13,14 @@ use dns_health::HealthService;
 pub(super) const SOCKETS: &str = "sockets";
 
 /// A check of one part of the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// Name of the check, such as `sockets` or `records`.
-    pub name: &'static str,
-    /// Whether the part works.
+    pub name: Cow<'static, str>,
+    /// Whether the server is ready in spite of the result.
+    pub ok: bool,
+    /// The result: `ok`, `degraded`, `not_ready` or `not_alive`.
+    #[serde(rename = "verdict")]
     pub result: CheckResult,
     /// Finding, in a few words.
     pub detail: String,
@@ -39,11 +42,6 @@ pub enum CheckResult {
 }
 
 impl CheckResult {
-    /// Returns whether the server is ready in spite of this result.
-    pub fn is_ready(self) -> bool {
-        self <= Self::Degraded
-    }
-
     /// Returns the word at the start of a line about the check.
     pub fn word(self) -> &'static str {
         match self {
@@ -54,27 +52,11 @@ impl CheckResult {
     }
 }
 
-/// A check as shown by `/status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckStatus {
-    /// Name of the check, such as `sockets` or `records`.
-    pub name: String,
-    /// Whether the server is ready in spite of the result.
-    pub ok: bool,
-    /// The result: `ok`, `degraded`, `not_ready` or `not_alive`.
-    #[serde(rename = "verdict")]
-    pub result: CheckResult,
-    /// Finding, in a few words.
-    pub detail: String,
-}
-
-impl From<Check> for CheckStatus {
-    fn from(Check { name, result, detail }: Check) -> Self {
-        Self { name: name.to_owned(), ok: result.is_ready(), result, detail }
-    }
-}
-
 impl Check {
+    fn new(name: &'static str, result: CheckResult, detail: String) -> Self {
+        Self { name: name.into(), ok: result <= CheckResult::Degraded, result, detail }
+    }
+
     /// Returns a check that passes if there is no problem and otherwise has the result `bad`.
     fn of(
         name: &'static str,
@@ -83,7 +65,7 @@ impl Check {
         fine: impl FnOnce() -> String,
     ) -> Self {
         let result = if problem.is_some() { bad } else { CheckResult::Ok };
-        Self { name, result, detail: problem.unwrap_or_else(fine) }
+        Self::new(name, result, problem.unwrap_or_else(fine))
     }
 }
 
@@ -128,7 +110,7 @@ impl Readiness {
         if !silent_addresses.is_empty() {
             // The other addresses answer, and a restart would not repair this one.
             let detail = silent_addresses.join("; ");
-            checks.push(Check { name: "every address", result: CheckResult::NotReady, detail });
+            checks.push(Check::new("every address", CheckResult::NotReady, detail));
         }
         for (name, kind) in [
             ("configuration", Kind::Config),
@@ -147,10 +129,10 @@ impl Readiness {
         // Without the fast path answers are slower, not wrong.
         checks.push(match fast_path_off {
             Some(FastPathOff::Intended(why)) => {
-                Check { name: "fast path", result: CheckResult::Ok, detail: format!("off: {why}") }
+                Check::new("fast path", CheckResult::Ok, format!("off: {why}"))
             }
             Some(FastPathOff::Failed(why)) => {
-                Check { name: "fast path", result: CheckResult::Degraded, detail: format!("off: {why}") }
+                Check::new("fast path", CheckResult::Degraded, format!("off: {why}"))
             }
             None => {
                 let problem = fast_path.unserved().map(|why| format!("on no interface: {why}"));
@@ -173,7 +155,7 @@ impl Readiness {
         if !parts_off.is_empty() {
             // DNS works without them.
             let detail = parts_off.join("; ");
-            checks.push(Check { name: "parts off", result: CheckResult::Degraded, detail });
+            checks.push(Check::new("parts off", CheckResult::Degraded, detail));
         }
         checks
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{overload::OverloadStatus, readiness::CheckStatus, service_status::Event};
+use super::{overload::OverloadStatus, readiness::Check, service_status::Event};
 use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
 use dns_platform::logs::{LoggingStatus, Problem};
 
@@ -24,7 +24,7 @@ pub struct Status {
     #[serde(default)]
     pub degraded: bool,
     /// Results of the checks.
-    pub checks: Vec<CheckStatus>,
+    pub checks: Vec<Check>,
     /// Start time, in seconds since 1970.
     pub started: f64,
     /// Seconds since the server's start.
@@ -106,7 +106,7 @@ pub struct FastPathView {
     pub interfaces: Vec<InterfaceView>,
     /// Programs loaded so far.
     #[serde(default)]
-    pub programs: Vec<ProgramView>,
+    pub programs: Vec<ProgramStatus>,
     /// Packets by outcome, since the programs were loaded.
     pub outcomes: BTreeMap<String, u64>,
     /// Number of names published from the snapshot.
@@ -151,7 +151,7 @@ impl FastPathView {
         let outcomes = counters.outcomes().map(|(outcome, count)| (outcome.label().to_owned(), count));
         Self {
             interfaces: interfaces.collect(),
-            programs: programs.into_iter().map(ProgramView::from).collect(),
+            programs,
             outcomes: outcomes.collect(),
             published: names.published,
             learned: names.learned,
@@ -164,14 +164,6 @@ impl FastPathView {
             lease_seconds: (lease.remaining_ms > 0).then(|| lease.remaining_ms as f64 / 1000.0),
             internals,
         }
-    }
-}
-
-impl From<ProgramStatus> for ProgramView {
-    fn from(status: ProgramStatus) -> Self {
-        let ProgramStatus { name, state, instructions, load_ms, why, verifier } = status;
-        let (name, state) = (name.into_owned(), state.label().to_owned());
-        Self { name, state, instructions, load_ms, why, verifier }
     }
 }
 
@@ -190,23 +182,6 @@ pub struct InterfaceView {
     /// Replies since the start.
     #[serde(rename = "reply_count")]
     pub replies: u64,
-}
-
-/// State of a BPF program.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct ProgramView {
-    /// Name as shown to operators.
-    pub name: String,
-    /// `loading`, `loaded`, `refused` (final) or `failed` (will be retried).
-    pub state: String,
-    /// Instructions processed by the verifier; null if not reported (kernels before 5.16).
-    pub instructions: Option<u32>,
-    /// Load time; null while loading.
-    pub load_ms: Option<f64>,
-    /// Reason why the program is not loaded.
-    pub why: Option<String>,
-    /// Last lines of the verifier log after a rejection.
-    pub verifier: Vec<String>,
 }
 
 /// State of a certificate in use.

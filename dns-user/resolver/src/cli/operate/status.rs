@@ -225,8 +225,8 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
     for program in &fast_path.programs {
         lines.line([
-            program.name.clone(),
-            program.state.clone(),
+            program.name.to_string(),
+            program.state.label().to_owned(),
             program.instructions.map_or_else(|| "-".to_owned(), |number| count(number.into())),
             program.load_ms.map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
             program.why.clone().unwrap_or_default(),

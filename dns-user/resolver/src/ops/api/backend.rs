@@ -17,7 +17,7 @@ use crate::{
     ops::{
         metrics::Metrics,
         overload::OverloadSource,
-        readiness::{CheckResult, CheckStatus, Readiness},
+        readiness::{CheckResult, Readiness},
         service_status::{Kind, ServiceStatus, State},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
         tap::Tap,
@@ -91,7 +91,7 @@ impl Backend {
     pub(super) fn status(&self) -> Status {
         let (snapshot, reload_history) = (self.server_state.snapshot(), self.service_status.reload_history());
         let State { listen, fast_path_off, files, notes, .. } = self.service_status.state();
-        let checks: Vec<CheckStatus> = self.readiness.checks().into_iter().map(CheckStatus::from).collect();
+        let checks = self.readiness.checks();
         let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
         Status {
             server_version: version::VERSION.to_owned(),

@@ -81,8 +81,8 @@ async fn ready(State(served): State<Served>) -> Response {
 fn verdict(checks: impl Iterator<Item = Check>) -> Response {
     let mut status = StatusCode::OK;
     let mut text = String::new();
-    for Check { name, result, detail } in checks {
-        if !result.is_ready() {
+    for Check { name, ok, result, detail } in checks {
+        if !ok {
             status = StatusCode::SERVICE_UNAVAILABLE;
         }
         text.push_str(&format!("{:<4} {name}: {detail}\n", result.word()));
