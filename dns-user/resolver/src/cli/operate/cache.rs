@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Problem,
-    client::{Client, escaped, wait_for},
+    client::{escaped, get, post},
     connection::Connection,
     print, print_json,
     table::{self, Table},
@@ -194,18 +194,21 @@ impl Flush {
         let Self { connection, name, query_type, zone, json } = self;
         let all = name.as_deref() == Some("all");
         let name = name.filter(|_| !all);
-        let body =
-            CacheFlush { all: all && query_type.is_none(), criteria: Criteria { name, zone, query_type } };
-        let body = Bytes::from(serde_json::to_vec(&body).unwrap_or_default());
-        let answer =
-            wait_for(async { Client::new(&connection)?.post("/cache/flush", body).await })?.good()?;
-        if json {
-            return print_json(&(answer.text() + "\n"));
-        }
-        match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
-            Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
-            None => print("there is no cache\n"),
-        }
+        let all = all && query_type.is_none();
+        flush(&connection, &CacheFlush { all, criteria: Criteria { name, zone, query_type } }, json)
+    }
+}
+
+/// Removes the selected answers and prints their number.
+pub(super) fn flush(connection: &Connection, selection: &CacheFlush, json: bool) -> Result<(), Problem> {
+    let body = Bytes::from(serde_json::to_vec(selection).unwrap_or_default());
+    let answer = post(connection, "/cache/flush", body)?;
+    if json {
+        return print_json(&(answer.text() + "\n"));
+    }
+    match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
+        Some(count) => print(&format!("{} cached answers dropped\n", table::count(count))),
+        None => print("there is no cache\n"),
     }
 }
 
@@ -214,7 +217,7 @@ fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Re
     let given =
         parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
     let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
-    wait_for(async { Client::new(connection)?.get(&path).await })?.good()?.json()
+    get(connection, &path)?.json()
 }
 
 /// Returns the answers of a listing.

@@ -224,6 +224,16 @@ impl Lines {
     }
 }
 
+/// Requests a path of the server's API; a status other than 200 is an error.
+pub(super) fn get(connection: &Connection, path: &str) -> Result<Answer, Problem> {
+    wait_for(async { Client::new(connection)?.get(path).await?.good() })
+}
+
+/// Sends a body to a path of the server's API; a status other than 200 is an error.
+pub(super) fn post(connection: &Connection, path: &str, body: Bytes) -> Result<Answer, Problem> {
+    wait_for(async { Client::new(connection)?.post(path, body).await?.good() })
+}
+
 /// Runs a future to completion.
 pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
     tokio::runtime::Builder::new_current_thread()

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Problem,
-    client::{Client, escaped, wait_for},
+    client::{escaped, get},
     connection::Connection,
     print, print_json,
 };
@@ -27,8 +27,7 @@ impl Resolve {
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, name, json } = self;
         let path = format!("/resolve?name={}", escaped(&name));
-        let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
-        let explanation: Value = answer.json()?;
+        let explanation: Value = get(&connection, &path)?.json()?;
         if json {
             print_json(&(serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"))?;
         } else {

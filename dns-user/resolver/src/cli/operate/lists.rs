@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::{
     Problem,
-    client::{Client, escaped, wait_for},
+    client::{escaped, get},
     connection::Connection,
     print, print_json,
     table::Table,
@@ -32,7 +32,7 @@ impl Instances {
             Some(name) => format!("/instances?address={}", escaped(&name)),
             None => "/instances".to_owned(),
         };
-        let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
+        let answer = get(&connection, &path)?;
         if json {
             return print_json(&answer.text());
         }
@@ -60,7 +60,7 @@ impl LocalGroups {
     /// Lists the links of this VM's jobs.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        let answer = wait_for(async { Client::new(&connection)?.get("/local-groups").await })?.good()?;
+        let answer = get(&connection, "/local-groups")?;
         if json {
             return print_json(&answer.text());
         }

@@ -5,13 +5,13 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{
-    Problem,
+    Problem, cache,
     client::{Client, wait_for},
     connection::Connection,
     print, print_json,
     table::{self, Table},
 };
-use crate::ops::api::{LogChange, Reloaded};
+use crate::ops::api::{CacheFlush, LogChange, Reloaded};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Log {
@@ -113,14 +113,6 @@ impl Flush {
     /// Flushes the cache of forwarded answers.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        let answer =
-            wait_for(async { Client::new(&connection)?.post("/flush", Bytes::new()).await })?.good()?;
-        if json {
-            return print_json(&(answer.text() + "\n"));
-        }
-        match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
-            Some(count) => print(&format!("{count} cached answers dropped\n")),
-            None => print("there is no cache\n"),
-        }
+        cache::flush(&connection, &CacheFlush { all: true, ..CacheFlush::default() }, json)
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Problem,
-    client::{Client, wait_for},
+    client::get,
     connection::Connection,
     print_coloured, print_json,
     table::{self, Table, count, duration, percent},
@@ -35,7 +35,7 @@ impl Status {
     /// Prints the status; a server that is not ready is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        let answer = wait_for(async { Client::new(&connection)?.get("/status").await })?.good()?;
+        let answer = get(&connection, "/status")?;
         let status: Answer = answer.json()?;
         if json {
             print_json(&(answer.text() + "\n"))?;
