@@ -6,19 +6,22 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::ExitCode,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Args;
-use dns_core::catalog::RECORD_KEYS;
+use dns_core::{catalog::RECORD_KEYS, name::Name};
 use serde_json::{Value, json};
 
-use super::complain;
+use super::{complain, wait};
 use crate::daemon;
 use dns_platform::logs::LogFormat;
 
 /// A name in the example foundation.
 const NAME: &str = "web.internal";
+
+/// A name that every server answers.
+const UPCHECK: &str = "upcheck.bosh-dns.";
 
 /// Instances per group in the example foundation.
 const INSTANCES: u8 = 3;
@@ -86,13 +89,13 @@ impl Try {
             "log_level": "WARN",
             "records_file": records,
             "alias_files_glob": aliases.unwrap_or_default(),
-            "upcheck_domains": ["upcheck.bosh-dns."],
+            "upcheck_domains": [UPCHECK],
             "control": {"socket": file("control.sock")},
             // Only root may attach programs, which are detached when the server ends.
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
-        let text = explanation(port, &config, if own { "upcheck.bosh-dns" } else { NAME }, root);
+        let text = explanation(port, &config, if own { UPCHECK.trim_end_matches('.') } else { NAME }, root);
         Ok((folder, config, Welcome { port, text }))
     }
 }
@@ -107,32 +110,19 @@ impl Welcome {
     /// Prints the text once the server answers; gives up after a minute.
     fn print_once_up(self) {
         std::thread::spawn(move || {
-            let begun = Instant::now();
-            while begun.elapsed() < Duration::from_secs(60) {
-                if answers(self.port) {
-                    print!("{}", self.text);
-                    let _ = io::stdout().flush();
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(20));
+            if answers(self.port, Duration::from_secs(60)) {
+                print!("{}", self.text);
+                let _ = io::stdout().flush();
             }
         });
     }
 }
 
-/// Returns whether a DNS server on 127.0.0.1 answers the up-check name.
-fn answers(port: u16) -> bool {
-    const QUERY: &[u8] = b"\x17\x2a\x01\0\0\x01\0\0\0\0\0\0\x07upcheck\x08bosh-dns\0\0\x01\0\x01";
-    let exchange = || -> io::Result<bool> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        socket.connect((Ipv4Addr::LOCALHOST, port))?;
-        socket.set_read_timeout(Some(Duration::from_millis(200)))?;
-        socket.send(QUERY)?;
-        let mut reply = [0; 512];
-        let length = socket.recv(&mut reply)?;
-        Ok(length > 12 && reply[..2] == QUERY[..2])
-    };
-    exchange().unwrap_or(false)
+/// Returns whether a DNS server on 127.0.0.1 answers the up-check name within `timeout`.
+fn answers(port: u16, timeout: Duration) -> bool {
+    let Ok(name) = Name::from_text(UPCHECK) else { return false };
+    let server = Some(Ipv4Addr::LOCALHOST.into());
+    wait::until_resolved(server, port, &name, timeout, Duration::from_millis(20)).is_ok()
 }
 
 /// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that uses
@@ -279,19 +269,23 @@ mod tests {
 
     #[test]
     fn silent_port_is_not_announced() {
+        const ANSWER: &[u8] = b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x7f\0\0\x01";
         let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = server.local_addr().unwrap().port();
-        assert!(!answers(port));
-        let echo = std::thread::spawn(move || {
+        assert!(!answers(port, Duration::ZERO));
+        let replies = std::thread::spawn(move || {
             // The call above sent the first query.
             for _ in 0..2 {
-                let mut query = [0; 512];
-                let (length, client) = server.recv_from(&mut query).unwrap();
-                server.send_to(&query[..length], client).unwrap();
+                let mut message = [0; 512];
+                let (length, client) = server.recv_from(&mut message).unwrap();
+                message[2] |= 0x80;
+                message[7] = 1;
+                let reply = [&message[..length], ANSWER].concat();
+                server.send_to(&reply, client).unwrap();
             }
         });
-        assert!(answers(port));
-        echo.join().unwrap();
+        assert!(answers(port, Duration::from_secs(60)));
+        replies.join().unwrap();
     }
 
     #[test]

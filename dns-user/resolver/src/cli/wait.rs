@@ -46,17 +46,7 @@ impl Wait {
             Some(address) => format!("the server at {}", SocketAddr::new(address, port)),
             None => "this machine's resolver".to_owned(),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let result = match runtime {
-            Ok(runtime) => {
-                let result = runtime.block_on(wait(address, port, &check_domain, timeout));
-                // A lookup through the machine's resolver may still block.
-                runtime.shutdown_background();
-                result
-            }
-            Err(problem) => Err(problem.into()),
-        };
-        match result {
+        match until_resolved(address, port, &check_domain, timeout, INTERVAL) {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
                 complain(&format_args!(
@@ -69,19 +59,31 @@ impl Wait {
 }
 
 /// Queries until the name resolves; returns the last problem after the time limit.
-async fn wait(address: Option<IpAddr>, port: u16, name: &Name, timeout: Duration) -> Result<(), NoAnswer> {
-    let end = Instant::now() + timeout;
-    loop {
-        let tried = match address {
-            Some(address) => upcheck::resolves(SocketAddr::new(address, port), name).await,
-            None => by_the_machine(name).await,
-        };
-        match tried {
-            Ok(()) => return Ok(()),
-            Err(problem) if Instant::now() >= end => return Err(problem),
-            Err(_) => time::sleep(INTERVAL.min(end.saturating_duration_since(Instant::now()))).await,
+pub(super) fn until_resolved(
+    address: Option<IpAddr>,
+    port: u16,
+    name: &Name,
+    timeout: Duration,
+    interval: Duration,
+) -> Result<(), NoAnswer> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let end = Instant::now() + timeout;
+        loop {
+            let tried = match address {
+                Some(address) => upcheck::resolves(SocketAddr::new(address, port), name).await,
+                None => by_the_machine(name).await,
+            };
+            match tried {
+                Ok(()) => return Ok(()),
+                Err(problem) if Instant::now() >= end => return Err(problem),
+                Err(_) => time::sleep(interval.min(end.saturating_duration_since(Instant::now()))).await,
+            }
         }
-    }
+    });
+    // A lookup through the machine's resolver may still block.
+    runtime.shutdown_background();
+    result
 }
 
 /// Resolves the name through the C library, as other programs on this machine do.
