@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     core::{Collector, Desc},
-    proto::{self, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType},
 };
 
 /// A metric family with `LABELS` labels.
@@ -133,6 +133,25 @@ impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Scraped<F> {
     fn collect(&self) -> Vec<MetricFamily> {
         (self.collect)()
     }
+}
+
+/// Builds a histogram for a scrape from the observations in each bucket, not cumulative; the last
+/// bucket has no bound.
+pub fn histogram(bounds: &[f64], observations: impl IntoIterator<Item = u64>, sum: f64) -> proto::Histogram {
+    let mut observations = observations.into_iter();
+    let mut count = 0;
+    let buckets = bounds.iter().zip(observations.by_ref()).map(|(bound, in_bucket)| {
+        count += in_bucket;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound);
+        bucket.set_cumulative_count(count);
+        bucket
+    });
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(count + observations.sum::<u64>());
+    histogram.set_sample_sum(sum);
+    histogram
 }
 
 impl<K: Kind> Family<K, 0> {

@@ -7,6 +7,6 @@ pub mod labels;
 pub mod names;
 
 pub use self::{
-    family::{Counter, Family, Gauge, Histogram, Kind},
+    family::{Counter, Family, Gauge, Histogram, Kind, histogram},
     names::families,
 };

@@ -9,10 +9,7 @@ use super::{
 };
 use crate::{
     consul::whole,
-    ops::{
-        metrics::WholeMetrics,
-        service_status::{Kind, ReloadHistory, ServiceStatus},
-    },
+    ops::service_status::{Kind, ServiceStatus},
 };
 use dns_consul::aliases::Aliases;
 use dns_core::{
@@ -31,8 +28,7 @@ pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Res
         return Err(failed("has no object \"consul\", which names the catalog's sources".to_owned()));
     };
     let recursors = config.recursion.recursors.clone();
-    let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
-    let service_status = ServiceStatus::new(ReloadHistory::new(metrics));
+    let service_status = ServiceStatus::default();
     let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &service_status)?;
     if let Some(problem) = service_status.error(Kind::Consul) {
         return Err(failed(format!("its Consul files cannot be used: {problem}")));

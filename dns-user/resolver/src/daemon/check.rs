@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     accounts,
-    ops::{
-        metrics::WholeMetrics,
-        service_status::{FileState, Kind, ReloadHistory, ServiceStatus},
-    },
+    ops::service_status::{FileState, Kind, ServiceStatus},
     server::ServerError,
 };
 use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
@@ -79,17 +76,10 @@ pub fn check(path: &Path) -> CheckReport {
         return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
     };
     errors.extend(surroundings(&whole.0.config));
-    match examine(path, whole) {
-        Ok(mut report) => {
-            report.errors.splice(0..0, errors);
-            report.ok = report.errors.is_empty();
-            report
-        }
-        Err(problem) => {
-            errors.push(format!("{}: cannot be checked: {problem}", path.display()));
-            CheckReport { ok: false, errors, warnings: Vec::new(), serves: None }
-        }
-    }
+    let mut report = examine(path, whole);
+    report.errors.splice(0..0, errors);
+    report.ok = report.errors.is_empty();
+    report
 }
 
 /// Returns problems outside the files: configured users, groups and interfaces missing on this
@@ -126,12 +116,9 @@ fn foreign_addresses(listen: &[SocketAddr]) -> impl Iterator<Item = String> {
     listen.iter().filter_map(|&address| Some(ServerError::of_foreign(address)?.to_string()))
 }
 
-/// Reads every file; fails only by a defect.
-fn examine(
-    path: &Path,
-    (Loaded { config, mut warnings }, consul_config): WholeConfig,
-) -> Result<CheckReport, prometheus::Error> {
-    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new()?));
+/// Reads every file.
+fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeConfig) -> CheckReport {
+    let service_status = ServiceStatus::default();
     let begun = Instant::now();
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
     let started = Files::start(Sources::of(&config), consul_config, &service_status);
@@ -164,7 +151,7 @@ fn examine(
     // The status has the errors that would end the start.
     let Ok((_files, First { snapshot, handlers, addresses, consul })) = started else {
         errors.extend(foreign_addresses(&[config.listen]));
-        return Ok(CheckReport { ok: false, errors, warnings, serves: None });
+        return CheckReport { ok: false, errors, warnings, serves: None };
     };
     let xdp = &config.xdp;
     let listen = all_addresses(config.listen, &addresses);
@@ -188,7 +175,7 @@ fn examine(
         health_checks: config.health.enabled,
         metrics_address: config.metrics.enabled.then_some(config.metrics.listen),
     };
-    Ok(CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) })
+    CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) }
 }
 
 /// Summarises a handler in one line.

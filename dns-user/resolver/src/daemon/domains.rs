@@ -7,15 +7,8 @@ use super::{
     sources::Sources,
     watch::Watch,
 };
-use crate::ops::{
-    metrics::WholeMetrics,
-    service_status::{ReloadHistory, ServiceStatus},
-};
-use dns_core::{
-    catalog::Snapshot,
-    config::{ConfigError, ConfigErrors},
-    name::Name,
-};
+use crate::ops::service_status::ServiceStatus;
+use dns_core::{catalog::Snapshot, config::ConfigErrors, name::Name};
 use dns_upstream::HandlerConfig;
 
 /// Follows records and handlers; reads a file again only if it has changed.
@@ -34,12 +27,8 @@ impl RoutedDomains {
     /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
         let config = dns_platform::files::load_config(path)?.config;
-        let internal = |problem: prometheus::Error| {
-            ConfigError::of_file(path.display().to_string(), format!("cannot be read: {problem}"))
-        };
-        let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().map_err(internal)?));
         let (files, First { snapshot, handlers, .. }) =
-            Files::start(Sources::of(&config), None, &service_status)?;
+            Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();
         watch.set(files.folders());
         Ok(Self {

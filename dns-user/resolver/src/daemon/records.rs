@@ -144,16 +144,16 @@ impl CatalogFiles {
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
         let version = snapshot.version().map_or_else(|| "none".to_owned(), |version| version.to_string());
         info!("serving records version {version}: {instances} instances, {aliases} aliases");
-        self.service_status.change(|state| state.instances = instances);
+        self.service_status.change(|state| {
+            state.records_version = snapshot.version();
+            (state.instances, state.aliases) = (instances, aliases);
+        });
         if let Some(files) = record_files {
             let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
             warnings.extend(skipped.iter().map(ToString::to_string));
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
             self.service_status.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
-            let gauges = self.service_status.reload_history().metrics();
-            gauges.records_version.set(snapshot.version().map_or(0, u64::cast_signed));
-            gauges.records_instances.set(instances.cast_signed() as i64);
         }
         if let Some((files, warnings)) = new_aliases {
             log_warnings("alias files", &warnings);
@@ -165,7 +165,6 @@ impl CatalogFiles {
                 &format!("{aliases} aliases"),
             );
         }
-        self.service_status.reload_history().metrics().records_aliases.set(aliases.cast_signed() as i64);
         snapshot
     }
 }

@@ -31,10 +31,10 @@ use crate::{
     consul::{self, ConsulNames, follow},
     ops::{
         api::Backend,
-        metrics::{Metrics, WholeMetrics, certificates, http::MetricsServer, whole},
+        metrics::{Metrics, certificates, http::MetricsServer, whole},
         overload::OverloadSource,
         readiness::Readiness,
-        service_status::{Kind, ReloadHistory, ServiceStatus},
+        service_status::{Kind, ServiceStatus},
         tap::Tap,
     },
     server::{Identity, OwnConnections, ServerMetrics},
@@ -66,7 +66,7 @@ pub(super) async fn start<'a>(
     let (handle, tap) = (FastPathHandle::default(), Tap::new());
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
-    let service_status = service_status(&metrics)?;
+    let service_status = ServiceStatus::default();
     failures.spawn("the detection of standstills", standstill::watch());
     for warning in &warnings {
         warn!("{warning}");
@@ -199,13 +199,6 @@ pub(super) async fn start<'a>(
 /// Returns remarks on the configuration for the operator.
 pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
     config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).collect()
-}
-
-/// Creates the service status and the server-wide metrics.
-fn service_status(metrics: &Metrics) -> Result<ServiceStatus, DaemonError> {
-    let whole = WholeMetrics::new()?;
-    whole.register(metrics.registry())?;
-    Ok(ServiceStatus::new(ReloadHistory::new(whole)))
 }
 
 /// Loads the health checks' certificates; `None` if the checks stay off.

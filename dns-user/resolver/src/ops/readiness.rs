@@ -96,7 +96,9 @@ impl Readiness {
         let State {
             listen,
             fast_path_off,
+            records_version: _,
             instances,
+            aliases: _,
             files,
             upcheck_error,
             silent_addresses,

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::{api::Reloaded, metrics::WholeMetrics, tap::seconds_since_1970};
+use super::{api::Reloaded, tap::seconds_since_1970};
 use dns_core::config::{ConfigError, one_line};
 
 /// Maximum number of warnings kept per kind of file.
@@ -24,8 +24,25 @@ const MOST_ERRORS: usize = 1000;
 /// The state of files and sockets, and the history of their changes. Clones share it.
 #[derive(Clone)]
 pub struct ServiceStatus {
-    reload_history: ReloadHistory,
-    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Start of the server.
+    started: Instant,
+    /// The same time in seconds since 1970.
+    started_at: f64,
+    changing: Mutex<Changing>,
+}
+
+/// The part of a [`ServiceStatus`] that changes.
+#[derive(Default)]
+struct Changing {
+    state: State,
+    /// History of each kind of file, by label.
+    reloads: BTreeMap<&'static str, Reloads>,
+    /// Time at which the records in use were read.
+    records_read: Option<Instant>,
 }
 
 /// The state of files and sockets.
@@ -37,8 +54,12 @@ pub struct State {
     pub fast_path_off: Option<FastPathOff>,
     /// Remarks on the configuration for the operator.
     pub notes: Vec<String>,
+    /// Version of the records in use; `None` if none were read or they have no version.
+    pub records_version: Option<u64>,
     /// Number of instances served.
     pub instances: usize,
+    /// Number of aliases, from alias files and records.
+    pub aliases: usize,
     /// State of each kind of file, by label.
     pub files: BTreeMap<&'static str, FileState>,
     /// Failure of the latest self-checks, if clients got no answers either.
@@ -87,20 +108,40 @@ impl FileState {
     }
 }
 
+impl Default for ServiceStatus {
+    /// Creates an empty status with the current time as the start of the server.
+    fn default() -> Self {
+        let reloads = Kind::ALL.iter().map(|kind| (kind.label(), Reloads::default())).collect();
+        let changing = Mutex::new(Changing { reloads, ..Changing::default() });
+        let (started, started_at) = (Instant::now(), seconds_since_1970());
+        Self { shared: Arc::new(Shared { started, started_at, changing }) }
+    }
+}
+
 impl ServiceStatus {
-    /// Creates an empty status.
-    pub fn new(reload_history: ReloadHistory) -> Self {
-        Self { reload_history, state: Arc::default() }
+    /// Returns the time since the start of the server.
+    pub fn uptime(&self) -> Duration {
+        self.shared.started.elapsed()
     }
 
-    /// Returns the history of reloads and failures.
-    pub fn reload_history(&self) -> &ReloadHistory {
-        &self.reload_history
+    /// Returns the start time of the server, in seconds since 1970.
+    pub fn started_at(&self) -> f64 {
+        self.shared.started_at
     }
 
     /// Returns a copy of the current state.
     pub fn state(&self) -> State {
-        self.lock().clone()
+        self.lock().state.clone()
+    }
+
+    /// Returns a copy of the history of each kind of file, by label.
+    pub(crate) fn reloads(&self) -> BTreeMap<&'static str, Reloads> {
+        self.lock().reloads.clone()
+    }
+
+    /// Returns the age of the records in use; `None` if none were read.
+    pub fn records_age(&self) -> Option<Duration> {
+        self.lock().records_read.map(|read| read.elapsed())
     }
 
     /// Records a component that stays off.
@@ -111,23 +152,24 @@ impl ServiceStatus {
 
     /// Returns the reason why the newest files of this kind are not in use, if any.
     pub fn error(&self, kind: Kind) -> Option<String> {
-        self.lock().files.get(kind.label())?.problem()
+        self.lock().state.files.get(kind.label())?.problem()
     }
 
     /// Returns whether contents of this kind are in use.
     pub fn is_in_use(&self, kind: Kind) -> bool {
-        self.lock().files.get(kind.label()).is_some_and(|state| state.in_use)
+        self.lock().state.files.get(kind.label()).is_some_and(|state| state.in_use)
     }
 
     /// Returns the result of a reload: what is in use and what failed, for each kind of file.
     pub(crate) fn reloaded(&self) -> Reloaded {
         let mut reloaded = Reloaded::default();
-        let last = self.reload_history.reloads();
-        for (kind, state) in &self.lock().files {
+        let Changing { state, reloads, .. } = &*self.lock();
+        for (kind, state) in &state.files {
             match state.problem() {
                 Some(problem) => reloaded.failed.push(format!("{kind}: {problem}")),
                 None => {
-                    let detail = last.get(*kind).map_or("", |event| event.detail.as_str());
+                    let detail = reloads.get(kind).and_then(|reloads| reloads.last.as_ref());
+                    let detail = detail.map_or("", |event| event.detail.as_str());
                     reloaded.done.push(format!("{kind}: {} file(s), {detail}", state.files.len()));
                 }
             }
@@ -136,7 +178,7 @@ impl ServiceStatus {
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+        change(&mut self.lock().state);
     }
 
     /// Records that new contents are in use, `took` after the change was noticed; `warnings` lists
@@ -154,30 +196,35 @@ impl ServiceStatus {
         if more > 0 {
             warnings.push(format!("and {more} more"));
         }
-        self.reload_history.reloaded(kind, took, detail);
-        let state = FileState { files, in_use: true, errors: Vec::new(), warnings };
-        self.lock().files.insert(kind.label(), state);
+        let file_state = FileState { files, in_use: true, errors: Vec::new(), warnings };
+        let Changing { state, reloads, records_read } = &mut *self.lock();
+        state.files.insert(kind.label(), file_state);
+        reloads.entry(kind.label()).or_default().reloaded(took, detail);
+        if kind == Kind::Records {
+            *records_read = Some(Instant::now());
+        }
     }
 
     /// Records that files are invalid; the contents in use stay.
     pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, errors: &[ConfigError]) {
-        let mut state = self.lock();
+        let Changing { state, reloads, .. } = &mut *self.lock();
         let file_state = state.files.entry(kind.label()).or_default();
         file_state.files = files;
         file_state.errors = errors.iter().take(MOST_ERRORS).map(ToString::to_string).collect();
         if errors.len() > MOST_ERRORS {
             file_state.errors.push(format!("and {} more", errors.len() - MOST_ERRORS));
         }
-        self.reload_history.failed(kind, file_state.problem().unwrap_or_default());
+        let problem = file_state.problem().unwrap_or_default();
+        reloads.entry(kind.label()).or_default().failed(problem);
     }
 
-    /// Locks the state; it is plain data, so it stays valid if a holder panicked.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    /// Locks the changing part; it is plain data, so it stays valid if a holder panicked.
+    fn lock(&self) -> MutexGuard<'_, Changing> {
+        self.shared.changing.lock()
     }
 }
 
-//----------- ReloadHistory --------------------------------------------------
+//----------- Reloads --------------------------------------------------------
 
 /// A reload or a failed reload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -191,26 +238,41 @@ pub struct Event {
     pub took_ms: Option<f64>,
 }
 
-/// Counts reloads and failures and keeps the last of each per kind of file. Clones share it.
-#[derive(Clone)]
-pub struct ReloadHistory {
-    shared: Arc<Shared>,
+/// Bounds of the buckets of [`Reloads::durations`], in seconds: 1 ms to 10 s.
+pub(super) const DURATIONS: [f64; 13] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// The reloads of one kind of file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reloads {
+    /// The last successful reload.
+    pub(super) last: Option<Event>,
+    /// The last failed reload.
+    pub(super) last_failure: Option<Event>,
+    /// Number of successful reloads.
+    pub(super) count: u64,
+    /// Number of failed reloads.
+    pub(super) failures: u64,
+    /// Successful reloads by duration; the last bucket has no bound.
+    pub(super) durations: [u64; DURATIONS.len() + 1],
+    /// Total duration of the successful reloads.
+    pub(super) took: Duration,
 }
 
-struct Shared {
-    metrics: WholeMetrics,
-    started: Instant,
-    /// The same time in seconds since 1970.
-    started_at: f64,
-    past: Mutex<Past>,
-}
+impl Reloads {
+    fn reloaded(&mut self, took: Duration, detail: &str) {
+        let seconds = took.as_secs_f64();
+        self.count += 1;
+        self.durations[DURATIONS.iter().position(|bound| seconds <= *bound).unwrap_or(DURATIONS.len())] += 1;
+        self.took += took;
+        let took_ms = Some(seconds * 1000.0);
+        self.last = Some(Event { time: seconds_since_1970(), detail: detail.to_owned(), took_ms });
+    }
 
-#[derive(Default)]
-struct Past {
-    reloads: BTreeMap<String, Event>,
-    failures: BTreeMap<String, Event>,
-    /// Time at which the records in use were read.
-    records_read: Option<Instant>,
+    fn failed(&mut self, detail: String) {
+        self.failures += 1;
+        self.last_failure = Some(Event { time: seconds_since_1970(), detail, took_ms: None });
+    }
 }
 
 /// Kinds of files that are reloaded at runtime.
@@ -258,87 +320,26 @@ impl Kind {
     }
 }
 
-impl ReloadHistory {
-    /// Creates an empty history with the current time as the start of the server.
-    pub fn new(metrics: WholeMetrics) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                metrics,
-                started: Instant::now(),
-                started_at: seconds_since_1970(),
-                past: Mutex::new(Past::default()),
-            }),
-        }
-    }
-
-    /// Returns the server-wide metrics.
-    pub fn metrics(&self) -> &WholeMetrics {
-        &self.shared.metrics
-    }
-
-    /// Returns the start time of the server.
-    pub fn started(&self) -> Instant {
-        self.shared.started
-    }
-
-    /// Returns the start time of the server, in seconds since 1970.
-    pub fn started_at(&self) -> f64 {
-        self.shared.started_at
-    }
-
-    /// Records that files of `kind` were reloaded, after `took`.
-    pub fn reloaded(&self, kind: Kind, took: Duration, detail: impl Into<String>) {
-        self.shared.metrics.reloaded(kind, took);
-        let took_ms = Some(took.as_secs_f64() * 1000.0);
-        let event = Event { time: seconds_since_1970(), detail: detail.into(), took_ms };
-        let mut past = self.past();
-        past.reloads.insert(kind.label().to_owned(), event);
-        if kind == Kind::Records {
-            past.records_read = Some(Instant::now());
-        }
-    }
-
-    /// Records that files of `kind` could not be loaded.
-    pub fn failed(&self, kind: Kind, detail: impl Into<String>) {
-        self.shared.metrics.reload_failed(kind);
-        let event = Event { time: seconds_since_1970(), detail: detail.into(), took_ms: None };
-        self.past().failures.insert(kind.label().to_owned(), event);
-    }
-
-    /// Returns the last reload of each kind.
-    pub fn reloads(&self) -> BTreeMap<String, Event> {
-        self.past().reloads.clone()
-    }
-
-    /// Returns the last failed reload of each kind.
-    pub fn failures(&self) -> BTreeMap<String, Event> {
-        self.past().failures.clone()
-    }
-
-    /// Returns the age of the records in use; `None` if none were read.
-    pub fn records_age(&self) -> Option<Duration> {
-        self.past().records_read.map(|read| read.elapsed())
-    }
-
-    fn past(&self) -> MutexGuard<'_, Past> {
-        // No critical section leaves the value half updated.
-        self.shared.past.lock()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn journal_keeps_last_event_per_kind() {
-        let reload_history = ReloadHistory::new(WholeMetrics::new().unwrap());
-        assert_eq!(reload_history.records_age(), None);
-        reload_history.reloaded(Kind::Records, Duration::from_millis(5), "version 1");
-        reload_history.reloaded(Kind::Records, Duration::from_millis(6), "version 2");
-        reload_history.failed(Kind::Handlers, "h.json: line 1: no domain");
-        assert_eq!(reload_history.reloads()["records"].detail, "version 2");
-        assert_eq!(reload_history.failures()["handlers"].detail, "h.json: line 1: no domain");
-        assert!(reload_history.records_age().is_some());
+    fn last_event_of_each_kind_is_kept() {
+        let status = ServiceStatus::default();
+        assert_eq!(status.records_age(), None);
+        for (took, detail) in [(5, "version 1"), (6, "version 2"), (20_000, "version 3")] {
+            let took = Duration::from_millis(took);
+            status.loaded(Kind::Records, Vec::new(), Vec::new(), took, detail);
+        }
+        status.refused(Kind::Handlers, Vec::new(), &[ConfigError::of_file("h.json", "no domain")]);
+        let detail = |event: &Option<Event>| event.as_ref().unwrap().detail.clone();
+        let reloads = status.reloads();
+        let (records, handlers) = (&reloads["records"], &reloads["handlers"]);
+        assert_eq!(detail(&records.last), "version 3");
+        assert_eq!(detail(&handlers.last_failure), "h.json: no domain");
+        assert_eq!((records.count, records.failures, handlers.failures), (3, 0, 1));
+        assert_eq!((records.durations[2], records.durations[3], records.durations[13]), (1, 1, 1));
+        assert!(status.records_age().is_some());
     }
 }

@@ -18,11 +18,11 @@ use parking_lot::Mutex;
 
 use prometheus::{
     Registry,
-    proto::{Bucket, Histogram, MetricFamily},
+    proto::{Histogram, MetricFamily},
 };
 
 use dns_core::wire::Transport;
-use dns_platform::metrics::{families, labels};
+use dns_platform::metrics::{families, histogram, labels};
 
 //----------- ServerMetrics --------------------------------------------------
 
@@ -446,20 +446,8 @@ impl<const BOUNDS: usize> Buckets<BOUNDS> {
 
     /// Converts to the exposition format; `unit` converts the sum to the unit of the family.
     fn histogram(&self, bounds: &[f64; BOUNDS], unit: f64) -> Histogram {
-        let mut count = 0;
-        let mut buckets = Vec::with_capacity(BOUNDS);
-        for (bound, in_bucket) in bounds.iter().zip(&self.counts) {
-            count += value(in_bucket);
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound);
-            bucket.set_cumulative_count(count);
-            buckets.push(bucket);
-        }
-        let mut histogram = Histogram::default();
-        histogram.set_bucket(buckets);
-        histogram.set_sample_count(count + value(&self.over));
-        histogram.set_sample_sum(value(&self.sum) as f64 * unit);
-        histogram
+        let observations = self.counts.iter().chain([&self.over]).map(value);
+        histogram(bounds, observations, value(&self.sum) as f64 * unit)
     }
 }
 

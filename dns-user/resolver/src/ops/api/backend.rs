@@ -89,7 +89,7 @@ impl Backend {
     }
 
     pub(super) fn status(&self) -> Status {
-        let (snapshot, reload_history) = (self.server_state.snapshot(), self.service_status.reload_history());
+        let (snapshot, reloads) = (self.server_state.snapshot(), self.service_status.reloads());
         let State { listen, fast_path_off, files, notes, .. } = self.service_status.state();
         let checks = self.readiness.checks();
         let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
@@ -100,13 +100,13 @@ impl Backend {
             ready: checks.iter().all(|check| check.ok),
             degraded: checks.iter().any(|check| check.result == CheckResult::Degraded),
             checks,
-            started: reload_history.started_at(),
-            uptime_seconds: reload_history.started().elapsed().as_secs_f64(),
+            started: self.service_status.started_at(),
+            uptime_seconds: self.service_status.uptime().as_secs_f64(),
             listen: listen.iter().map(ToString::to_string).collect(),
             records: RecordsStatus {
                 file: file.map(|file| file.display().to_string()),
                 version: snapshot.version(),
-                age_seconds: reload_history.records_age().map(|age| age.as_secs_f64()),
+                age_seconds: self.service_status.records_age().map(|age| age.as_secs_f64()),
                 instances: snapshot.instances().len(),
                 domains: snapshot.domains().map(ToString::to_string).collect(),
                 aliases: snapshot.alias_count(),
@@ -125,8 +125,14 @@ impl Backend {
             cache: serde_json::to_value(self.upstreams.cache()).unwrap_or_default(),
             health: self.checks.as_ref().map_or(Value::Null, |checks| health_status(checks)),
             certificates: self.certificates.iter().map(|tls| certificate(tls)).collect(),
-            last_reload: reload_history.reloads(),
-            last_failure: reload_history.failures(),
+            last_reload: reloads
+                .iter()
+                .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last.clone()?)))
+                .collect(),
+            last_failure: reloads
+                .iter()
+                .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last_failure.clone()?)))
+                .collect(),
             files: serde_json::to_value(&files).unwrap_or_default(),
             problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
             notes,

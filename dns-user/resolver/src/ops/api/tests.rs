@@ -15,12 +15,8 @@ use tokio::{
 use super::*;
 use crate::{
     ops::{
-        metrics::{Metrics, WholeMetrics},
-        overload::OverloadSource,
-        readiness::Readiness,
-        service_status::{ReloadHistory, ServiceStatus},
-        status::Status,
-        tap::Tap,
+        metrics::Metrics, overload::OverloadSource, readiness::Readiness, service_status::ServiceStatus,
+        status::Status, tap::Tap,
     },
     state::ServerState,
 };
@@ -39,7 +35,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
         "record_infos": [["i", "g", "n", "d", "10.0.0.1", "bosh", 0]], "version": 7}"#;
     let (snapshot, _) = Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
     let fast_path = FastPathHandle::default();
-    let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
+    let service_status = ServiceStatus::default();
     let config = br#"{"port": 53, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}}"#;
     let config = Config::parse("config.json", config).unwrap().config;
     let (reloads, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);

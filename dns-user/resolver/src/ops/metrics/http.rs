@@ -101,14 +101,11 @@ mod tests {
     use dns_core::config::ConfigError;
 
     use super::*;
-    use crate::ops::{
-        metrics::WholeMetrics,
-        service_status::{Kind, ReloadHistory, ServiceStatus},
-    };
+    use crate::ops::service_status::{Kind, ServiceStatus};
 
     /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
-        let service_status = ServiceStatus::new(ReloadHistory::new(WholeMetrics::new().unwrap()));
+        let service_status = ServiceStatus::default();
         service_status.refused(
             Kind::Records,
             Vec::new(),

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
 pub use fast_path::FastReplies;
-pub use whole::WholeMetrics;
 
 use dns_common::counters::Outcome;
 use dns_fastpath::FastPathHandle;
