@@ -8,7 +8,7 @@ use std::sync::{
 
 use prometheus::{
     Registry,
-    proto::{Bucket, Histogram, MetricFamily},
+    proto::{Histogram, MetricFamily},
 };
 
 use super::{
@@ -21,7 +21,7 @@ use super::{
     store::Totals,
     tcp, udp,
 };
-use dns_platform::metrics::{families, labels};
+use dns_platform::metrics::{families, histogram, labels};
 
 /// The metric families of this crate.
 pub struct UpstreamMetrics {
@@ -113,31 +113,16 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
             families::RECURSOR_FAILURES_TOTAL.of(failures),
             families::RECURSOR_MISMATCHED_TOTAL.of([(labels, mismatched.load(Relaxed))]),
             families::RECURSOR_PREFERRED.of([(labels, f64::from(index == preferred))]),
-            families::RECURSOR_DURATION_SECONDS.of([(labels, histogram(latencies, latency_sum_us))]),
+            families::RECURSOR_DURATION_SECONDS.of([(labels, latency(latencies, latency_sum_us))]),
         ]
     };
     set.recursors.iter().enumerate().flat_map(of_recursor).collect()
 }
 
 /// Returns the latency histogram of one recursor.
-fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
-    let mut buckets = Vec::with_capacity(LATENCY_BOUNDS_US.len());
-    let mut count = 0;
-    for (index, replies) in latencies.iter().enumerate() {
-        count += replies.load(Relaxed);
-        // The last bucket is unbounded: its cumulative count is the total.
-        if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(seconds(bound));
-            bucket.set_cumulative_count(count);
-            buckets.push(bucket);
-        }
-    }
-    let mut histogram = Histogram::default();
-    histogram.set_bucket(buckets);
-    histogram.set_sample_count(count);
-    histogram.set_sample_sum(seconds(sum_us.load(Relaxed)));
-    histogram
+fn latency(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
+    let replies = latencies.iter().map(|replies| replies.load(Relaxed));
+    histogram(&LATENCY_BOUNDS_US.map(seconds), replies, seconds(sum_us.load(Relaxed)))
 }
 
 fn seconds(microseconds: u64) -> f64 {
@@ -153,9 +138,9 @@ mod tests {
         let latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1] = Default::default();
         latencies[0].store(2, Relaxed);
         latencies[LATENCY_BOUNDS_US.len()].store(1, Relaxed);
-        let histogram = histogram(&latencies, &AtomicU64::new(3_000_500));
+        let latency = latency(&latencies, &AtomicU64::new(3_000_500));
         let all = [
-            families::RECURSOR_DURATION_SECONDS.of([(["10.0.0.2:53", ""], histogram)]),
+            families::RECURSOR_DURATION_SECONDS.of([(["10.0.0.2:53", ""], latency)]),
             families::RECURSOR_QUERIES_TOTAL.of([(["10.0.0.2:53", ""], 7), (["b", "x."], 8)]),
         ];
         let text = prometheus::TextEncoder::new().encode_to_string(&all).unwrap();

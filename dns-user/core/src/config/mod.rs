@@ -415,3 +415,14 @@ impl<T> ParsedFiles<T> {
         if self.errors.is_empty() { Ok(self.valid) } else { Err(ConfigErrors(self.errors)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_follow_declaration() {
+        assert!(HookMode::WORDS.iter().all(|(word, mode)| mode.word() == *word));
+        assert!(LogLevel::NAMES.iter().all(|(name, level)| level.name() == *name));
+    }
+}
