@@ -5,144 +5,70 @@
 
 use std::collections::BTreeMap;
 
-use prometheus::{
-    GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
-};
+use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
-/// Prometheus metrics of the publisher.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    registry: Registry,
-    /// End of the last round that published all wanted records, in seconds since 1970.
-    pub last_sync: GaugeVec,
-    /// End of the last round, in seconds since 1970.
-    pub last_reconcile: GaugeVec,
-    /// Number of consecutive rounds that did not publish all wanted records.
-    pub soft_errors: IntGaugeVec,
-    /// Number of rounds without changes.
-    pub no_op_runs: IntCounterVec,
-    /// Number of wanted record sets found in the zones, by type.
-    pub verified_records: IntGaugeVec,
-    /// Number of record sets in the zones.
-    pub registry_endpoints: IntGaugeVec,
-    /// Number of failed rounds.
-    pub registry_errors: IntCounterVec,
-    /// Number of owned names in the zones.
-    pub registry_records: IntGaugeVec,
-    /// Number of wanted records that belong to another owner.
-    pub skipped: IntGaugeVec,
-    /// Number of deletions that need confirmation.
-    pub awaiting_confirmation: IntGaugeVec,
-    /// Number of wanted record sets.
-    pub source_endpoints: IntGauge,
-    /// Number of reads of the documents that found problems.
-    pub source_errors: IntCounter,
-    /// Number of wanted record sets, by type.
-    pub source_records: IntGaugeVec,
-    /// Number of documents and entries with problems.
-    pub invalid_endpoints: IntGauge,
-    /// Number of record sets wanted by several documents.
-    pub deduplicated_endpoints: IntGauge,
+/// Declares the metrics: one row each.
+macro_rules! metrics {
+    ($($field:ident: $kind:ident $name:literal $([$($label:literal),+])? $help:literal;)*) => {
+        /// Prometheus metrics of the publisher.
+        #[derive(Clone, Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $(
+                #[doc = concat!($help, ".")]
+                pub $field: $kind,
+            )*
+        }
+
+        impl Metrics {
+            /// Creates and registers all metrics.
+            pub fn new() -> prometheus::Result<Self> {
+                let registry = Registry::new();
+                #[cfg(target_os = "linux")]
+                registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+                $(
+                    let $field = metrics!(@new $kind $name $([$($label),+])? $help)?;
+                    registry.register(Box::new($field.clone()))?;
+                )*
+                Ok(Self { registry, $($field),* })
+            }
+        }
+    };
+    (@new $kind:ident $name:literal $help:literal) => { $kind::new($name, $help) };
+    (@new $kind:ident $name:literal [$($label:literal),+] $help:literal) => {
+        $kind::new(Opts::new($name, $help), &[$($label),+])
+    };
+}
+
+metrics! {
+    last_sync: GaugeVec "external_dns_controller_last_sync_timestamp_seconds" ["provider"]
+        "End of the last round that published everything";
+    last_reconcile: GaugeVec "external_dns_controller_last_reconcile_timestamp_seconds" ["provider"]
+        "End of the last round";
+    soft_errors: IntGaugeVec "external_dns_controller_consecutive_soft_errors" ["provider"]
+        "Consecutive rounds that did not publish everything";
+    no_op_runs: IntCounterVec "external_dns_controller_no_op_runs_total" ["provider"]
+        "Rounds that changed nothing";
+    verified_records: IntGaugeVec "external_dns_controller_verified_records" ["provider", "record_type"]
+        "Wanted record sets of providers whose last round published everything";
+    registry_endpoints: IntGaugeVec "external_dns_registry_endpoints_total" ["provider"]
+        "Record sets in the zones";
+    registry_errors: IntCounterVec "external_dns_registry_errors_total" ["provider"] "Failed rounds";
+    registry_records: IntGaugeVec "external_dns_registry_records" ["provider"]
+        "Names in the zones owned by this publisher";
+    skipped: IntGaugeVec "external_dns_registry_skipped_records_owner_mismatch_per_sync" ["provider"]
+        "Wanted records that belong to another owner";
+    awaiting_confirmation: IntGaugeVec "bosh_dns_publish_deletions_awaiting_confirmation" ["provider"]
+        "Deletions awaiting --confirm-deletions";
+    source_endpoints: IntGauge "external_dns_source_endpoints_total" "Wanted record sets";
+    source_errors: IntCounter "external_dns_source_errors_total" "Document reads that found problems";
+    source_records: IntGaugeVec "external_dns_source_records" ["record_type"] "Wanted record sets by type";
+    invalid_endpoints: IntGauge "external_dns_source_invalid_endpoints" "Problems in documents";
+    deduplicated_endpoints: IntGauge "external_dns_source_deduplicated_endpoints"
+        "Record sets wanted by several documents";
 }
 
 impl Metrics {
-    /// Creates and registers all metrics.
-    pub fn new() -> prometheus::Result<Self> {
-        let registry = Registry::new();
-        #[cfg(target_os = "linux")]
-        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
-        Ok(Self {
-            last_sync: add(
-                &registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "external_dns_controller_last_sync_timestamp_seconds",
-                        "End of the last round that published everything",
-                    ),
-                    &["provider"],
-                )?,
-            )?,
-            last_reconcile: add(
-                &registry,
-                GaugeVec::new(
-                    Opts::new(
-                        "external_dns_controller_last_reconcile_timestamp_seconds",
-                        "End of the last round",
-                    ),
-                    &["provider"],
-                )?,
-            )?,
-            soft_errors: gauges(
-                &registry,
-                "external_dns_controller_consecutive_soft_errors",
-                "Consecutive rounds that did not publish everything",
-                &["provider"],
-            )?,
-            no_op_runs: counters(
-                &registry,
-                "external_dns_controller_no_op_runs_total",
-                "Rounds that changed nothing",
-            )?,
-            verified_records: gauges(
-                &registry,
-                "external_dns_controller_verified_records",
-                "Wanted record sets of providers whose last round published everything",
-                &["provider", "record_type"],
-            )?,
-            registry_endpoints: gauges(
-                &registry,
-                "external_dns_registry_endpoints_total",
-                "Record sets in the zones",
-                &["provider"],
-            )?,
-            registry_errors: counters(&registry, "external_dns_registry_errors_total", "Failed rounds")?,
-            registry_records: gauges(
-                &registry,
-                "external_dns_registry_records",
-                "Names in the zones owned by this publisher",
-                &["provider"],
-            )?,
-            skipped: gauges(
-                &registry,
-                "external_dns_registry_skipped_records_owner_mismatch_per_sync",
-                "Wanted records that belong to another owner",
-                &["provider"],
-            )?,
-            awaiting_confirmation: gauges(
-                &registry,
-                "bosh_dns_publish_deletions_awaiting_confirmation",
-                "Deletions awaiting --confirm-deletions",
-                &["provider"],
-            )?,
-            source_endpoints: add(
-                &registry,
-                IntGauge::new("external_dns_source_endpoints_total", "Wanted record sets")?,
-            )?,
-            source_errors: add(
-                &registry,
-                IntCounter::new("external_dns_source_errors_total", "Document reads that found problems")?,
-            )?,
-            source_records: gauges(
-                &registry,
-                "external_dns_source_records",
-                "Wanted record sets by type",
-                &["record_type"],
-            )?,
-            invalid_endpoints: add(
-                &registry,
-                IntGauge::new("external_dns_source_invalid_endpoints", "Problems in documents")?,
-            )?,
-            deduplicated_endpoints: add(
-                &registry,
-                IntGauge::new(
-                    "external_dns_source_deduplicated_endpoints",
-                    "Record sets wanted by several documents",
-                )?,
-            )?,
-            registry,
-        })
-    }
-
     /// Returns all metrics in Prometheus' text form.
     pub fn text(&self) -> String {
         let families = self.registry.gather();
@@ -174,18 +100,6 @@ impl Metrics {
             let _ = family.remove_label_values(&[provider]);
         }
     }
-}
-
-fn add<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prometheus::Result<C> {
-    registry.register(Box::new(metric.clone())).map(|()| metric)
-}
-
-fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-    add(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
-}
-
-fn counters(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounterVec> {
-    add(registry, IntCounterVec::new(Opts::new(name, help), &["provider"])?)
 }
 
 /// Returns the metric families with a sample, except those of the process.
