@@ -100,11 +100,6 @@ impl Desk {
         &self.metrics
     }
 
-    /// Returns the metrics in Prometheus' text form.
-    pub fn metrics_text(&self) -> String {
-        self.metrics.text()
-    }
-
     /// Returns the documents of the folder.
     pub fn scan(&self) -> Arc<Scan> {
         self.scan.lock().clone()

@@ -191,7 +191,7 @@ async fn healthz(State(desk): State<Arc<Desk>>) -> Response {
 }
 
 async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
-    desk.metrics_text().into_response()
+    desk.metrics().text().into_response()
 }
 
 #[cfg(test)]

@@ -65,11 +65,6 @@ impl Folder {
         Self { paths, good: BTreeMap::new(), read: BTreeMap::new() }
     }
 
-    /// Returns the followed paths.
-    pub fn paths(&self) -> &[PathBuf] {
-        &self.paths
-    }
-
     /// Scans the followed paths.
     pub fn scan(&mut self) -> Scan {
         let mut scan = Scan::default();

@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use dns_core::{config::duration::parse_duration, name::Name as FleetDomain};
-use serde_json::{Value, json};
 
 use crate::{
     endpoint::{LONGEST_TTL, read_name},
@@ -123,20 +122,6 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
             None
         }
     }
-}
-
-/// Formats a mapping as an entry of `spec.names`.
-pub fn to_json(name: &FleetName) -> Value {
-    let FleetName { external, internal, ttl, hold } = name;
-    let mut entry = json!({
-        "name": external.as_str(),
-        "query": internal.to_string(),
-        "hold": format!("{}ms", hold.as_millis()),
-    });
-    if let Some(ttl) = ttl {
-        entry["ttl"] = (*ttl).into();
-    }
-    entry
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod health;
 mod server;
 
 pub use self::{
-    document::{FleetName, FleetNames, read, to_json},
+    document::{FleetName, FleetNames, read},
     files::{FleetFiles, SourceError},
     health::{HealthBook, Resolved, SavedHealth, resolve},
     server::{ServerClient, ServerError},

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -61,11 +61,6 @@ impl ServerClient {
     /// Creates a client of a control socket, which keeps names checked by queries to `dns`.
     pub fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
         Self { socket, dns, queries: None }
-    }
-
-    /// Returns the path of the control socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// Returns the addresses of a name's unhealthy instances.

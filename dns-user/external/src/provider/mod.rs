@@ -53,9 +53,6 @@ pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, Pr
 
 /// A DNS service that holds zones.
 pub trait Provider: Send {
-    /// Returns the name in `spec.provider`.
-    fn kind(&self) -> &'static str;
-
     /// Adjusts wanted records to the capabilities of the service: minimum TTL, aliases, properties.
     /// It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}

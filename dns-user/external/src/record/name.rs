@@ -126,11 +126,6 @@ impl Name {
             None => false,
         }
     }
-
-    /// Returns the longest of `zones` that contains the name.
-    pub fn zone<'a>(&self, zones: impl IntoIterator<Item = &'a Self>) -> Option<&'a Self> {
-        zones.into_iter().filter(|zone| self.is_within(zone)).max_by_key(|zone| zone.labels().count())
-    }
 }
 
 impl fmt::Display for Name {

@@ -38,11 +38,6 @@ impl<'a> Reader<'a> {
         self.node.line
     }
 
-    /// Returns the path from the root, such as `spec.endpoints[0]`.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
     /// Returns the problem list of this document.
     pub fn problems(&self) -> &'a Problems {
         self.problems

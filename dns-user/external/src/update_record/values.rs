@@ -77,12 +77,6 @@ impl Parameters {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
 
-    /// Returns the elements of a comma-separated text.
-    pub fn list(&self, name: &str) -> Vec<String> {
-        let parts = self.text(name).unwrap_or_default().split(',').map(str::trim);
-        parts.filter(|part| !part.is_empty()).map(str::to_owned).collect()
-    }
-
     /// Returns whether a boolean is set and true.
     pub fn is_set(&self, name: &str) -> bool {
         self.0.get(name) == Some(&Setting::Boolean(true))

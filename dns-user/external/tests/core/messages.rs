@@ -52,10 +52,6 @@ enum Fault {
 }
 
 impl Provider for InMemory {
-    fn kind(&self) -> &'static str {
-        "rfc2136"
-    }
-
     fn adjust(&self, desired: &mut Vec<Record>) {
         self.real.adjust(desired);
     }
@@ -171,7 +167,8 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
     let mut models: BTreeMap<String, ZoneModel> =
         zones.iter().map(|zone| (zone.to_string(), ZoneModel::default())).collect();
     for record in before {
-        let Some(zone) = record.name.zone(&zones) else { continue };
+        let zone = zones.iter().filter(|zone| record.name.is_within(zone));
+        let Some(zone) = zone.max_by_key(|zone| zone.labels().count()) else { continue };
         let owner = Mapper::default().owner_name(&record.name, record.record_type, zone).unwrap();
         let target = Target::text(text::write(&Labels::of("me", "")).as_bytes());
         let model = models.get_mut(zone.as_str()).unwrap();

@@ -312,10 +312,6 @@ impl Aws {
 }
 
 impl Provider for Aws {
-    fn kind(&self) -> &'static str {
-        "aws"
-    }
-
     fn adjust(&self, desired: &mut Vec<Record>) {
         sets::adjust(desired, self.settings.prefer_cname, self.settings.evaluate_health);
     }

@@ -291,10 +291,6 @@ impl CoreDns {
 }
 
 impl Provider for CoreDns {
-    fn kind(&self) -> &'static str {
-        "coredns"
-    }
-
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
             record.properties.retain(|name, _| name == GROUP);

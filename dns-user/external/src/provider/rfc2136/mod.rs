@@ -200,10 +200,6 @@ impl Rfc2136 {
 }
 
 impl Provider for Rfc2136 {
-    fn kind(&self) -> &'static str {
-        "rfc2136"
-    }
-
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
             record.ttl = record.ttl.map(|ttl| ttl.max(self.settings.min_ttl));
