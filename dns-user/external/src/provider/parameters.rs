@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use dns_core::config::duration::parse_duration;
+
 use super::ProviderError;
 
 /// Parameters of one record as text, by external-dns's names such as `rfc2136-host`. A blank text
@@ -49,20 +51,31 @@ impl Parameters {
     /// Returns a duration such as `500ms`, `1s` or `2m`, or the default if absent.
     pub fn duration(&self, name: &str, default: Duration) -> Result<Duration, ProviderError> {
         let Some(text) = self.text(name) else { return Ok(default) };
-        let digits = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let factor = match unit {
-            "ms" => Some(Duration::from_millis(1)),
-            "s" => Some(Duration::from_secs(1)),
-            "m" => Some(Duration::from_mins(1)),
-            _ => None,
-        };
-        let parsed =
-            number.parse().ok().zip(factor).and_then(|(count, unit): (u32, _)| unit.checked_mul(count));
-        parsed.ok_or_else(|| bad(name, text, "a duration such as 500ms, 1s or 2m"))
+        parse_duration(text).map_err(|_| bad(name, text, "a duration such as 500ms, 1s or 2m"))
     }
 }
 
 fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
     ProviderError::Settings(format!("{name} is {value:?}; write {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_of_the_parameter_table_are_read() {
+        let read = |text: &str| {
+            let parameters = Parameters(BTreeMap::from([("interval".to_owned(), text.to_owned())]));
+            parameters.duration("interval", Duration::from_secs(7)).map_err(|error| error.to_string())
+        };
+        for (text, seconds) in [("", 7), ("0", 0), ("2m", 120), ("1h", 3600), ("1m30s", 90)] {
+            assert_eq!(read(text), Ok(Duration::from_secs(seconds)), "{text:?}");
+        }
+        let refused = read("5").unwrap_err();
+        assert!(
+            refused.ends_with("interval is \"5\"; write a duration such as 500ms, 1s or 2m"),
+            "{refused}"
+        );
+    }
 }
