@@ -10,7 +10,7 @@ use crate::{
     domain::DomainFilter,
     engine::Engine,
     ownership::{Cipher, Mapper, Registry},
-    plan::Rules,
+    plan::{Policy, Rules},
     provider::{self, Parameters},
     record::RecordType,
     update_record::UpdateRecord,
@@ -97,11 +97,12 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
     let domains = DomainFilter::new(include, exclude);
     Ok(Rules {
-        policy: parameters
-            .text("policy")
-            .unwrap_or("sync")
-            .parse()
-            .map_err(|error| format!("policy: {error}"))?,
+        // The table of parameters admits no other policy.
+        policy: match parameters.text("policy") {
+            Some("upsert-only") => Policy::UpsertOnly,
+            Some("create-only") => Policy::CreateOnly,
+            _ => Policy::Sync,
+        },
         owner: owner.to_owned(),
         managed: options.managed.clone(),
         domains: domains.map_err(|error| format!("domain-filter or exclude-domains: {error}"))?,
