@@ -86,31 +86,27 @@ pub fn text(
 
 /// Formats the plan of one provider as JSON.
 pub fn json(planned: &Planned, failures: &[String]) -> Value {
-    let actions = || planned.zones.iter().flat_map(|zone| zone.plan.actions());
-    let lines = |wanted: fn(&Action) -> Option<Value>| actions().filter_map(wanted).collect::<Vec<_>>();
+    let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
+    let actions: Vec<(&str, Value)> = actions
+        .map(|action| match action {
+            Action::Create(record) => ("create", json!(record.to_string())),
+            Action::Update { before, after } => ("update", json!([before.to_string(), after.to_string()])),
+            Action::Delete(record) => ("delete", json!(record.to_string())),
+            Action::Release(record) => ("release", json!(record.to_string())),
+            Action::DropOrphan(record) => ("drop_orphan", json!(record.to_string())),
+        })
+        .collect();
+    let lines = |kind: &str| -> Vec<&Value> {
+        actions.iter().filter(|(found, _)| *found == kind).map(|(_, line)| line).collect()
+    };
     let notes = planned.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&planned.notes);
     let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());
     json!({
-        "create": lines(|action| match action {
-            Action::Create(record) => Some(record.to_string().into()),
-            _ => None,
-        }),
-        "update": lines(|action| match action {
-            Action::Update { before, after } => Some(json!([before.to_string(), after.to_string()])),
-            _ => None,
-        }),
-        "delete": lines(|action| match action {
-            Action::Delete(record) => Some(record.to_string().into()),
-            _ => None,
-        }),
-        "release": lines(|action| match action {
-            Action::Release(record) => Some(record.to_string().into()),
-            _ => None,
-        }),
-        "drop_orphan": lines(|action| match action {
-            Action::DropOrphan(record) => Some(record.to_string().into()),
-            _ => None,
-        }),
+        "create": lines("create"),
+        "update": lines("update"),
+        "delete": lines("delete"),
+        "release": lines("release"),
+        "drop_orphan": lines("drop_orphan"),
         "notes": notes.map(ToString::to_string).collect::<Vec<_>>(),
         "needs_confirmation": refusals.map(|refusal| refusal.to_string()).collect::<Vec<_>>(),
         "errors": failures,

@@ -116,11 +116,7 @@ pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
 /// Plans a transfer of `records` to another owner, or their release if `owner` is empty. Only owner
 /// records change.
 pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
-    for record in records {
-        if record.labels.owner() == owner {
-            continue;
-        }
+    by_name(records.into_iter().filter(|record| record.labels.owner() != owner).map(|record| {
         let mut labels = record.labels.clone();
         labels.0.insert(Labels::OWNER.to_owned(), owner.to_owned());
         let action = if owner.is_empty() {
@@ -128,27 +124,27 @@ pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) 
         } else {
             Action::Update { before: record.clone(), after: Record { labels, ..record.clone() } }
         };
-        names.entry(&record.name).or_default().push(action);
-    }
-    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
-    Plan { changes: changes.collect(), notes: Vec::new() }
+        (&record.name, action)
+    }))
 }
 
 /// Plans the deletion of all `records` of `owner`.
 pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
-    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
-    for record in records.into_iter().filter(|record| !owner.is_empty() && record.labels.owner() == owner) {
-        names.entry(&record.name).or_default().push(Action::Delete(record.clone()));
-    }
-    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
-    Plan { changes: changes.collect(), notes: Vec::new() }
+    let owned = records.into_iter().filter(|record| !owner.is_empty() && record.labels.owner() == owner);
+    by_name(owned.map(|record| (&record.name, Action::Delete(record.clone()))))
 }
 
 /// Plans the deletion of owner records of `owner` that have no record.
 pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
+    let owned = orphans.into_iter().filter(|orphan| orphan.labels.owner() == owner);
+    by_name(owned.map(|orphan| (&orphan.name, Action::DropOrphan(orphan.clone()))))
+}
+
+/// Returns a plan of actions, grouped by name.
+fn by_name<'a>(actions: impl Iterator<Item = (&'a Name, Action)>) -> Plan {
     let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
-    for orphan in orphans.into_iter().filter(|orphan| orphan.labels.owner() == owner) {
-        names.entry(&orphan.name).or_default().push(Action::DropOrphan(orphan.clone()));
+    for (name, action) in actions {
+        names.entry(name).or_default().push(action);
     }
     let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
     Plan { changes: changes.collect(), notes: Vec::new() }
