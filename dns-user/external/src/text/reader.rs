@@ -197,7 +197,8 @@ impl<'a> Fields<'a> {
 
 /// Returns a remedy that suggests the known name closest to an unknown one.
 pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
-    let near = known.iter().map(|word| (distance(name, word), *word)).min();
+    let lower = name.to_lowercase();
+    let near = known.iter().map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word)).min();
     match near {
         Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
             format!("did you mean {word:?}? If not, remove it")
@@ -205,21 +206,6 @@ pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
         _ if known.len() <= 12 => format!("remove it; known members are {}", known.join(", ")),
         _ => "remove it".to_owned(),
     }
-}
-
-/// Returns the Levenshtein distance between two short words.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, letter) in one.chars().flat_map(char::to_lowercase).enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
-        for (column, known) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *known);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(row[column] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// Returns the beginning of a text, for messages.
