@@ -54,6 +54,23 @@ pub(crate) fn moment(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))
 }
 
+/// Serialises times as seconds since 1970.
+pub(crate) mod unix {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{moment, seconds};
+
+    pub(crate) fn serialize<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(seconds(*at))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        u64::deserialize(deserializer).map(moment)
+    }
+}
+
 /// Issuer fields of a leaf certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Issuer<'a> {

@@ -95,9 +95,9 @@ pub fn of_rotator(status: &Status) -> prometheus::Result<Exposition> {
     let Status { authority, pool_ready, pool_size, renewals, failures, identities } = status;
     let shown = Exposition::default();
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    let expiry = identities
-        .iter()
-        .filter_map(|identity| Some((vec![identity.guid.as_str()], timestamp(identity.not_after?))));
+    let expiry = identities.iter().filter_map(|identity| {
+        Some((vec![identity.guid.as_str()], i64::try_from(identity.not_after?).unwrap_or(i64::MAX)))
+    });
     shown.gauge(&EXPIRY, expiry)?;
     let failing = identities.iter().filter(|identity| identity.failure.is_some()).count();
     for (family, value) in [

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
-    certificate::Validity,
+    certificate::{Validity, unix},
     window::{RenewalWindow, Share},
 };
 
@@ -27,13 +29,14 @@ pub struct Schedule {
 }
 
 /// Attempts that failed since the last success.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Number of consecutive failed attempts.
     pub attempts: u32,
     /// Cause of the last failure, with the remedy.
     pub message: String,
     /// Earliest time of the next attempt.
+    #[serde(with = "unix")]
     pub retry_at: SystemTime,
 }
 

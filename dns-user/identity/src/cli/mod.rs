@@ -170,7 +170,7 @@ impl Status {
 }
 
 fn print_status(status: &crate::rotator::Status) {
-    use crate::authority::date;
+    use crate::{authority::date, certificate::moment};
     let authority = &status.authority;
     println!("CA {} ends {}", authority.file.display(), date(authority.not_after));
     if let Some(problem) = &authority.problem {
@@ -178,7 +178,7 @@ fn print_status(status: &crate::rotator::Status) {
     }
     println!("key pool {} of {}, {} renewals", status.pool_ready, status.pool_size, status.renewals);
     for identity in &status.identities {
-        let ends = identity.not_after.map_or_else(|| "-".to_owned(), date);
+        let ends = identity.not_after.map_or_else(|| "-".to_owned(), |end| date(moment(end)));
         println!("{}  ends {ends}  renews {}", identity.guid, date(identity.renews_at));
         if let Some(failure) = &identity.failure {
             println!(

@@ -12,11 +12,11 @@ use std::{
 };
 
 use self::contents::{CONTAINER, Contents};
-pub use self::status::{AuthorityStatus, FailureStatus, IdentityStatus, Status};
+pub use self::status::{AuthorityStatus, IdentityStatus, Status};
 use crate::{
     authority::{Authority, Fingerprint, certificates, parse_all, validity},
     ca_files::{CaError, CaFiles, Stamp},
-    certificate::Validity,
+    certificate::{Validity, seconds},
     folder::{FolderError, IdentityFolder, Pair, read_pair, sweep_removed},
     keys::{KeyError, pem},
     pool::KeyPool,
@@ -505,15 +505,11 @@ impl Identity {
         IdentityStatus {
             guid: self.container.guid.clone(),
             folder: self.folder.path().to_owned(),
-            not_before: validity.map(|validity| validity.not_before),
-            not_after: validity.map(|validity| validity.not_after),
+            not_before: validity.map(|validity| seconds(validity.not_before)),
+            not_after: validity.map(|validity| seconds(validity.not_after)),
             renews_at: self.due(now),
             issuer: self.issuer.clone(),
-            failure: self.schedule.failure().map(|failure| FailureStatus {
-                attempts: failure.attempts,
-                message: failure.message.clone(),
-                retry_at: failure.retry_at,
-            }),
+            failure: self.schedule.failure().cloned(),
         }
     }
 }

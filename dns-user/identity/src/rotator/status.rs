@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{authority::Fingerprint, profile::Guid};
+use crate::{authority::Fingerprint, certificate::unix, profile::Guid, schedule::Failure};
 
 /// State of a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,68 +44,15 @@ pub struct IdentityStatus {
     pub guid: Guid,
     /// Folder that holds its files.
     pub folder: PathBuf,
-    /// Start of validity of the pair in use.
-    #[serde(with = "unix_option")]
-    pub not_before: Option<SystemTime>,
-    /// End of validity of the pair in use.
-    #[serde(with = "unix_option")]
-    pub not_after: Option<SystemTime>,
+    /// Start of validity of the pair in use, in seconds since 1970.
+    pub not_before: Option<u64>,
+    /// End of validity of the pair in use, in seconds since 1970.
+    pub not_after: Option<u64>,
     /// Time of the next renewal or retry.
     #[serde(with = "unix")]
     pub renews_at: SystemTime,
     /// CA of the pair in use.
     pub issuer: Option<Fingerprint>,
     /// The current failure; `None` after a success.
-    pub failure: Option<FailureStatus>,
-}
-
-/// The most recent failed renewal of an identity.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct FailureStatus {
-    /// Number of consecutive failed attempts.
-    pub attempts: u32,
-    /// Cause of the failure, and a remedy.
-    pub message: String,
-    /// Time of the next attempt, after backoff.
-    #[serde(with = "unix")]
-    pub retry_at: SystemTime,
-}
-
-/// Serialises times as seconds since 1970.
-pub(crate) mod unix {
-    use std::time::SystemTime;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::certificate::{moment, seconds};
-
-    pub(crate) fn serialize<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(seconds(*at))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        u64::deserialize(deserializer).map(moment)
-    }
-}
-
-/// Serialises optional times as [`unix`] does, or null.
-mod unix_option {
-    use std::time::SystemTime;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use crate::certificate::{moment, seconds};
-
-    pub(super) fn serialize<S: Serializer>(
-        at: &Option<SystemTime>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        at.map(seconds).serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<SystemTime>, D::Error> {
-        Ok(Option::<u64>::deserialize(deserializer)?.map(moment))
-    }
+    pub failure: Option<Failure>,
 }
