@@ -3,6 +3,7 @@
 //! The reference performs none of these checks and issues certificates that peers reject.
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -243,6 +244,13 @@ pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> 
         ders.push(read.map_err(|error| Fault::Damaged(number + 1, error.to_string()))?);
     }
     if ders.is_empty() { Err(Fault::NoCertificate) } else { Ok(ders) }
+}
+
+/// Encodes certificates as PEM, each once.
+pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) -> String {
+    let mut held = HashSet::new();
+    let first = ders.into_iter().filter(|der| held.insert(der.clone()));
+    first.map(|der| pem("CERTIFICATE", &der).to_string()).collect()
 }
 
 /// Parses certificates in DER.

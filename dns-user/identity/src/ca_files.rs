@@ -1,13 +1,12 @@
 //! Files of a CA, reloaded when they change.
 
 use std::{
-    fmt, fs, io,
-    os::unix::fs::MetadataExt,
+    fmt, io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use dns_platform::files::bounded;
+use dns_platform::files::{FileStamp, bounded};
 use zeroize::Zeroizing;
 
 use crate::authority::{Authority, Fault};
@@ -39,9 +38,8 @@ impl fmt::Display for CaError {
 
 impl std::error::Error for CaError {}
 
-/// Identifies a state of both files; equal stamps mean equal content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stamp([Option<(u64, u64, i64, i64)>; 2]);
+/// Stamps of certificate and key; `None` for a missing file.
+pub type Stamps = [Option<FileStamp>; 2];
 
 impl CaFiles {
     /// Loads and checks the CA; the error lists every fault with its file.
@@ -64,11 +62,8 @@ impl CaFiles {
             .map_err(|faults| CaError(faults.into_iter().map(with_path).collect()))
     }
 
-    /// Returns device, inode and change time of both files.
-    pub fn stamp(&self) -> Stamp {
-        Stamp([&self.certificate, &self.key].map(|path| {
-            let facts = fs::metadata(path).ok()?;
-            Some((facts.ino(), facts.size(), facts.mtime(), facts.mtime_nsec()))
-        }))
+    /// Returns the stamps of both files.
+    pub fn stamps(&self) -> Stamps {
+        [&self.certificate, &self.key].map(FileStamp::of)
     }
 }

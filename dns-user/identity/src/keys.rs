@@ -1,7 +1,7 @@
 //! Private keys: generated, parsed, written as PEM, and used to sign. Secrets are wiped from memory
 //! on drop.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use aws_lc_rs::{
     encoding::{AsDer, Pkcs8V1Der, PublicKeyX509Der},
@@ -13,36 +13,21 @@ use aws_lc_rs::{
     },
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
-use serde::{Deserialize, Serialize};
 use yasna::models::ObjectIdentifier;
 use zeroize::Zeroizing;
 
 /// Type and size of a leaf's key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum KeyType {
     /// RSA with 2048 bits: the reference's default before November 2025.
-    #[serde(rename = "rsa-2048")]
+    #[value(name = "rsa-2048")]
     Rsa2048,
     /// RSA with 3072 bits: the reference's default.
-    #[default]
-    #[serde(rename = "rsa-3072")]
+    #[value(name = "rsa-3072")]
     Rsa3072,
     /// ECDSA on P-256: thousands of times faster to generate than RSA.
-    #[serde(rename = "p-256")]
+    #[value(name = "p-256")]
     P256,
-}
-
-impl FromStr for KeyType {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "rsa-2048" => Ok(Self::Rsa2048),
-            "rsa-3072" => Ok(Self::Rsa3072),
-            "p-256" => Ok(Self::P256),
-            _ => Err("use rsa-2048, rsa-3072 or p-256".to_owned()),
-        }
-    }
 }
 
 /// Private key of a leaf or a CA.

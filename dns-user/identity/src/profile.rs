@@ -5,7 +5,7 @@ use std::{fmt, net::IpAddr};
 use serde::{Deserialize, Serialize};
 
 /// Maximum length of a common name, `ub-common-name` of RFC 5280, appendix A.1.
-const MAX_COMMON_NAME: usize = 64;
+pub(crate) const MAX_COMMON_NAME: usize = 64;
 
 /// Id of an instance: a label that is safe in file names and certificates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

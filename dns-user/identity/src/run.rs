@@ -61,8 +61,8 @@ pub struct LeafOptions {
     /// Validity of certificates, at least 1h, such as 24h or 90m
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_validity)]
     pub validity: Duration,
-    /// Key type: rsa-3072, rsa-2048 or p-256
-    #[arg(long, value_name = "TYPE", default_value = "rsa-3072")]
+    /// Key type
+    #[arg(long, value_enum, value_name = "TYPE", default_value = "rsa-3072")]
     pub key_type: KeyType,
 }
 

@@ -9,10 +9,7 @@ use dns_core::{
 };
 use serde::Deserialize;
 
-use crate::profile::is_dns_name;
-
-/// Maximum length of a common name (X.520).
-const MAX_COMMON_NAME: usize = 64;
+use crate::profile::{MAX_COMMON_NAME, is_dns_name};
 
 /// The provider of a link of type `address`.
 #[derive(Clone, Debug, PartialEq, Eq)]

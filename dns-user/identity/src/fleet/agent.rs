@@ -59,8 +59,8 @@ pub struct AgentOptions {
     /// User that owns the keys of the roles, such as bosh-dns-xdp; default: the agent's user
     #[arg(long, value_name = "USER", value_parser = find_user)]
     owner: Option<Owner>,
-    /// Key type: rsa-3072, rsa-2048 or p-256
-    #[arg(long, value_name = "TYPE", default_value = "p-256")]
+    /// Key type
+    #[arg(long, value_enum, value_name = "TYPE", default_value = "p-256")]
     key_type: KeyType,
     /// Seconds between two reports to the issuer
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -94,7 +94,8 @@ struct Agent {
     pairs: BTreeMap<Option<String>, Kept>,
     /// Generation of the trust bundle that all folders have.
     generation: u64,
-    contact: Contact,
+    /// Reason why the last contact with the issuer failed; `None` after a success.
+    problem: Option<String>,
     shown: Arc<Mutex<Shown>>,
 }
 
@@ -103,12 +104,6 @@ struct Kept {
     folder: IdentityFolder,
     schedule: Schedule,
     issuer: Option<Fingerprint>,
-}
-
-/// Result of the last contact with the issuer.
-#[derive(Default)]
-struct Contact {
-    problem: Option<String>,
 }
 
 #[derive(Default)]
@@ -150,10 +145,10 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
         pairs.insert(role.clone(), Kept::take_over(IdentityFolder::new(folder.join(name.as_str())), share));
     }
     let issuer = Issuer { address: issuer, name: issuer_name };
-    let (generation, contact) = (0, Contact::default());
+    let (generation, problem) = (0, None);
     let spread = Duration::from_secs(spread);
     let mut agent =
-        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, contact, shown };
+        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, problem, shown };
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = dns_programs::ended();
@@ -248,7 +243,7 @@ impl Agent {
 
     /// Logs each change of the connection's state once.
     fn connected(&mut self, problem: Option<String>) {
-        if problem != self.contact.problem {
+        if problem != self.problem {
             match &problem {
                 Some(problem) => {
                     *self.shown.lock().failures.entry("issuer").or_default() += 1;
@@ -260,7 +255,7 @@ impl Agent {
             }
         }
         self.shown.lock().connected = problem.is_none();
-        self.contact.problem = problem;
+        self.problem = problem;
     }
 
     async fn report(&self) -> anyhow::Result<Orders> {

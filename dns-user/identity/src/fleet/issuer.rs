@@ -19,10 +19,11 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
+use dns_platform::tls::common_name;
 use dns_programs::server;
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -33,11 +34,11 @@ use super::{
     trust::Trust,
 };
 use crate::{
-    authority::{Authority, certificates, parse_all},
+    authority::{self, Authority, certificates},
     ca_files::CaFiles,
     certificate::{SigningRequest, seconds},
     check::snapshot,
-    keys::{KeyType, PrivateKey, pem},
+    keys::{KeyType, PrivateKey},
     metrics::{self, Exposition},
     profile::Profile,
 };
@@ -229,16 +230,11 @@ fn modified(path: &Path) -> Option<SystemTime> {
 
 /// Returns the certificates of all trusted CAs, PEM, without duplicates.
 fn bundle(state: &StateFolder, trust: &Trust) -> anyhow::Result<String> {
-    let mut held: Vec<CertificateDer<'static>> = Vec::new();
+    let mut ders = Vec::new();
     for fingerprint in &trust.trusted {
-        let chain = state.chain(fingerprint)?;
-        for der in certificates(chain.as_bytes())? {
-            if !held.contains(&der) {
-                held.push(der);
-            }
-        }
+        ders.extend(certificates(state.chain(fingerprint)?.as_bytes())?);
     }
-    Ok(held.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect())
+    Ok(authority::bundle(ders))
 }
 
 /// Creates the TLS configuration with a certificate that the issuer signs for itself. Client
@@ -266,11 +262,6 @@ fn server_config(
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)?)
-}
-
-fn common_name(certificate: &CertificateDer<'static>) -> Option<String> {
-    let parsed = parse_all(std::slice::from_ref(certificate)).ok()?;
-    parsed[0].subject().iter_common_name().next()?.as_str().ok().map(str::to_owned)
 }
 
 impl Desk {

@@ -14,8 +14,8 @@ use std::{
 use self::contents::{CONTAINER, Contents};
 pub use self::status::{AuthorityStatus, IdentityStatus, Status};
 use crate::{
-    authority::{Authority, Fingerprint, certificates, parse_all, validity},
-    ca_files::{CaError, CaFiles, Stamp},
+    authority::{Authority, Fingerprint, bundle, certificates, parse_all, validity},
+    ca_files::{CaError, CaFiles, Stamps},
     certificate::{Validity, seconds},
     folder::{FolderError, IdentityFolder, Pair, read_pair, sweep_removed},
     keys::{KeyError, pem},
@@ -49,7 +49,7 @@ pub struct Settings {
 pub struct Rotator {
     settings: Settings,
     ca: CaFiles,
-    stamp: Stamp,
+    stamps: Stamps,
     authority: Authority,
     /// Reason why the CA's current files cannot be used.
     ca_problem: Option<String>,
@@ -125,7 +125,7 @@ pub enum StartError {
 impl Rotator {
     /// Loads the CA and takes over the identities found in the folder.
     pub fn open(settings: Settings, ca: CaFiles, pool: KeyPool, now: SystemTime) -> Result<Self, StartError> {
-        let stamp = ca.stamp();
+        let stamps = ca.stamps();
         let authority = ca.load(now)?;
         for caution in authority.cautions(now, settings.validity) {
             tracing::warn!("{}: {caution}", ca.certificate.display());
@@ -142,7 +142,7 @@ impl Rotator {
         }
         let (renewals, failures, ca_problem) = (0, BTreeMap::new(), None);
         let mut rotator =
-            Self { settings, ca, stamp, authority, ca_problem, pool, identities, renewals, failures };
+            Self { settings, ca, stamps, authority, ca_problem, pool, identities, renewals, failures };
         rotator.request_reissue(now);
         Ok(rotator)
     }
@@ -324,8 +324,8 @@ impl Rotator {
 
     /// Reloads the CA if a file changed. If it cannot be used, the last good one stays.
     fn reload_authority(&mut self, now: SystemTime) {
-        let stamp = self.ca.stamp();
-        if stamp == self.stamp && self.ca_problem.is_none() {
+        let stamps = self.ca.stamps();
+        if stamps == self.stamps && self.ca_problem.is_none() {
             return;
         }
         match self.ca.load(now) {
@@ -353,7 +353,7 @@ impl Rotator {
                 self.ca_problem = Some(problem);
             }
         }
-        self.stamp = stamp;
+        self.stamps = stamps;
     }
 
     /// Requests a renewal of every identity whose certificate is from another CA.
@@ -401,18 +401,9 @@ impl Rotator {
             .map(|identity| identity.issuer_chain.as_str())
             .filter(|chain| !chain.is_empty() && *chain != own)
             .collect();
-        let mut held: Vec<Vec<u8>> = Vec::new();
-        let mut bundle = String::new();
-        for chain in std::iter::once(own.as_str()).chain(others) {
-            // The chains were validated when they were taken over.
-            for der in certificates(chain.as_bytes()).unwrap_or_default() {
-                if !held.iter().any(|other| other == der.as_ref()) {
-                    bundle.push_str(&pem("CERTIFICATE", &der));
-                    held.push(der.to_vec());
-                }
-            }
-        }
-        bundle
+        // The chains were validated when they were taken over.
+        let chains = std::iter::once(own.as_str()).chain(others);
+        bundle(chains.flat_map(|chain| certificates(chain.as_bytes()).unwrap_or_default()))
     }
 
     fn count_failure(&mut self, error: &RotatorError) {
