@@ -31,6 +31,11 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// Creates a figure.
+    pub fn new(title: impl Into<String>, about: impl Into<String>, unit: &str, data: Data) -> Self {
+        Self { title: title.into(), about: about.into(), unit: unit.to_owned(), data }
+    }
+
     /// Whether higher values are better, as for rates and shares; for times and memory lower ones
     /// are.
     pub fn more_is_better(&self) -> bool {
@@ -238,8 +243,7 @@ mod tests {
 
     #[test]
     fn report_is_drawn_and_written() {
-        let figure =
-            |data| Figure { title: "Cost <1>".into(), about: "About.".into(), unit: "µs".into(), data };
+        let figure = |data| Figure::new("Cost <1>", "About.", "µs", data);
         let bars = Data::Bars(vec![
             Bar { label: "ours".into(), value: Rounds(vec![1.0, 2.0]), ours: true },
             Bar { label: "peer".into(), value: Rounds(vec![4.0]), ours: false },

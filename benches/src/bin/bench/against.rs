@@ -69,12 +69,10 @@ pub(super) fn measure(plan: &Plan, others: &[PathBuf], mode: &'static str) -> Re
             }
         }
     }
-    Ok(Figure {
-        title: format!("Builds side by side, by saturated core, {mode}"),
-        about:
-            "Builds take turns of a quarter of a second; queries answered per second of the core's CPU time."
-                .to_owned(),
-        unit: "queries/s".to_owned(),
-        data: Data::Sweep(sweep),
-    })
+    Ok(Figure::new(
+        format!("Builds side by side, by saturated core, {mode}"),
+        "Builds take turns of a quarter of a second; queries answered per second of the core's CPU time.",
+        "queries/s",
+        Data::Sweep(sweep),
+    ))
 }

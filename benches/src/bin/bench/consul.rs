@@ -125,11 +125,9 @@ fn of_size(plan: &Plan, size: usize) -> Result<Vec<Figure>> {
             }
         }
     }
-    let figure = |(sweep, (title, unit, about)): (Sweep, (&str, &str, &str))| Figure {
-        title: format!("Consul's names, {} instances of one service: {title}", number(size as f64)),
-        about: about.to_owned(),
-        unit: unit.to_owned(),
-        data: Data::Sweep(sweep),
+    let figure = |(sweep, (title, unit, about)): (Sweep, (&str, &str, &str))| {
+        let title = format!("Consul's names, {} instances of one service: {title}", number(size as f64));
+        Figure::new(title, about, unit, Data::Sweep(sweep))
     };
     Ok(sweeps.into_iter().zip(FIGURES).map(figure).collect())
 }

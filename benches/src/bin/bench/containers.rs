@@ -148,12 +148,7 @@ fn load(plan: &Plan) -> Result<Vec<Figure>> {
          through their own interfaces and from a new port each. One process offers the load; CPU time is the whole \
          machine's, including that process."
     );
-    let figure = |title: &str, unit: &str, data| Figure {
-        title: title.to_owned(),
-        about: about.clone(),
-        unit: unit.to_owned(),
-        data,
-    };
+    let figure = |title: &str, unit: &str, data| Figure::new(title, about.clone(), unit, data);
     Ok(vec![
         figure(TITLE, "µs", Data::Sweep(latency)),
         figure("A cell of containers: CPU time per query", "µs", Data::Bars(cpu)),
@@ -391,13 +386,12 @@ fn creation(plan: &Plan) -> Result<Figure> {
         value,
         ours: *label == labels[1],
     });
-    Ok(Figure {
-        title: format!("Creation of {} containers", number(count as f64)),
-        about: "Interface, silk's rules and the bandwidth plugin's qdiscs, in alternating blocks of ten \
-                containers with and without the server; containers send queries as soon as they exist. No \
-                pin, link or descriptor remains afterwards."
-            .to_owned(),
-        unit: "ms".to_owned(),
-        data: Data::Bars(bars.collect()),
-    })
+    Ok(Figure::new(
+        format!("Creation of {} containers", number(count as f64)),
+        "Interface, silk's rules and the bandwidth plugin's qdiscs, in alternating blocks of ten \
+         containers with and without the server; containers send queries as soon as they exist. No \
+         pin, link or descriptor remains afterwards.",
+        "ms",
+        Data::Bars(bars.collect()),
+    ))
 }

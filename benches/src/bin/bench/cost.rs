@@ -111,20 +111,14 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             }
         }
     }
-    let figure = |title: String, about: &str, unit: &str, data| Figure {
-        title,
-        about: about.to_owned(),
-        unit: unit.to_owned(),
-        data,
-    };
     let bar = |(position, value)| {
         let subject: &Subject = subjects.get(position)?;
         Some(Bar { label: subject.label(), value, ours: subject.is_ours() })
     };
     Ok(vec![
-        figure(
+        Figure::new(
             format!("CPU per query at {} queries/s", number(RATE.into())),
-            &format!(
+            format!(
                 "{INSTANCES} instances, group names, aliases and long forms, A, no EDNS; in the last row one \
                  query in a hundred is of type ANY, which our program leaves to userspace. CPU time of the \
                  server's side (its processes and the receive path of its interface, threaded NAPI on its \
@@ -136,21 +130,21 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             "µs",
             Data::Sweep(costs),
         ),
-        figure(
+        Figure::new(
             format!("Packets per wake-up at {} queries/s", number(RATE.into())),
             "The regimes of the figure above: the mean number of queries that the NAPI thread finds per \
              wake-up.",
             "packets",
             Data::Sweep(packets),
         ),
-        figure(
+        Figure::new(
             format!("Wake-ups per second at {} queries/s", number(RATE.into())),
             "The same thread's wake-ups.",
             "wake-ups/s",
             Data::Sweep(wake_ups),
         ),
-        figure(
-            "Replies from the interface".to_owned(),
+        Figure::new(
+            "Replies from the interface",
             "Share of the replies in these figures that did not pass a socket. In XDP's modes the tc program \
              sends some of them, because the packet buffer has no room.",
             "%",

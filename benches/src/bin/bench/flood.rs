@@ -123,12 +123,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
          and {OTHER_RATE} names of a fleet of {INSTANCES} instances per second. Both servers have one core \
          and their default limits; the recursor shares that core, and the clients share the other one."
     );
-    let figure = |title: &str, unit: &str, sweep| Figure {
-        title: title.to_owned(),
-        about: about.clone(),
-        unit: unit.to_owned(),
-        data: Data::Sweep(sweep),
-    };
+    let figure = |title: &str, unit: &str, sweep| Figure::new(title, about.clone(), unit, Data::Sweep(sweep));
     Ok(vec![
         figure("Flood: forwarded names of another client, answered", "%", answered),
         figure("Flood: forwarded names of another client, p99", "ms", tails),
@@ -157,15 +152,13 @@ fn goodput(plan: &Plan, foundation: &Foundation, duration: Duration) -> Result<F
             }
         }
     }
-    Ok(Figure {
-        title: "One client alone, recursor at 1 s: answered".to_owned(),
-        about:
-            "A client that exceeds its share of waiting queries gets answers for its share, and immediate \
-             SERVFAIL for the rest."
-                .to_owned(),
-        unit: "%".to_owned(),
-        data: Data::Sweep(sweep),
-    })
+    Ok(Figure::new(
+        "One client alone, recursor at 1 s: answered",
+        "A client that exceeds its share of waiting queries gets answers for its share, and immediate \
+         SERVFAIL for the rest.",
+        "%",
+        Data::Sweep(sweep),
+    ))
 }
 
 /// Starts a server before a recursor with this delay.

@@ -73,32 +73,26 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             println!("{:<22} {what}: {}", line.label, medians.join(", "));
         }
     }
-    let figure = |title: &str, about: &str, unit: &str, data| Figure {
-        title: title.to_owned(),
-        about: about.to_owned(),
-        unit: unit.to_owned(),
-        data: Data::Sweep(data),
-    };
     Ok(vec![
-        figure(
+        Figure::new(
             START_TITLE,
             "From process start to the first answer; with the fast path, to the first answer from the \
              interface (userspace answers meanwhile). On one CPU.",
             "ms",
-            starts,
+            Data::Sweep(starts),
         ),
-        figure(
+        Figure::new(
             MEMORY_TITLE,
             "Including mapped BPF maps, after some thousand queries and a pause.",
             "MiB",
-            memory,
+            Data::Sweep(memory),
         ),
-        figure(
+        Figure::new(
             "Memory of the BPF maps by size",
             "As accounted by the kernel (memlock). The maps are allocated for max_names at startup, so a \
              growing fleet needs no further memory.",
             "MiB",
-            maps,
+            Data::Sweep(maps),
         ),
     ])
 }

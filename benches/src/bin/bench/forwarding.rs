@@ -159,16 +159,16 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             ours: forwarder.is_ours(),
         };
         let (title, unit) = measure.title(kind);
-        Figure {
+        Figure::new(
             title,
-            about: format!(
+            format!(
                 "All forward to one NSD, which shares a core with dnsperf; each forwarder has its own core, \
                  over an untuned veth. Cached: {KNOWN_NAMES} names, all queried before. Uncached: every name \
                  is new; the cache is on unless stated otherwise, so storing the answer is part of the cost."
             ),
-            unit: unit.to_owned(),
-            data: Data::Bars(FORWARDERS.iter().filter(|one| kind.applies_to(**one)).map(bar).collect()),
-        }
+            unit,
+            Data::Bars(FORWARDERS.iter().filter(|one| kind.applies_to(**one)).map(bar).collect()),
+        )
     };
     Ok(Kind::ALL
         .into_iter()

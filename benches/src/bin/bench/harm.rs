@@ -95,15 +95,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             }
         }
     }
-    let kept = Figure {
-        title: MAIN_TITLE.to_owned(),
-        about:
-            "Relative to the throughput without a program, in alternating turns over the same interfaces; \
-             iperf3 with one core per end, GRO and TSO on, no DNS load."
-                .to_owned(),
-        unit: "%".to_owned(),
-        data: Data::Sweep(kept),
-    };
+    let kept = Figure::new(
+        MAIN_TITLE,
+        "Relative to the throughput without a program, in alternating turns over the same interfaces; \
+         iperf3 with one core per end, GRO and TSO on, no DNS load.",
+        "%",
+        Data::Sweep(kept),
+    );
     let figures = KINDS.iter().zip(values).map(|((traffic, over), row)| {
         let bars: Vec<Bar> = MODES
             .iter()
@@ -119,14 +117,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         for bar in &bars {
             println!("{title:<58} {:<18} {:>9.2} {unit}", bar.label, bar.value.median());
         }
-        Figure {
+        Figure::new(
             title,
-            about: "iperf3, GRO and TSO on, no DNS load: the cost of passing every packet through the \
-                    program, which is attached to both interfaces."
-                .to_owned(),
-            unit: unit.to_owned(),
-            data: Data::Bars(bars),
-        }
+            "iperf3, GRO and TSO on, no DNS load: the cost of passing every packet through the \
+             program, which is attached to both interfaces.",
+            unit,
+            Data::Bars(bars),
+        )
     });
     Ok([kept].into_iter().chain(figures).collect())
 }

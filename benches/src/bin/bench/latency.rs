@@ -51,13 +51,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             println!("{line}");
         }
     }
-    Ok(vec![Figure {
-        title: TITLE.to_owned(),
-        about: format!(
+    Ok(vec![Figure::new(
+        TITLE,
+        format!(
             "Latency percentiles at {} queries per second, measured by dnsperf over an untuned veth.",
             number(LATENCY_RATE.into())
         ),
-        unit: "µs".to_owned(),
-        data: Data::Sweep(sweep),
-    }])
+        "µs",
+        Data::Sweep(sweep),
+    )])
 }

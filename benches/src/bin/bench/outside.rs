@@ -169,17 +169,17 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             Measure::Saturated => String::new(),
             _ => format!(" at {} queries/s", number(load.rate.into())),
         };
-        Figure {
-            title: format!("{what}{rate}: {}", load.kind.label()),
-            about: format!(
+        Figure::new(
+            format!("{what}{rate}: {}", load.kind.label()),
+            format!(
                 "{INSTANCES} instances; {HOT_NAMES} hot outside names, all queried before; every cold name \
                  is new. All forward to one NSD. CPU time of the server's side, including the receive path \
                  of its interface (threaded NAPI); latencies over an untuned veth. A saturated core is loaded by \
                  a generator in the kernel, at the rate at which it answers most."
             ),
-            unit: unit.to_owned(),
-            data: Data::Bars(FORWARDERS.iter().filter_map(of).collect()),
-        }
+            unit,
+            Data::Bars(FORWARDERS.iter().filter_map(of).collect()),
+        )
     };
     let costs = LOADS.map(|load| (Measure::Cost, load));
     let saturated = [FLEET, HOT].map(|load| (Measure::Saturated, load));

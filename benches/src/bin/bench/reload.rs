@@ -59,23 +59,19 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             }
         }
         let [first, slowest] = bars;
-        let figure = |title: String, about: &str, bars| Figure {
-            title,
-            about: about.to_owned(),
-            unit: "ms".to_owned(),
-            data: Data::Bars(bars),
-        };
-        figures.push(figure(
+        figures.push(Figure::new(
             format!("From new records to the first new answer, {size} instances"),
             "One instance gets another address. This server: records.json is renamed into place and noticed. \
              Peers: the zone files are already in place and SIGHUP is sent; writing and noticing them is not \
              counted.",
-            first,
+            "ms",
+            Data::Bars(first),
         ));
-        figures.push(figure(
+        figures.push(Figure::new(
             format!("Slowest query during that reload, {size} instances"),
             "One client queries the changed name continuously.",
-            slowest,
+            "ms",
+            Data::Bars(slowest),
         ));
     }
     Ok(figures)

@@ -81,9 +81,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         bars.push(Bar { label, value: Rounds(vec![quoted::SATURATED]), ours: false });
     }
     let mut figures = vec![
-        Figure {
-            title: TITLE.to_owned(),
-            about: format!(
+        Figure::new(
+            TITLE,
+            format!(
                 "{INSTANCES} instances; group names, aliases and long forms at random, A, no EDNS, {answers} \
                  answers on average. A generator in the kernel, on the other core, offers more than the \
                  server's core can answer, or the load at which it answers most; replies are counted, and \
@@ -92,18 +92,16 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                  the constant reflector sends {answers} fixed answers without a look-up, which is the \
                  minimum cost of any answer."
             ),
-            unit: "queries/s".to_owned(),
-            data: Data::Bars(bars),
-        },
-        Figure {
-            title: BUSY_TITLE.to_owned(),
-            about:
-                "Below 100 %, the generator paused or reached its limit, or the server did not keep up with \
-                 the next higher rate."
-                    .to_owned(),
-            unit: "%".to_owned(),
-            data: Data::Bars(busy),
-        },
+            "queries/s",
+            Data::Bars(bars),
+        ),
+        Figure::new(
+            BUSY_TITLE,
+            "Below 100 %, the generator paused or reached its limit, or the server did not keep up with \
+             the next higher rate.",
+            "%",
+            Data::Bars(busy),
+        ),
     ];
     if plan.with_curves() {
         figures.extend(curves.figures());
@@ -158,14 +156,8 @@ impl Curves {
     }
 
     fn figures(self) -> [Figure; 2] {
-        let figure = |title: &str, about: &str, unit: &str, sweep| Figure {
-            title: title.to_owned(),
-            about: about.to_owned(),
-            unit: unit.to_owned(),
-            data: Data::Sweep(sweep),
-        };
         [
-            figure(
+            Figure::new(
                 CURVE_TITLE,
                 "Queries are sent at this rate whether answered or not, up to the generator's limit. Beyond \
                  its best rate a userspace server answers less, because its core spends time on packets that \
@@ -173,13 +165,13 @@ impl Curves {
                  leaves to userspace: it sheds queries beyond userspace's capacity (not in mode off, which \
                  has no program).",
                 "queries/s",
-                self.answered,
+                Data::Sweep(self.answered),
             ),
-            figure(
+            Figure::new(
                 "Dropped before the server, share of offered load",
                 "Queries for which the ring of the server's interface had no room.",
                 "%",
-                self.dropped,
+                Data::Sweep(self.dropped),
             ),
         ]
     }
@@ -253,12 +245,7 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
     let about = "As many names as instances, of all forms including single instances, all published \
                  (max_names is raised accordingly); the constant reflector sends the mean number of answers \
                  of these names. Zipf: the name of rank n is queried in proportion to 1/n.";
-    Ok(vec![Figure {
-        title: SCALE_TITLE.to_owned(),
-        about: about.to_owned(),
-        unit: "queries/s".to_owned(),
-        data: Data::Sweep(rates),
-    }])
+    Ok(vec![Figure::new(SCALE_TITLE, about, "queries/s", Data::Sweep(rates))])
 }
 
 /// A foundation and its queries.

@@ -78,11 +78,8 @@ impl Sweep {
         let heads = heads.into_iter().chain(latencies);
         heads
             .zip(self.0)
-            .map(|((title, unit, more), data)| Figure {
-                title,
-                about: format!("{about}{more}"),
-                unit: unit.to_owned(),
-                data: Data::Sweep(data),
+            .map(|((title, unit, more), data)| {
+                Figure::new(title, format!("{about}{more}"), unit, Data::Sweep(data))
             })
             .collect()
     }
