@@ -1,15 +1,15 @@
 //! Runs dnsperf and parses its report.
 
-use std::{collections::HashMap, net::Ipv4Addr, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, path::Path, process::Command, time::Duration};
 
 use anyhow::{Result, bail};
 use whole_system_tests::process::capture;
 
+use crate::lab::SERVER_ADDRESS;
+
 /// Parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Load<'a> {
-    /// Address of the server; the port is 53.
-    pub server: Ipv4Addr,
     /// File of `name type` lines.
     pub queries: &'a Path,
     /// Duration of the load.
@@ -19,8 +19,6 @@ pub struct Load<'a> {
     /// Whether to keep each query's latency for percentiles, which costs the generator a line of
     /// output per query.
     pub percentiles: bool,
-    /// Whether queries carry an OPT record.
-    pub edns: bool,
     /// Whether each query waits for the previous reply.
     pub one_at_a_time: bool,
 }
@@ -34,8 +32,6 @@ pub struct Seen {
     pub completed: u64,
     /// Replies per second over the whole run.
     pub rate: f64,
-    /// Mean latency of all replies.
-    pub mean: Duration,
     /// Latencies of single queries in the order of their replies; empty unless requested.
     pub latencies: Vec<Duration>,
     /// Number of replies by name of the RCODE.
@@ -62,12 +58,17 @@ pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
     Some(*found)
 }
 
-impl Load<'_> {
-    /// Runs dnsperf; `launcher` is prepended to the command (a namespace, a CPU to pin to).
+impl<'a> Load<'a> {
+    /// Creates a load of as many of these queries as possible, without percentiles.
+    pub fn new(queries: &'a Path, duration: Duration) -> Self {
+        Self { queries, duration, rate: None, percentiles: false, one_at_a_time: false }
+    }
+
+    /// Runs dnsperf against the lab's server; `launcher` is prepended to the command (a namespace, a CPU to pin to).
     pub fn run(&self, launcher: &[String]) -> Result<Seen> {
         let mut words: Vec<String> = launcher.to_vec();
         words.extend(["dnsperf", "-s"].map(str::to_owned));
-        words.extend([self.server.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
+        words.extend([SERVER_ADDRESS.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
         words.extend(["-l", &self.duration.as_secs_f64().to_string()].map(str::to_owned));
         let (clients, outstanding) = if self.one_at_a_time { ("1", "1") } else { ("8", "200") };
         words.extend(["-c", clients, "-T", "1", "-q", outstanding, "-t", "2"].map(str::to_owned));
@@ -76,9 +77,6 @@ impl Load<'_> {
         }
         if self.percentiles {
             words.push("-v".to_owned());
-        }
-        if self.edns {
-            words.push("-e".to_owned());
         }
         parse(&capture(Command::new(&words[0]).args(&words[1..]))?)
     }
@@ -99,7 +97,6 @@ fn parse(report: &str) -> Result<Seen> {
             "Queries sent" => seen.sent = first.parse()?,
             "Queries completed" => seen.completed = first.parse()?,
             "Queries per second" => seen.rate = first.parse()?,
-            "Average Latency (s)" => seen.mean = Duration::from_secs_f64(first.parse()?),
             "Response codes" => seen.rcodes = rcodes(value),
             _ => {}
         }
@@ -132,7 +129,6 @@ mod tests {
         let seen = parse(report).unwrap();
         assert_eq!((seen.sent, seen.completed, seen.lost()), (3, 2, 1));
         assert_eq!(seen.rate, 1234.5);
-        assert_eq!(seen.mean, Duration::from_micros(200));
         assert_eq!(seen.percentile(1.0), Some(Duration::from_micros(300)));
         assert_eq!(seen.rcodes["NXDOMAIN"], 1);
     }

@@ -10,7 +10,7 @@ use aya::Ebpf;
 use bosh_dns_xdp_benches::{
     dnsperf::{Load, Seen, percentile},
     foundation::Foundation,
-    lab::{Lab, SERVER_ADDRESS},
+    lab::Lab,
     load::Loaded,
     report::Rounds,
 };
@@ -72,13 +72,14 @@ impl<'a> Cell<'a> {
 impl Asker<'_> {
     /// Queries until all caches and tables are filled.
     pub(super) fn warm_up(&self, queries: &Queries) -> Result<()> {
-        self.run(Load { rate: Some(LATENCY_RATE), ..load(queries, WARM_UP) })?;
+        self.run(Load { rate: Some(LATENCY_RATE), ..Load::new(&queries.path, WARM_UP) })?;
         Ok(())
     }
 
     /// Returns latencies in microseconds for each of [`PERCENTILES`], part by part.
     pub(super) fn latencies(&self, queries: &Queries, duration: Duration) -> Result<[Rounds; 3]> {
-        let timed = Load { rate: Some(LATENCY_RATE), percentiles: true, ..load(queries, duration) };
+        let timed =
+            Load { rate: Some(LATENCY_RATE), percentiles: true, ..Load::new(&queries.path, duration) };
         let seen = self.run(timed)?;
         let parts = || seen.latencies.chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1));
         let within = |part, share| percentile(part, share).unwrap_or_default().as_secs_f64() * 1e6;
@@ -87,19 +88,5 @@ impl Asker<'_> {
 
     fn run(&self, load: Load<'_>) -> Result<Seen> {
         load.run(&self.cell.lab.client_launcher())
-    }
-}
-
-/// Returns a load of as many of these queries as possible.
-fn load(queries: &Queries, duration: Duration) -> Load<'_> {
-    let path = &queries.path;
-    Load {
-        server: SERVER_ADDRESS,
-        queries: path,
-        duration,
-        rate: None,
-        percentiles: false,
-        edns: false,
-        one_at_a_time: false,
     }
 }

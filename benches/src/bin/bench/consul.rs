@@ -196,15 +196,7 @@ impl Town {
             return self.load_by_tcp(kind, duration, if one_at_a_time { 1 } else { CONNECTIONS });
         }
         let queries = Queries::write(&[format!("{NAME} {kind}\n")])?;
-        let load = Load {
-            server: SERVER_ADDRESS,
-            queries: &queries.path,
-            duration,
-            rate: None,
-            percentiles: one_at_a_time,
-            edns: false,
-            one_at_a_time,
-        };
+        let load = Load { percentiles: one_at_a_time, one_at_a_time, ..Load::new(&queries.path, duration) };
         let seen = load.run(&self.lab.client_launcher())?;
         Ok(Seen { completed: seen.completed, rate: seen.rate, latencies: seen.latencies })
     }

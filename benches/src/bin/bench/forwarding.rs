@@ -13,7 +13,7 @@ use bosh_dns_xdp_benches::{
     cpu::CpuTime,
     dnsperf::{Load, Seen},
     forwarders::{Forwarder, ZONE},
-    lab::{Lab, SERVER_ADDRESS},
+    lab::Lab,
     report::{Bar, Data, Figure, Rounds},
 };
 use tempfile::TempDir;
@@ -220,14 +220,6 @@ fn measure_one(
 }
 
 fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
-    let load = Load {
-        server: SERVER_ADDRESS,
-        queries,
-        duration,
-        rate,
-        percentiles,
-        edns: false,
-        one_at_a_time: false,
-    };
+    let load = Load { rate, percentiles, ..Load::new(queries, duration) };
     load.run(&lab.client_launcher())
 }

@@ -8,7 +8,7 @@ use bosh_dns_xdp_benches::{
     dnsperf::{self, Seen},
     forwarders::{Forwarder, ZONE},
     foundation::Foundation,
-    lab::{Lab, SERVER_ADDRESS},
+    lab::Lab,
     load::Loaded,
     report::{Bar, Data, Figure, Rounds, number},
 };
@@ -270,15 +270,7 @@ fn counted(lab: &Lab, forwarder: Forwarder) -> Result<Option<[u64; 2]>> {
 fn run(lab: &Lab, drawer: &mut Drawer, load: Load, duration: Duration, percentiles: bool) -> Result<Seen> {
     let queries = drawer.write(load, duration)?;
     let Load { kind, rate } = load;
-    let load = dnsperf::Load {
-        server: SERVER_ADDRESS,
-        queries: &queries,
-        duration,
-        rate: Some(rate),
-        percentiles,
-        edns: false,
-        one_at_a_time: false,
-    };
+    let load = dnsperf::Load { rate: Some(rate), percentiles, ..dnsperf::Load::new(&queries, duration) };
     let seen = load.run(&lab.client_launcher())?;
     ensure!(seen.rcodes.keys().all(|rcode| rcode == "NOERROR"), "{}: {:?}", kind.label(), seen.rcodes);
     ensure!(seen.completed > 0, "{}: no reply", kind.label());

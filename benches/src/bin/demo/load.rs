@@ -3,13 +3,7 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{
-    dnsperf,
-    lab::{Lab, SERVER_ADDRESS},
-    load::Loaded,
-    reference::quoted,
-    report::number,
-};
+use bosh_dns_xdp_benches::{dnsperf, lab::Lab, load::Loaded, reference::quoted, report::number};
 use whole_system_tests::{metrics::Metrics, server::Server};
 
 /// Queries per second for latency measurements, low enough for both paths to avoid queues.
@@ -40,13 +34,9 @@ pub(super) struct Figures {
 pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Result<Figures> {
     let duration = Duration::from_secs(seconds);
     let load = dnsperf::Load {
-        server: SERVER_ADDRESS,
-        queries,
-        duration,
         rate: Some(LATENCY_RATE),
         percentiles: true,
-        edns: false,
-        one_at_a_time: false,
+        ..dnsperf::Load::new(queries, duration)
     };
     let before = Metrics::read(&lab.server)?;
     let timed = load.run(&lab.client_launcher())?;
