@@ -1,10 +1,10 @@
-//! Client of a running publisher's control socket.
+//! Client of control sockets: a running publisher's, and the server's.
 
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Method, Request, StatusCode, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -28,22 +28,7 @@ pub async fn call(
     path: &str,
     body: Bytes,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let asked = async {
-        let stream = UnixStream::connect(socket).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // The task ends with the response.
-        tokio::spawn(connection);
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "bosh-dns-publish")
-            .header("connection", "close")
-            .body(Full::new(body))?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
-    };
-    tokio::time::timeout(PATIENCE, asked)
+    tokio::time::timeout(PATIENCE, exchange(socket, method, path, body, usize::MAX))
         .await
         .with_context(|| format!("{}: no answer within {PATIENCE:?}", socket.display()))?
         .with_context(|| {
@@ -52,4 +37,29 @@ pub async fn call(
                 socket.display()
             )
         })
+}
+
+/// Sends a request to a server's socket and returns status and body; a body longer than `longest`
+/// is an error.
+pub(crate) async fn exchange(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+    longest: usize,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let stream = UnixStream::connect(socket).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // The task ends with the response.
+    tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "localhost")
+        .header("connection", "close")
+        .body(Full::new(body))?;
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), longest).collect().await;
+    Ok((status, body.map_err(anyhow::Error::from_boxed)?.to_bytes()))
 }

@@ -96,7 +96,8 @@ impl HttpClient {
             request = request.header(name, value.as_str().unwrap_or_default());
         }
         let request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
-        let response = self.client.request(request).await.map_err(|error| failed(causes(&error)))?;
+        let response = self.client.request(request).await;
+        let response = response.map_err(|error| failed(format!("{:#}", anyhow::Error::from(error))))?;
         let status = response.status();
         if !status.is_success() {
             return Err(HttpError::Status { url: shown.to_owned(), status });
@@ -104,23 +105,11 @@ impl HttpClient {
         let body = Limited::new(response.into_body(), longest).collect().await.map_err(|error| {
             match error.is::<LengthLimitError>() {
                 true => failed(format!("the blob is longer than {longest} bytes")),
-                false => failed(format!("the blob was cut short: {}", causes(error.as_ref()))),
+                false => failed(format!("the blob was cut short: {:#}", anyhow::Error::from_boxed(error))),
             }
         })?;
         Ok(body.to_bytes())
     }
-}
-
-/// Formats an error with all its causes, separated by `: `.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use std::{
     time::Duration,
 };
 
+use anyhow::bail;
 use bytes::Bytes;
 use dns_core::name::Name as FleetDomain;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::{Request, StatusCode, client::conn::http1};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
-use tokio::net::{UdpSocket, UnixStream};
+use tokio::net::UdpSocket;
+
+use crate::control::exchange;
 
 /// Timeout of a response.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -68,7 +69,8 @@ impl ServerClient {
         self.keep_checked(name).await;
         let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
         let answer = tokio::time::timeout(PATIENCE, self.explain(name)).await;
-        let answer = answer.map_err(|_| failed(format!("no answer within {PATIENCE:?}")))?.map_err(failed)?;
+        let answer = answer.map_err(|_| failed(format!("no answer within {PATIENCE:?}")))?;
+        let answer = answer.map_err(|error| failed(error.to_string()))?;
         let Explanation { targets } = serde_json::from_slice(&answer)
             .map_err(|error| failed(format!("cannot parse the response: {error}")))?;
         let ill = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
@@ -78,26 +80,12 @@ impl ServerClient {
         Ok(ill.collect())
     }
 
-    async fn explain(&self, name: &FleetDomain) -> Result<Bytes, String> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|error| error.to_string())?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        // The task ends with the response.
-        tokio::spawn(connection);
+    async fn explain(&self, name: &FleetDomain) -> anyhow::Result<Bytes> {
         let name: String = url::form_urlencoded::byte_serialize(name.to_string().as_bytes()).collect();
-        let request = Request::builder()
-            .uri(format!("/resolve?name={name}"))
-            .header("host", "api.bosh-dns")
-            .header("connection", "close")
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LONGEST).collect().await;
-        let body = body.map_err(|error| error.to_string())?.to_bytes();
-        match status {
-            StatusCode::OK => Ok(body),
-            status => Err(format!("{status}: {}", String::from_utf8_lossy(&body).trim_end())),
+        let path = format!("/resolve?name={name}");
+        match exchange(&self.socket, Method::GET, &path, Bytes::new(), LONGEST).await? {
+            (StatusCode::OK, body) => Ok(body),
+            (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
         }
     }
 

@@ -57,7 +57,9 @@ impl Http {
     ) -> Result<Response, ProviderError> {
         let unreachable = |reason: String| ProviderError::Unreachable { server: server.to_owned(), reason };
         let exchange = async {
-            let response = self.client.request(request).await.map_err(|error| unreachable(causes(&error)))?;
+            let response = self.client.request(request).await;
+            let response =
+                response.map_err(|error| unreachable(format!("{:#}", anyhow::Error::from(error))))?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_BODY).collect().await;
             let body =
@@ -69,15 +71,4 @@ impl Http {
             .await
             .map_err(|_| unreachable(format!("no answer within {seconds} s")))?
     }
-}
-
-/// Formats an error with its causes.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
