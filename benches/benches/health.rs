@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bosh_dns_xdp_benches::cpu::{CpuTime, resident_memory};
+use bosh_dns_xdp_benches::cpu::CpuTime;
 use dns_core::{
     config::{HealthConfig, TlsFiles},
     name::Name,
@@ -21,7 +21,10 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
-use whole_system_tests::health::{Authority, Fleet, instance, write_files};
+use whole_system_tests::{
+    health::{Authority, Fleet, instance, write_files},
+    process::memory,
+};
 
 const COUNT: u32 = 1000;
 
@@ -45,7 +48,7 @@ fn main() -> Result<()> {
     println!("|---|---|---|");
 
     let own = std::process::id();
-    let before = resident_memory(own)?;
+    let before = memory(own, "VmRSS")?;
     let service = service(&fleet, &files[1], Duration::from_secs(2))?;
     let (begun, cpu) = (Instant::now(), CpuTime::of_process(own)?);
     service.tracker().asked(&name()?, &all());
@@ -53,7 +56,7 @@ fn main() -> Result<()> {
     row("first checks, with handshake", COUNT.into(), begun.elapsed(), CpuTime::of_process(own)?, cpu);
 
     thread::sleep(Duration::from_secs(4));
-    let memory = resident_memory(own)?.saturating_sub(before) / u64::from(COUNT);
+    let used = memory(own, "VmRSS")?.saturating_sub(before) / u64::from(COUNT);
     measure("500 checks/s, kept connections", &service, Duration::from_secs(10))?;
     service.stop();
     drop(service);
@@ -64,7 +67,7 @@ fn main() -> Result<()> {
     all_checked(&service)?;
     thread::sleep(Duration::from_secs(1));
     measure("as many as possible", &service, Duration::from_secs(5))?;
-    println!("\nmemory per tracked instance, its connection and TLS state included: {memory} bytes");
+    println!("\nmemory per tracked instance, its connection and TLS state included: {used} bytes");
     Ok(())
 }
 

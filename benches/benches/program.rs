@@ -6,7 +6,7 @@
 //! every disturbance adds time, and a neighbour on the same core may disturb for seconds. The
 //! median in the next column shows how much.
 
-use std::{net::Ipv4Addr, net::SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{
@@ -18,7 +18,7 @@ use bench_programs::reset::{MAX_LEN, Original};
 use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
 use whole_system_tests::{
-    checksum::{checksum, pseudo},
+    checksum::udp_frame,
     cpu::stay_on,
     program::{Hook, Program, Published},
     requires,
@@ -361,20 +361,10 @@ impl Frame {
 /// Returns the frame of a query of type A for `name` over IPv4.
 fn query(name: &[u8]) -> Vec<u8> {
     let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[0, 1, 0, 1]].concat();
-    let udp_len = 8 + message.len() as u16;
-    let [total, total_low] = (20 + udp_len).to_be_bytes();
-    let mut frame = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
-    frame.extend(CLIENT.octets());
-    frame.extend(SERVER.octets());
-    let sum = checksum(&[&frame[14..]]);
-    frame[14 + 10..14 + 12].copy_from_slice(&sum.to_be_bytes());
-    frame.extend(40_000u16.to_be_bytes());
-    frame.extend(53u16.to_be_bytes());
-    frame.extend(udp_len.to_be_bytes());
-    frame.extend([0, 0]);
-    frame.extend(message);
-    let sum = checksum(&[&pseudo(CLIENT.into(), SERVER.into(), udp_len), &frame[14 + 20..]]);
-    frame[14 + 20 + 6..14 + 20 + 8].copy_from_slice(&sum.to_be_bytes());
-    frame
+    udp_frame(
+        [[0; 6], [2, 0, 0, 0, 0, 2]],
+        SocketAddrV4::new(CLIENT, 40_000),
+        SocketAddrV4::new(SERVER, 53),
+        &message,
+    )
 }

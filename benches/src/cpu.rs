@@ -76,24 +76,6 @@ pub fn sleeps(thread: u32) -> io::Result<u64> {
     field(&status, "voluntary_ctxt_switches").ok_or_else(|| io::Error::other("no count of context switches"))
 }
 
-/// Returns the resident memory of a process in bytes (`VmRSS`).
-pub fn resident_memory(pid: u32) -> io::Result<u64> {
-    memory(pid, "VmRSS:")
-}
-
-/// Returns the highest resident memory of a process so far in bytes (`VmHWM`).
-pub fn peak_memory(pid: u32) -> io::Result<u64> {
-    memory(pid, "VmHWM:")
-}
-
-/// Returns a size in the status of a process in bytes.
-fn memory(pid: u32, name: &str) -> io::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let kibibytes = line.and_then(|text| text.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    kibibytes.map(|size| size * 1024).ok_or_else(|| io::Error::other(format!("no {name}")))
-}
-
 /// Returns the bytes that the kernel holds (`memlock`) for the BPF maps that a process has
 /// descriptors of, or that its programs use. Each map counts once.
 pub fn map_memory(pid: u32) -> io::Result<u64> {

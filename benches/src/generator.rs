@@ -3,12 +3,12 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr},
+    net::SocketAddrV4,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunAttrs, TestRunOptions,
     maps::{Array, MapData},
@@ -60,12 +60,13 @@ pub struct Frames(pub Vec<Vec<u8>>);
 impl Frames {
     /// Builds queries from lines of `name type`, from the lab's client to its server.
     pub fn of_lines(lab: &Lab, lines: &[String]) -> Result<Self> {
-        let [server, client] = lab.hardware_addresses()?;
+        let hardware = lab.hardware_addresses()?;
         let frame = |(number, line): (usize, &String)| {
             let (name, record_type) = line.trim().split_once(' ').context("no type after the name")?;
             let message = message(number as u16, name, record_type.parse()?)?;
-            let port = FIRST_PORT + number as u16 % PORTS;
-            frame(server, client, port, &message).with_context(|| name.to_owned())
+            ensure!(HEADERS_LEN + message.len() <= MAX_FRAME_LEN, "{name}: too long for the generator");
+            let from = SocketAddrV4::new(CLIENT_ADDRESS, FIRST_PORT + number as u16 % PORTS);
+            Ok(checksum::udp_frame(hardware, from, SocketAddrV4::new(SERVER_ADDRESS, 53), &message))
         };
         Ok(Self(lines.iter().enumerate().map(frame).collect::<Result<_>>()?))
     }
@@ -205,32 +206,4 @@ fn message(id: u16, name: &str, record_type: RecordType) -> Result<Vec<u8>> {
     let mut message = client::query(name, record_type, None)?;
     message.metadata.id = id;
     Ok(message.to_vec()?)
-}
-
-/// Returns the frame of a message, with all checksums.
-fn frame(server: [u8; 6], client: [u8; 6], port: u16, message: &[u8]) -> Result<Vec<u8>> {
-    let [from, to] = [CLIENT_ADDRESS, SERVER_ADDRESS].map(|address: Ipv4Addr| address.octets());
-    let udp_len = 8 + message.len() as u16;
-    if HEADERS_LEN + message.len() > MAX_FRAME_LEN {
-        bail!("a name too long for the generator");
-    }
-    let mut frame = [&server[..], &client, &[8, 0]].concat();
-    frame.extend([0x45, 0]);
-    frame.extend((20 + udp_len).to_be_bytes());
-    // Identification 0, DF; TTL 64, UDP, checksum.
-    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
-    frame.extend([from, to].concat());
-    let sum = checksum::checksum(&[&frame[ETHERNET_LEN..]]).to_be_bytes();
-    frame[ETHERNET_LEN + 10..ETHERNET_LEN + 12].copy_from_slice(&sum);
-    let header = [port.to_be_bytes(), 53u16.to_be_bytes(), udp_len.to_be_bytes(), [0, 0]].concat();
-    let pseudo = checksum::pseudo(IpAddr::V4(CLIENT_ADDRESS), IpAddr::V4(SERVER_ADDRESS), udp_len);
-    // Zero would mean no checksum (RFC 768).
-    let sum = match checksum::checksum(&[&pseudo, &header, message]) {
-        0 => 0xffff,
-        sum => sum,
-    };
-    frame.extend(&header[..6]);
-    frame.extend(sum.to_be_bytes());
-    frame.extend(message);
-    Ok(frame)
 }

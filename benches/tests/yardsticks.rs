@@ -1,5 +1,7 @@
 //! The constant reflector answers with the configured number of records, on every hook.
 
+use std::net::SocketAddrV4;
+
 use anyhow::Result;
 use aya::{
     TestRun as _, TestRunOptions,
@@ -50,17 +52,10 @@ fn run(hook: Hook, answers: u32, packet: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Returns the frame of an A query with the IPv4 header's checksum.
+/// Returns the frame of an A query.
 fn query(name: &str) -> Result<Vec<u8>> {
     let message = client::query(name, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
-    let [udp, udp_low] = (8 + message.len() as u16).to_be_bytes();
-    let [total, total_low] = (28 + message.len() as u16).to_be_bytes();
-    let mut frame = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
-    frame.extend([169, 254, 0, 1, 169, 254, 0, 2]);
-    let sum = checksum::checksum(&[&frame[14..34]]).to_be_bytes();
-    frame[24..26].copy_from_slice(&sum);
-    frame.extend([0x9c, 0x40, 0, 53, udp, udp_low, 0, 0]);
-    frame.extend(message);
-    Ok(frame)
+    let [from, to] = [([169, 254, 0, 1], 40_000), ([169, 254, 0, 2], 53)]
+        .map(|(address, port)| SocketAddrV4::new(address.into(), port));
+    Ok(checksum::udp_frame([[0; 6], [2, 0, 0, 0, 0, 2]], from, to, &message))
 }

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -21,12 +21,23 @@ pub struct Metrics(String);
 impl Metrics {
     /// Scrapes the server in `namespace`.
     pub fn read(namespace: &Namespace) -> Result<Self> {
-        namespace.run(scrape)?.context("cannot read the server's metrics")
+        namespace.run(Self::here)?.context("cannot read the server's metrics")
     }
 
     /// Scrapes the server in the caller's namespace.
     pub fn here() -> Result<Self> {
-        scrape()
+        Self::at((Ipv4Addr::LOCALHOST, PORT).into())
+    }
+
+    /// Scrapes the server whose metrics endpoint has this address.
+    pub fn at(address: SocketAddr) -> Result<Self> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply)?;
+        let (_, body) = reply.split_once("\r\n\r\n").context("no HTTP reply")?;
+        Ok(Self(body.to_owned()))
     }
 
     /// Sums all samples of a family whose labels contain `label`, such as `outcome="hit"`.
@@ -82,16 +93,6 @@ pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
     wait_until("the fast path", Duration::from_secs(60), || {
         Metrics::read(namespace).is_ok_and(|metrics| metrics.is_fast_path_up())
     })
-}
-
-fn scrape() -> Result<Metrics> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut reply = String::new();
-    stream.read_to_string(&mut reply)?;
-    let (_, body) = reply.split_once("\r\n\r\n").context("no HTTP reply")?;
-    Ok(Metrics(body.to_owned()))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bosh_dns_xdp_benches::{
-    cpu::peak_memory,
     dnsperf::percentile,
     forwarders::{AUTHORITY, Forwarder, Running},
     foundation::Foundation,
@@ -20,7 +19,7 @@ use bosh_dns_xdp_benches::{
     slow_recursor::SlowRecursor,
 };
 use hickory_proto::rr::RecordType;
-use whole_system_tests::{client, cpu::stay_on, metrics::wait_for_fast_path};
+use whole_system_tests::{client, cpu::stay_on, metrics::wait_for_fast_path, process};
 
 use crate::Plan;
 
@@ -95,7 +94,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                     let (other, local) = load(&lab, duration, flooded, &names, ours)?;
                     answered.push(label, ours, place, other.answered_percent());
                     tails.push(label, ours, place, other.tail());
-                    let peak = peak_memory(running.pid)? as f64 / f64::from(1 << 20);
+                    let peak = process::memory(running.pid, "VmHWM")? as f64 / f64::from(1 << 20);
                     memory.push(label, ours, place, peak);
                     let mut line = format!(
                         "{label:<10} {:<34} {:>5.1} % answered, p99 {:>7.1} ms, {peak:>6.1} MiB",

@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use bosh_dns_xdp_benches::{
-    cpu::{map_memory, resident_memory},
+    cpu::map_memory,
     foundation::Foundation,
     lab::{CLIENT_CPU, Lab, SERVER_ADDRESS},
     report::{Data, Figure, Sweep, number},
 };
 use hickory_proto::rr::RecordType;
-use whole_system_tests::{client, cpu::on_cpu};
+use whole_system_tests::{client, cpu::on_cpu, process};
 
 use crate::{
     Plan,
@@ -60,7 +60,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                 cell.asker()?.warm_up(&queries)?;
                 thread::sleep(PAUSE);
                 let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-                memory.push(&subject.label(), true, place, mebibytes(resident_memory(process)?));
+                memory.push(&subject.label(), true, place, mebibytes(process::memory(process, "VmRSS")?));
                 if subject != Subject::Userspace {
                     maps.push(&subject.label(), true, place, mebibytes(map_memory(process)?));
                 }

@@ -3,11 +3,12 @@
 use std::{
     fs,
     net::{Ipv4Addr, TcpListener},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use bosh_dns_xdp_benches::cpu::CpuTime;
 use dns_sync::{
     bus::{BusOptions, PING_EVERY},
     nats_config::{self, PUBLISHER, agent_name},
@@ -19,6 +20,7 @@ use rcgen::{
 };
 use serde_json::json;
 use tokio::process::{Child, Command};
+use whole_system_tests::process::status_line;
 
 use super::SimulateOptions;
 
@@ -186,20 +188,13 @@ impl Ground {
     /// Returns the CPU seconds that a process has used.
     pub(super) fn cpu(&self, process: &Child) -> Result<f64> {
         let id = process.id().context("the process has ended")?;
-        let mut nanoseconds = 0_u64;
-        for thread in fs::read_dir(format!("/proc/{id}/task"))? {
-            let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-            nanoseconds += text.split(' ').next().and_then(|first| first.parse::<u64>().ok()).unwrap_or(0);
-        }
-        Ok(nanoseconds as f64 / 1e9)
+        Ok(CpuTime::of_process(id)?.0.as_secs_f64())
     }
 
     /// Returns a description of a process's memory and CPU time.
     pub(super) fn load(&self, process: &Child) -> Result<String> {
         let id = process.id().context("the process has ended")?;
-        let status = fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"))?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim();
-        ensure!(!peak.is_empty(), "no VmHWM");
+        let peak = status_line(id, "VmHWM")?;
         Ok(format!("{:.2} s of CPU in total, at most {peak} of memory", self.cpu(process)?))
     }
 }

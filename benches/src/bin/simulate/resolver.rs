@@ -2,13 +2,13 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use hickory_proto::rr::RecordType;
 use nix::{
     mount::{MntFlags, umount2},
     sys::signal::{Signal, kill},
@@ -19,6 +19,7 @@ use tokio::{
     process::{Child, Command},
     task::JoinHandle,
 };
+use whole_system_tests::{client, metrics::Metrics};
 
 use super::ground::{Ground, address_of, agent_id};
 
@@ -62,7 +63,8 @@ impl Resolver {
             .spawn()
             .with_context(|| program.display().to_string())?;
         let name = format!("{}.group.default.simulation.bosh", agent_id(ground.moving()));
-        let resolver = Self { process: Some(process), address, metrics, bpffs, query: query(&name) };
+        let query = client::query(&name, RecordType::A, None)?.to_vec()?;
+        let resolver = Self { process: Some(process), address, metrics, bpffs, query };
         let first = resolver.when(address_of(ground.moving(), 1), PATIENCE).await?;
         first.with_context(|| fs::read_to_string(ground.path("resolver.log")).unwrap_or_default())?;
         let begun = Instant::now();
@@ -79,12 +81,11 @@ impl Resolver {
         let (server, query) = (self.address, self.query.clone());
         tokio::task::spawn_blocking(move || {
             let begun = Instant::now();
-            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-            socket.connect(server)?;
-            socket.set_read_timeout(Some(Duration::from_millis(100)))?;
             loop {
                 ensure!(begun.elapsed() < limit, "the DNS server does not answer {address}");
-                if asked(&socket, &query).is_ok_and(|reply| reply.ends_with(&address.octets())) {
+                // Without EDNS the last four bytes of the reply are the address.
+                let reply = client::ask_raw(server, &query, Duration::from_millis(100));
+                if reply.is_ok_and(|reply| reply.ends_with(&address.octets())) {
                     return Ok(Instant::now());
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -95,10 +96,7 @@ impl Resolver {
     /// Stops the server; returns whether the interface answered nearly all queries.
     pub(super) async fn stop(mut self) -> Result<bool> {
         let before = self.by_interface()?;
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        socket.connect(self.address)?;
-        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        asked(&socket, &self.query)?;
+        client::ask_raw(self.address, &self.query, Duration::from_secs(1))?;
         let by_interface = self.by_interface()? > before;
         let mut process = self.process.take().context("it runs")?;
         if let Some(id) = process.id() {
@@ -110,16 +108,7 @@ impl Resolver {
 
     /// Returns the number of replies from the interface so far.
     fn by_interface(&self) -> Result<u64> {
-        let mut stream = TcpStream::connect(self.metrics)?;
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let fast = text
-            .lines()
-            .filter(|line| line.starts_with("bosh_dns_xdp_replies_total{") && line.contains("path=\"fast\""));
-        let counts = fast.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-        Ok(counts.sum::<f64>() as u64)
+        Ok(Metrics::at(self.metrics)?.fast_path_replies())
     }
 }
 
@@ -137,26 +126,4 @@ impl Drop for Resolver {
 /// Returns a free loopback port.
 fn free_port() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
-}
-
-/// Sends one query; returns the bytes of the reply. Without EDNS the last four are the address.
-fn asked(socket: &UdpSocket, query: &[u8]) -> Result<Vec<u8>> {
-    socket.send(query)?;
-    let mut reply = vec![0; 512];
-    let length = socket.recv(&mut reply)?;
-    reply.truncate(length);
-    Ok(reply)
-}
-
-/// Returns a query for the IPv4 address of a name that consists of an instance's labels.
-fn query(name: &str) -> Vec<u8> {
-    // Id 7, recursion desired, one question.
-    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-    for label in name.split('.') {
-        message.push(label.len() as u8);
-        message.extend(label.as_bytes());
-    }
-    // The root, type A, class IN.
-    message.extend([0, 0, 1, 0, 1]);
-    message
 }

@@ -19,6 +19,8 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
+use crate::modes::status;
+
 /// Time limit for every step; the machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -107,13 +109,6 @@ fn try_mode(mode: &str, interfaces: &[String], listener: &TcpListener) -> Result
 fn hook<'s>(status: &'s Value, name: &str) -> Option<&'s str> {
     let interfaces = status["fast_path"]["interfaces"].as_array()?;
     interfaces.iter().find(|interface| interface["name"] == name)?["hook"].as_str()
-}
-
-/// Returns the output of `bosh-dns-xdp status --json`.
-fn status(server: &Server) -> Result<Value> {
-    let config = server.folder.path().join("config.json");
-    let said = capture(Command::new(server::program()?).args(["status", "--json", "--config"]).arg(config))?;
-    Ok(serde_json::from_str(&said)?)
 }
 
 /// Reads the counters of lost packets: the kernel's, and those of the driver with "drop" in their
