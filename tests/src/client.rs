@@ -101,6 +101,11 @@ pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u
     let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(&[&u16::try_from(message.len())?.to_be_bytes()[..], message].concat())?;
+    Ok(receive_tcp(&mut stream)?)
+}
+
+/// Receives one message by TCP.
+pub fn receive_tcp(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];

@@ -3,22 +3,15 @@
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::Path,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore,
-    SignatureScheme, StreamOwned,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-};
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,6 +19,7 @@ use super::{
     message::{Seen, write_query},
     scenario::{Proto, Query},
 };
+use crate::client::{ask_raw, receive_tcp};
 
 /// Timeout of plain HTTP, and of sessions with several queries on one connection.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -67,7 +61,7 @@ pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed>
     let port = *ports.get(port).with_context(|| format!("{port} is missing"))?;
     let server = SocketAddr::new(query.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
     let reply = match query.proto.unwrap_or_default() {
-        Proto::Udp => ask_udp(&message, server, patience),
+        Proto::Udp => ask_raw(server, &message, patience),
         Proto::Tcp => {
             let length = query.tcp_length.map_or_else(|| u16::try_from(message.len()), Ok)?;
             ask_tcp(&message, length, server, patience)
@@ -130,19 +124,6 @@ fn error_name(error: &io::Error) -> String {
     .to_owned()
 }
 
-/// Sends one datagram and receives one.
-fn ask_udp(message: &[u8], server: SocketAddr, patience: Duration) -> io::Result<Vec<u8>> {
-    let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
-    let socket = UdpSocket::bind(any)?;
-    socket.connect(server)?;
-    socket.set_read_timeout(Some(patience))?;
-    socket.send(message)?;
-    let mut buffer = vec![0; 65_535];
-    let length = socket.recv(&mut buffer)?;
-    buffer.truncate(length);
-    Ok(buffer)
-}
-
 /// Sends and receives one message on a fresh connection.
 fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, patience: Duration) -> io::Result<Vec<u8>> {
     let mut stream = connect(server, patience)?;
@@ -156,14 +137,6 @@ fn connect(server: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     stream.set_write_timeout(Some(patience))?;
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-fn receive_tcp(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut length = [0; 2];
-    stream.read_exact(&mut length)?;
-    let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
-    stream.read_exact(&mut reply)?;
-    Ok(reply)
 }
 
 //----------- HTTP -----------------------------------------------------------
@@ -180,13 +153,15 @@ pub struct Response {
     pub ndjson: Option<Vec<Value>>,
 }
 
-/// Sends a request to the API by mutual TLS; `certificate` names the client certificate, if any.
+/// Sends a request by mutual TLS to a server whose certificate has this name; `certificate` names
+/// the client certificate, if any.
 ///
 /// # Errors
 ///
 /// Fails if the certificates cannot be read.
 pub fn api(
     server: SocketAddr,
+    name: &'static str,
     method: &str,
     path: &str,
     folder: &Path,
@@ -197,7 +172,7 @@ pub fn api(
         Ok(stream) => stream,
         Err(error) => return Ok(Response { error: Some(error_name(&error)), ..Response::default() }),
     };
-    let connection = ClientConnection::new(Arc::new(config), ServerName::from(server.ip()))?;
+    let connection = ClientConnection::new(Arc::new(config), ServerName::try_from(name)?)?;
     Ok(match exchange(StreamOwned::new(connection, stream), server, method, path) {
         Ok((status, body)) => Response { status: Some(status), body: Some(body), ..Response::default() },
         Err(error) if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
@@ -242,13 +217,10 @@ fn exchange(
 /// Builds a client configuration that trusts the recordings' CA and presents one of their
 /// certificates.
 fn client_config(folder: &Path, certificate: Option<&str>) -> Result<ClientConfig> {
-    let roots = Arc::new(authority(folder)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build()?;
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyName(verifier)));
+        .with_root_certificates(authority(folder)?);
     Ok(match certificate {
         Some(name) => {
             let (chain, key) = identity(folder, name)?;
@@ -281,49 +253,4 @@ pub fn identity(folder: &Path, name: &str) -> Result<(Vec<CertificateDer<'static
         CertificateDer::from_pem_file(&certificate).with_context(|| certificate.display().to_string())?;
     let key = PrivateKeyDer::from_pem_file(&key).with_context(|| key.display().to_string())?;
     Ok((vec![certificate], key))
-}
-
-/// Accepts servers of the CA under any name, because they are contacted by address.
-#[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for AnyName {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        // The chain is verified before the name, so a name error implies a valid chain.
-        match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(Error::InvalidCertificate(
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
-            other => other,
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
 }

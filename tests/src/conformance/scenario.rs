@@ -79,6 +79,16 @@ pub enum Kind {
     Health,
 }
 
+impl Kind {
+    /// Returns the name in the certificate of the server's HTTPS port.
+    pub fn certificate_name(self) -> &'static str {
+        match self {
+            Self::Dns => "api.bosh-dns",
+            Self::Health => "health.bosh-dns",
+        }
+    }
+}
+
 //----------- Scripts --------------------------------------------------------
 
 /// Script of a recursor.

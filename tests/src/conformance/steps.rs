@@ -332,7 +332,9 @@ impl ApiGet {
         let port = *world.ports.get(port).with_context(|| port.to_owned())?;
         let server = SocketAddr::new(self.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
         let method = self.method.as_deref().unwrap_or("GET");
-        client::api(server, method, &world.expand(&self.path), world.certificates, self.cert.as_deref())
+        let name = world.scenario.server.certificate_name();
+        let path = world.expand(&self.path);
+        client::api(server, name, method, &path, world.certificates, self.cert.as_deref())
     }
 }
 
