@@ -155,10 +155,14 @@ impl Lists {
             "Types: deb\nURIs: {DEBIAN_MIRROR}\nSuites: {suite}\nComponents: main\nSigned-By: {DEBIAN_KEYS}\n"
         );
         fs::write(&sources, text).with_context(|| sources.display().to_string())?;
+        // Without installed packages, because a newer one would be preferred.
+        let status = folder.join("cache/status");
+        fs::write(&status, "").with_context(|| status.display().to_string())?;
         let options = [
             ("Dir::Etc::SourceList", PathBuf::from("/dev/null")),
             ("Dir::Etc::SourceParts", folder.clone()),
             ("Dir::State::Lists", folder.join("lists")),
+            ("Dir::State::Status", status),
             ("Dir::Cache", folder.join("cache")),
         ];
         let option = |(name, value): (&str, PathBuf)| format!("-o{name}={}", value.display());

@@ -1,12 +1,14 @@
 //! Execution of other programs.
 
 use std::{
+    env,
     ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 /// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
@@ -16,6 +18,19 @@ pub(crate) fn root() -> PathBuf {
 /// Runs cargo at the root with its output on the terminal.
 pub(crate) fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<()> {
     run(Command::new("cargo").args(arguments).current_dir(root()))
+}
+
+/// Returns cargo's folder.
+pub(crate) fn cargo_home() -> Option<PathBuf> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
+}
+
+/// Returns cargo's metadata of the workspace in `folder`.
+pub(crate) fn cargo_metadata(folder: &Path, arguments: &[&str]) -> Result<Value> {
+    let mut command = Command::new("cargo");
+    command.args(["metadata", "--format-version", "1", "--locked"]).args(arguments).current_dir(folder);
+    serde_json::from_str(&capture(&mut command)?).context("cargo metadata returned no JSON")
 }
 
 /// Runs a command with its output on the terminal; fails unless it succeeds.
@@ -39,8 +54,8 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
 
 /// Returns whether a program is on the path.
 pub(crate) fn on_path(program: &str) -> bool {
-    std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+    env::var_os("PATH")
+        .is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
 /// Returns the command as typed in a shell.

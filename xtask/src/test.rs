@@ -2,7 +2,7 @@
 
 use std::{
     env, fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     docs, fuzz,
-    process::{capture, cargo, root, run as run_command},
+    process::{capture, cargo, cargo_home, root, run as run_command},
     toolchain,
 };
 
@@ -157,12 +157,6 @@ fn advisories_not_run(cargo_home: Option<&Path>) -> Option<String> {
         "advisories about dependencies: {missing}, and a test must not need the network; \
          `cargo deny check advisories` fetches them, as the hosted workflow does every week"
     ))
-}
-
-/// Returns cargo's folder.
-fn cargo_home() -> Option<PathBuf> {
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
 }
 
 /// Prints the tests that could not run, and the reasons.

@@ -12,14 +12,6 @@ use anyhow::{Context, Result};
 use super::{Release, name};
 use crate::process::{capture, run};
 
-/// Creates an empty folder, deleting an existing one.
-pub(super) fn make_anew(folder: &Path) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())
-}
-
 /// Writes a file, creating its folders; `mode` as for chmod.
 pub(super) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<()> {
     if let Some(folder) = path.parent() {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{Release, archive::copy, glibc};
 use crate::{
     packages,
-    process::{capture, root, run},
+    process::{capture, cargo_home, root, run},
     toolchain,
 };
 
@@ -85,14 +85,10 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
     packages::ensure(&["binutils"])?;
     toolchain::ensure()?;
     let here = root().canonicalize()?;
-    let home = std::env::var_os("CARGO_HOME").map_or_else(
-        || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")),
-        |home| Some(home.into()),
-    );
     let mut all = flags.to_vec();
     all.push("-Clink-arg=-Wl,--build-id=sha1".to_owned());
     all.push(format!("--remap-path-prefix={}=/usr/src/bosh-dns-xdp", here.display()));
-    if let Some(home) = home {
+    if let Some(home) = cargo_home() {
         all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
     }
     run(Command::new("cargo")

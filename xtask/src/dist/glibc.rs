@@ -13,10 +13,9 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::archive::make_anew;
 use crate::{
-    packages::unpack,
-    process::{capture, root, run},
+    packages::{Lists, unpack},
+    process::{capture, root},
 };
 
 /// Debian release of the C library.
@@ -28,16 +27,16 @@ pub(super) const VERSION: (u32, u32) = (2, 31);
 /// The C library, its headers and start files, and the unwinder.
 const PACKAGES: &[&str] = &["libc6", "libc6-dev", "libcrypt1", "libgcc-s1", "linux-libc-dev"];
 
-/// Keyring with Debian's archive keys.
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
 /// Returns the root with the old C library, unpacking it if necessary.
 pub(super) fn ensure() -> Result<PathBuf> {
     let folder = root().join(format!(".toolchain/glibc-{}.{}", VERSION.0, VERSION.1));
     if !folder.exists() {
         println!("downloading the C library of Debian {SUITE} to link against");
-        let apt = Apt::new(&root().join("target/dist/apt"))?;
-        let downloads = apt.download(PACKAGES)?;
+        let apt = root().join("target/dist/apt");
+        let downloads = apt.join("downloads");
+        let lists = Lists::of_suite(SUITE, &apt)?;
+        lists.update().context("the old C library is unavailable")?;
+        lists.download(PACKAGES, &downloads)?;
         unpack(&downloads, &folder)?;
     }
     let folder = folder.canonicalize()?;
@@ -73,48 +72,4 @@ fn make_links_relative(folder: &Path) -> Result<()> {
             .with_context(|| link.display().to_string())?;
     }
     Ok(())
-}
-
-/// An isolated apt configuration that only knows [`SUITE`].
-struct Apt {
-    folder: PathBuf,
-}
-
-impl Apt {
-    /// Downloads the package lists of the suite.
-    fn new(folder: &Path) -> Result<Self> {
-        make_anew(folder)?;
-        let folder = folder.canonicalize()?;
-        for below in ["lists/partial", "cache/archives/partial", "downloads"] {
-            fs::create_dir_all(folder.join(below))?;
-        }
-        let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {SUITE} main\n");
-        fs::write(folder.join("sources.list"), source)?;
-        fs::write(folder.join("status"), "")?;
-        let apt = Self { folder };
-        run(apt.command().args(["update", "-qq"])).context("the old C library is unavailable")?;
-        Ok(apt)
-    }
-
-    /// Downloads packages; returns their folder.
-    fn download(&self, packages: &[&str]) -> Result<PathBuf> {
-        let downloads = self.folder.join("downloads");
-        capture(self.command().args(["download", "-qq"]).args(packages).current_dir(&downloads))?;
-        Ok(downloads)
-    }
-
-    /// Returns an apt-get command with the isolated folders.
-    fn command(&self) -> Command {
-        let mut command = Command::new("apt-get");
-        for (option, below) in [
-            ("Dir::Etc::SourceList", "sources.list"),
-            ("Dir::State::Lists", "lists"),
-            ("Dir::State::Status", "status"),
-            ("Dir::Cache", "cache"),
-        ] {
-            command.arg("-o").arg(format!("{option}={}", self.folder.join(below).display()));
-        }
-        command.args(["-o", "Dir::Etc::SourceParts=/dev/null", "-o", "APT::Sandbox::User=root"]);
-        command
-    }
 }

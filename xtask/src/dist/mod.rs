@@ -33,7 +33,10 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::process::{capture, root};
+use crate::{
+    packages::make_anew,
+    process::{capture, root},
+};
 
 /// Programs beside the server: package and binary name.
 const COMPANIONS: [[&str; 2]; 3] = [binary::PUBLISHER, binary::IDENTITY, binary::SYNC];
@@ -86,7 +89,7 @@ impl Dist {
     pub(crate) fn run(self) -> Result<()> {
         let Self { binary, publisher, identity, sync, only, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
-        archive::make_anew(&out)?;
+        make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
         if !only.is_empty() {
             for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name))
@@ -147,7 +150,7 @@ impl Release {
     fn staging(&self, name: &str) -> Result<PathBuf> {
         // Separate for each process, because tests may pack during another build.
         let folder = root().join("target/dist").join(format!("{}-{name}", std::process::id()));
-        archive::make_anew(&folder)?;
+        make_anew(&folder)?;
         Ok(folder.canonicalize()?)
     }
 }

@@ -1,21 +1,17 @@
 //! Licence texts and notices of every crate linked into the binaries, as the licences require.
 
-use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf, process::Command};
+use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
-use crate::process::{capture, root};
+use crate::process::{cargo_metadata, root};
 
 /// File names, in upper case, that hold licence texts or notices.
 const PREFIXES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
 /// Returns all notices as one text. Crates with the same text share it.
 pub(super) fn text() -> Result<String> {
-    let metadata = capture(
-        Command::new("cargo").args(["metadata", "--format-version", "1", "--locked"]).current_dir(root()),
-    )?;
-    let metadata: Value = serde_json::from_str(&metadata)?;
+    let metadata = cargo_metadata(&root(), &[])?;
     let mut crates_by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in metadata["packages"].as_array().context("cargo metadata lists no packages")? {
         if package["source"].is_null() {

@@ -3,14 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{Release, archive};
-use crate::process::{capture, root};
+use crate::process::{cargo_metadata, root};
 
 /// Writes `bosh-dns-xdp.cdx.json`.
 pub(super) fn write(release: &Release) -> Result<()> {
@@ -44,13 +43,7 @@ fn crates(
     arguments: &[&str],
     components: &mut BTreeMap<String, Value>,
 ) -> Result<()> {
-    let metadata = capture(
-        Command::new("cargo")
-            .args(["metadata", "--format-version", "1", "--locked"])
-            .args(arguments)
-            .current_dir(workspace),
-    )?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata returned no JSON")?;
+    let metadata = cargo_metadata(workspace, arguments)?;
     let linked = linked(&metadata, of);
     for package in list(&metadata["packages"]) {
         if !package["id"].as_str().is_some_and(|id| linked.contains(id)) {
