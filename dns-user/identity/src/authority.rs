@@ -94,8 +94,7 @@ pub enum Fault {
     PathLength(usize, u32, usize),
     /// The order of the chain is wrong.
     #[error(
-        "certificate {0} was not issued by certificate {1}; list the certificates from the CA up to the
-    #root"
+        "certificate {0} was not issued by certificate {1}; list the certificates from the CA up to the root"
     )]
     Order(usize, usize),
     /// A verifier rejected a test certificate.
