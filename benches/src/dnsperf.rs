@@ -64,7 +64,8 @@ impl<'a> Load<'a> {
         Self { queries, duration, rate: None, percentiles: false, one_at_a_time: false }
     }
 
-    /// Runs dnsperf against the lab's server; `launcher` is prepended to the command (a namespace, a CPU to pin to).
+    /// Runs dnsperf against the lab's server; `launcher` is prepended to the command (a namespace, a
+    /// CPU to pin to).
     pub fn run(&self, launcher: &[String]) -> Result<Seen> {
         let mut words: Vec<String> = launcher.to_vec();
         words.extend(["dnsperf", "-s"].map(str::to_owned));

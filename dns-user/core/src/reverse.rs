@@ -11,8 +11,13 @@ pub fn address_of(name: &[u8]) -> Option<IpAddr> {
         return None;
     }
     let name = Name::from_bytes(name).ok()?;
-    let address = name.parse_arpa_name().ok()?.addr();
-    (Name::from(address) == name).then_some(address)
+    let network = name.parse_arpa_name().ok()?;
+    // The parser accepts names of networks, and decimal labels with a sign or leading zeros.
+    let is_canonical = match network.addr() {
+        IpAddr::V4(address) => Name::from(address) == name,
+        IpAddr::V6(_) => network.prefix_len() == 128,
+    };
+    is_canonical.then(|| network.addr())
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entries<T> {
             type Value = Entries<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of aliases")
+                f.write_str("an object of aliases, each with a list of targets")
             }
 
             fn visit_unit<E>(self) -> Result<Entries<T>, E> {

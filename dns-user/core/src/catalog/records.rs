@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::instances::InstanceIndexBuilder;
 use super::json::{self, Entries, JsonError, Text};
@@ -133,15 +133,18 @@ impl<'de> Visitor<'de> for File {
                     read_with = Some(keys);
                 }
                 "records" => {
-                    let pairs: Option<Vec<Option<Vec<Text<'de>>>>> = map.next_value()?;
-                    self.pairs = pairs.into_iter().flatten().filter_map(pair).collect();
+                    let pairs: Option<Vec<Pair>> = map.next_value()?;
+                    self.pairs = pairs.into_iter().flatten().filter_map(|pair| pair.0).collect();
                 }
-                "aliases" => match map.next_value()? {
-                    Entries(None) => self.aliases.clear(),
-                    Entries::<Option<Vec<AliasDefinition>>>(Some(aliases)) => self
-                        .aliases
-                        .extend(aliases.into_iter().map(|(name, list)| (name, list.unwrap_or_default()))),
-                },
+                "aliases" => {
+                    let Entries(aliases): Entries<Option<Vec<AliasDefinition>>> = map.next_value()?;
+                    match aliases {
+                        None => self.aliases.clear(),
+                        Some(aliases) => self
+                            .aliases
+                            .extend(aliases.into_iter().map(|(name, list)| (name, list.unwrap_or_default()))),
+                    }
+                }
                 "version" => self.version = map.next_value()?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -164,13 +167,36 @@ fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
     });
 }
 
-/// Reads an element of `records`, an address and a name. Lists of other lengths are accepted
-/// (observed); an element without a valid address or name is unreachable: `None`.
-fn pair(texts: Option<Vec<Text<'_>>>) -> Option<(IpAddr, Box<str>)> {
-    let mut texts = texts?.into_iter();
-    let (Text(address), Text(name)) = (texts.next()?, texts.next()?);
-    let address: IpAddr = address.parse().ok()?;
-    (!name.is_empty()).then(|| (address.to_canonical(), name.into()))
+/// An element of `records`: an address and a name. Lists of other lengths are accepted (observed);
+/// an element without a valid address or name is unreachable: `None`.
+struct Pair(Option<(IpAddr, Box<str>)>);
+
+impl<'de> Deserialize<'de> for Pair {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PairVisitor;
+
+        impl<'de> Visitor<'de> for PairVisitor {
+            type Value = Pair;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of an address and a name")
+            }
+
+            fn visit_unit<E>(self) -> Result<Pair, E> {
+                Ok(Pair(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Pair, A::Error> {
+                let [address, name]: [Option<Text<'_>>; 2] = [texts.next_element()?, texts.next_element()?];
+                while texts.next_element::<Text<'_>>()?.is_some() {}
+                let address = address.and_then(|Text(text)| text.parse::<IpAddr>().ok());
+                let name = name.filter(|Text(text)| !text.is_empty());
+                Ok(Pair(address.zip(name).map(|(address, Text(name))| (address.to_canonical(), name.into()))))
+            }
+        }
+
+        deserializer.deserialize_any(PairVisitor)
+    }
 }
 
 impl<'de> Deserialize<'de> for AliasDefinition {

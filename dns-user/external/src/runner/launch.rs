@@ -97,11 +97,11 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
     let domains = DomainFilter::new(include, exclude);
     Ok(Rules {
-        // The table of parameters admits no other policy.
         policy: match parameters.text("policy") {
+            None | Some("sync") => Policy::Sync,
             Some("upsert-only") => Policy::UpsertOnly,
             Some("create-only") => Policy::CreateOnly,
-            _ => Policy::Sync,
+            Some(other) => return Err(format!("policy: {other:?} is unknown")),
         },
         owner: owner.to_owned(),
         managed: options.managed.clone(),

@@ -1,4 +1,4 @@
-//! Memory written word by word by one thread of userspace while programs read it.
+//! Memory shared with the programs, accessed word by word.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     core::{Collector, Desc},
     proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType},
 };
@@ -194,12 +194,5 @@ impl Family<Histogram, 0> {
     /// Creates a stored histogram with these bucket bounds.
     pub fn histogram(&self, bounds: &[f64]) -> prometheus::Result<prometheus::Histogram> {
         prometheus::Histogram::with_opts(HistogramOpts::from(self.opts()).buckets(bounds.to_vec()))
-    }
-}
-
-impl<const LABELS: usize> Family<Histogram, LABELS> {
-    /// Creates stored histograms with labels and these bucket bounds.
-    pub fn histograms(&self, bounds: &[f64]) -> prometheus::Result<HistogramVec> {
-        HistogramVec::new(HistogramOpts::from(self.opts()).buckets(bounds.to_vec()), &self.labels)
     }
 }
