@@ -385,6 +385,13 @@ mod tests {
             assert_eq!(report.digest, Some(digest::sha256(&dataset(5))));
             assert_eq!(fs::read(&records).unwrap(), dataset(5));
         }
+        // A file that is seen while it is being written.
+        fs::write(&records, "").unwrap();
+        assert_eq!(agent.report().await.unwrap().version, 0);
+        fs::write(&records, [dataset(5), vec![b' ']].concat()).unwrap();
+        assert_eq!(agent.report().await.unwrap().version, 0);
+        agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+        assert_eq!(fs::read(&records).unwrap(), dataset(5));
         // An older file is reported as such.
         fs::write(&records, dataset(4)).unwrap();
         assert_eq!(agent.report().await.unwrap().version, 4);

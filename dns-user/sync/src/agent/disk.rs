@@ -84,6 +84,7 @@ impl Disk {
                 stamp: None,
                 read: false,
                 held: Report::default(),
+                written: Report::default(),
                 checked: None,
             };
             while let Ok(job) = queue.recv() {
@@ -124,6 +125,8 @@ pub(super) struct Records {
     /// Whether the file has been read at all.
     read: bool,
     held: Report,
+    /// The file as written last, or as found at the start.
+    written: Report,
     /// With `--mute`: the bytes checked last, which were not written to the file.
     checked: Option<Bytes>,
 }
@@ -161,7 +164,10 @@ impl Records {
                 nothing
             }
         };
-        let edited = self.read && found.version == self.held.version && found.digest != self.held.digest;
+        // The same version with other bytes did not come from the publisher. A file that is being
+        // written may have been read as no dataset in between.
+        let differs = |known: &Report| found.version == known.version && found.digest != known.digest;
+        let edited = self.read && (differs(&self.held) || differs(&self.written));
         if self.read && found != self.held {
             tracing::warn!(
                 version = found.version,
@@ -170,7 +176,9 @@ impl Records {
                 path.display()
             );
         }
-        // The same version with other bytes did not come from the publisher.
+        if !self.read {
+            self.written = found.clone();
+        }
         self.held = if edited { Report { version: 0, digest: None, patches: true } } else { found };
         (self.stamp, self.read) = (stamp, true);
         self.held.clone()
@@ -209,6 +217,7 @@ impl Records {
         let AgentOptions { mode, user, group, .. } = self.options;
         let written = files::replace(&self.options.records, &bytes, Permissions { mode, user, group })?;
         self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
+        self.written = self.held.clone();
         // The file itself may be gone again.
         (self.stamp, self.read) = (stamp_of(&written), true);
         Ok(())
