@@ -24,6 +24,24 @@ pub enum Policy {
     CreateOnly,
 }
 
+impl std::str::FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        match text {
+            "sync" => Ok(Self::Sync),
+            "upsert-only" => Ok(Self::UpsertOnly),
+            "create-only" => Ok(Self::CreateOnly),
+            other => Err(UnknownPolicy(other.to_owned())),
+        }
+    }
+}
+
+/// Error for an unknown policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy {0:?}; use sync, upsert-only or create-only")]
+pub struct UnknownPolicy(String);
+
 /// Rules of a plan.
 #[derive(Debug, Clone)]
 pub struct Rules {

@@ -10,7 +10,7 @@ use crate::{
     domain::DomainFilter,
     engine::Engine,
     ownership::{Cipher, Mapper, Registry},
-    plan::{Policy, Rules},
+    plan::Rules,
     provider::{self, Parameters},
     record::RecordType,
     update_record::UpdateRecord,
@@ -97,12 +97,11 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
     let domains = DomainFilter::new(include, exclude);
     Ok(Rules {
-        policy: match parameters.text("policy") {
-            None | Some("sync") => Policy::Sync,
-            Some("upsert-only") => Policy::UpsertOnly,
-            Some("create-only") => Policy::CreateOnly,
-            Some(other) => return Err(format!("policy: {other:?} is unknown")),
-        },
+        policy: parameters
+            .text("policy")
+            .unwrap_or("sync")
+            .parse()
+            .map_err(|error| format!("policy: {error}"))?,
         owner: owner.to_owned(),
         managed: options.managed.clone(),
         domains: domains.map_err(|error| format!("domain-filter or exclude-domains: {error}"))?,

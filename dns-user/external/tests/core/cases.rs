@@ -131,12 +131,7 @@ impl PlanCase {
             DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
                 .unwrap();
         let rules = Rules {
-            policy: match self.policy.as_str() {
-                "sync" => Policy::Sync,
-                "upsert-only" => Policy::UpsertOnly,
-                "create-only" => Policy::CreateOnly,
-                other => panic!("unknown policy {other:?}"),
-            },
+            policy: self.policy.parse::<Policy>().unwrap(),
             managed: types(&self.types).difference(&types(&self.exclude_types)).copied().collect(),
             domains: filter,
             migrate_from: self.migrate_from.clone(),
