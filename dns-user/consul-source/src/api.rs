@@ -22,8 +22,8 @@ use dns_consul::catalog::{
 /// Tag of a service's virtual address.
 const VIRTUAL: &str = "consul-virtual";
 
-/// Declares objects of Consul's JSON. Their members may be missing or null, except for those in
-/// parentheses.
+/// Declares objects of Consul's JSON. Members in parentheses are mandatory; the others may be missing or
+/// null.
 macro_rules! lenient {
     ($(
         $(#[$of_object:meta])*

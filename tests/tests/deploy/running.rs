@@ -38,6 +38,13 @@ fn dig(machine: &Machine) -> String {
         .to_owned()
 }
 
+/// Returns the server's status, ready or not.
+fn status(machine: &Machine) -> Value {
+    let config = format!("{JOB}/config/config.json");
+    let status = machine.run(&format!("bosh-dns-xdp status --json --config {config} || test $? = 1"));
+    serde_json::from_str(&status.unwrap()).unwrap()
+}
+
 #[test]
 fn job_starts_serves_and_stops() {
     requires!(namespaces);
@@ -122,10 +129,7 @@ fn update_keeps_hot_names_answered() {
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({}))).unwrap();
     machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
-    let fast = || -> u64 {
-        let status = machine.run("bosh-dns-xdp status --json || test $? = 1").unwrap();
-        serde_json::from_str::<Value>(&status).unwrap()["replies"]["fast"].as_u64().unwrap()
-    };
+    let fast = || status(&machine)["replies"]["fast"].as_u64().unwrap();
     wait_until("an answer of the interface", Duration::from_secs(60), || {
         dig(&machine);
         fast() > 0
@@ -225,12 +229,7 @@ fn bpm_update_spares_hot_names() {
     fs::set_permissions(&bpm, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     machine.deploy(properties(&json!({"use_bpm": true}))).unwrap();
     machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
-    let status = || -> Value {
-        let config = format!("{JOB}/config/config.json");
-        let status = machine.run(&format!("bosh-dns-xdp status --json --config {config} || test $? = 1"));
-        serde_json::from_str(&status.unwrap()).unwrap()
-    };
-    let fast = || status()["replies"]["fast"].as_u64().unwrap();
+    let fast = || status(&machine)["replies"]["fast"].as_u64().unwrap();
     let of_the_interface = || {
         wait_until("an answer of the interface", Duration::from_secs(60), || {
             dig(&machine) == NAME.1 && fast() > 0

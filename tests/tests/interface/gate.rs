@@ -98,8 +98,8 @@ const CLIENTS: [&str; 2] = ["169.254.0.1", "169.254.0.3"];
 /// Timeout of a query that must not be answered.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// Sends `times` queries of each client in turn, those of the second with the timeout `second`; returns the
-/// number of replies to each.
+/// Sends `times` queries of each client in turn; returns the number of replies to each. `second` is the
+/// timeout of the second client.
 fn ask_in_turn(clients: &Namespace, times: usize, second: Duration) -> Result<[usize; 2]> {
     let query = client::query(NAME, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
     let mut answered = [0; 2];

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_end_with_their_last_value() {
+    fn empty_lists_are_removed() {
         let mut map: Shards<u32, Vec<u32>> = Shards::default();
         map.push(7, 1);
         assert_eq!(*map.push(7, 2), [1, 2]);

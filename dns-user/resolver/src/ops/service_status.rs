@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_event_of_each_kind_is_kept() {
+    fn each_kind_keeps_last_event() {
         let status = ServiceStatus::default();
         assert_eq!(status.records_age(), None);
         for (took, detail) in [(5, "version 1"), (6, "version 2"), (20_000, "version 3")] {

@@ -146,7 +146,7 @@ impl Records {
             return self.held.clone();
         }
         let path = &self.options.records;
-        let nothing = Report { version: 0, digest: None, patches: true };
+        let nothing = || Report { version: 0, digest: None, patches: true };
         let found = match files::read(path, self.longest as u64) {
             Ok(bytes) => match dataset::Read::parse(&bytes) {
                 Ok(read) => Report { version: read.version, digest: Some(sha256(&bytes)), patches: true },
@@ -155,13 +155,13 @@ impl Records {
                         "{}: not a dataset ({error}); the newest version replaces it",
                         path.display()
                     );
-                    nothing
+                    nothing()
                 }
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => nothing,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => nothing(),
             Err(error) => {
                 tracing::warn!("{}: {error}; the newest version replaces it", path.display());
-                nothing
+                nothing()
             }
         };
         // The same version with other bytes did not come from the publisher. A file that is being
@@ -179,7 +179,7 @@ impl Records {
         if !self.read {
             self.written = found.clone();
         }
-        self.held = if edited { Report { version: 0, digest: None, patches: true } } else { found };
+        self.held = if edited { nothing() } else { found };
         (self.stamp, self.read) = (stamp, true);
         self.held.clone()
     }

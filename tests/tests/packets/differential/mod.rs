@@ -126,8 +126,7 @@ fn refused_senders_get_no_reply() -> Result<()> {
                     break;
                 }
                 thread::sleep(Duration::from_millis(200));
-                let again = exchange(&wires, &frames)?;
-                let [again_fast, again_plain] = again;
+                let [again_fast, again_plain] = exchange(&wires, &frames)?;
                 fast.extend(again_fast);
                 plain.extend(again_plain);
             }
