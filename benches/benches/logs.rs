@@ -7,7 +7,7 @@ use dns_core::{
     config::{LogLevel, LoggingConfig},
     name::Name,
 };
-use dns_platform::logs::{LogFormat, Logs, Request, requests};
+use dns_kit::logs::{LogFormat, Logs, Request, requests};
 use dns_resolver::ops::tap::Tap;
 
 /// One request, logged repeatedly.

@@ -13,7 +13,7 @@ use std::{
 use anyhow::Result;
 use dns_core::config::{HealthConfig, TlsFiles};
 use dns_health::HEALTH_NAME;
-use dns_platform::tls::RotatingTls;
+use dns_kit::tls::RotatingTls;
 use http_body_util::Full;
 use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;

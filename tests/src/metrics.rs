@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use dns_common::counters::Outcome;
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 
 use crate::{namespace::Namespace, process::wait_until};
 

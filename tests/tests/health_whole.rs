@@ -12,7 +12,7 @@ use std::{
 
 use dns_core::config::TlsFiles;
 use dns_health::HEALTH_NAME;
-use dns_platform::metrics::names::HEALTH_CHECKS_IN_FLIGHT;
+use dns_kit::metrics::names::HEALTH_CHECKS_IN_FLIGHT;
 use hickory_proto::{op::Message, rr::RecordType};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

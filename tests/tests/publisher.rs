@@ -12,8 +12,8 @@ use std::{
 };
 use test_support::free_address;
 
-use dns_external::{config::Config, runner::Sources};
 use dns_health::HEALTH_NAME;
+use dns_publish::{config::Config, runner::Sources};
 use serde_json::json;
 use whole_system_tests::{
     fleet,

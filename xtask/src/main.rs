@@ -249,7 +249,7 @@ fn name_server(command: &mut std::process::Command) -> Result<&mut std::process:
 /// and other features would rebuild them.
 fn release(more: &[&str]) -> Result<()> {
     let packages =
-        ["dns-resolver", "dns-health", "dns-sync", "dns-external", "dns-identity", "bosh-dns-xdp-benches"]
+        ["dns-resolver", "dns-health", "dns-sync", "dns-publish", "dns-identity", "bosh-dns-xdp-benches"]
             .map(|package| ["--package", package])
             .concat();
     let programs = [

@@ -20,7 +20,7 @@ fn every_family_is_exposed() {
             (path, text)
         })
         .collect();
-    let names = root.join("platform/src/metrics/names.rs");
+    let names = root.join("kit/src/metrics/names.rs");
     let (_, declarations) = code.iter().find(|(path, _)| *path == names).unwrap();
     let declared = declarations.lines().filter_map(|line| {
         let (family, rest) = line.trim().split_once(": ")?;

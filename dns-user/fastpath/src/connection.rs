@@ -32,7 +32,7 @@ use crate::{
     },
 };
 use dns_core::{config::OnStop, name::Name};
-use dns_platform::threads::{self, OnPanic};
+use dns_kit::threads::{self, OnPanic};
 
 /// Time limit for the attacher to create its maps, which takes a second on a small machine.
 const LOADING_PATIENCE: Duration = Duration::from_secs(60);

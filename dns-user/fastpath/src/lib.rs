@@ -86,7 +86,7 @@ use dns_core::{
     name::Name,
     resolve::{self, Health, Resolution},
 };
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_kit::clock::kernel_monotonic_ns;
 
 /// Entries of forwarded answers, for fuzz targets and for tests that compare the programs with
 /// userspace.

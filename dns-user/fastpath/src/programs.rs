@@ -28,7 +28,7 @@ use super::{
     mailbox::{self, Ended, Ringer},
     observe::messages::MessagesMap,
 };
-use dns_platform::{
+use dns_kit::{
     priority,
     threads::{self, OnPanic},
 };

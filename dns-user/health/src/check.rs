@@ -16,7 +16,7 @@ use super::{
     report::{self, MAX_REPORT, ReportError},
     states::InstanceHealth,
 };
-use dns_platform::tls::TlsMaterial;
+use dns_kit::tls::TlsMaterial;
 
 /// Maximum number of bytes that an instance may send per check, measured below TLS: a handshake, a
 /// head and the longest report, with room for framing. Chunks of one byte and informational

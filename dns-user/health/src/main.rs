@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use dns_health::server;
-use dns_platform::logs::LogFormat;
+use dns_kit::logs::LogFormat;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();

@@ -6,7 +6,7 @@ use prometheus::{Histogram, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::{check::CheckError, states::HealthStates};
 use dns_core::resolve::HealthState;
-use dns_platform::metrics::families;
+use dns_kit::metrics::families;
 
 /// Histogram bounds of the duration of a check, in seconds.
 const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];

@@ -23,7 +23,7 @@ use super::{
 };
 use dns_core::config::HealthConfig;
 use dns_fastpath::FastPathHandle;
-use dns_platform::{
+use dns_kit::{
     limits::raise_file_limit,
     priority,
     threads::{self, OnPanic},

@@ -6,7 +6,7 @@ use std::{collections::HashMap, net::IpAddr, time::SystemTime};
 use parking_lot::Mutex;
 
 use super::metrics::CheckResult;
-use dns_platform::tls::TlsMaterial;
+use dns_kit::tls::TlsMaterial;
 
 /// Results of the latest check of each instance.
 #[derive(Debug, Default)]

@@ -28,7 +28,7 @@ use super::{
 };
 use dns_core::catalog::Snapshot;
 use dns_fastpath::FastPathHandle;
-use dns_platform::{logs::LineLimit, tls::RotatingTls};
+use dns_kit::{logs::LineLimit, tls::RotatingTls};
 
 /// Time for which a check may stay in the fast lane. An instance in the same data centre answers
 /// within a few milliseconds, including the handshake.

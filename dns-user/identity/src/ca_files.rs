@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use dns_platform::files::{FileStamp, bounded};
+use dns_kit::files::{FileStamp, bounded};
 use zeroize::Zeroizing;
 
 use crate::authority::{Authority, Fault};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
-use dns_platform::files::bounded;
+use dns_kit::files::bounded;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
 use crate::{

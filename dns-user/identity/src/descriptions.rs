@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dns_platform::files::bounded;
+use dns_kit::files::bounded;
 
 use crate::{
     profile::{Container, Guid},

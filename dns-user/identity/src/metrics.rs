@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::SystemTime};
 
-use dns_programs::server::spawn_metrics;
+use dns_kit::http_server::spawn_metrics;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use crate::{certificate::seconds, rotator::Status};

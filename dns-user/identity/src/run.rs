@@ -129,7 +129,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         .spawn(move || work(rotator, descriptions, &inbox, &shown))?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    dns_programs::ended().await;
+    dns_kit::signals::ended().await;
     let _ = events.send(Event::Stop);
     worker.join().map_err(|_| anyhow::anyhow!("the rotator panicked"))
 }

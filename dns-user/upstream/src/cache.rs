@@ -22,7 +22,7 @@ use dns_core::{
     config::{CacheConfig, Compat},
     wire::{self, CLASS_IN, ForwardedAnswer, OPT_LEN, Query, Transport, remaining_ttl},
 };
-use dns_platform::clock::BootInstant;
+use dns_kit::clock::BootInstant;
 
 /// Minimum TTL in seconds: lower ones except 0 are raised to it (observed). Also the lifetime of an
 /// empty answer without SOA (observed).

@@ -13,7 +13,7 @@ use super::{
     outgoing::KeyFields,
 };
 use dns_core::name::Name;
-use dns_platform::metrics::labels::{rcode_label, type_text};
+use dns_kit::metrics::labels::{rcode_label, type_text};
 
 /// Selects cached answers; an absent criterion admits all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

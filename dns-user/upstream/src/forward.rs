@@ -17,7 +17,7 @@ use dns_core::{
     config::{Compat, RecursorSelection},
     wire::{Query, Transport},
 };
-use dns_platform::logs::LineLimit;
+use dns_kit::logs::LineLimit;
 
 /// A list of recursors, tried in turn until one answers.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ use super::{
     json_answer, message,
 };
 use dns_core::wire::Query;
-use dns_platform::logs::LineLimit;
+use dns_kit::logs::LineLimit;
 
 /// Maximum size of a document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, io, os::fd::RawFd};
 
-use dns_platform::mmsg::{Incoming, ReceiveMetadata};
+use dns_kit::mmsg::{Incoming, ReceiveMetadata};
 
 /// Maximum number of datagrams per system call.
 const BATCH: usize = 8;

@@ -21,7 +21,7 @@ use super::{
     store::Totals,
     tcp, udp,
 };
-use dns_platform::metrics::{families, histogram, labels};
+use dns_kit::metrics::{families, histogram, labels};
 
 /// The metric families of this crate.
 pub struct UpstreamMetrics {

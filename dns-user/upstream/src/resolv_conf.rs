@@ -10,7 +10,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::{forward::Forwarder, without_excluded};
-use dns_platform::files::FileStamp;
+use dns_kit::files::FileStamp;
 
 /// The system's list of nameservers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";

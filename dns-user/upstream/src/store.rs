@@ -17,7 +17,7 @@ use std::{
 use hashbrown::{HashTable, hash_table::Entry as Place};
 use parking_lot::Mutex;
 
-use dns_platform::clock::BootInstant;
+use dns_kit::clock::BootInstant;
 
 /// Number of shards of a store; a store with less than [`LEAST_SHARD`] bytes per shard has only
 /// one.

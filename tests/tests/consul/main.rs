@@ -20,7 +20,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,

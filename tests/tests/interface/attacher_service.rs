@@ -155,7 +155,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     // The attacher follows new interfaces, and the server shows them.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {
-        let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
     // The attacher keeps only the capabilities for attaching: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::rr::RecordType;
 use nix::sys::{
     resource::{Resource, setrlimit},

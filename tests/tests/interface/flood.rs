@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use dns_platform::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
+use dns_kit::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{

@@ -370,7 +370,7 @@ fn path_mtu_limits_replies() -> Result<()> {
         ensure!(client::addresses(&reply).len() == 60);
     }
     let large = Metrics::read(&pair.server)?
-        .sum(dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL, "outcome=\"large_reply\"");
+        .sum(dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL, "outcome=\"large_reply\"");
     ensure!(large >= 7, "{large} of 8 left to userspace");
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_platform::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL;
+use dns_kit::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL;
 use hickory_proto::rr::RecordType;
 use serde::Deserialize;
 use socket2::{Domain, Socket, Type};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
+use dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{

@@ -265,7 +265,7 @@ fn service_user_keeps_port_capability() -> Result<()> {
     // New interfaces are served as well.
     running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", Duration::from_secs(60), || {
-        let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&running.pair.server)
             .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use dns_common::object;
 use dns_fastpath::OBJECT;
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,

@@ -56,7 +56,7 @@ fn alert_rules_fire_as_intended() -> Result<()> {
 
 #[test]
 fn dashboard_metrics_exist() -> Result<()> {
-    let names = include_str!("../../../dns-user/platform/src/metrics/names.rs");
+    let names = include_str!("../../../dns-user/kit/src/metrics/names.rs");
     let known: BTreeSet<&str> = names.split('"').filter(|text| text.contains('_')).collect();
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yml"))?;
     let expressions = dashboard_expressions()?;

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use dns_common::{control::Control, counters::Outcome};
 use dns_core::wire::ForwardedAnswer;
-use dns_platform::clock::BootInstant;
+use dns_kit::clock::BootInstant;
 use dns_upstream::fuzzing::CachedReplies;
 use whole_system_tests::{
     checksum::{checksum, pseudo},

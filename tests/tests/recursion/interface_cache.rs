@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{

@@ -3,7 +3,7 @@
 use std::{fs, net::Ipv4Addr, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{bpffs::Bpffs, client, metrics::Metrics, process::wait_until, requirements};

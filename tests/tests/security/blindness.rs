@@ -37,7 +37,7 @@ fn said(client: Client) -> String {
     let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(1232)).unwrap();
     client::ask(ADDRESS, &query).unwrap();
     wait_until("the first checks", Duration::from_secs(60), || {
-        let states = dns_platform::metrics::names::HEALTH_INSTANCES;
+        let states = dns_kit::metrics::names::HEALTH_INSTANCES;
         Metrics::here().is_ok_and(|metrics| metrics.sum(states, "") == 3)
     })
     .unwrap();
@@ -48,7 +48,7 @@ fn said(client: Client) -> String {
         .unwrap();
     let curl = ["-sS", "--max-time", "10", "-w", "%{http_code}", "http://127.0.0.1:53088/readyz"];
     let ready = Command::new("curl").args(curl).output().unwrap();
-    let blind = Metrics::here().unwrap().sum(dns_platform::metrics::names::HEALTH_BLIND, "");
+    let blind = Metrics::here().unwrap().sum(dns_kit::metrics::names::HEALTH_BLIND, "");
     format!(
         "status {}: {}\nready: {}\nblind {blind}",
         status.status.code().unwrap(),

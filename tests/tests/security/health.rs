@@ -17,7 +17,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{

@@ -72,7 +72,7 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
 pub(super) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
 
 /// Package and binary name of the publisher to external DNS.
-pub(super) const PUBLISHER: [&str; 2] = ["dns-external", "bosh-dns-publish"];
+pub(super) const PUBLISHER: [&str; 2] = ["dns-publish", "bosh-dns-publish"];
 
 /// Package and binary name of the issuer and rotator of certificates.
 pub(super) const IDENTITY: [&str; 2] = ["dns-identity", "bosh-dns-identity"];

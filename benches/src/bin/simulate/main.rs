@@ -102,7 +102,7 @@ async fn main() -> anyhow::Result<()> {
         // Dropping the future ends the processes.
         let figures = tokio::select! {
             figures = measure(&options, agents) => figures?,
-            () = dns_programs::ended() => bail!("told to end"),
+            () = dns_kit::signals::ended() => bail!("told to end"),
         };
         return Ok(std::fs::write(file, serde_json::to_vec(&figures)?)?);
     }
@@ -165,7 +165,7 @@ async fn in_separate_process(options: &SimulateOptions, agents: usize) -> anyhow
     let mut process = command.env("SSL_CERT_FILE", "/dev/null").env_remove("SSL_CERT_DIR").spawn()?;
     let status = tokio::select! {
         status = process.wait() => status?,
-        () = dns_programs::ended() => {
+        () = dns_kit::signals::ended() => {
             if let Some(id) = process.id() {
                 kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM)?;
             }

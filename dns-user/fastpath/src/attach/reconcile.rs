@@ -41,7 +41,7 @@ use crate::{
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
-use dns_platform::threads::{self, OnPanic};
+use dns_kit::threads::{self, OnPanic};
 
 /// Interval of full checks, even without events.
 const ROUND: Duration = Duration::from_secs(10);

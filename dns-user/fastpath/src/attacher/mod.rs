@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use crate::protocol::peer;
 use dns_core::config::{ConfigErrors, XdpConfig};
-use dns_platform::{
+use dns_kit::{
     logs::LineLimit,
     threads::{self, OnPanic},
     unix_socket::{self, Access},

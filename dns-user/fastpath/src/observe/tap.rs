@@ -7,7 +7,7 @@ use std::{
 };
 
 use dns_common::tap::TapEvent;
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_kit::clock::kernel_monotonic_ns;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch,

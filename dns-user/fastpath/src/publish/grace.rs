@@ -8,7 +8,7 @@ use std::{io, thread, time::Duration};
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use dns_platform::threads::{self, OnPanic};
+use dns_kit::threads::{self, OnPanic};
 
 /// Time in quarantine if the kernel refuses membarrier (with `nohz_full`, for example). A program
 /// run takes microseconds, so the margin is wide, but this is no proof, which the status reports.

@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::map::control::ControlPage;
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_kit::clock::kernel_monotonic_ns;
 
 /// Renews the deadline in the `CONTROL` map.
 #[derive(Clone, Debug)]

@@ -35,7 +35,7 @@ use dns_core::{
     name::{Name, NameRef},
     wire::ForwardedAnswer,
 };
-use dns_platform::{
+use dns_kit::{
     clock::{BootInstant, kernel_monotonic_ns},
     threads::{self, OnPanic},
 };

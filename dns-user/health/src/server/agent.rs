@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 
 use dns_core::config::json::Json;
-use dns_platform::files::FileStamp;
+use dns_kit::files::FileStamp;
 
 /// Maximum number of bytes read from the file.
 const MAX_FILE: u64 = 1 << 20;

@@ -27,7 +27,7 @@ use self::{
 };
 pub use self::{config::HealthServerConfig, process::run};
 use super::{HEALTH_NAME, Report};
-use dns_platform::{
+use dns_kit::{
     limits::raise_file_limit,
     logs::LineLimit,
     stall::{StallLimit, WRITE_TIMEOUT},

@@ -5,7 +5,7 @@ use std::{io::Write, path::Path, process::ExitCode};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{HealthServer, HealthServerConfig};
-use dns_platform::logs::{LogFormat, Logs};
+use dns_kit::logs::{LogFormat, Logs};
 
 /// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. A startup error
 /// is written to standard error as one line.

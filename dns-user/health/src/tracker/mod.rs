@@ -25,7 +25,7 @@ use dns_core::{
     resolve::{AllRunning, Checks, Resolution, resolve},
 };
 use dns_fastpath::{Admission, FastPathHandle};
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_kit::clock::kernel_monotonic_ns;
 
 /// Bounds of the tracker.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser, Subcommand};
-use dns_programs::shell;
+use dns_kit::command_line;
 
 use crate::{
     control::{self, Command as Order, Reply},
@@ -59,9 +59,9 @@ enum Command {
     /// Rotate the fleet's CA in three steps; each waits for all agents
     RotateCa(RotateOptions),
     /// Print the manual page
-    Man(shell::Man),
+    Man(command_line::Man),
     /// Print completions for a shell
-    Completions(shell::Completions),
+    Completions(command_line::Completions),
 }
 
 /// A socket and a description.
@@ -96,12 +96,12 @@ struct Status {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = shell::parse::<CommandLine>();
+    let CommandLine { command } = command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info".into());
     let colours = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours).with_env_filter(filter).init();
-    command.run().unwrap_or_else(|error| shell::failed("bosh-dns-identity", &error))
+    command.run().unwrap_or_else(|error| command_line::failed("bosh-dns-identity", &error))
 }
 
 impl Command {

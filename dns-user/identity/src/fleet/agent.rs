@@ -151,7 +151,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
         Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, problem, shown };
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = dns_programs::ended();
+    let ended = dns_kit::signals::ended();
     tokio::pin!(ended);
     let mut ready = false;
     loop {

@@ -19,8 +19,8 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
-use dns_platform::tls::common_name;
-use dns_programs::server;
+use dns_kit::http_server;
+use dns_kit::tls::common_name;
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
@@ -183,7 +183,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     tokio::spawn(refresh(desk.clone()));
     tokio::select! {
         () = accept(listener, desk.clone()) => {}
-        () = dns_programs::ended() => {}
+        () = dns_kit::signals::ended() => {}
     }
     desk.save();
     Ok(())
@@ -203,14 +203,14 @@ async fn accept(listener: TcpListener, desk: Arc<Desk>) {
                 let stream = acceptor.accept(stream).await?;
                 let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let router = router.layer(Extension(Peer(certificate.and_then(common_name))));
-                server::serve(stream, router).await
+                http_server::serve(stream, router).await
             };
             if let Err(error) = served.await {
                 tracing::debug!(%error, "connection ended");
             }
         }
     };
-    server::accept(listener, MOST_CONNECTIONS, serve_one).await;
+    http_server::accept(listener, MOST_CONNECTIONS, serve_one).await;
 }
 
 /// Reloads changed files and renews the issuer's own certificate.

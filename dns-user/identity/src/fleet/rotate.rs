@@ -62,7 +62,7 @@ pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     let steps = Steps { state, target, settle: Duration::from_secs(settle), patience };
     tokio::select! {
         done = steps.run() => done,
-        () = dns_programs::ended() => anyhow::bail!(
+        () = dns_kit::signals::ended() => anyhow::bail!(
             "interrupted between two steps, which is safe; continue with --resume, or return with --back"
         ),
     }

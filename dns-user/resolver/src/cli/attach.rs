@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::ConfigFile;
 use crate::daemon::{self, RunOptions};
-use dns_platform::logs::LogFormat;
+use dns_kit::logs::LogFormat;
 
 #[derive(Debug, Args)]
 pub(super) struct Attach {

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use dns_health::server;
-use dns_platform::logs::LogFormat;
+use dns_kit::logs::LogFormat;
 
 /// Which configuration, and how to log.
 #[derive(Debug, Args)]

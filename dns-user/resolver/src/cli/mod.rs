@@ -25,7 +25,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{daemon, ops::version::VERSION_AND_COMMIT};
 use dns_core::terminal;
-use dns_platform::logs::LogFormat;
+use dns_kit::logs::LogFormat;
 
 /// Exit code for invalid arguments, as in clap and bosh-dns.
 const USAGE: u8 = 2;
@@ -113,7 +113,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            dns_programs::shell::print_parse_error(&error, arguments);
+            dns_kit::command_line::print_parse_error(&error, arguments);
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };

@@ -12,7 +12,7 @@ use super::{
     Cli,
     command_page::{self, cell, commands, compare},
 };
-use dns_platform::metrics::names::DECLARED;
+use dns_kit::metrics::names::DECLARED;
 
 /// Returns the page of `config.json`.
 fn configuration() -> String {

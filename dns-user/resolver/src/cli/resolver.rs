@@ -54,7 +54,7 @@ impl Resolver {
         let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
         let address = match (address, &config) {
             (Some(address), _) => address,
-            (None, Some(file)) => dns_platform::files::load_config(file)?.config.listen.ip(),
+            (None, Some(file)) => dns_kit::files::load_config(file)?.config.listen.ip(),
             // clap requires one of them.
             (None, None) => IpAddr::from([169, 254, 0, 2]),
         };

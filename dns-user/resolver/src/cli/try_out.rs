@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{complain, wait};
 use crate::daemon;
-use dns_platform::logs::LogFormat;
+use dns_kit::logs::LogFormat;
 
 /// A name in the example foundation.
 const NAME: &str = "web.internal";

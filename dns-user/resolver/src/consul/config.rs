@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dns_consul::config::Config;
 use dns_core::config::{ConfigError, ParsedFiles};
-use dns_platform::files::bounded;
+use dns_kit::files::bounded;
 
 /// A configuration with the warnings about it; `None` if the file has no object `"consul"`.
 type Loaded = ParsedFiles<Option<(Config, Vec<String>)>>;

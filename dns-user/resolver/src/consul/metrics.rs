@@ -6,7 +6,7 @@ use prometheus::{Registry, proto::MetricFamily};
 
 use super::ConsulNames;
 use dns_consul::source::Status;
-use dns_platform::metrics::families;
+use dns_kit::metrics::families;
 
 /// Registers the metric families of Consul's names.
 pub(crate) fn register(registry: &Registry, consul: Arc<ConsulNames>) -> prometheus::Result<()> {

@@ -42,7 +42,7 @@ use dns_core::{
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
 };
 use dns_fastpath::FastPathHandle;
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_kit::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
 #[cfg(feature = "live-consul")]
 pub(crate) use live::{follow, whole};

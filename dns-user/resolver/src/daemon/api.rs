@@ -13,7 +13,7 @@ use crate::ops::{
     service_status::ServiceStatus,
 };
 use dns_core::config::ApiConfig;
-use dns_platform::tls::RotatingTls;
+use dns_kit::tls::RotatingTls;
 
 /// Common name in the certificates of bosh-dns's API (observed).
 const API_NAME: &str = "api.bosh-dns";

@@ -25,7 +25,7 @@ use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, 
 use crate::accounts::{self, NoAccount};
 use dns_core::config::{Config, ConfigErrors, HookMode};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
-use dns_platform::{
+use dns_kit::{
     logs::{LogFormat, Logs, LogsError},
     sandbox::{self, Work},
 };
@@ -117,7 +117,7 @@ enum Servers {
 }
 
 fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), AttacherError> {
-    let config = dns_platform::files::load_config(path)?.config;
+    let config = dns_kit::files::load_config(path)?.config;
     let xdp = &config.xdp;
     let file = || path.display().to_string();
     if !xdp.enabled || xdp.mode == HookMode::Off {
@@ -142,7 +142,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     // Every served interface takes a descriptor.
-    dns_platform::limits::raise_file_limit();
+    dns_kit::limits::raise_file_limit();
     end_at_panics();
     let logs = Logs::init(&config.logging, options.log_format)?;
     if let Err(problem) = pins
@@ -151,7 +151,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
         warn!("xdp.bpffs: {problem}: programs are detached when their process ends");
     }
     let path = path.to_owned();
-    let read: ReadAuthority = Box::new(move || match dns_platform::files::load_config(&path) {
+    let read: ReadAuthority = Box::new(move || match dns_kit::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
         // Only root may read the file, so the authority loaded at start stays in use.
         Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
@@ -202,7 +202,7 @@ fn end_at_panics() {
 
 /// Returns the addresses permitted by the configuration and its addresses files.
 fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
-    let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
+    let further = dns_kit::files::read_addresses(&config.addresses_files_glob)?;
     let listen = Some(all_addresses(config.listen, &further));
     Ok(Authority { xdp: config.fast_path(), main: config.listen, listen })
 }
@@ -211,7 +211,7 @@ fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
 /// start as root.
 pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
     let prepare = || -> Result<(), AttacherError> {
-        let xdp = dns_platform::files::load_config(path)?.config.xdp;
+        let xdp = dns_kit::files::load_config(path)?.config.xdp;
         let found = User::from_name(user).ok().flatten();
         let user = found.ok_or_else(|| AttacherError::NoSuchUser(user.to_owned()))?;
         let owner = (user.uid.as_raw(), user.gid.as_raw());

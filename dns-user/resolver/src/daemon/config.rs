@@ -19,7 +19,7 @@ pub(super) fn load(path: &Path) -> Result<WholeConfig, ConfigErrors> {
 /// Reads config.json and returns every error with what remains without the invalid members; `None`
 /// if nothing usable remains.
 pub(super) fn check(path: &Path) -> (Vec<ConfigError>, Option<WholeConfig>) {
-    let (mut errors, loaded) = dns_platform::files::check_config(path);
+    let (mut errors, loaded) = dns_kit::files::check_config(path);
     let Some(mut loaded) = loaded else { return (errors, None) };
     let ParsedFiles { valid, errors: of_consul } = crate::consul::load_config(path);
     errors.extend(of_consul);

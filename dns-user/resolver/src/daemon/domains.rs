@@ -26,7 +26,7 @@ impl RoutedDomains {
     /// Reads the files that a server with this configuration would read; the configuration itself
     /// is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigErrors> {
-        let config = dns_platform::files::load_config(path)?.config;
+        let config = dns_kit::files::load_config(path)?.config;
         let (files, First { snapshot, handlers, .. }) =
             Files::start(Sources::of(&config), None, &ServiceStatus::default())?;
         let mut watch = Watch::new();

@@ -20,7 +20,7 @@ use prometheus::{IntCounter, Registry};
 use tokio::sync::mpsc;
 use tracing::error;
 
-use dns_platform::{
+use dns_kit::{
     metrics::families,
     threads::{OnPanic, on_panic},
 };

@@ -12,7 +12,7 @@ use crate::{
     state::ServerState,
 };
 use dns_core::config::{Config, HookMode};
-use dns_platform::limits::raise_file_limit;
+use dns_kit::limits::raise_file_limit;
 
 pub(super) struct Listeners {
     server_state: Arc<ServerState>,

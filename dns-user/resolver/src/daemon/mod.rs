@@ -47,7 +47,7 @@ use self::config::WholeConfig;
 use crate::{ops::api::ControlSocket, server::ServerError};
 use dns_core::config::{ConfigErrors, ControlConfig, HookMode, LogLevel};
 use dns_health::HealthError;
-use dns_platform::{
+use dns_kit::{
     logs::{LogFormat, Logs, LogsError},
     sandbox::{self, Work},
     threads::{self, OnPanic},
@@ -140,7 +140,7 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     privileges::keep_for_serving(xdp.user.as_deref())?;
     // Limits a compromised server to operations on files, sockets and threads.
     sandbox::enter(Work::Serve).map_err(DaemonError::Sandbox)?;
-    dns_platform::limits::raise_file_limit();
+    dns_kit::limits::raise_file_limit();
     let logs = Logs::init(&settings.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

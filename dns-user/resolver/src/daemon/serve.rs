@@ -41,7 +41,7 @@ use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded};
 use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
-use dns_platform::logs::Logs;
+use dns_kit::logs::Logs;
 
 /// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);

@@ -20,11 +20,11 @@ use dns_core::{
     catalog::NameRules,
     config::{Config, ConfigError, ParsedFiles},
 };
-use dns_platform::files::{
+use dns_kit::files::{
     FileStamp, bounded,
     glob::{folders, glob},
 };
-use dns_platform::threads::{self, OnPanic};
+use dns_kit::threads::{self, OnPanic};
 
 /// A file written more recently than this may change again without a new time stamp (the kernel's
 /// stamps have tick resolution, 1 to 10 ms), so it is read once more later.

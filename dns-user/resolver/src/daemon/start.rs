@@ -46,7 +46,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_platform::{logs::Logs, metrics::labels, standstill};
+use dns_kit::{logs::Logs, metrics::labels, standstill};
 use dns_upstream::InForce;
 
 /// Interval at which the Consul names answered by the fast path are reported; each report keeps a

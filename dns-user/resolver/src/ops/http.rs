@@ -30,7 +30,7 @@ use hyper_util::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, task::AbortHandle};
 
-use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
+use dns_kit::stall::{StallLimit, WRITE_TIMEOUT};
 
 /// Maximum number of connections per port; a new one closes the oldest.
 const MAX_CONNECTIONS: usize = 64;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use dns_common::counters::Outcome;
 use dns_fastpath::FastPathHandle;
-use dns_platform::metrics::families;
+use dns_kit::metrics::families;
 use dns_upstream::{
     InForce,
     admission::{Admission, AdmissionStatus, LimitedClient},

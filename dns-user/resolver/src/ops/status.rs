@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{overload::OverloadStatus, readiness::Check, service_status::Event};
 use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
-use dns_platform::logs::{LoggingStatus, Problem};
+use dns_kit::logs::{LoggingStatus, Problem};
 
 /// A snapshot of the server's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
 use dns_core::name::Name;
-use dns_platform::{
+use dns_kit::{
     logs::Request,
     metrics::labels::{rcode_label, type_text},
 };

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use tokio::runtime::Handle;
 
-use dns_platform::threads;
+use dns_kit::threads;
 
 /// A future without output, on the heap.
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;

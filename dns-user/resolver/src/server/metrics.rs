@@ -22,7 +22,7 @@ use prometheus::{
 };
 
 use dns_core::wire::Transport;
-use dns_platform::metrics::{families, histogram, labels};
+use dns_kit::metrics::{families, histogram, labels};
 
 //----------- ServerMetrics --------------------------------------------------
 

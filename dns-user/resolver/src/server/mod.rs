@@ -40,7 +40,7 @@ pub use service::identity::Identity;
 
 use crate::{ops::tap::Tap, state::ServerState};
 use dns_core::config::Compat;
-use dns_platform::threads::{self, OnPanic};
+use dns_kit::threads::{self, OnPanic};
 use dns_upstream::admission::Admission;
 use service::QueryHandler;
 use sockets::Endpoint;

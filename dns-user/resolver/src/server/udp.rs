@@ -24,7 +24,7 @@ use super::{
     service::{Deferred, Immediate, QueryHandler, WaitingPlace, observe_unreadable},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
-use dns_platform::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address};
+use dns_kit::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address};
 
 /// Time that a task waits for room in the socket's send buffer, and the number of retries.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);

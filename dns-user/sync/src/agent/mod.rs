@@ -11,7 +11,7 @@ mod metrics;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use dns_programs::server;
+use dns_kit::http_server;
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 
@@ -95,7 +95,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new()?);
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
-        server::spawn_metrics(address, move || Ok(registry.gather())).await?;
+        http_server::spawn_metrics(address, move || Ok(registry.gather())).await?;
     }
     let running = async {
         let disk = Disk::start(&options, store.longest())?;
@@ -116,7 +116,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     };
     tokio::select! {
         ended = running => ended,
-        () = dns_programs::ended() => {
+        () = dns_kit::signals::ended() => {
             // The file is always either the old or the new one. A last reply may still be queued.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use dns_programs::shell;
+use dns_kit::command_line;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
@@ -47,9 +47,9 @@ enum Command {
     /// Print the name of a link for a certificate
     San(address::San),
     /// Print the manual page, or write all pages to a folder
-    Man(shell::Man),
+    Man(command_line::Man),
     /// Print completions for a shell
-    Completions(shell::Completions),
+    Completions(command_line::Completions),
     /// Confirm that the inventory may remove this many instances at once
     ConfirmRemovals(ConfirmRemovals),
     /// Print the configuration of nats-server, with a director's permissions
@@ -101,7 +101,7 @@ struct NatsConfig {
 
 /// Parses the command line, runs the command and returns its exit code.
 pub fn main() -> ExitCode {
-    let CommandLine { command } = shell::parse::<CommandLine>();
+    let CommandLine { command } = command_line::parse::<CommandLine>();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
     let colours = io::stderr().is_terminal();
@@ -123,7 +123,7 @@ pub fn main() -> ExitCode {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    shell::failed("bosh-dns-sync", error)
+    command_line::failed("bosh-dns-sync", error)
 }
 
 impl Command {

@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use dns_programs::server;
+use dns_kit::http_server;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -48,7 +48,7 @@ pub(super) async fn spawn(
     let router =
         Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
     let clients: Arc<[String]> = clients.into();
-    tokio::spawn(server::accept(listener, server::MOST_CONNECTIONS, move |stream| {
+    tokio::spawn(http_server::accept(listener, http_server::MOST_CONNECTIONS, move |stream| {
         // Rotated certificates apply from the next connection on.
         match tls::server(&files) {
             Ok(new) => config = Arc::new(new),
@@ -72,7 +72,7 @@ pub(super) async fn spawn(
                     tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
                 }
                 let router = if allowed { router } else { Router::new().fallback(refused) };
-                server::serve(stream, router).await
+                http_server::serve(stream, router).await
             };
             if let Err(error) = served.await {
                 tracing::debug!("API: a connection ended: {error}");

@@ -12,7 +12,7 @@ use crate::files::{self, Permissions};
 pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Path) -> anyhow::Result<()> {
     let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
     files::sweep(file);
-    let mut ended = std::pin::pin!(dns_programs::ended());
+    let mut ended = std::pin::pin!(dns_kit::signals::ended());
     let mut done = false;
     loop {
         let written = keeper.poll().map(|read| {

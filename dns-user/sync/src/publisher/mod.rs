@@ -23,7 +23,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
-use dns_programs::server;
+use dns_kit::http_server;
 use futures::{StreamExt, stream::select};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -93,7 +93,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     let metrics = Metrics::new()?;
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
-        server::spawn_metrics(address, move || Ok(registry.gather())).await?;
+        http_server::spawn_metrics(address, move || Ok(registry.gather())).await?;
     }
     let settings = Settings {
         bandwidth: options.bandwidth,
@@ -141,7 +141,7 @@ impl Publisher {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(self.options.timeout);
-        let mut ended = std::pin::pin!(dns_programs::ended());
+        let mut ended = std::pin::pin!(dns_kit::signals::ended());
         loop {
             tokio::select! {
                 message = messages.next() => {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use fastrand::Rng;
 use hickory_proto::rr::RecordType;
 use nix::sys::signal::Signal;

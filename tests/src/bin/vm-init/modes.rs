@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{Ebpf, util::KernelVersion};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use dns_platform::metrics::names;
+use dns_kit::metrics::names;
 use serde_json::{Map, Value, json};
 use whole_system_tests::{
     cards::{CARDS, GROUPS, MODES, NEXT_MODE},

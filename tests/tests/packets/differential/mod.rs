@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
+use dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use whole_system_tests::{

@@ -167,7 +167,7 @@ impl Address {
         let file = match (&self.records, &self.config) {
             (Some(file), _) => file.clone(),
             (None, Some(config)) => {
-                let loaded = dns_platform::files::load_config(config)
+                let loaded = dns_kit::files::load_config(config)
                     .map_err(|error| Problem::BadAnswer(error.to_string()))?;
                 loaded.config.records_file.ok_or_else(|| {
                     Problem::BadAnswer(format!("{}: records_file is missing", config.display()))

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{Problem, connection::Connection, connection::Target};
-use dns_platform::tls::RotatingTls;
+use dns_kit::tls::RotatingTls;
 
 /// Name in the certificate of the API (observed).
 const SERVER_NAME: &str = "api.bosh-dns";

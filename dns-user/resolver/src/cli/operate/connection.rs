@@ -161,7 +161,7 @@ impl Connection {
 /// Reads the valid part of a configuration, and its errors: the server runs with the last good
 /// version, whose socket and port are probably the same. Fails if nothing can be read.
 fn read(file: &Path) -> Result<(Config, Vec<ConfigError>), ConfigError> {
-    let (mut errors, loaded) = dns_platform::files::check_config(file);
+    let (mut errors, loaded) = dns_kit::files::check_config(file);
     match loaded {
         Some(Loaded { config, .. }) => Ok((config, errors)),
         None => Err(errors.swap_remove(0)),

@@ -38,5 +38,5 @@ impl ConsulAliases {
 
 /// Runs the tool with the arguments of the process.
 pub(in crate::cli) fn main() -> ExitCode {
-    exit_code(dns_programs::shell::parse::<ConsulAliases>().run())
+    exit_code(dns_kit::command_line::parse::<ConsulAliases>().run())
 }

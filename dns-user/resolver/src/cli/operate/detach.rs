@@ -23,7 +23,7 @@ pub(in crate::cli) struct Detach {
 impl Detach {
     /// Detaches the programs in the caller's network namespace.
     pub(super) fn run(self) -> Result<(), Problem> {
-        let loaded = dns_platform::files::load_config(&self.config)
+        let loaded = dns_kit::files::load_config(&self.config)
             .map_err(|error| Problem::BadAnswer(error.to_string()))?;
         let config = loaded.config;
         let detached = detach_all(&config.xdp, &[config.listen])

@@ -19,7 +19,7 @@ use crate::ops::{
     status::{FastPathView, InterfaceView, Status as Answer},
     tap::seconds_since_1970,
 };
-use dns_platform::logs::time_of;
+use dns_kit::logs::time_of;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Status {

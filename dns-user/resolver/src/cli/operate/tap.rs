@@ -15,7 +15,7 @@ use super::{
     print, print_json,
 };
 use crate::ops::tap::{TapLine, TapPath, parse_type};
-use dns_platform::metrics::labels::type_text;
+use dns_kit::metrics::labels::type_text;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TapArgs {

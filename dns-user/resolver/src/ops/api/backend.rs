@@ -33,7 +33,7 @@ use dns_core::{
 };
 use dns_fastpath::AnswerKey;
 use dns_health::HealthService;
-use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
+use dns_kit::{logs::Logs, metrics::names, tls::RotatingTls};
 use dns_upstream::{InForce, Listing, Selection};
 
 /// Time limit for a reload requested through the API.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Backend, refused};
-use dns_platform::logs::{parse_level, requests, tags};
+use dns_kit::logs::{parse_level, requests, tags};
 use dns_upstream::Selection;
 
 pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {

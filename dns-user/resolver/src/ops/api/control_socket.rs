@@ -10,7 +10,7 @@ use super::{Backend, routes};
 use crate::accounts;
 use crate::ops::http;
 use dns_core::config::ControlConfig;
-use dns_platform::{
+use dns_kit::{
     logs::LineLimit,
     unix_socket::{self, Access},
 };

@@ -7,7 +7,7 @@ use axum::{extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 
 use super::{Backend, json_lines};
-use dns_platform::files::bounded;
+use dns_kit::files::bounded;
 
 /// A line of `/local-groups`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

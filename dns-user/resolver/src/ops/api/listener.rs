@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::peer::Peer;
-use dns_platform::{logs::LineLimit, metrics::families, tls::RotatingTls};
+use dns_kit::{logs::LineLimit, metrics::families, tls::RotatingTls};
 use dns_upstream::admission::Admission;
 
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);

@@ -45,7 +45,7 @@ pub use self::{
     instances::InstanceLine,
 };
 use crate::ops::http;
-use dns_platform::tls::{RotatingTls, common_name};
+use dns_kit::tls::{RotatingTls, common_name};
 
 /// A bound API socket.
 pub struct ApiServer {

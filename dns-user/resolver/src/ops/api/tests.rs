@@ -26,7 +26,7 @@ use dns_core::{
     resolve::AllRunning,
 };
 use dns_fastpath::FastPathHandle;
-use dns_platform::logs::Request;
+use dns_kit::logs::Request;
 use dns_upstream::{Handlers, InForce, Upstream, admission::Admission};
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.

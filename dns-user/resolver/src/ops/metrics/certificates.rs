@@ -7,7 +7,7 @@ use std::{
 
 use prometheus::{Registry, proto::MetricFamily};
 
-use dns_platform::{metrics::families, tls::RotatingTls};
+use dns_kit::{metrics::families, tls::RotatingTls};
 
 /// Registers the metric families of these certificates.
 pub fn register(registry: &Registry, certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<()> {

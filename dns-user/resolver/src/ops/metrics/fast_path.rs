@@ -2,7 +2,7 @@
 
 use prometheus::proto::{Counter, MetricFamily};
 
-use dns_platform::metrics::{families, labels};
+use dns_kit::metrics::{families, labels};
 
 /// Replies sent by the BPF programs since they were loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use dns_common::counters::Outcome;
 use prometheus::{Registry, proto::MetricFamily};
 
 use dns_fastpath::{FastPath, FastPathHandle, FastPathStatus, Hook};
-use dns_platform::metrics::{families, labels::rcode_label};
+use dns_kit::metrics::{families, labels::rcode_label};
 
 /// Registers the metric families of the fast path in use, without keeping the fast path alive.
 pub(super) fn register(registry: &Registry, fast_path: FastPathHandle) -> prometheus::Result<()> {

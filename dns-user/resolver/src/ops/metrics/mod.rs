@@ -1,7 +1,7 @@
 //! Metrics: one registry and its exposition.
 //!
 //! Each module owns its counters (`metrics.rs`, `register`) and exposes the families declared in
-//! [`dns_platform::metrics::names`]. The fast path's replies bypass userspace; their counters are
+//! [`dns_kit::metrics::names`]. The fast path's replies bypass userspace; their counters are
 //! read from the BPF maps on each scrape and added to the families that count all replies.
 
 pub mod certificates;
@@ -38,7 +38,7 @@ struct Shared {
 
 impl Metrics {
     /// Creates a registry with the metrics of the process and of the fast path. `server` is the
-    /// value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
+    /// value of the label of that name ([`dns_kit::metrics::labels::server_label`]).
     pub fn new(server: String, fast_path: FastPathHandle) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
@@ -76,7 +76,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use dns_platform::metrics::names;
+    use dns_kit::metrics::names;
     use prometheus::IntCounter;
 
     use super::*;

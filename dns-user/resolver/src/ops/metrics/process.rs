@@ -3,7 +3,7 @@
 use prometheus::{Registry, process_collector::ProcessCollector};
 
 use crate::ops::version;
-use dns_platform::metrics::families;
+use dns_kit::metrics::families;
 
 pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
     registry.register(Box::new(ProcessCollector::for_self()))?;

@@ -6,7 +6,7 @@ use crate::ops::{
     readiness::Readiness,
     service_status::{DURATIONS, State},
 };
-use dns_platform::{
+use dns_kit::{
     logs::Logs,
     metrics::{families, histogram},
 };

@@ -34,7 +34,7 @@ use dns_core::{
     },
 };
 use dns_fastpath::AnswerKey;
-use dns_platform::logs::{Request, requests};
+use dns_kit::logs::{Request, requests};
 use dns_upstream::{Answer, admission::Permit, reverse_reply};
 
 /// How often a stopping server checks for waiting queries.

@@ -1,5 +1,0 @@
-//! The program `bosh-dns-publish`.
-
-fn main() -> std::process::ExitCode {
-    dns_external::main()
-}

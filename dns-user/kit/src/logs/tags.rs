@@ -1,0 +1,148 @@
+//! Tags of log lines: bosh-dns's names for corresponding parts, our own for the rest.
+//!
+//! A tag covers a set of modules. A line shows the tag with the most specific module; a level set
+//! for a tag applies to all of its modules.
+
+/// Crates of this project, to which the general level applies.
+pub const OUR_CRATES: &[&str] = &[
+    "dns_core",
+    "dns_kit",
+    "dns_fastpath",
+    "dns_upstream",
+    "dns_consul",
+    "dns_consul_source",
+    "dns_health",
+    "dns_resolver",
+    "bosh_dns_xdp",
+    "bosh_dns_xdp_health",
+];
+
+/// A tag and the modules that it covers.
+#[derive(Clone, Copy, Debug)]
+pub struct Tag {
+    /// Name in the configuration and in log lines.
+    pub name: &'static str,
+    /// Prefixes of the covered module paths.
+    pub targets: &'static [&'static str],
+    /// Description of the lines, for operators.
+    pub about: &'static str,
+}
+
+/// All tags, as listed in `docs/operating.md`.
+pub const TAGS: &[Tag] = &[
+    Tag {
+        name: "main",
+        targets: &["dns_resolver", "dns_kit", "dns_core", "bosh_dns_xdp", "bosh_dns_xdp_health"],
+        about: "start, reload, stop, configuration, and everything without a separate tag",
+    },
+    Tag {
+        name: "RecordsRepo",
+        targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_resolver::daemon::watch"],
+        about: "records.json and alias files: loaded and refused content",
+    },
+    Tag {
+        name: "DiscoveryHandler",
+        targets: &["dns_resolver::state", "dns_core::resolve"],
+        about: "names of the fleet",
+    },
+    Tag { name: "ForwardHandler", targets: &["dns_upstream"], about: "recursors: queries and their results" },
+    Tag { name: "HTTPClientHandler", targets: &["dns_upstream::http"], about: "http handlers" },
+    Tag { name: "CachingDNSHandler", targets: &["dns_upstream::cache"], about: "the cache" },
+    Tag { name: "ArpaHandler", targets: &["dns_upstream::reverse"], about: "reverse names" },
+    Tag {
+        name: "RequestLoggerHandler",
+        targets: &[super::requests::TARGET],
+        about: "one line per request that reaches userspace, at DEBUG, bounded in rate",
+    },
+    Tag {
+        name: "Consul",
+        targets: &["dns_consul", "dns_consul_source", "dns_resolver::consul", "dns_resolver::daemon::consul"],
+        about: "Consul's names: definition files, a live Consul",
+    },
+    Tag { name: "HealthWatcher", targets: &["dns_health"], about: "health checks of instances" },
+    Tag { name: "MetricsServer", targets: &["dns_resolver::ops::metrics"], about: "the metrics endpoint" },
+    Tag {
+        name: "API",
+        targets: &["dns_resolver::ops::api"],
+        about: "the API: refused connections and requests",
+    },
+    Tag {
+        name: "server",
+        targets: &["dns_resolver::server"],
+        about: "sockets, TCP sessions, malformed messages",
+    },
+    Tag { name: "fastpath", targets: &["dns_fastpath"], about: "interfaces and hooks, publishing, lease" },
+    Tag {
+        name: "ebpf",
+        targets: &["dns_fastpath::observe::messages", "aya", "aya_log"],
+        about: "messages from inside the BPF program and from its loader",
+    },
+    Tag { name: LIBRARIES, targets: &[], about: "warnings of the libraries that the server is built from" },
+];
+
+/// Tag of all crates that no other tag covers.
+pub const LIBRARIES: &str = "libraries";
+
+/// Returns the names of all tags.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TAGS.iter().map(|tag| tag.name)
+}
+
+/// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.
+pub fn targets(name: &str) -> Option<&'static [&'static str]> {
+    TAGS.iter().find(|tag| tag.name.eq_ignore_ascii_case(name)).map(|tag| tag.targets)
+}
+
+/// Returns the tag for lines from `target`.
+pub fn of_target(target: &str) -> &'static str {
+    TAGS.iter()
+        .flat_map(|tag| tag.targets.iter().map(move |prefix| (tag.name, *prefix)))
+        .filter(|(_, prefix)| is_within(target, prefix))
+        .max_by_key(|(_, prefix)| prefix.len())
+        .map_or(LIBRARIES, |(name, _)| name)
+}
+
+/// Returns whether `target` is the module `prefix` or inside it.
+fn is_within(target: &str, prefix: &str) -> bool {
+    target.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_specific_module_wins() {
+        assert_eq!(of_target("dns_upstream::pool"), "ForwardHandler");
+        assert_eq!(of_target("dns_upstream::cache"), "CachingDNSHandler");
+        assert_eq!(of_target("dns_upstream::cached"), "ForwardHandler");
+        assert_eq!(of_target("dns_resolver::state::route"), "DiscoveryHandler");
+        assert_eq!(of_target("dns_resolver::ops::service_status"), "main");
+        assert_eq!(of_target("hyper::client"), LIBRARIES);
+    }
+
+    #[test]
+    fn every_crate_has_a_tag() {
+        for ours in OUR_CRATES {
+            assert_ne!(of_target(&format!("{ours}::module")), LIBRARIES, "{ours}");
+        }
+    }
+
+    #[test]
+    fn operators_guide_lists_every_tag() {
+        let guide = include_str!("../../../../docs/operating.md");
+        for tag in TAGS {
+            let row = |line: &str| line.starts_with('|') && line.contains(&format!("`{}`", tag.name));
+            assert!(guide.lines().any(row), "{} is missing in docs/operating.md", tag.name);
+        }
+    }
+
+    #[test]
+    fn names_ignore_letter_case() {
+        for tag in TAGS {
+            assert_eq!(targets(&tag.name.to_uppercase()), Some(tag.targets), "{}", tag.name);
+            assert_eq!(TAGS.iter().filter(|other| other.name.eq_ignore_ascii_case(tag.name)).count(), 1);
+        }
+        assert_eq!(targets("nothing"), None);
+    }
+}

@@ -1,0 +1,48 @@
+//! `cargo bench -p dns-publish [-- ROUNDS]`: 10,000 names published to BIND and Knot, compared with nsupdate
+//! on the same servers. Every round starts new servers, and the two alternate in being first.
+
+#![expect(clippy::unwrap_used, reason = "a measurement that cannot set up its server has failed")]
+
+use std::time::Duration;
+
+#[expect(dead_code, reason = "the tests use more of it")]
+#[path = "../tests/servers/name_server.rs"]
+mod name_server;
+#[path = "../tests/servers/process.rs"]
+mod process;
+#[expect(dead_code, reason = "its tests are not part of this program")]
+#[path = "../tests/servers/scale.rs"]
+mod scale;
+
+use name_server::Program;
+use scale::Figures;
+
+fn main() {
+    // Cargo adds --bench.
+    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(5);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    println!("medians of {rounds} rounds");
+    for program in Program::ALL {
+        let all: Vec<Figures> =
+            (0..rounds).map(|round| runtime.block_on(scale::measure(program, round % 2 == 1))).collect();
+        let of = |figure: fn(&Figures) -> Duration| median(all.iter().map(figure).collect());
+        let ratio = median(all.iter().map(|one| one.first.div_duration_f64(one.nsupdate)).collect());
+        println!(
+            "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; nothing to do {:.2?}, \
+             unchanged serial number {:.1?}, one change {:.2?}",
+            of(|one| one.first),
+            of(|one| one.nsupdate),
+            of(|one| one.nothing),
+            of(|one| one.unchanged),
+            of(|one| one.one),
+        );
+        let each = all.iter().map(|one| format!("{:.2}", one.first.div_duration_f64(one.nsupdate)));
+        println!("  ratios of the rounds: {}", each.collect::<Vec<_>>().join(", "));
+    }
+}
+
+/// Returns the median; of an even number of values the upper one.
+fn median<T: Copy + PartialOrd>(mut values: Vec<T>) -> T {
+    values.sort_by(|one, other| one.partial_cmp(other).unwrap());
+    values[values.len() / 2]
+}

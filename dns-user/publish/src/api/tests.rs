@@ -1,0 +1,300 @@
+use std::{fs, path::Path};
+
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{control, documents::Folder, metrics::Metrics, store::Store};
+
+/// A publisher's API on a control socket.
+struct Lab {
+    folder: tempfile::TempDir,
+    desk: Arc<Desk>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&folder.path().join("store.redb")).unwrap();
+        let desk = Arc::new(Desk::new(store, Metrics::new().unwrap()));
+        let socket = ControlSocket::bind(&folder.path().join("control.sock"), None).unwrap();
+        tokio::spawn(serve_control(socket, routes(desk.clone())));
+        Self { folder, desk }
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+        let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+        let socket = self.folder.path().join("control.sock");
+        let (status, body) = control::call(&socket, method, path, body).await.unwrap();
+        (status.as_u16(), serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        self.call(Method::GET, path, Value::Null).await
+    }
+}
+
+fn record(name: &str, prefix: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "userData1": "one"},
+        "spec": {"provider": "coredns", "external-dns-parameters": {"coredns-prefix": prefix}},
+    })
+}
+
+#[tokio::test]
+async fn records_are_created_replaced_deleted() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    assert_eq!(lab.get(all).await, (200, json!([])));
+    let (code, created) = lab.call(Method::POST, all, record("etcd", "skydns")).await;
+    assert_eq!(code, 201);
+    assert_eq!(created["metadata"], json!({"name": "etcd", "userdata1": "one"}));
+    assert_eq!(created["spec"], record("etcd", "skydns")["spec"]);
+    let (code, refusal) = lab.call(Method::POST, all, record("etcd", "skydns")).await;
+    assert_eq!(code, 409);
+    assert!(refusal["problems"][0]["remedy"].as_str().unwrap().contains("PUT"), "{refusal}");
+    let one = format!("{all}/etcd");
+    let (code, _) = lab.call(Method::PUT, &one, record("etcd", "other")).await;
+    assert_eq!(code, 200);
+    let (code, _) = lab.call(Method::PUT, &format!("{all}/second"), record("second", "p")).await;
+    assert_eq!(code, 201);
+    let (code, refusal) = lab.call(Method::PUT, &one, record("renamed", "p")).await;
+    assert_eq!((code, &refusal["problems"][0]["path"]), (400, &json!("metadata.name")));
+    let (code, read) = lab.get(&one).await;
+    assert_eq!((code, &read["spec"]["external-dns-parameters"]["coredns-prefix"]), (200, &json!("other")));
+    // Both spellings of the path work, with and without a final slash; other projects do not see
+    // the resource.
+    for path in ["/v2/project/shop/dns-update-records/", "/v2/project/shop/dns-update-records", all] {
+        let (code, list) = lab.get(path).await;
+        assert_eq!((code, list.as_array().unwrap().len()), (200, 2), "{path}");
+    }
+    assert_eq!(lab.get("/v2/projects/other/dns-update-records").await.1, json!([]));
+    assert_eq!(lab.get("/v2/projects/other/dns-update-records/etcd").await.0, 404);
+    assert_eq!(lab.call(Method::DELETE, &one, Value::Null).await.0, 204);
+    assert_eq!(lab.call(Method::DELETE, &one, Value::Null).await.0, 404);
+    assert_eq!(lab.call(Method::PATCH, &one, Value::Null).await.0, 405);
+}
+
+#[tokio::test]
+async fn bad_bodies_name_every_problem() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    let body = json!({
+        "metadata": {"name": "a b"},
+        "spec": {"provider": "coredns", "external-dns-parameters": {"coredns-prefx": "x", "once": 1}},
+        "extra": 1,
+    });
+    let (code, refusal) = lab.call(Method::POST, all, body).await;
+    let paths: Vec<_> =
+        refusal["problems"].as_array().unwrap().iter().map(|problem| &problem["path"]).collect();
+    assert_eq!(code, 400);
+    assert_eq!(
+        paths,
+        [
+            "metadata.name",
+            "spec.external-dns-parameters.coredns-prefx",
+            "spec.external-dns-parameters.once",
+            "extra",
+        ]
+    );
+    for problem in refusal["problems"].as_array().unwrap() {
+        assert!(problem["line"] == 1 && problem["remedy"] != "" && problem["reason"] != "", "{problem}");
+    }
+    for body in [json!([]), json!("text"), json!({})] {
+        assert_eq!(lab.call(Method::POST, all, body).await.0, 400);
+    }
+    assert_eq!(lab.call(Method::POST, all, Value::Null).await.0, 400);
+    assert_eq!(
+        lab.call(Method::POST, "/v2/projects/a%20b/dns-update-records", record("r", "p")).await.0,
+        400
+    );
+    assert_eq!(lab.get(all).await.1, json!([]));
+}
+
+#[tokio::test]
+async fn lists_belong_to_clouds_and_clusters() {
+    let lab = Lab::new();
+    let list = json!({
+        "metadata": {"name": "dns-update-record-list", "userData1": "u"},
+        "spec": {"kv": [{"key1": "etcd"}]},
+    });
+    for path in
+        ["/v2/projects/shop/logical-clouds/lc1/kv-pairs", "/v2/cluster-providers/p/clusters/edge/kv-pairs"]
+    {
+        let (code, created) = lab.call(Method::POST, path, list.clone()).await;
+        assert_eq!((code, created), (201, list.clone()));
+        let one = format!("{path}/dns-update-record-list");
+        assert_eq!(lab.get(&one).await, (200, list.clone()));
+        assert_eq!(lab.get(&format!("{path}/other")).await.0, 404);
+        assert_eq!(lab.get(path).await.1.as_array().unwrap().len(), 1);
+    }
+    let records = "/v2/projects/shop/dns-update-records";
+    lab.call(Method::POST, records, record("etcd", "skydns")).await;
+    let (code, refusal) = lab.call(Method::DELETE, &format!("{records}/etcd"), Value::Null).await;
+    assert_eq!(code, 409, "{refusal}");
+    for path in [
+        "/v2/projects/shop/logical-clouds/lc1/kv-pairs/dns-update-record-list",
+        "/v2/cluster-providers/p/clusters/edge/kv-pairs/dns-update-record-list",
+    ] {
+        assert_eq!(lab.call(Method::DELETE, path, Value::Null).await.0, 204);
+    }
+    assert_eq!(lab.call(Method::DELETE, &format!("{records}/etcd"), Value::Null).await.0, 204);
+}
+
+#[tokio::test]
+async fn documents_win_over_the_api() {
+    let lab = Lab::new();
+    let documents = lab.folder.path().join("publish.d");
+    fs::create_dir(&documents).unwrap();
+    let text = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd, namespace: shop}\n\
+                spec: {provider: coredns}\n";
+    fs::write(documents.join("a.yml"), text).unwrap();
+    lab.desk.set_scan(Folder::new(vec![documents]).scan());
+    let all = "/v2/projects/shop/dns-update-records";
+    for (method, path) in [
+        (Method::POST, all.to_owned()),
+        (Method::PUT, format!("{all}/etcd")),
+        (Method::DELETE, format!("{all}/etcd")),
+    ] {
+        let (code, refusal) = lab.call(method, &path, record("etcd", "p")).await;
+        assert_eq!(code, 409);
+        assert!(refusal.to_string().contains("a.yml:1"), "{refusal}");
+    }
+    assert_eq!(lab.get(all).await.1[0]["spec"]["provider"], "coredns");
+}
+
+#[tokio::test]
+async fn openapi_describes_every_parameter() {
+    use crate::update_record::parameters::{Kind, PARAMETERS};
+    let lab = Lab::new();
+    let (code, document) = lab.get("/v2/openapi.json").await;
+    assert_eq!((code, &document["openapi"]), (200, &json!("3.0.3")));
+    let schemas = &document["components"]["schemas"];
+    for parameter in PARAMETERS {
+        let schema = &schemas[parameter.group.schema()]["properties"][parameter.name];
+        let wanted = match parameter.kind {
+            Kind::Boolean => "boolean",
+            Kind::Integer => "integer",
+            _ => "string",
+        };
+        assert_eq!(schema["type"], wanted, "{}", parameter.name);
+        assert_eq!(schema.get("default").is_some(), parameter.default.is_some(), "{}", parameter.name);
+        assert_eq!(schema.get("enum").is_some(), matches!(parameter.kind, Kind::Choice(_)));
+    }
+    let count = |group: &str| schemas[group]["properties"].as_object().unwrap().len();
+    assert_eq!(count("extdns_general"), 26);
+    assert_eq!(count("extdns_provider_aws"), 9);
+    assert_eq!(count("extdns_provider_azure"), 4);
+    assert_eq!(count("extdns_provider_coredns"), 1);
+    assert_eq!(count("extdns_provider_rfc2136"), 7);
+    assert_eq!(schemas["extdns_info"]["properties"]["provider"]["enum"].as_array().unwrap().len(), 7);
+    assert_references_exist(&document, &document);
+}
+
+fn assert_references_exist(value: &Value, document: &Value) {
+    match value {
+        Value::Object(members) => {
+            if let Some(reference) = members.get("$ref") {
+                let pointer = reference.as_str().unwrap().trim_start_matches('#');
+                assert!(document.pointer(pointer).is_some(), "{reference}");
+            }
+            members.values().for_each(|member| assert_references_exist(member, document));
+        }
+        Value::Array(items) => items.iter().for_each(|item| assert_references_exist(item, document)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn late_round_fails_health() {
+    use std::time::Duration;
+    let lab = Lab::new();
+    let socket = lab.folder.path().join("control.sock");
+    let code = || async { control::call(&socket, Method::GET, "/healthz", Bytes::new()).await.unwrap() };
+    assert_eq!(code().await.0, StatusCode::OK);
+    lab.desk.expect([("default/bind".to_owned(), Duration::ZERO)]);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let (status, reason) = code().await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(
+        String::from_utf8_lossy(&reason).starts_with("default/bind: no successful round for 0 s"),
+        "{reason:?}"
+    );
+    lab.desk.note_round("default/bind", Err("192.0.2.1 refused: NOTAUTH".to_owned()));
+    assert!(String::from_utf8_lossy(&code().await.1).contains("NOTAUTH"));
+    lab.desk.expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
+    assert_eq!(code().await.0, StatusCode::OK);
+    let metrics = control::get(&socket, "/metrics").await.unwrap();
+    assert!(String::from_utf8_lossy(&metrics).contains("external_dns_source_endpoints_total"));
+}
+
+/// Writes a CA, and certificates of the server and of two clients, as PEM files.
+fn certificates(folder: &Path) {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    let ca_key = KeyPair::generate().unwrap();
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    fs::write(folder.join("ca.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(ca, ca_key);
+    for name in ["server", "operator", "stranger"] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        fs::write(folder.join(format!("{name}.pem")), params.signed_by(&key, &issuer).unwrap().pem())
+            .unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+/// Sends a request over TLS, with or without a client certificate; `None` if the server refuses it.
+async fn ask(address: std::net::SocketAddr, folder: &Path, client: Option<&str>) -> Option<u16> {
+    use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("ca.pem")).unwrap()).unwrap();
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match client {
+        None => builder.with_no_client_auth(),
+        Some(name) => builder
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap()],
+                PrivateKeyDer::from_pem_file(folder.join(format!("{name}.key"))).unwrap(),
+            )
+            .unwrap(),
+    };
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.ok()?;
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.ok()?;
+    tokio::spawn(connection);
+    let request = hyper::Request::get("/v2/projects/shop/dns-update-records").header("host", "localhost");
+    let request = request.body(http_body_util::Empty::<Bytes>::new()).unwrap();
+    Some(sender.send_request(request).await.ok()?.status().as_u16())
+}
+
+#[tokio::test]
+async fn tls_admits_listed_clients() {
+    let lab = Lab::new();
+    let (folder, others) = (lab.folder.path(), tempfile::tempdir().unwrap());
+    certificates(folder);
+    certificates(others.path());
+    let files = dns_core::config::TlsFiles {
+        certificate: folder.join("server.pem"),
+        private_key: folder.join("server.key"),
+        ca: folder.join("ca.pem"),
+    };
+    let tls = dns_kit::tls::RotatingTls::load("test", "localhost", &files).unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let access = Access::Names(Arc::from(["operator".to_owned()]));
+    tokio::spawn(serve_tls(listener, tls, access, routes(lab.desk.clone())));
+    assert_eq!(ask(address, folder, Some("operator")).await, Some(200));
+    assert_eq!(ask(address, folder, Some("stranger")).await, Some(403));
+    assert_eq!(ask(address, folder, None).await, None);
+    fs::copy(folder.join("ca.pem"), others.path().join("ca.pem")).unwrap();
+    assert_eq!(ask(address, others.path(), Some("operator")).await, None);
+}

@@ -1,0 +1,281 @@
+//! The command line. Exit codes: 0 all is well, 1 something failed, 2 `plan` found changes or the
+//! call cannot be understood.
+
+mod ownership;
+mod publish;
+mod show;
+
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use dns_kit::command_line;
+use indicatif::MultiProgress;
+
+use crate::{
+    config::{Config, USUAL},
+    publication::Target,
+    runner,
+};
+
+/// Publish names of the fleet to external DNS: BIND, Knot, CoreDNS, Route 53
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-publish", version, arg_required_else_help = true)]
+struct CommandLine {
+    /// Configuration file [default: /etc/bosh-dns-xdp/publish.yml if it exists]
+    #[arg(long, value_name = "FILE", global = true, env = "BOSH_DNS_PUBLISH_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Publish continuously, and serve the API
+    Run,
+    /// Show the changes that `apply` would make; exit with code 2 if there are any
+    Plan(publish::Plan),
+    /// Publish the records once and exit
+    Apply(publish::Apply),
+    /// Take ownership of wanted records without an owner; only ownership records change
+    Adopt(ownership::Adopt),
+    /// Transfer records from one owner to another; only ownership records change
+    TransferOwner(ownership::Transfer),
+    /// Delete all records of this owner, or release them without an owner
+    Retire(ownership::Retire),
+    /// Check configuration and documents
+    Check,
+    /// Write Kubernetes manifests for external-dns
+    Render(show::Render),
+    /// Show the state of the running publisher
+    Status(show::Status),
+    /// Print completions for a shell
+    #[command(hide = true)]
+    Completions(command_line::Completions),
+    /// Print the manual page, or write all pages to a folder
+    #[command(hide = true)]
+    Man(command_line::Man),
+}
+
+#[derive(Debug, Args)]
+struct Selection {
+    /// Only this DNS Update Record; repeatable; `default/` may be omitted
+    #[arg(long = "provider", value_name = "PROJECT/NAME")]
+    providers: Vec<String>,
+}
+
+impl Selection {
+    /// Returns the selected targets; an unknown name is an error.
+    fn of<'a>(&self, read: &'a runner::Read) -> anyhow::Result<Vec<&'a Target>> {
+        let targets = &read.state.publication.targets;
+        for name in &self.providers {
+            if !targets.keys().any(|target| is_named(target, name)) {
+                let known: Vec<&str> = targets.keys().map(String::as_str).collect();
+                anyhow::bail!("DNS Update Record {name} does not exist; existing ones: {}", known.join(", "));
+            }
+        }
+        let is_selected = |target: &str| {
+            self.providers.is_empty() || self.providers.iter().any(|name| is_named(target, name))
+        };
+        Ok(targets.iter().filter(|(name, _)| is_selected(name)).map(|(_, target)| &**target).collect())
+    }
+}
+
+fn is_named(target: &str, name: &str) -> bool {
+    target == name || target.strip_prefix("default/") == Some(name)
+}
+
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum Colour {
+    /// Only on a terminal
+    #[default]
+    Auto,
+    /// Also in files and pipes
+    Always,
+    /// Plain text without colour
+    Never,
+}
+
+impl Colour {
+    fn is_on(self) -> bool {
+        match self {
+            Self::Auto => {
+                // An empty value counts as unset (no-color.org).
+                let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                io::stdout().is_terminal() && !is_unwanted
+            }
+            Self::Always => true,
+            Self::Never => false,
+        }
+    }
+}
+
+/// Parses the command line, runs the command and returns its exit code.
+pub fn main() -> ExitCode {
+    let CommandLine { config, command } = command_line::parse::<CommandLine>();
+    let bars = MultiProgress::new();
+    start_logs(&bars);
+    match execute(config, command, &bars) {
+        Ok(code) => code,
+        Err(error) => command_line::failed("bosh-dns-publish", &error),
+    }
+}
+
+fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
+    let command = match command {
+        Command::Completions(completions) => {
+            return completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS);
+        }
+        Command::Man(man) => return man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
+        command => command,
+    };
+    let config = load(config)?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        match command {
+            Command::Run => runner::run(config).await.map(|()| ExitCode::SUCCESS),
+            Command::Plan(plan) => plan.run(&config).await,
+            Command::Apply(apply) => apply.run(&config, bars).await,
+            Command::Adopt(adopt) => adopt.run(&config).await,
+            Command::TransferOwner(transfer) => transfer.run(&config).await,
+            Command::Retire(retire) => retire.run(&config).await,
+            Command::Check => show::check(&config).await,
+            Command::Render(render) => render.run(&config).await,
+            Command::Status(status) => status.run(&config).await,
+            Command::Completions(_) | Command::Man(_) => Ok(ExitCode::SUCCESS),
+        }
+    })
+}
+
+/// Loads the given configuration, else the one at the usual path, else the defaults.
+fn load(path: Option<PathBuf>) -> anyhow::Result<Config> {
+    let path = match path {
+        Some(path) => path,
+        None if PathBuf::from(USUAL).exists() => PathBuf::from(USUAL),
+        None => return Ok(Config::default()),
+    };
+    Config::load(&path).map_err(|problems| {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("{}", lines.join("\n"))
+    })
+}
+
+fn start_logs(bars: &MultiProgress) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let log = Log(bars.clone());
+    tracing_subscriber::fmt()
+        .with_writer(move || log.clone())
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .with_env_filter(filter)
+        .init();
+}
+
+/// Standard error for log lines, which clears a progress bar for each line.
+#[derive(Clone)]
+struct Log(MultiProgress);
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(line))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Prints to standard output; a closed pipe is not an error.
+fn print(text: &str) -> io::Result<()> {
+    command_line::print(text.as_bytes())
+}
+
+/// Prints a problem to standard error. Servers and documents of others may have written its text.
+fn complain(problem: &str) {
+    eprintln!("{}", dns_core::terminal::lines(problem));
+}
+
+/// Reads the sources once and reports their problems. Returns whether there are any.
+async fn read_sources(config: &Config) -> anyhow::Result<(runner::Read, bool)> {
+    let read = runner::read_once(config).await?;
+    let mut problems: Vec<String> = read.state.scan.problems().map(ToString::to_string).collect();
+    let of_documents = read.state.publication.problems.iter();
+    problems.extend(
+        of_documents.flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
+    );
+    problems.extend(read.state.fleet_problem.clone());
+    for problem in &problems {
+        complain(problem);
+    }
+    Ok((read, !problems.is_empty()))
+}
+
+#[cfg(test)]
+#[path = "../../../resolver/src/cli/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    let command = CommandLine::command();
+    command_page::compare("publish-commands.md", &command_page::commands(command));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+        for words in [
+            "run",
+            "plan --json --provider a/b",
+            "apply --dry-run",
+            "apply --confirm-deletions 12",
+            "adopt",
+            "transfer-owner --from a --to b",
+            "retire --confirm-deletions 3",
+            "retire --keep-records",
+            "retire --orphans",
+            "retire --orphans=other example.org",
+            "retire --confirm-deletions 3 old.example.org",
+            "check",
+            "render --output d",
+            "status --json",
+            "--config f plan",
+        ] {
+            let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
+        }
+        for words in
+            ["transfer-owner --from a", "apply --confirm-deletions x", "retire --orphans --keep-records"]
+        {
+            let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn default_project_is_implied() {
+        assert!(is_named("default/bind", "bind") && is_named("shop/bind", "shop/bind"));
+        assert!(!is_named("shop/bind", "bind"));
+    }
+}
+
+#[test]
+fn metrics_reference_is_current() {
+    let families = crate::metrics::families();
+    let rows = families.iter().map(|family| {
+        let labels =
+            family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));
+        let kind = format!("{:?}", family.get_field_type());
+        (family.name(), kind, labels.into_iter().flatten().collect(), family.help())
+    });
+    let introduction =
+        "# Metrics of bosh-dns-publish\n\nFamilies under the names of external-dns where it has the same.";
+    command_page::compare("publish-metrics.md", &command_page::metrics(introduction, rows));
+}

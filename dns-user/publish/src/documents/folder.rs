@@ -1,0 +1,241 @@
+//! Reads folders and files of documents, and keeps the last valid state of each document.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use dns_kit::files::{FileStamp, bounded};
+
+use super::{Content, Document, DocumentId, Kind, StatusFile};
+use crate::text::{self, Problem, Problems};
+
+/// Maximum size of a file in bytes: 100,000 endpoints take about 12 MB.
+const LONGEST: u64 = 64 << 20;
+
+/// Follows files and folders of documents.
+#[derive(Debug)]
+pub struct Folder {
+    paths: Vec<PathBuf>,
+    /// Last valid documents of each file, which replace invalid ones.
+    good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
+    /// State of each file at the last scan.
+    read: BTreeMap<PathBuf, Reading>,
+}
+
+/// A file at the last scan.
+#[derive(Clone, Debug)]
+struct Reading {
+    stamp: Option<FileStamp>,
+    state: FileState,
+    /// Whether the identity of every document in it is known.
+    is_complete: bool,
+}
+
+/// Content of all files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scan {
+    /// Every file, sorted by path.
+    pub files: Vec<FileState>,
+    /// Documents in use, in the order of files and lines.
+    pub documents: Vec<Document>,
+    /// Resources of unreadable documents, whose records stay unchanged.
+    pub held: BTreeSet<String>,
+    /// Whether a list or intent is unreadable, so that the records of all intents stay unchanged.
+    pub holds_intents: bool,
+}
+
+/// State of one followed file after the last scan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileState {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Identity, line and generation of its documents, unreadable ones included.
+    pub documents: Vec<Document>,
+    /// All problems of the file.
+    pub problems: Vec<Problem>,
+}
+
+impl Folder {
+    /// Follows files, and all `*.yml`, `*.yaml` and `*.json` files in folders.
+    ///
+    /// The status files of an earlier process list the documents of a damaged file.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { paths, good: BTreeMap::new(), read: BTreeMap::new() }
+    }
+
+    /// Scans the followed paths.
+    pub fn scan(&mut self) -> Scan {
+        let mut scan = Scan::default();
+        let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
+        let mut files = BTreeSet::new();
+        for path in &self.paths {
+            match files_of(path) {
+                Ok(found) => files.extend(found),
+                Err(error) => {
+                    // Files in an unreadable folder count as unreadable, not as removed.
+                    let known = self.good.keys().filter(|file| file.starts_with(path));
+                    files.extend(known.cloned());
+                    scan.files.push(unreadable(path, &error));
+                }
+            }
+        }
+        self.good.retain(|file, _| files.contains(file));
+        self.read.retain(|file, _| files.contains(file));
+        for path in files {
+            let good = self.good.entry(path.clone()).or_insert_with(|| remembered(&path));
+            let stamp = FileStamp::of(&path);
+            let known =
+                self.read.get(&path).filter(|reading| stamp.is_some() && reading.stamp == stamp).cloned();
+            let reading = known.unwrap_or_else(|| read_file(&path, stamp));
+            self.read.insert(path.clone(), reading.clone());
+            let Reading { stamp: _, mut state, is_complete } = reading;
+            let mut next = BTreeMap::new();
+            for document in &state.documents {
+                let first = places.get(&document.id);
+                if let Some((file, line)) = first {
+                    state.problems.push(duplicate(&path, document, file, *line));
+                    continue;
+                }
+                places.insert(document.id.clone(), (path.clone(), document.line));
+                let before = good.get(&document.id).cloned().flatten();
+                let kept = scan.take(document, before);
+                next.insert(document.id.clone(), kept);
+            }
+            if !is_complete {
+                // If a document cannot be identified, all earlier documents of the file stay.
+                for (id, before) in good.iter() {
+                    if !next.contains_key(id) && !places.contains_key(id) {
+                        places.insert(id.clone(), (path.clone(), 1));
+                        scan.hold(id, before.clone());
+                        next.insert(id.clone(), before.clone());
+                    }
+                }
+            }
+            *good = next;
+            scan.files.push(state);
+        }
+        scan
+    }
+}
+
+impl Scan {
+    /// Adds a document, or its last valid version, to those in use. Returns the valid version for
+    /// the next scan.
+    fn take(&mut self, document: &Document, before: Option<Document>) -> Option<Document> {
+        match &document.content {
+            None => {
+                self.hold(&document.id, before.clone());
+                before
+            }
+            Some(content) => {
+                let is_damaged = match content {
+                    Content::Endpoints(endpoints) => endpoints.is_unreadable,
+                    Content::Fleet(names) => names.is_unreadable,
+                    Content::UpdateRecord(_) | Content::List(..) | Content::Intent(_) => false,
+                };
+                if is_damaged {
+                    self.held.insert(document.id.resource());
+                }
+                self.documents.push(document.clone());
+                Some(document.clone())
+            }
+        }
+    }
+
+    /// Keeps the effect of an unreadable document.
+    fn hold(&mut self, id: &DocumentId, before: Option<Document>) {
+        match (id.kind, before) {
+            (Kind::Endpoint | Kind::Fleet, _) => drop(self.held.insert(id.resource())),
+            (_, Some(before)) => self.documents.push(before),
+            (Kind::UpdateRecord, None) => {}
+            (Kind::List | Kind::Intent, None) => self.holds_intents = true,
+        }
+    }
+
+    /// Returns the problems of all files.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.files.iter().flat_map(|file| &file.problems)
+    }
+}
+
+/// Returns the documents that a file contained according to its status file.
+fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
+    let Some(status) = StatusFile::read(path) else { return BTreeMap::new() };
+    status.documents.into_iter().map(|document| (document.id, None)).collect()
+}
+
+fn read_file(path: &Path, stamp: Option<FileStamp>) -> Reading {
+    let name = path.display().to_string();
+    let text = match read_text(path) {
+        Ok(text) => text,
+        // Without a stamp the next scan reads it again.
+        Err(error) => return Reading { stamp: None, state: unreadable(path, &error), is_complete: false },
+    };
+    let problems = Problems::of(name);
+    let mut documents = Vec::new();
+    let mut is_complete = true;
+    for document in text::documents(&text) {
+        let last_line = document.line + document.text.lines().count() as u64;
+        let found =
+            text::parse(document, &problems).and_then(|node| Document::read(&node, last_line, &problems));
+        is_complete &= found.is_some();
+        documents.extend(found);
+    }
+    let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
+    Reading { stamp, state, is_complete }
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > LONGEST {
+        return Err(io::Error::other(format!("it is larger than {} MiB", LONGEST >> 20)));
+    }
+    // A FIFO in the folder must not block.
+    let bytes = bounded::read(path)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> FileState {
+    let problem = Problem {
+        file: path.display().to_string().into(),
+        line: 1,
+        path: String::new(),
+        reason: format!("cannot be read: {error}"),
+        remedy: "correct the path or its permissions; the records of its documents stay unchanged".to_owned(),
+    };
+    FileState { path: path.to_owned(), documents: Vec::new(), problems: vec![problem] }
+}
+
+fn duplicate(path: &Path, document: &Document, file: &Path, line: u64) -> Problem {
+    Problem {
+        file: path.display().to_string().into(),
+        line: document.line,
+        path: "metadata.name".to_owned(),
+        reason: format!("{} is already defined at {}:{line}", document.id, file.display()),
+        remedy: "remove or rename one of them".to_owned(),
+    }
+}
+
+/// Returns the files of a path, sorted, without hidden files.
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let file = entry?.path();
+        if is_document_file(&file) {
+            found.push(file);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Returns whether a file of this name holds documents.
+pub(super) fn is_document_file(path: &Path) -> bool {
+    let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
+}

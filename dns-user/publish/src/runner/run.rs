@@ -1,0 +1,273 @@
+//! Implements `run`: starts all tasks, follows the sources, and shuts down in order.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use dns_kit::tls::RotatingTls;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinHandle,
+};
+
+use super::{
+    LaunchOptions, Sources,
+    report::statuses,
+    sources::State,
+    worker::{Board, SHOWN_TYPES, Shared, work},
+};
+use crate::{
+    api::{self, Access, ControlSocket, Desk},
+    config::{ApiConfig, Config},
+    documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
+    metrics::Metrics,
+    publication::{Publication, Target},
+    record::Record,
+    store::{Resource, Store},
+};
+
+/// Maximum wait at shutdown for rounds in progress.
+const FAREWELL: Duration = Duration::from_secs(20);
+
+/// Time within which events are combined.
+const SETTLING: Duration = Duration::from_millis(200);
+
+/// Publishes until SIGTERM or SIGINT.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let options = LaunchOptions::of(&config).map_err(anyhow::Error::msg)?;
+    let mut sources = Sources::new(&config, true).map_err(anyhow::Error::msg)?;
+    let store = Store::open(&config.store)?;
+    let desk = Arc::new(Desk::new(store, Metrics::new()?));
+    listen(&config, &desk).await?;
+    let shared = Arc::new(Shared { desk: desk.clone(), board: Board::default(), options });
+    let mut watch = Watch::start(&config.documents, &sources.fleet_files());
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut workers = Workers::default();
+    let mut status = Status::default();
+    loop {
+        let resources = desk.store().all()?;
+        let stored = Sources::stored(&resources);
+        let state = sources.read(&stored).await;
+        expose(&desk, &state);
+        desk.set_scan(state.scan.clone());
+        workers.update(&shared, &state.publication);
+        status.write(&shared, &state, &resources);
+        // Succeeds only if systemd started the process.
+        let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+        loop {
+            tokio::select! {
+                () = watch.changed() => {}
+                () = desk.changed() => {}
+                _ = hangup.recv() => {}
+                () = tokio::time::sleep_until(state.next.into()) => {}
+                () = shared.board.changed.notified() => {
+                    status.write(&shared, &state, &resources);
+                    continue;
+                }
+                _ = terminate.recv() => return workers.end().await,
+                _ = interrupt.recv() => return workers.end().await,
+            }
+            break;
+        }
+        if Instant::now() < state.next {
+            tokio::time::sleep(SETTLING).await;
+        }
+    }
+}
+
+/// Opens the control socket, the API and the metrics port.
+async fn listen(config: &Config, desk: &Arc<Desk>) -> anyhow::Result<()> {
+    let routes = api::routes(desk.clone());
+    let socket = ControlSocket::bind(&config.socket, config.group.as_deref())
+        .with_context(|| format!("{}: cannot open the control socket", config.socket.display()))?;
+    tokio::spawn(api::serve_control(socket, routes.clone()));
+    if let Some(ApiConfig { address, tls, clients }) = &config.api {
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("cannot open the API at {address}"))?;
+        let tls = RotatingTls::load("publish-api", "bosh-dns-publish", tls)?;
+        tokio::spawn(tls.clone().watch(|_| {}));
+        let access = clients.clone().map_or(Access::All, |names| Access::Names(names.into()));
+        tokio::spawn(api::serve_tls(listener, tls, access, routes));
+    }
+    if let Some(address) = config.metrics {
+        let listener =
+            TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
+        tokio::spawn(dns_kit::http_server::serve_plain(listener, api::metrics_routes(desk.clone())));
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Workers(BTreeMap<String, Worker>);
+
+struct Worker {
+    targets: watch::Sender<Arc<Target>>,
+    task: JoinHandle<()>,
+}
+
+impl Workers {
+    /// Starts, updates and stops tasks.
+    fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
+        let gone: Vec<String> =
+            self.0.keys().filter(|name| !publication.targets.contains_key(*name)).cloned().collect();
+        for name in gone {
+            // Its current round completes; published records stay.
+            drop(self.0.remove(&name));
+            shared.board.states.lock().remove(&name);
+            shared.desk.metrics().forget(&name);
+            tracing::info!(
+                provider = name,
+                "provider no longer used: its DNS Update Record was removed; published records stay"
+            );
+        }
+        let patience = |target: &Target| {
+            let interval = target.record.parameters.duration("interval").unwrap_or_default();
+            interval * 3 + Duration::from_secs(60)
+        };
+        let expected = publication.targets.iter().map(|(name, target)| (name.clone(), patience(target)));
+        shared.desk.expect(expected);
+        for (name, target) in &publication.targets {
+            match self.0.get(name) {
+                Some(worker) => {
+                    worker.targets.send_if_modified(|current| {
+                        let is_new = !current.wants_the_same(target);
+                        if is_new {
+                            *current = target.clone();
+                        }
+                        is_new
+                    });
+                }
+                None => {
+                    let (targets, receiver) = watch::channel(target.clone());
+                    let task = tokio::spawn(work(shared.clone(), name.clone(), receiver));
+                    self.0.insert(name.clone(), Worker { targets, task });
+                }
+            }
+        }
+    }
+
+    /// Waits until rounds in progress have ended.
+    async fn end(self) -> anyhow::Result<()> {
+        let tasks: Vec<JoinHandle<()>> =
+            self.0.into_values().map(|Worker { targets: _, task }| task).collect();
+        let all = futures::future::join_all(tasks);
+        if tokio::time::timeout(FAREWELL, all).await.is_err() {
+            tracing::warn!("a round did not finish in time; the next start continues it");
+        }
+        Ok(())
+    }
+}
+
+/// Writes status files, and keeps the last status of every document.
+#[derive(Default)]
+struct Status {
+    known: BTreeMap<DocumentId, DocumentStatus>,
+    unwritable: BTreeMap<PathBuf, String>,
+    is_restored: bool,
+}
+
+impl Status {
+    fn write(&mut self, shared: &Shared, state: &State, resources: &[Resource]) {
+        if !self.is_restored {
+            let files = state.scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
+            self.known =
+                files.flat_map(|file| file.documents).map(|status| (status.id.clone(), status)).collect();
+            self.is_restored = true;
+        }
+        let states = shared.board.states.lock().clone();
+        let mut overview = statuses(&state.scan, resources, &state.publication, &states, &self.known);
+        self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
+        overview.problems.extend(state.fleet_problem.clone());
+        shared.desk.set_overview(overview);
+        self.write_files(&state.scan);
+    }
+
+    fn write_files(&mut self, scan: &Scan) {
+        let (_, of_files) = super::sources::problems_by_document(scan);
+        for file in scan.files.iter().filter(|file| file.path.is_file()) {
+            let documents =
+                file.documents.iter().filter_map(|document| self.known.get(&document.id).cloned());
+            let prefix = format!("{}:", file.path.display());
+            let status = StatusFile {
+                documents: documents.chain(missing(file, scan, &self.known)).collect(),
+                problems: of_files.iter().filter(|problem| problem.starts_with(&prefix)).cloned().collect(),
+            };
+            match status.write(&file.path) {
+                Ok(()) => drop(self.unwritable.remove(&file.path)),
+                Err(error) => {
+                    let error = error.to_string();
+                    if self.unwritable.get(&file.path) != Some(&error) {
+                        tracing::warn!(
+                            file = %file.path.display(), error,
+                            "cannot write the status beside the documents; see `bosh-dns-publish status`"
+                        );
+                        self.unwritable.insert(file.path.clone(), error);
+                    }
+                }
+            }
+        }
+        let folders = scan.files.iter().filter_map(|file| file.path.parent());
+        let folders: std::collections::BTreeSet<&Path> = folders.collect();
+        folders.into_iter().for_each(StatusFile::sweep);
+    }
+}
+
+/// Returns the unreadable documents of a file, which a restart must still know.
+fn missing(
+    file: &crate::documents::FileState,
+    scan: &Scan,
+    known: &BTreeMap<DocumentId, DocumentStatus>,
+) -> Vec<DocumentStatus> {
+    if file.problems.is_empty() {
+        return Vec::new();
+    }
+    let Some(before) = StatusFile::read(&file.path) else { return Vec::new() };
+    let is_missing = |id: &DocumentId| {
+        file.documents.iter().all(|document| document.id != *id) && scan.held.contains(&id.resource())
+    };
+    let missing = before.documents.into_iter().filter(|status| is_missing(&status.id));
+    missing.map(|status| known.get(&status.id).cloned().unwrap_or(status)).collect()
+}
+
+/// Exposes the sources in metrics.
+fn expose(desk: &Desk, state: &State) {
+    let metrics = desk.metrics();
+    let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
+    let counts = count_types(records);
+    metrics.source_endpoints.set(i64::try_from(counts.values().sum::<usize>()).unwrap_or(i64::MAX));
+    Metrics::set_types(&metrics.source_records, None, &counts);
+    let problems = state.scan.problems().count();
+    metrics.invalid_endpoints.set(i64::try_from(problems).unwrap_or(i64::MAX));
+    if problems > 0 {
+        metrics.source_errors.inc();
+    }
+    let duplicates: usize = state
+        .publication
+        .targets
+        .values()
+        .map(|target| {
+            let keys: std::collections::BTreeSet<_> =
+                target.desired.records.iter().map(Record::key).collect();
+            target.desired.records.len() - keys.len()
+        })
+        .sum();
+    metrics.deduplicated_endpoints.set(i64::try_from(duplicates).unwrap_or(i64::MAX));
+}
+
+/// Returns the number of record sets by type.
+pub(super) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
+    let mut counts: BTreeMap<String, usize> =
+        SHOWN_TYPES.into_iter().map(|record_type| (record_type.to_string(), 0)).collect();
+    for record in records.into_iter().filter(|record| !record.targets.is_empty()) {
+        *counts.entry(record.record_type.to_string()).or_default() += 1;
+    }
+    counts
+}

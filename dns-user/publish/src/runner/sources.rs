@@ -1,0 +1,230 @@
+//! The sources of wanted records: documents, stored resources, fleet and health.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    io::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use dns_core::config::Config as ServerConfig;
+
+use crate::{
+    config::Config,
+    documents::{Content, Document, Folder, Scan},
+    fleet::{FleetFiles, HealthBook, SavedHealth, ServerClient, resolve},
+    publication::{Publication, fleet_names, publish},
+};
+
+/// Interval of health queries.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Maximum interval between scans of all files, in case an event was lost.
+const SCAN_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The sources of one publisher.
+#[derive(Debug)]
+pub struct Sources {
+    folder: Folder,
+    fleet: Option<Fleet>,
+    /// Whether the health state is saved for the next process.
+    saves_health: bool,
+}
+
+#[derive(Debug)]
+struct Fleet {
+    files: FleetFiles,
+    /// `None` if the server has no control socket.
+    server: Option<ServerClient>,
+    book: HealthBook,
+    health_file: PathBuf,
+    saved: SavedHealth,
+    /// The last problem logged.
+    problem: Option<String>,
+}
+
+/// State of all sources.
+#[derive(Debug)]
+pub struct State {
+    /// Documents of the folder.
+    pub scan: Scan,
+    /// Wanted records of every provider.
+    pub publication: Publication,
+    /// Time at which the sources may change without an event.
+    pub next: Instant,
+    /// Failure to read the fleet's files or health; the last known state is in use.
+    pub fleet_problem: Option<String>,
+}
+
+impl Sources {
+    /// Prepares the sources that a configuration names.
+    ///
+    /// An unreadable configuration of the server is an error, because fleet names cannot be
+    /// resolved without it.
+    pub fn new(config: &Config, saves_health: bool) -> Result<Self, String> {
+        let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
+        Ok(Self { folder: Folder::new(config.documents.clone()), fleet, saves_health })
+    }
+
+    /// Returns the files of the fleet to watch.
+    pub fn fleet_files(&self) -> Vec<PathBuf> {
+        self.fleet.as_ref().map(|fleet| fleet.files.files()).unwrap_or_default()
+    }
+
+    /// Reads all changed sources.
+    pub async fn read(&mut self, stored: &[Document]) -> State {
+        let scan = tokio::task::block_in_place(|| self.folder.scan());
+        let now = Instant::now();
+        let mut next = now + SCAN_INTERVAL;
+        let names = fleet_names(&scan.documents);
+        let Some(fleet) = &mut self.fleet else {
+            let publication = publish(&scan, stored, &|_| {
+                Err("no server is configured; set `server` to the DNS server's config.json".to_owned())
+            });
+            return State { scan, publication, next, fleet_problem: None };
+        };
+        let mut problem = None;
+        let mut snapshot = None;
+        if !names.is_empty() {
+            next = next.min(now + HEALTH_INTERVAL);
+            let (found, unreadable) = tokio::task::block_in_place(|| fleet.files.refresh());
+            snapshot = found;
+            problem = unreadable.map(|error| error.to_string());
+            fleet.book.keep(&names);
+            if let Some(server) = &mut fleet.server {
+                for name in &names {
+                    match server.ill(name).await {
+                        Ok(ill) => fleet.book.observe(name, &ill, now),
+                        Err(error) => {
+                            problem = Some(format!("the fleet's health is unknown: {error}"));
+                            break;
+                        }
+                    }
+                }
+            }
+            if self.saves_health {
+                fleet.save(now);
+            }
+        }
+        fleet.log(problem.as_deref());
+        let changes = std::cell::Cell::new(next);
+        let publication = publish(&scan, stored, &|name| {
+            let Some(snapshot) = &snapshot else {
+                return Err(problem
+                    .clone()
+                    .unwrap_or_else(|| "the fleet's records cannot be read".to_owned()));
+            };
+            let resolved = resolve(name, snapshot, &fleet.book, now)?;
+            changes.set(resolved.next_change.unwrap_or(next).min(changes.get()));
+            Ok(resolved.records)
+        });
+        State { scan, publication, next: changes.get(), fleet_problem: problem }
+    }
+
+    /// Returns the documents of stored resources.
+    pub fn stored(resources: &[crate::store::Resource]) -> Vec<Document> {
+        let document =
+            |resource: &crate::store::Resource| Document::of_resource(&resource.id, &resource.body);
+        let found: Vec<Document> = resources.iter().filter_map(document).collect();
+        debug_assert!(found.iter().all(|document| !matches!(document.content, Some(Content::Endpoints(_)))));
+        found
+    }
+}
+
+impl Fleet {
+    fn new(path: &Path, config: &Config) -> Result<Self, String> {
+        let loaded = dns_kit::files::load_config(path).map_err(|error| error.to_string())?;
+        let ServerConfig { listen, records_file, alias_files_glob, control, .. } = loaded.config;
+        let records = records_file.ok_or_else(|| {
+            format!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
+        })?;
+        let dns = SocketAddr::new(
+            if listen.ip().is_unspecified() { loopback(listen) } else { listen.ip() },
+            listen.port(),
+        );
+        let server = control.map(|control| ServerClient::new(control.socket, Some(dns)));
+        if server.is_none() {
+            tracing::warn!(
+                file = %path.display(),
+                "the server has no control socket: addresses are published regardless of health; set \"control\""
+            );
+        }
+        let health_file = config.store.with_file_name("health.json");
+        let saved = fs::read(&health_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let saved: SavedHealth = saved.unwrap_or_default();
+        Ok(Self {
+            files: FleetFiles::new(records, alias_files_glob),
+            server,
+            book: HealthBook::restore(&saved, Instant::now(), SystemTime::now()),
+            health_file,
+            saved,
+            problem: None,
+        })
+    }
+
+    /// Saves the time since which instances have been unhealthy, so that a restart does not restart
+    /// their hold time.
+    fn save(&mut self, now: Instant) {
+        let current = self.book.save(now, SystemTime::now());
+        if current.is_like(&self.saved) {
+            return;
+        }
+        match write(&self.health_file, &current) {
+            Ok(()) => self.saved = current,
+            Err(error) => tracing::warn!(
+                file = %self.health_file.display(), %error,
+                "cannot save health state: after a restart unhealthy addresses are published again for their hold time"
+            ),
+        }
+    }
+
+    fn log(&mut self, problem: Option<&str>) {
+        if self.problem.as_deref() != problem {
+            match problem {
+                Some(problem) => tracing::warn!("{problem}; the last known state stays in use"),
+                None => tracing::info!("records and health of the fleet are available again"),
+            }
+            self.problem = problem.map(str::to_owned);
+        }
+    }
+}
+
+fn loopback(listen: SocketAddr) -> std::net::IpAddr {
+    match listen {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    }
+}
+
+fn write(path: &Path, health: &SavedHealth) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut beside = tempfile::Builder::new().prefix(".health-").tempfile_in(folder)?;
+    serde_json::to_writer(&mut beside, health)?;
+    beside.flush()?;
+    beside.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// Returns the problems by the document that contains their line.
+pub(super) fn problems_by_document(
+    scan: &Scan,
+) -> (BTreeMap<crate::documents::DocumentId, Vec<String>>, Vec<String>) {
+    let mut of_documents: BTreeMap<_, Vec<String>> = BTreeMap::new();
+    let mut of_files = Vec::new();
+    for file in &scan.files {
+        for problem in &file.problems {
+            // Documents are sorted by line.
+            let document = file.documents.iter().rev().find(|document| document.line <= problem.line);
+            let is_inside = document.filter(|document| problem.line <= document.last_line);
+            match is_inside {
+                Some(document) => {
+                    of_documents.entry(document.id.clone()).or_default().push(problem.to_string())
+                }
+                None => of_files.push(problem.to_string()),
+            }
+        }
+    }
+    (of_documents, of_files)
+}

@@ -1,0 +1,126 @@
+//! Ten thousand names, compared with nsupdate on the same server. `cargo bench` repeats it optimised.
+
+use std::time::{Duration, Instant};
+
+use dns_publish::record::RecordType;
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeValLike as _,
+};
+
+use crate::name_server::{NameServer, Options, Program, names, quiet, record};
+
+const NAMES: usize = 10_000;
+
+/// Names in one message of nsupdate.
+const NAMES_PER_MESSAGE: usize = 400;
+
+/// Processor time of a run that changes nothing.
+const NOTHING_TO_DO: Duration = Duration::from_secs(3);
+
+/// Times of one server.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    /// The publisher's first publication.
+    pub(crate) first: Duration,
+    /// The same records by nsupdate, without prerequisites.
+    pub(crate) nsupdate: Duration,
+    /// A run that transfers the zone and finds nothing to do.
+    pub(crate) nothing: Duration,
+    pub(crate) processor: Duration,
+    /// A run that finds an unchanged serial number.
+    pub(crate) unchanged: Duration,
+    /// A run that changes one name.
+    pub(crate) one: Duration,
+}
+
+#[tokio::test]
+async fn bind_publishes_ten_thousand_names() {
+    publish(Program::Bind).await;
+}
+
+#[tokio::test]
+async fn knot_publishes_ten_thousand_names() {
+    publish(Program::Knot).await;
+}
+
+async fn publish(program: Program) {
+    let Figures { first, nsupdate, nothing, processor, unchanged, one } = measure(program, false).await;
+    println!(
+        "{program:?}: {NAMES} names {first:.2?} (nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
+         ({processor:.2?} of processor time), unchanged serial number {unchanged:.2?}, one change {one:.2?}"
+    );
+    // Elapsed time depends on other load on the machine; CPU time hardly does.
+    assert!(processor < NOTHING_TO_DO, "nothing to do took {processor:?} of processor time");
+}
+
+/// Publishes to one zone of a new server, and with nsupdate to another; either may be first.
+pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
+    let options = Options { zones: vec!["example.org", "peer.example"], ..Options::default() };
+    let server = NameServer::with(program, options);
+    let lines = lines();
+    let peer = || {
+        let begin = Instant::now();
+        server.nsupdate(&lines);
+        begin.elapsed()
+    };
+    let before = nsupdate_first.then(peer);
+
+    let mut parameters = server.parameters();
+    parameters.0.insert("rfc2136-zone".to_owned(), "example.org".to_owned());
+    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let mut engine = crate::name_server::engine(settings);
+    let mut desired = names(NAMES);
+
+    let (first, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
+    let report = report.unwrap();
+    assert!(report.is_complete(), "{report:?}");
+    assert_eq!((report.applied(), report.rounds), (NAMES, 1));
+
+    let used = processor_time();
+    let (nothing, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
+    let processor = processor_time() - used;
+    assert_eq!(report.unwrap().applied(), 0);
+    // The first run after the writes transfers the zone; the next one compares serial numbers.
+    let (unchanged, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
+    assert_eq!(report.unwrap().applied(), 0);
+
+    desired.records[17] = record("n17.example.org", RecordType::A, "203.0.113.17");
+    let (one, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
+    assert_eq!(report.unwrap().applied(), 1);
+
+    let nsupdate = before.unwrap_or_else(peer);
+    for zone in ["example.org", "peer.example"] {
+        assert_eq!(server.transfer(zone).matches("external-dns/owner=me").count(), NAMES, "{zone}");
+    }
+    Figures { first, nsupdate, nothing, processor, unchanged, one }
+}
+
+/// Returns the same names for nsupdate, in another zone.
+fn lines() -> String {
+    let mut lines = String::new();
+    for number in 0..NAMES {
+        let (high, low) = (number / 250 % 250, number % 250);
+        lines.push_str(&format!("update add n{number}.peer.example. 60 A 198.51.{high}.{low}\n"));
+        lines.push_str(&format!(
+            "update add a-n{number}.peer.example. 60 TXT \"heritage=external-dns,external-dns/owner=me\"\n"
+        ));
+        if number % NAMES_PER_MESSAGE == NAMES_PER_MESSAGE - 1 {
+            lines.push_str("send\n");
+        }
+    }
+    lines
+}
+
+async fn timed<T>(work: impl Future<Output = T>) -> (Duration, T) {
+    let begin = Instant::now();
+    let result = work.await;
+    (begin.elapsed(), result)
+}
+
+/// Returns the processor time that this process has used.
+fn processor_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+    let used = usage.user_time() + usage.system_time();
+    Duration::from_micros(u64::try_from(used.num_microseconds()).unwrap())
+}
