@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
 /// Timeout of a response.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the body of a successful GET.
 pub async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
@@ -28,9 +28,20 @@ pub async fn call(
     path: &str,
     body: Bytes,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    tokio::time::timeout(PATIENCE, exchange(socket, method, path, body, usize::MAX))
+    call_within(TIMEOUT, socket, method, path, body).await
+}
+
+/// Sends a request whose response may take some time.
+pub async fn call_within(
+    limit: Duration,
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    tokio::time::timeout(limit, exchange(socket, method, path, body, usize::MAX))
         .await
-        .with_context(|| format!("{}: no answer within {PATIENCE:?}", socket.display()))?
+        .with_context(|| format!("{}: no answer within {limit:?}", socket.display()))?
         .with_context(|| {
             format!(
                 "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",

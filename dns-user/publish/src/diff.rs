@@ -78,7 +78,7 @@ pub fn text(
     for failure in failures {
         shown.push_str(&paint("1;31", &format!("  ! {failure}")));
     }
-    if planned.is_empty() && failures.is_empty() {
+    if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
         shown.push_str("  nothing to do\n");
     }
     shown
@@ -99,7 +99,7 @@ pub fn json(planned: &Planned, failures: &[String]) -> Value {
     let lines = |kind: &str| -> Vec<&Value> {
         actions.iter().filter(|(found, _)| *found == kind).map(|(_, line)| line).collect()
     };
-    let notes = planned.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&planned.notes);
+    let notes = planned.notes();
     let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());
     json!({
         "create": lines("create"),

@@ -2,6 +2,9 @@
 
 use crate::record::{Name, NameError};
 
+/// Label that no filter is likely to contain.
+const PROBE: &str = "any-name-below";
+
 /// Suffixes to include and to exclude. Exclusion wins; without inclusions everything else
 /// is included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +29,23 @@ impl DomainFilter {
                 .include
                 .iter()
                 .any(|suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain))
+    }
+
+    /// Returns whether both filters match a name at or below one of `apexes`.
+    pub fn overlaps(&self, other: &Self, apexes: &[Name]) -> bool {
+        let of_filters = self.include.iter().chain(&other.include).map(|suffix| &suffix.domain);
+        let mut domains = apexes.iter().chain(of_filters);
+        domains.any(|domain| {
+            // Filters are suffixes, so an unlikely label stands for all names below a domain.
+            let below = match domain.is_root() {
+                true => Name::parse(PROBE),
+                false => Name::parse(&format!("{PROBE}.{domain}")),
+            };
+            let names = [Some(domain.clone()), below.ok()];
+            let is_in_zone = |name: &Name| apexes.iter().any(|apex| name.is_within(apex));
+            let mut both = names.into_iter().flatten().filter(is_in_zone);
+            both.any(|name| self.matches(&name) && other.matches(&name))
+        })
     }
 
     /// Returns whether a name may be touched.
@@ -55,4 +75,28 @@ fn suffixes<'a>(entries: impl IntoIterator<Item = &'a str>) -> Result<Vec<Suffix
         _ => Ok(Suffix { domain: Name::parse(entry)?, below_only: false }),
     };
     entries.map(suffix).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_names_make_filters_overlap() {
+        let filter = |include: &[&str], exclude: &[&str]| {
+            DomainFilter::new(include.iter().copied(), exclude.iter().copied()).unwrap()
+        };
+        let apexes = [Name::parse("example.org").unwrap()];
+        for (one, other, expected) in [
+            (filter(&[], &[]), filter(&[], &[]), true),
+            (filter(&["a.example.org"], &[]), filter(&["b.example.org"], &[]), false),
+            (filter(&["a.example.org"], &[]), filter(&["x.a.example.org"], &[]), true),
+            (filter(&["a.example.org"], &[]), filter(&[], &["a.example.org"]), false),
+            (filter(&[".a.example.org"], &[]), filter(&["a.example.org"], &[".a.example.org"]), false),
+            (filter(&["example.net"], &[]), filter(&["example.net"], &[]), false),
+        ] {
+            assert_eq!(one.overlaps(&other, &apexes), expected, "{one:?} {other:?}");
+            assert_eq!(other.overlaps(&one, &apexes), expected, "{other:?} {one:?}");
+        }
+    }
 }

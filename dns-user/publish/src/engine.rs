@@ -1,13 +1,16 @@
 //! Reconciles the zones of one provider with the sources: list, plan, guard, apply.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, SystemTime},
+};
 
 use crate::{
-    guard::{self, Refusal},
+    guard::{self, Quarrels, RecentDeletions, Refusal, Scale},
     ownership::{OwnershipError, Registry, View, remove_collisions},
-    plan::{self, Action, Desired, Note, Plan, Reason, Rules},
+    plan::{self, Action, Desired, NameChange, Note, Plan, Reason, Rules},
     provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
-    record::{Key, Name, Record},
+    record::{Key, Name, Record, RecordType},
 };
 
 /// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
@@ -24,10 +27,13 @@ pub struct Engine {
     pub registry: Registry,
     /// Rules that turn wanted records into changes.
     pub rules: Rules,
+    /// Unconfirmed deletions of the last hour, which the caller keeps for the next process.
+    pub deletions: RecentDeletions,
+    quarrels: Quarrels,
 }
 
 /// A zone with its ownership, or the reason why it is unavailable.
-pub struct Surveyed {
+pub struct ZoneListing {
     /// Identity within the provider.
     pub id: String,
     /// Apex of the zone.
@@ -41,8 +47,9 @@ pub struct Surveyed {
 }
 
 /// Plan of a run.
+#[derive(Default)]
 pub struct Planned {
-    /// Plans of the available zones, in the order of the survey.
+    /// Plans of the available zones, in the order of the listing.
     pub zones: Vec<ZonePlan>,
     /// Notes on wanted records without an available zone.
     pub notes: Vec<Note>,
@@ -58,6 +65,8 @@ pub struct ZonePlan {
     pub plan: Plan,
     /// Number of names in the zone that this publisher owns.
     pub owned: usize,
+    /// Number of names deleted in the last hour without a confirmation.
+    pub recent: usize,
 }
 
 impl Planned {
@@ -71,13 +80,19 @@ impl Planned {
         self.zones.iter().map(|zone| zone.plan.deletions()).sum()
     }
 
-    /// Returns an error if a zone's plan needs confirmation. `confirmed` is the number of deletions
-    /// in all zones that the operator allows.
+    /// Returns all notes.
+    pub fn notes(&self) -> impl Iterator<Item = &Note> {
+        self.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&self.notes)
+    }
+
+    /// Returns an error if a zone's deletions need confirmation. `confirmed` is the number of
+    /// deletions in all zones that the operator allows.
     pub fn check(&self, zone: &ZonePlan, confirmed: Option<usize>) -> Result<(), Refusal> {
         if confirmed.is_some_and(|confirmed| self.deletions() <= confirmed) {
             return Ok(());
         }
-        guard::check(&zone.plan, zone.owned, self.wanted, None)
+        let scale = Scale { owned: zone.owned, wanted: self.wanted, recent: zone.recent };
+        guard::check(&zone.plan, scale, None)
     }
 }
 
@@ -97,7 +112,7 @@ pub struct Report {
 pub struct ZoneReport {
     /// Identity within the provider.
     pub id: String,
-    /// Number of record sets in the zone.
+    /// Number of record sets in the zone, without owner records.
     pub records: usize,
     /// Number of names that this publisher owns.
     pub owned: usize,
@@ -105,9 +120,11 @@ pub struct ZoneReport {
     pub applied: usize,
     /// Number of transactions in conflict with another writer in the last round.
     pub conflicts: usize,
+    /// Names that another writer with the same owner deletes or creates again and again.
+    pub contested: BTreeSet<Name>,
     /// Names whose transaction failed, with the errors.
     pub failures: Vec<(Name, NameError)>,
-    /// Reason why the plan was not applied.
+    /// Reason why the deletions were not made.
     pub refusal: Option<Refusal>,
     /// Reason why the zone is unavailable.
     pub failure: Option<ProviderError>,
@@ -134,6 +151,7 @@ impl Report {
         self.zones.iter().all(|zone| {
             zone.failures.is_empty()
                 && zone.conflicts == 0
+                && zone.contested.is_empty()
                 && zone.refusal.is_none()
                 && zone.failure.is_none()
         })
@@ -146,87 +164,138 @@ impl Report {
 }
 
 impl Engine {
+    /// Creates an engine without a history.
+    pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: Rules) -> Self {
+        let deletions = RecentDeletions::default();
+        Self { provider, registry, rules, deletions, quarrels: Quarrels::default() }
+    }
+
     /// Lists all zones and reads their ownership.
-    pub async fn survey(&mut self) -> Result<Vec<Surveyed>, ProviderError> {
+    pub async fn list(&mut self) -> Result<Vec<ZoneListing>, ProviderError> {
         let zones = self.provider.list().await?;
         Ok(zones.into_iter().map(|zone| self.read(zone)).collect())
     }
 
-    fn read(&self, zone: Zone) -> Surveyed {
+    fn read(&self, zone: Zone) -> ZoneListing {
         let Zone { id, apex, visibility, records, warnings } = zone;
         let view = records.map(|records| self.registry.read(&apex, records));
-        Surveyed { id, apex, visibility, view, warnings }
+        ZoneListing { id, apex, visibility, view, warnings }
     }
 
-    /// Plans the changes for a survey.
-    pub fn plan(&self, survey: &[Surveyed], desired: &Desired) -> Planned {
+    /// Lets the service adjust wanted records for the following plans.
+    pub async fn prepare(&mut self, desired: &Desired) -> Result<(), ProviderError> {
+        let records = self.with_min_ttl(desired);
+        self.provider.prepare(&records).await
+    }
+
+    fn with_min_ttl(&self, desired: &Desired) -> Vec<Record> {
         let mut records = desired.records.clone();
+        for record in records.iter_mut().filter(|_| self.rules.min_ttl > 0) {
+            record.ttl = Some(record.ttl.unwrap_or(0).max(self.rules.min_ttl));
+        }
+        records
+    }
+
+    /// Plans the changes for a listing.
+    pub fn plan(&self, listing: &[ZoneListing], desired: &Desired) -> Planned {
+        let now = SystemTime::now();
+        let mut records = self.with_min_ttl(desired);
         self.provider.adjust(&mut records);
         let wanted = records.len();
-        let mut per_zone: Vec<Desired> = vec![Desired::default(); survey.len()];
+        let mut per_zone: Vec<Desired> = vec![Desired::default(); listing.len()];
         let mut stray = Plan::default();
         for record in records {
-            let places = places(survey, &record.name);
-            if places.is_empty() && self.rules.domains.matches(&record.name) {
+            let zones = zones_of(listing, &record.name);
+            if zones.is_empty() && self.rules.domains.matches(&record.name) {
                 stray.note(&record, Reason::NoZone);
             }
-            for place in places {
-                if survey[place].view.is_err() {
-                    stray.note(&record, Reason::ZoneUnavailable { zone: survey[place].apex.clone() });
+            for zone in zones {
+                if record.record_type == RecordType::NS && record.name == listing[zone].apex {
+                    stray.note(&record, Reason::ApexServers);
+                } else {
+                    per_zone[zone].records.push(record.clone());
                 }
-                per_zone[place].records.push(record.clone());
             }
         }
         let mut zones = Vec::new();
         for (index, mut wishes) in per_zone.into_iter().enumerate() {
-            let Ok(view) = &survey[index].view else { continue };
+            let Ok(view) = &listing[index].view else { continue };
             wishes.held.clone_from(&desired.held);
             let ours: Vec<Record> = view
                 .records
                 .iter()
-                .filter(|record| places(survey, &record.name).contains(&index))
+                .filter(|record| zones_of(listing, &record.name).contains(&index))
                 .cloned()
                 .collect();
             let owned = self.owned(&ours);
             let mut plan = plan::plan(&self.rules, &ours, &wishes);
+            self.keep_contested(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
-            zones.push(ZonePlan { id: survey[index].id.clone(), plan, owned });
+            let id = listing[index].id.clone();
+            let is_counted =
+                |change: &&NameChange| change.is_deletion() && self.quarrels.has_deleted(&change.name, now);
+            let counted = plan.changes.iter().filter(is_counted).count();
+            let recent = self.deletions.count(&id, now).saturating_sub(counted);
+            zones.push(ZonePlan { id, plan, owned, recent });
         }
         Planned { zones, notes: stray.notes, wanted }
     }
 
+    /// Drops deletions that another writer has undone repeatedly.
+    fn keep_contested(&self, plan: &mut Plan, now: SystemTime) {
+        let changes = std::mem::take(&mut plan.changes);
+        for change in changes {
+            match change.actions.first() {
+                Some(Action::Delete(record))
+                    if change.is_deletion() && self.quarrels.keeps(&change.name, now) =>
+                {
+                    plan.note(record, Reason::Contested);
+                }
+                _ => plan.changes.push(change),
+            }
+        }
+    }
+
     /// Returns the number of names that this publisher owns.
     fn owned(&self, records: &[Record]) -> usize {
-        let ours = records
-            .iter()
-            .filter(|record| !self.rules.owner.is_empty() && record.labels.owner() == self.rules.owner);
+        let ours = records.iter().filter(|record| self.is_ours(record));
         ours.map(|record| &record.name).collect::<BTreeSet<_>>().len()
     }
 
-    /// Applies a plan to the surveyed zones. A zone whose plan needs confirmation, and a name whose
-    /// change is refused, stay unchanged without affecting the others.
+    fn is_ours(&self, record: &Record) -> bool {
+        !self.rules.owner.is_empty() && record.labels.owner() == self.rules.owner
+    }
+
+    /// Applies a plan to the listed zones. Deletions that need confirmation, and a name whose change
+    /// is refused, stay unchanged without affecting the others.
     pub async fn apply(
         &mut self,
-        survey: &[Surveyed],
+        listing: &[ZoneListing],
         planned: &Planned,
         confirmed: Option<usize>,
         isolate: bool,
         progress: Progress<'_>,
     ) -> Report {
         let mut report = Report { notes: planned.notes.clone(), rounds: 1, ..Report::default() };
-        for zone in survey {
+        for zone in listing {
             let mut result = ZoneReport { id: zone.id.clone(), ..ZoneReport::default() };
             result.warnings.clone_from(&zone.warnings);
             match &zone.view {
                 Err(failure) => result.failure = Some(failure.clone()),
                 Ok(view) => {
                     result.records = view.records.len();
-                    if let Some(plan) = planned.zones.iter().find(|plan| plan.id == zone.id) {
-                        result.owned = plan.owned;
-                        result.notes.clone_from(&plan.plan.notes);
-                        result.refusal = planned.check(plan, confirmed).err();
-                        if result.refusal.is_none() {
-                            self.apply_zone(view, plan, isolate, progress, &mut result).await;
+                    if let Some(of_zone) = planned.zones.iter().find(|plan| plan.id == zone.id) {
+                        result.owned = of_zone.owned;
+                        result.notes.clone_from(&of_zone.plan.notes);
+                        result.refusal = planned.check(of_zone, confirmed).err();
+                        let plan = match result.refusal {
+                            None => of_zone.plan.clone(),
+                            Some(_) => of_zone.plan.without_deletions(),
+                        };
+                        let batch = Batch { zone: zone.id.clone(), isolate, transactions: Vec::new() };
+                        let deleted = self.apply_zone(view, &plan, batch, progress, &mut result).await;
+                        if confirmed.is_none() {
+                            self.deletions.add(&zone.id, deleted, SystemTime::now());
                         }
                     }
                 }
@@ -236,16 +305,17 @@ impl Engine {
         report
     }
 
+    /// Applies the plan of one zone. Returns the number of names deleted for the first time in an
+    /// hour.
     async fn apply_zone(
         &mut self,
         view: &View,
-        planned: &ZonePlan,
-        isolate: bool,
+        plan: &Plan,
+        mut batch: Batch,
         progress: Progress<'_>,
         result: &mut ZoneReport,
-    ) {
-        let mut batch = Batch { zone: planned.id.clone(), isolate, transactions: Vec::new() };
-        for change in &planned.plan.changes {
+    ) -> usize {
+        for change in &plan.changes {
             match self.registry.transaction(view, change) {
                 Ok(transaction) => batch.transactions.push(transaction),
                 Err(error) => result.failures.push((change.name.clone(), error.into())),
@@ -253,41 +323,56 @@ impl Engine {
         }
         let collisions = remove_collisions(view, &mut batch.transactions);
         result.failures.extend(collisions.into_iter().map(|(name, error)| (name, error.into())));
-        if batch.transactions.is_empty() {
-            return;
-        }
-        let outcome = self.provider.apply(&batch, progress).await;
         let mut applied = BTreeSet::new();
-        for (transaction, outcome) in batch.transactions.into_iter().zip(outcome.results) {
-            match outcome {
-                TransactionResult::Applied => {
-                    result.applied += 1;
-                    applied.insert(transaction.name);
+        if !batch.transactions.is_empty() {
+            let outcome = self.provider.apply(&batch, progress).await;
+            for (transaction, outcome) in batch.transactions.into_iter().zip(outcome.results) {
+                match outcome {
+                    TransactionResult::Applied => drop(applied.insert(transaction.name)),
+                    TransactionResult::Conflict => result.conflicts += 1,
+                    TransactionResult::Failed(error) => {
+                        result.failures.push((transaction.name, error.into()));
+                    }
                 }
-                TransactionResult::Conflict => result.conflicts += 1,
-                TransactionResult::Failed(error) => result.failures.push((transaction.name, error.into())),
             }
         }
-        let [before, after] = self.owned_around(view, &planned.plan, &applied);
-        result.owned = (result.owned + after).saturating_sub(before);
+        result.applied = applied.len();
+        let changes: Vec<&NameChange> =
+            plan.changes.iter().filter(|change| applied.contains(&change.name)).collect();
+        self.count_sizes(view, &changes, result);
+        let now = SystemTime::now();
+        let mut deleted = 0;
+        for change in &changes {
+            let is_new = change.is_deletion() && !self.quarrels.has_deleted(&change.name, now);
+            deleted += usize::from(is_new);
+            if self.quarrels.applied(change, now) {
+                result.contested.insert(change.name.clone());
+            }
+        }
+        for note in plan.notes.iter().filter(|note| note.reason == Reason::Contested) {
+            self.quarrels.kept(&note.name, now);
+            result.contested.insert(note.name.clone());
+        }
+        deleted
     }
 
-    /// Returns the number of owned names in a zone before and after the changes of the names in
-    /// `applied`.
-    fn owned_around(&self, view: &View, plan: &Plan, applied: &BTreeSet<Name>) -> [usize; 2] {
-        let is_ours = |record: &Record| record.labels.owner() == self.rules.owner;
+    /// Adds the effect of changes to the numbers of sets and of owned names.
+    fn count_sizes(&self, view: &View, changes: &[&NameChange], result: &mut ZoneReport) {
+        if changes.is_empty() {
+            return;
+        }
         let count = |keys: &BTreeSet<Key>| keys.iter().map(|key| &key.name).collect::<BTreeSet<_>>().len();
         let mut owned: BTreeSet<Key> =
-            view.records.iter().filter(|record| is_ours(record)).map(Record::key).collect();
+            view.records.iter().filter(|record| self.is_ours(record)).map(Record::key).collect();
         let before = count(&owned);
-        for action in plan
-            .changes
-            .iter()
-            .filter(|change| applied.contains(&change.name))
-            .flat_map(|change| &change.actions)
-        {
+        for action in changes.iter().flat_map(|change| &change.actions) {
             match action {
-                Action::Create(record) | Action::Update { after: record, .. } if is_ours(record) => {
+                Action::Create(_) => result.records += 1,
+                Action::Delete(_) => result.records = result.records.saturating_sub(1),
+                Action::Update { .. } | Action::Release(_) | Action::DropOrphan(_) => {}
+            }
+            match action {
+                Action::Create(record) | Action::Update { after: record, .. } if self.is_ours(record) => {
                     owned.insert(record.key());
                 }
                 Action::Create(record)
@@ -299,7 +384,7 @@ impl Engine {
                 Action::DropOrphan(_) => {}
             }
         }
-        [before, count(&owned)]
+        result.owned = (result.owned + count(&owned)).saturating_sub(before);
     }
 
     /// Lists, plans and applies until the zones are as wanted. After a conflict with another
@@ -310,22 +395,30 @@ impl Engine {
         confirmed: Option<usize>,
         progress: Progress<'_>,
     ) -> Result<Report, ProviderError> {
-        let mut applied: Vec<(String, usize)> = Vec::new();
+        let listing = self.list().await?;
+        self.prepare(desired).await?;
+        self.reconcile_listed(listing, desired, confirmed, progress).await
+    }
+
+    /// Like [`Engine::reconcile`], but prepared and with a listing for the first round.
+    pub async fn reconcile_listed(
+        &mut self,
+        mut listing: Vec<ZoneListing>,
+        desired: &Desired,
+        confirmed: Option<usize>,
+        progress: Progress<'_>,
+    ) -> Result<Report, ProviderError> {
+        let mut applied: BTreeMap<String, usize> = BTreeMap::new();
         let mut round = 0;
         loop {
             round += 1;
-            let survey = self.survey().await?;
-            let planned = self.plan(&survey, desired);
-            let mut report = self.apply(&survey, &planned, confirmed, round > 1, progress).await;
+            let planned = self.plan(&listing, desired);
+            let mut report = self.apply(&listing, &planned, confirmed, round > 1, progress).await;
             let has_conflict = report.zones.iter().any(|zone| zone.conflicts > 0);
             for zone in &mut report.zones {
-                match applied.iter_mut().find(|(id, _)| *id == zone.id) {
-                    Some((_, sum)) => {
-                        *sum += zone.applied;
-                        zone.applied = *sum;
-                    }
-                    None => applied.push((zone.id.clone(), zone.applied)),
-                }
+                let sum = applied.entry(zone.id.clone()).or_default();
+                *sum += zone.applied;
+                zone.applied = *sum;
             }
             report.rounds = round;
             if !has_conflict || round == MAX_ROUNDS {
@@ -333,17 +426,18 @@ impl Engine {
             }
             let longest = PAUSE * 2_u32.pow(round - 1);
             tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
+            listing = self.list().await?;
         }
     }
 }
 
 /// Returns the zones of a name: the longest public one, and all private ones that contain it.
-fn places(survey: &[Surveyed], name: &Name) -> Vec<usize> {
-    let fits = |zone: &Surveyed| name.is_within(&zone.apex);
+fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
+    let fits = |zone: &ZoneListing| name.is_within(&zone.apex);
     let public =
-        survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Public && fits(zone));
+        listing.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Public && fits(zone));
     let longest = public.max_by_key(|(_, zone)| zone.apex.labels().count());
     let private =
-        survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
+        listing.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
     longest.into_iter().chain(private).map(|(index, _)| index).collect()
 }

@@ -139,7 +139,10 @@ mod tests {
     fn dashboard_uses_existing_metrics() {
         let metrics = complete();
         let text = metrics.text();
-        let dashboard = include_str!("../../../deploy/grafana/bosh-dns-publish.json");
+        let dashboard = concat!(
+            include_str!("../../../deploy/grafana/bosh-dns-publish.json"),
+            include_str!("../../../deploy/prometheus/publish-rules.yml")
+        );
         let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
         let used: std::collections::BTreeSet<&str> = dashboard
             .split(|letter: char| !is_name(letter))

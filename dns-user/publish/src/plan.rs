@@ -55,6 +55,8 @@ pub struct Rules {
     pub domains: DomainFilter,
     /// Former owner whose records are taken over if they are wanted.
     pub migrate_from: Option<String>,
+    /// Minimum TTL in seconds.
+    pub min_ttl: u32,
 }
 
 impl Rules {
@@ -66,6 +68,7 @@ impl Rules {
             managed: RecordType::DEFAULT_MANAGED.into(),
             domains: DomainFilter::default(),
             migrate_from: None,
+            min_ttl: 0,
         }
     }
 
@@ -100,12 +103,16 @@ pub struct Desired {
 pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     let mut plan = Plan::default();
     let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
+    let redirections = Redirections::of(current);
     for record in current {
         let rows = names.entry(&record.name).or_default();
         if rules.manages(record) {
             rows.row(record).current.insert(record.record_type, record);
         } else {
             rows.unmanaged.insert(record.record_type);
+            if rules.owns(record) && rules.managed.contains(&record.record_type) {
+                plan.note(record, Reason::LeftBehind);
+            }
         }
     }
     for record in &desired.records {
@@ -121,8 +128,9 @@ pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     for (name, mut rows) in names {
         drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
         let mut actions = Vec::new();
+        let around = Around { unmanaged: &rows.unmanaged, held: &desired.held, redirections: &redirections };
         for row in rows.by_set.values() {
-            actions.extend(plan_row(rules, row, &rows.unmanaged, &desired.held, &mut plan));
+            actions.extend(plan_row(rules, row, &around, &mut plan));
         }
         if !actions.is_empty() {
             plan.changes.push(NameChange { name: name.clone(), actions });
@@ -189,14 +197,56 @@ struct Row<'a> {
     candidates: Candidates<'a>,
 }
 
+/// What else is known of a name and its zone.
+struct Around<'a> {
+    /// Types of existing sets of the name that are not managed.
+    unmanaged: &'a BTreeSet<RecordType>,
+    /// Resources whose records stay unchanged.
+    held: &'a BTreeSet<String>,
+    redirections: &'a Redirections<'a>,
+}
+
+/// Delegations and DNAMEs of a zone, which send resolvers elsewhere for the names below them.
+struct Redirections<'a>(BTreeMap<&'a Name, &'a Record>);
+
+impl<'a> Redirections<'a> {
+    /// Returns those among the records of a zone, which do not contain the NS of its apex.
+    fn of(records: &'a [Record]) -> Self {
+        let redirects = |record: &&Record| [RecordType::NS, RecordType::DNAME].contains(&record.record_type);
+        Self(records.iter().filter(redirects).map(|record| (&record.name, record)).collect())
+    }
+
+    /// Returns the reason, if any, why resolvers do not see a record. They see the addresses of a
+    /// delegation's own servers (RFC 9471), and the records that make the delegation.
+    fn hide(&self, record: &Record) -> Option<Reason> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut above = Some(record.name.clone());
+        while let Some(name) = above {
+            if let Some(found) = self.0.get(&name) {
+                let is_at = name == record.name;
+                let belongs = match found.record_type {
+                    RecordType::NS => {
+                        let is_glue = record.record_type.is_address()
+                            && found.targets.iter().any(|target| target.as_str() == record.name.as_str());
+                        is_glue || is_at && [RecordType::NS, RecordType::DS].contains(&record.record_type)
+                    }
+                    _ => is_at,
+                };
+                if !belongs {
+                    return Some(Reason::Hidden { at: name, record_type: found.record_type });
+                }
+            }
+            above = name.parent();
+        }
+        None
+    }
+}
+
 /// Plans one row. All its actions are applied in one transaction.
-fn plan_row(
-    rules: &Rules,
-    row: &Row<'_>,
-    unmanaged: &BTreeSet<RecordType>,
-    held: &BTreeSet<String>,
-    plan: &mut Plan,
-) -> Vec<Action> {
+fn plan_row(rules: &Rules, row: &Row<'_>, around: &Around<'_>, plan: &mut Plan) -> Vec<Action> {
+    let Around { unmanaged, held, redirections } = around;
     let mut creates = Vec::new();
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {
@@ -204,12 +254,19 @@ fn plan_row(
         let Some(wanted) = merge(candidates, current) else { continue };
         match current {
             _ if wanted.targets.is_empty() => plan.note(&wanted, Reason::NoTargets),
-            None => creates.push(owned_by(rules, wanted, None)),
+            _ if wanted.is_self_alias() => plan.note(&wanted, Reason::SelfAlias),
+            None => match redirections.hide(&wanted) {
+                Some(reason) => plan.note(&wanted, reason),
+                None => creates.push(owned_by(rules, wanted, None)),
+            },
             Some(before) if !rules.may_replace(before) => {
                 let owner = before.labels.owner().to_owned();
                 plan.note(&wanted, Reason::Foreign { owner });
             }
             Some(before) => {
+                if let Some(reason) = redirections.hide(&wanted) {
+                    plan.note(&wanted, reason);
+                }
                 let after = owned_by(rules, wanted, Some(before));
                 if differs(before, &after) {
                     updates.push(Action::Update { before: before.clone(), after });

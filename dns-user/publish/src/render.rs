@@ -9,11 +9,30 @@ use crate::{
     endpoint,
     publication::{Publication, Target},
     record::{Labels, Record},
-    update_record::{PROVIDER_LABEL, Setting},
+    update_record::{PROVIDER_LABEL, Provider, Setting, UpdateRecord},
 };
 
 /// Default image of the Deployments.
-pub const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.19.0";
+pub const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.22.0";
+
+/// Arguments that the publisher applies itself if external-dns only serves the provider.
+const NOT_OF_WEBHOOK: [&str; 4] = ["policy", "registry", "txt-", "interval"];
+
+/// Returns the command that makes external-dns serve a record's provider to the publisher.
+pub fn webhook_command(record: &UpdateRecord) -> Vec<String> {
+    let mut words = vec![
+        "external-dns".to_owned(),
+        "--webhook-server".to_owned(),
+        format!("--provider={}", record.provider),
+    ];
+    for (parameter, setting) in record.parameters.iter() {
+        let is_of_process = NOT_OF_WEBHOOK.iter().any(|start| parameter.name.starts_with(start));
+        if parameter.without_effect().is_none() && !is_of_process {
+            words.extend(arguments_of(parameter.name, setting));
+        }
+    }
+    words
+}
 
 /// Renders every provider. Returns YAML by file name.
 pub fn manifests(publication: &Publication, image: &str) -> BTreeMap<String, String> {
@@ -41,6 +60,16 @@ fn deployment(target: &Target, image: &str) -> Value {
         format!("--label-filter={PROVIDER_LABEL}={}", id.name),
         format!("--provider={}", record.provider),
     ];
+    // external-dns 0.22 requires it; the document has a default.
+    if record.parameters.iter().all(|(parameter, _)| parameter.name != "policy") {
+        arguments.push("--policy=sync".to_owned());
+    }
+    // Without a listing external-dns never deletes anything.
+    if record.provider == Provider::Rfc2136
+        && record.parameters.iter().all(|(parameter, _)| parameter.name != "rfc2136-tsig-axfr")
+    {
+        arguments.push("--rfc2136-tsig-axfr".to_owned());
+    }
     let mut environment = Vec::new();
     for (parameter, setting) in record.parameters.iter() {
         if parameter.name == "rfc2136-tsig-secret" {

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
     documents::{DocumentId, DocumentStatus, Scan},
@@ -25,6 +25,25 @@ pub struct Desk {
     rounds: Mutex<Rounds>,
     change: Notify,
     metrics: Metrics,
+    confirmations: Mutex<BTreeMap<String, mpsc::UnboundedSender<Confirmation>>>,
+}
+
+/// Permission for one round of a provider to delete names.
+#[derive(Debug)]
+pub struct Confirmation {
+    /// Maximum number of names.
+    pub deletions: usize,
+    /// Receives the result of the round.
+    pub reply: oneshot::Sender<Confirmed>,
+}
+
+/// Result of a confirmed round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confirmed {
+    /// Number of changed names.
+    pub changed: usize,
+    /// Reasons why records are not published.
+    pub problems: Vec<String>,
 }
 
 /// State of the publisher, as `status` shows it.
@@ -87,7 +106,30 @@ impl Desk {
             rounds: Mutex::default(),
             change: Notify::new(),
             metrics,
+            confirmations: Mutex::default(),
         }
+    }
+
+    /// Returns the confirmations for a provider, until the next call.
+    pub fn receive_confirmations(&self, provider: &str) -> mpsc::UnboundedReceiver<Confirmation> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.confirmations.lock().insert(provider.to_owned(), sender);
+        receiver
+    }
+
+    /// Starts a round in which a provider may delete this number of names, and waits for its end;
+    /// `None` if the provider does not run.
+    pub async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
+        let (reply, result) = oneshot::channel();
+        let sender = self.confirmations.lock().get(provider).cloned()?;
+        sender.send(Confirmation { deletions, reply }).ok()?;
+        result.await.ok()
+    }
+
+    /// Returns the names of the running providers.
+    pub fn providers(&self) -> Vec<String> {
+        let senders = self.confirmations.lock();
+        senders.iter().filter(|(_, sender)| !sender.is_closed()).map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the store of resources.

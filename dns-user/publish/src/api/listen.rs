@@ -32,9 +32,6 @@ const MOST_CONNECTIONS: usize = 64;
 /// Timeout of receiving the head of a request.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Maximum size of a request body in bytes.
-const LONGEST_BODY: usize = 1 << 20;
-
 /// Clients that are admitted by their certificate.
 #[derive(Clone, Debug)]
 pub enum Access {
@@ -119,7 +116,6 @@ pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<
 
 /// Serves mutual TLS until dropped.
 pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
-    let routes = bounded(routes);
     let refused = Router::new().fallback(|| async {
         (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
     });
@@ -141,16 +137,10 @@ pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Acc
     http_server::accept(listener, http_server::MOST_CONNECTIONS, serve_one).await;
 }
 
-/// Limits the bodies of requests.
-fn bounded(routes: Router) -> Router {
-    routes.layer(axum::extract::DefaultBodyLimit::max(LONGEST_BODY))
-}
-
 fn spawn<S>(stream: S, routes: Router, permit: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let routes = bounded(routes);
     tokio::spawn(async move {
         let _permit = permit;
         let connection = hyper::server::conn::http1::Builder::new()

@@ -9,7 +9,7 @@
 //! | `/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs[/{name}]` | the same |
 //! | `/v2/openapi.json` | GET |
 //! | `/status`, `/resources`, `/healthz`, `/metrics` | GET |
-//! | `/reload` | POST |
+//! | `/reload`, `/confirm` | POST |
 //!
 //! `/v2/project/` is accepted for `/v2/projects/`, and a trailing slash is ignored, because
 //! document 003 writes its paths so.
@@ -18,27 +18,34 @@ mod desk;
 mod listen;
 mod resources;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    body::Bytes,
-    extract::{Path, State},
-    http::StatusCode,
+    body::{Body, Bytes, to_bytes},
+    extract::{Path, Query, State, rejection::QueryRejection},
+    http::{HeaderMap, Method, StatusCode, Uri},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use self::resources::Scope;
+use self::resources::{Page, Preconditions, Scope};
 pub use self::{
-    desk::{Desk, Health, Overview, ProviderOverview},
+    desk::{Confirmation, Confirmed, Desk, Health, Overview, ProviderOverview},
     listen::{Access, ControlSocket, serve_control, serve_tls},
 };
 use crate::{
     documents::Kind,
     update_record::{ListOwner, openapi},
 };
+
+/// Maximum size of a request body in octets.
+const MAX_BODY: usize = 1 << 20;
+
+/// Timeout of receiving the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Values of the placeholders in a path.
 type Places = BTreeMap<String, String>;
@@ -119,7 +126,16 @@ pub fn routes(desk: Arc<Desk>) -> Router {
         .route("/status", get(status))
         .route("/resources", get(stored_resources))
         .route("/reload", post(reload))
+        .route("/confirm", post(confirm))
         .merge(plain_routes())
+        .fallback(|uri: Uri| async move {
+            let reason = format!("{} is not a path of the API; see /v2/openapi.json", uri.path());
+            resources::refusal(StatusCode::NOT_FOUND, &reason)
+        })
+        .method_not_allowed_fallback(|method: Method| async move {
+            let reason = format!("{method} is not possible here; use one of the methods in Allow");
+            resources::refusal(StatusCode::METHOD_NOT_ALLOWED, &reason)
+        })
         .with_state(desk)
 }
 
@@ -133,24 +149,63 @@ fn plain_routes() -> Router<Arc<Desk>> {
 }
 
 fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
-    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>| async move {
-        blocking(move || resources::list(&desk, &scope(&places))).await
+    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, uri: Uri, page: PageOf| async move {
+        let page = match page {
+            Ok(Query(page)) => page,
+            Err(error) => return resources::refusal(StatusCode::BAD_REQUEST, &error.body_text()),
+        };
+        blocking(move || resources::list(&desk, &scope(&places), uri.path(), &page)).await
     })
-    .post(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, body: Bytes| async move {
-        blocking(move || resources::create(&desk, &scope(&places), &body)).await
+    .post(
+        move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, uri: Uri, body: Body| async move {
+            let body = match read_body(body).await {
+                Ok(body) => body,
+                Err(refusal) => return refusal,
+            };
+            blocking(move || resources::create(&desk, &scope(&places), uri.path(), &body)).await
+        },
+    )
+}
+
+/// Query of a list.
+type PageOf = Result<Query<Page>, QueryRejection>;
+
+fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
+    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap| async move {
+        let conditions = Preconditions::of(&headers);
+        blocking(move || resources::read(&desk, &scope(&places), &place(&places, "name"), &conditions)).await
+    })
+    .put(
+        move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap, body: Body| async move {
+            let conditions = Preconditions::of(&headers);
+            let body = match read_body(body).await {
+                Ok(body) => body,
+                Err(refusal) => return refusal,
+            };
+            let name = place(&places, "name");
+            blocking(move || resources::replace(&desk, &scope(&places), &name, &body, &conditions)).await
+        },
+    )
+    .delete(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap| async move {
+        let conditions = Preconditions::of(&headers);
+        blocking(move || resources::delete(&desk, &scope(&places), &place(&places, "name"), &conditions)).await
     })
 }
 
-fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
-    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>| async move {
-        blocking(move || resources::read(&desk, &scope(&places), &place(&places, "name"))).await
-    })
-    .put(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, body: Bytes| async move {
-        blocking(move || resources::replace(&desk, &scope(&places), &place(&places, "name"), &body)).await
-    })
-    .delete(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>| async move {
-        blocking(move || resources::delete(&desk, &scope(&places), &place(&places, "name"))).await
-    })
+/// Reads the body of a request. A client that stops sending must not hold its connection.
+async fn read_body(body: Body) -> Result<Bytes, Response> {
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(_)) => {
+            let reason = format!("the body is incomplete, or larger than {MAX_BODY} octets; send less");
+            Err(resources::refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
+        }
+        Err(_) => {
+            let reason =
+                format!("the body did not arrive within {} s; send it at once", BODY_TIMEOUT.as_secs());
+            Err(resources::refusal(StatusCode::REQUEST_TIMEOUT, &reason))
+        }
+    }
 }
 
 /// Runs a request on a blocking thread, because the store waits for the disk.
@@ -180,6 +235,44 @@ async fn stored_resources(State(desk): State<Arc<Desk>>) -> Response {
 async fn reload(State(desk): State<Arc<Desk>>) -> Response {
     desk.wake();
     StatusCode::ACCEPTED.into_response()
+}
+
+/// Body of `/confirm`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfirmRequest {
+    /// Maximum number of names that each provider may delete in its next round.
+    pub deletions: usize,
+    /// Providers as `PROJECT/RECORD`; all without any.
+    #[serde(default)]
+    pub providers: Vec<String>,
+}
+
+/// Runs a round of each provider that may delete as many names as the operator confirms. The
+/// running publisher has the credentials that a command lacks.
+async fn confirm(State(desk): State<Arc<Desk>>, body: Body) -> Response {
+    let body = match read_body(body).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    let request: ConfirmRequest = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(error) => {
+            let reason = format!("the body is not a confirmation: {error}; send {{\"deletions\": N}}");
+            return resources::refusal(StatusCode::BAD_REQUEST, &reason);
+        }
+    };
+    let ConfirmRequest { deletions, providers } = request;
+    let providers = if providers.is_empty() { desk.providers() } else { providers };
+    let mut results = BTreeMap::new();
+    for provider in providers {
+        let Some(result) = desk.confirm(&provider, deletions).await else {
+            let reason = format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
+            return resources::refusal(StatusCode::NOT_FOUND, &reason);
+        };
+        results.insert(provider, result);
+    }
+    Json(results).into_response()
 }
 
 async fn healthz(State(desk): State<Arc<Desk>>) -> Response {

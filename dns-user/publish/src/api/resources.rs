@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use axum::{
     Json,
-    http::StatusCode,
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Desk;
 use crate::{
     documents::{Content, Document, DocumentId, DocumentStatus, Kind},
-    store::{StoreError, Write, Written},
+    store::{Resource, StoreError, Write, Written},
     text::{self, Problem, Problems, Reader},
     update_record::{Intent, ListOwner, RecordList, UpdateRecord, is_identifier},
 };
@@ -72,8 +73,51 @@ impl Scope {
     }
 }
 
-/// Lists a collection: documents of the folder and stored resources, sorted by name.
-pub(super) fn list(desk: &Desk, scope: &Scope) -> Response {
+/// Part of a collection to list.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Page {
+    /// Maximum number of items.
+    limit: Option<usize>,
+    /// Name of the last item of the page before.
+    after: Option<String>,
+}
+
+/// Preconditions of a request (RFC 9110, section 13.1): entity tags, or `*`.
+#[derive(Debug, Default)]
+pub(super) struct Preconditions {
+    matching: Option<String>,
+    none_matching: Option<String>,
+}
+
+impl Preconditions {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let text = |name: header::HeaderName| {
+            let values: Vec<&str> =
+                headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+            (!values.is_empty()).then(|| values.join(","))
+        };
+        Self { matching: text(header::IF_MATCH), none_matching: text(header::IF_NONE_MATCH) }
+    }
+
+    /// Returns whether a request may be carried out on a resource with this tag, if it exists.
+    fn hold(&self, tag: Option<&str>) -> bool {
+        self.matching.as_deref().is_none_or(|tags| names_tag(tags, tag)) && !self.is_known(tag)
+    }
+
+    /// Returns whether the client has the resource with this tag.
+    fn is_known(&self, tag: Option<&str>) -> bool {
+        self.none_matching.as_deref().is_some_and(|tags| names_tag(tags, tag))
+    }
+}
+
+fn names_tag(tags: &str, tag: Option<&str>) -> bool {
+    let Some(tag) = tag else { return false };
+    tags.split(',').map(str::trim).any(|name| name == "*" || name.trim_start_matches("W/") == tag)
+}
+
+/// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
+/// is linked (RFC 8288).
+pub(super) fn list(desk: &Desk, scope: &Scope, path: &str, page: &Page) -> Response {
     let stored = match desk.store().all() {
         Ok(stored) => stored,
         Err(error) => return failure(&error),
@@ -86,20 +130,59 @@ pub(super) fn list(desk: &Desk, scope: &Scope) -> Response {
     for document in scan.documents.iter().filter(|document| scope.includes(&document.id)) {
         found.extend(document_body(document).map(|body| (document.id.clone(), body)));
     }
-    let items = found.into_iter().map(|(id, body)| with_status(body, desk.status_of(&id)));
-    Json(items.collect::<Vec<_>>()).into_response()
+    let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
+    let mut rest = found.into_iter().filter(|(id, _)| is_after(id)).peekable();
+    let mut items = Vec::new();
+    let mut last = None;
+    for (id, body) in rest.by_ref().take(page.limit.unwrap_or(usize::MAX).max(1)) {
+        items.push(with_status(body, desk.status_of(&id)));
+        last = Some(id.name);
+    }
+    let mut response = Json(items).into_response();
+    if let (Some(last), Some(_), Some(limit)) = (last, rest.peek(), page.limit) {
+        let after: String = url::form_urlencoded::byte_serialize(last.as_bytes()).collect();
+        set(&mut response, header::LINK, &format!("<{path}?limit={limit}&after={after}>; rel=\"next\""));
+    }
+    response
 }
 
-pub(super) fn create(desk: &Desk, scope: &Scope, body: &[u8]) -> Response {
-    write(desk, scope, None, body, Write::Create)
+fn set(response: &mut Response, name: header::HeaderName, value: &str) {
+    // Paths and tags are valid in headers.
+    if let Ok(value) = value.parse() {
+        response.headers_mut().insert(name, value);
+    }
+}
+
+pub(super) fn create(desk: &Desk, scope: &Scope, path: &str, body: &[u8]) -> Response {
+    let mut response = write(desk, scope, None, body, (Write::Create, &Preconditions::default()));
+    if let Some(name) = response.extensions_mut().remove::<CreatedName>() {
+        set(&mut response, header::LOCATION, &format!("{}/{}", path.trim_end_matches('/'), name.0));
+    }
+    response
 }
 
 /// Replaces a resource, or creates it.
-pub(super) fn replace(desk: &Desk, scope: &Scope, name: &str, body: &[u8]) -> Response {
-    write(desk, scope, Some(name), body, Write::Put)
+pub(super) fn replace(
+    desk: &Desk,
+    scope: &Scope,
+    name: &str,
+    body: &[u8],
+    preconditions: &Preconditions,
+) -> Response {
+    write(desk, scope, Some(name), body, (Write::Put, preconditions))
 }
 
-fn write(desk: &Desk, scope: &Scope, name: Option<&str>, body: &[u8], how: Write) -> Response {
+/// Name of a created resource, for its `Location`.
+#[derive(Clone)]
+struct CreatedName(String);
+
+fn write(
+    desk: &Desk,
+    scope: &Scope,
+    name: Option<&str>,
+    body: &[u8],
+    (how, preconditions): (Write, &Preconditions),
+) -> Response {
     if let Some(problem) = scope.problem() {
         return refusal(StatusCode::BAD_REQUEST, &problem);
     }
@@ -126,31 +209,46 @@ fn write(desk: &Desk, scope: &Scope, name: Option<&str>, body: &[u8], how: Write
             &format!("{id} is defined by the document {file}; change it there"),
         );
     }
-    match desk.store().write(&id, body, how) {
+    let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
+    match desk.store().write(&id, body, how, &condition) {
         Ok((Written::Exists, _)) => refusal(
             StatusCode::CONFLICT,
             &format!("{id} exists; replace it with PUT, or choose another name"),
         ),
+        Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
             desk.wake();
             let code = if written == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
-            (code, Json(resource.body)).into_response()
+            let tag = resource.tag();
+            let mut response = (code, Json(resource.body)).into_response();
+            set(&mut response, header::ETAG, &tag);
+            response.extensions_mut().insert(CreatedName(own));
+            response
         }
         Err(error) => failure(&error),
     }
 }
 
-pub(super) fn read(desk: &Desk, scope: &Scope, name: &str) -> Response {
+pub(super) fn read(desk: &Desk, scope: &Scope, name: &str, preconditions: &Preconditions) -> Response {
     let id = scope.id(name);
     let scan = desk.scan();
     let document = scan.documents.iter().find(|document| document.id == id).and_then(document_body);
     let found = match document {
-        Some(body) => Ok(Some(body)),
-        None => desk.store().get(&id).map(|resource| resource.map(|resource| resource.body)),
+        Some(body) => Ok(Some(Resource { id: id.clone(), generation: 0, body })),
+        None => desk.store().get(&id),
     };
     match found {
-        Ok(Some(body)) if scope.owner.is_none() || name == RecordList::NAME => {
-            Json(with_status(body, desk.status_of(&id))).into_response()
+        Ok(Some(resource)) if scope.owner.is_none() || name == RecordList::NAME => {
+            let tag = resource.tag();
+            let mut response = if preconditions.is_known(Some(&tag)) {
+                StatusCode::NOT_MODIFIED.into_response()
+            } else if !preconditions.hold(Some(&tag)) {
+                unmet(&id)
+            } else {
+                Json(with_status(resource.body, desk.status_of(&id))).into_response()
+            };
+            set(&mut response, header::ETAG, &tag);
+            response
         }
         Ok(_) => missing(&id),
         Err(error) => failure(&error),
@@ -158,7 +256,7 @@ pub(super) fn read(desk: &Desk, scope: &Scope, name: &str) -> Response {
 }
 
 /// Deletes a resource. Its published records stay in their zones; `retire` deletes them.
-pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str) -> Response {
+pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str, preconditions: &Preconditions) -> Response {
     let id = scope.id(name);
     if scope.owner.is_some() && name != RecordList::NAME {
         return missing(&id);
@@ -179,12 +277,14 @@ pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str) -> Response {
         Ok(None) => {}
         Err(error) => return failure(&error),
     }
-    match desk.store().delete(&id) {
-        Ok(true) => {
+    let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
+    match desk.store().delete(&id, &condition) {
+        Ok(Written::Deleted) => {
             desk.wake();
             StatusCode::NO_CONTENT.into_response()
         }
-        Ok(false) => missing(&id),
+        Ok(Written::Unmet) => unmet(&id),
+        Ok(_) => missing(&id),
         Err(error) => failure(&error),
     }
 }
@@ -299,12 +399,17 @@ fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
     body
 }
 
+fn unmet(id: &DocumentId) -> Response {
+    let reason = format!("{id} has another version than If-Match or If-None-Match allows; read it again");
+    refusal(StatusCode::PRECONDITION_FAILED, &reason)
+}
+
 fn missing(id: &DocumentId) -> Response {
     refusal(StatusCode::NOT_FOUND, &format!("{id} does not exist; list the collection"))
 }
 
 /// Returns an error response that refers to no position in the body.
-fn refusal(code: StatusCode, reason: &str) -> Response {
+pub(super) fn refusal(code: StatusCode, reason: &str) -> Response {
     let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
     let problem = json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });
     (code, Json(json!({ "problems": [problem] }))).into_response()

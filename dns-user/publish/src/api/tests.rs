@@ -75,6 +75,127 @@ async fn records_are_created_replaced_deleted() {
     assert_eq!(lab.call(Method::PATCH, &one, Value::Null).await.0, 405);
 }
 
+impl Lab {
+    /// Sends a request with headers as written; returns the head of the response and its body.
+    async fn raw(&self, request: &str) -> (String, Value) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut stream =
+            tokio::net::UnixStream::connect(self.folder.path().join("control.sock")).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
+        (head.to_lowercase(), serde_json::from_str(body).unwrap_or(Value::Null))
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &str, body: &Value) -> (String, Value) {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.raw(&request).await
+    }
+}
+
+fn header(head: &str, name: &str) -> String {
+    let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+    line.unwrap_or_else(|| panic!("{name} is missing: {head}")).to_owned()
+}
+
+#[tokio::test]
+async fn preconditions_protect_writes() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    let one = format!("{all}/etcd");
+    let (head, _) = lab.send("POST", all, "", &record("etcd", "skydns")).await;
+    assert!(head.starts_with("http/1.1 201"), "{head}");
+    assert_eq!(header(&head, "location"), one);
+    let first = header(&head, "etag");
+    let get = lab.send("GET", &one, "", &Value::Null).await.0;
+    assert_eq!(header(&get, "etag"), first);
+    let known = lab.send("GET", &one, &format!("if-none-match: {first}\r\n"), &Value::Null).await.0;
+    assert!(known.starts_with("http/1.1 304"), "{known}");
+    let current = format!("if-match: {first}\r\n");
+    let (head, _) = lab.send("PUT", &one, &current, &record("etcd", "second")).await;
+    assert!(head.starts_with("http/1.1 200") && header(&head, "etag") != first, "{head}");
+    for (method, headers) in [("PUT", &*current), ("DELETE", &*current), ("PUT", "if-none-match: *\r\n")] {
+        let (head, body) = lab.send(method, &one, headers, &record("etcd", "third")).await;
+        assert!(head.starts_with("http/1.1 412"), "{method} {headers}: {head}");
+        assert!(body["problems"][0]["remedy"] != "", "{body}");
+    }
+    let absent = format!("{all}/absent");
+    assert!(lab.send("PUT", &absent, "if-match: *\r\n", &record("absent", "p")).await.0.contains(" 412 "));
+    assert!(
+        lab.send("PUT", &absent, "if-none-match: *\r\n", &record("absent", "p")).await.0.contains(" 201 ")
+    );
+    assert_eq!(lab.get(&one).await.1["spec"]["external-dns-parameters"]["coredns-prefix"], "second");
+}
+
+#[tokio::test]
+async fn lists_have_pages() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    for name in ["a", "b", "c", "d", "e"] {
+        lab.call(Method::POST, all, record(name, "p")).await;
+    }
+    let mut path = format!("{all}?limit=2");
+    let mut pages = Vec::new();
+    loop {
+        let (head, body) = lab.send("GET", &path, "", &Value::Null).await;
+        pages.push(
+            body.as_array().unwrap().iter().map(|item| item["metadata"]["name"].clone()).collect::<Vec<_>>(),
+        );
+        let Some(link) = head.lines().find_map(|line| line.strip_prefix("link: <")) else { break };
+        link.split('>').next().unwrap().clone_into(&mut path);
+    }
+    assert_eq!(json!(pages), json!([["a", "b"], ["c", "d"], ["e"]]));
+    assert_eq!(lab.get(&format!("{all}?limit=x")).await.0, 400);
+}
+
+#[tokio::test]
+async fn every_refusal_lists_problems() {
+    let lab = Lab::new();
+    let all = "/v2/projects/shop/dns-update-records";
+    let long = json!({"text": "x".repeat(1 << 20)});
+    for (method, path, body, code) in [
+        ("GET", "/v2/nothing", Value::Null, 404),
+        ("GET", "/v2/projects/shop/dns-update-records/none", Value::Null, 404),
+        ("PATCH", all, Value::Null, 405),
+        ("POST", all, long, 413),
+    ] {
+        let (head, body) = lab.send(method, path, "", &body).await;
+        assert!(head.starts_with(&format!("http/1.1 {code}")), "{method} {path}: {head}");
+        assert!(body["problems"][0]["reason"].is_string(), "{method} {path}: {body}");
+        if code == 405 {
+            assert_eq!(header(&head, "allow"), "get,head,post");
+        }
+    }
+    let mut text = record("etcd", "p");
+    text["spec"]["external-dns-parameters"]["txt-prefix"] = "x".repeat(900_000).into();
+    let (code, body) = lab.call(Method::POST, all, text).await;
+    assert_eq!(
+        (code, &body["problems"][0]["path"]),
+        (400, &json!("spec.external-dns-parameters.txt-prefix"))
+    );
+}
+
+#[tokio::test]
+async fn half_sent_bodies_block_nobody() {
+    use tokio::io::AsyncWriteExt as _;
+    let lab = Lab::new();
+    let socket = lab.folder.path().join("control.sock");
+    let mut stuck = Vec::new();
+    for _ in 0..70 {
+        let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
+        let head =
+            "POST /v2/projects/shop/dns-update-records HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stuck.push(stream);
+    }
+    assert_eq!(lab.get("/v2/projects/shop/dns-update-records").await, (200, json!([])));
+}
+
 #[tokio::test]
 async fn bad_bodies_name_every_problem() {
     let lab = Lab::new();
@@ -187,7 +308,7 @@ async fn openapi_describes_every_parameter() {
     assert_eq!(count("extdns_provider_azure"), 4);
     assert_eq!(count("extdns_provider_coredns"), 1);
     assert_eq!(count("extdns_provider_rfc2136"), 7);
-    assert_eq!(schemas["extdns_info"]["properties"]["provider"]["enum"].as_array().unwrap().len(), 7);
+    assert_eq!(schemas["extdns_info"]["properties"]["provider"]["enum"].as_array().unwrap().len(), 8);
     assert_references_exist(&document, &document);
 }
 

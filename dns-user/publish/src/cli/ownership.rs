@@ -13,7 +13,7 @@ use crate::{
     config::Config,
     diff,
     engine::{Planned, ZonePlan},
-    plan,
+    plan::{self, Action},
     publication::Target,
     record::{Name, Record},
     runner::{LaunchOptions, ProviderState},
@@ -88,6 +88,8 @@ struct Order<'a> {
     /// Domains that replace the provider's filters unless empty.
     domains: &'a [Name],
     change: Change<'a>,
+    /// Error if no record is concerned.
+    nothing: Option<&'a str>,
 }
 
 impl Adopt {
@@ -103,7 +105,10 @@ impl Adopt {
             };
             plan::transfer(records.iter().filter(is_wanted), owner)
         };
-        Order { is_dry: dry_run, confirmed: None, domains: &[], change }.run(config, &selection).await
+        let nothing = Some("no wanted record without an owner matches; see `bosh-dns-publish plan`");
+        Order { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
+            .run(config, &selection)
+            .await
     }
 }
 
@@ -122,7 +127,10 @@ impl Transfer {
             };
             plan::transfer(records.iter().filter(is_meant), &to)
         };
-        Order { is_dry: dry_run, confirmed: None, domains: &[], change }.run(config, &selection).await
+        let nothing = Some("no record of the owner in --from matches; check the owner and the names");
+        Order { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
+            .run(config, &selection)
+            .await
     }
 }
 
@@ -136,7 +144,9 @@ impl Retire {
             }
             None => plan::retire(records, owner),
         };
-        Order { is_dry: dry_run, confirmed, domains: &domains, change }.run(config, &selection).await
+        Order { is_dry: dry_run, confirmed, domains: &domains, change, nothing: None }
+            .run(config, &selection)
+            .await
     }
 }
 
@@ -161,8 +171,8 @@ impl Order<'_> {
     }
 
     async fn change_one(&self, target: &Target, prepared: Prepared) -> anyhow::Result<Vec<String>> {
-        let Self { is_dry, confirmed, domains, change } = *self;
-        let Prepared { mut engine, survey } = prepared;
+        let Self { is_dry, confirmed, domains, change, nothing } = *self;
+        let Prepared { mut engine, listing } = prepared;
         let owner = engine.rules.owner.clone();
         if owner.is_empty() {
             return Ok(vec!["its registry is noop, which has no ownership; set registry to txt".to_owned()]);
@@ -172,22 +182,43 @@ impl Order<'_> {
             domains => domains.iter().any(|domain| record.name.is_within(domain)),
         };
         let mut zones = Vec::new();
-        for zone in &survey {
+        for zone in &listing {
             let Ok(view) = &zone.view else { continue };
             let select = |records: &[Record]| records.iter().filter(is_in_scope).cloned().collect();
             let in_scope = InScope { records: select(&view.records), orphans: select(&view.orphans) };
             let ours = in_scope.records.iter().filter(|record| record.labels.owner() == owner);
             let owned = ours.map(|record| &record.name).collect::<BTreeSet<_>>().len();
-            zones.push(ZonePlan { id: zone.id.clone(), plan: change(target, &owner, &in_scope), owned });
+            let plan = change(target, &owner, &in_scope);
+            zones.push(ZonePlan { id: zone.id.clone(), plan, owned, recent: 0 });
         }
         let planned = Planned { zones, notes: Vec::new(), wanted: 0 };
-        print(&diff::text(&target.name(), &planned, &unlisted(&survey), confirmed, Colour::Auto.is_on()))?;
-        if is_dry {
-            return Ok(unlisted(&survey));
+        let mut failures = unlisted(&listing);
+        failures.extend(nothing.filter(|_| planned.is_empty()).map(str::to_owned));
+        print(&diff::text(&target.name(), &planned, &failures, confirmed, Colour::Auto.is_on()))?;
+        for (found, wish) in differing(target, &planned) {
+            complain(&format!("{}: the next `apply` changes {found} to the wanted {wish}", target.name()));
         }
-        let report = engine.apply(&survey, &planned, confirmed, true, &|_| {}).await;
+        if is_dry || planned.is_empty() {
+            return Ok(failures);
+        }
+        let report = engine.apply(&listing, &planned, confirmed, true, &|_| {}).await;
         print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
-        let ProviderState { general, names, .. } = ProviderState::of_report(&report);
+        let ProviderState { general, names, .. } =
+            ProviderState::of_report(&report, &ProviderState::default());
         Ok(general.into_iter().chain(names.into_iter().map(|(_, problem)| problem)).collect())
     }
+}
+
+/// Returns the records that an adoption takes although documents want another value, with what
+/// they want.
+fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &'a Record)> {
+    let taken = planned.zones.iter().flat_map(|zone| zone.plan.actions()).filter_map(|action| match action {
+        Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),
+        _ => None,
+    });
+    let wish = |found: &&'a Record| {
+        let wishes = target.desired.records.iter().filter(|wish| wish.key() == found.key());
+        wishes.into_iter().find(|wish| wish.targets != found.targets && !wish.targets.is_empty())
+    };
+    taken.filter_map(|found| Some((found, wish(&found)?))).collect()
 }

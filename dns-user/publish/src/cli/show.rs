@@ -38,7 +38,7 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let (read, mut failed) = read_sources(config).await?;
     for target in read.state.publication.targets.values() {
         let name = target.name();
-        if let Err(problem) = launch(&target.record, &name, &options) {
+        if let Err(problem) = launch(target, &options) {
             complain(&format!("{name}: {problem}"));
             failed = true;
         }

@@ -3,12 +3,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::{
     endpoint::{self, Endpoints, Labels, read_labels},
     fleet::{self, FleetNames},
-    text::{Fields, Node, Problems, Reader, remedy_for_unknown},
+    text::{Fields, Member, Node, Problems, Reader, Value, remedy_for_unknown},
     update_record::{
         DEFAULT_PROJECT, Intent, ListOwner, Metadata, RecordList, UpdateRecord, read_identifier,
     },
@@ -149,10 +148,21 @@ impl fmt::Display for DocumentId {
 }
 
 impl Document {
-    /// Parses a document that ends at `last_line`, and reports its problems; `None` if its identity
-    /// is unknown.
-    pub fn read(node: &Node, last_line: u64, problems: &Problems) -> Option<Self> {
+    /// Parses a document that ends at `last_line`, or the items of a Kubernetes list, and reports
+    /// problems. `None` stands for a document whose identity is unknown.
+    pub fn read_all(node: &Node, last_line: u64, problems: &Problems) -> Vec<Option<Self>> {
         let root = Reader::root(node, problems);
+        match list_items(&root) {
+            None => vec![Self::read(&root, last_line)],
+            Some(items) => {
+                let firsts: Vec<u64> = items.iter().map(Reader::line).collect();
+                let ends = firsts.iter().skip(1).map(|line| line.saturating_sub(1)).chain([last_line]);
+                items.iter().zip(ends).map(|(item, end)| Self::read(item, end)).collect()
+            }
+        }
+    }
+
+    fn read(root: &Reader<'_>, last_line: u64) -> Option<Self> {
         let mut fields = root.fields()?;
         let kind = fields.required("kind").and_then(|kind| read_kind(&kind))?;
         if let Some(version) = fields.required("apiVersion")
@@ -176,11 +186,11 @@ impl Document {
         let (id, content) = match kind {
             Kind::List => {
                 finish(fields);
-                read_list(&root, namespace?)?
+                read_list(root, namespace?)?
             }
             _ => {
                 let id = DocumentId { kind, namespace: namespace?, name: name? };
-                let content = read_content(kind, &root, fields);
+                let content = read_content(kind, root, fields);
                 (id, content)
             }
         };
@@ -189,7 +199,7 @@ impl Document {
 
     /// Returns the document of a resource stored through the API; `None` if a newer version wrote
     /// it.
-    pub fn of_resource(id: &DocumentId, body: &Value) -> Option<Self> {
+    pub fn of_resource(id: &DocumentId, body: &serde_json::Value) -> Option<Self> {
         let problems = Problems::of("store");
         let text = body.to_string();
         let node = crate::text::parse(crate::text::Document { line: 1, text: &text }, &problems)?;
@@ -204,6 +214,17 @@ impl Document {
         let labels = Labels::new();
         Some(Self { id: id.clone(), labels, generation: None, line: 1, last_line: 1, content: Some(content) })
     }
+}
+
+/// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
+fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
+    let Value::Map(members) = root.value() else { return None };
+    let is_list = |member: &Member| {
+        let kinds = ["List", "DNSEndpointList"].map(|kind| Value::Text(kind.to_owned()));
+        member.name == "kind" && kinds.contains(&member.node.value)
+    };
+    members.iter().find(|member| is_list(member))?;
+    Some(root.fields()?.required("items")?.items()?.collect())
 }
 
 fn read_kind(reader: &Reader<'_>) -> Option<Kind> {

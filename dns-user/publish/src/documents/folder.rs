@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use dns_kit::files::{FileStamp, bounded};
@@ -14,6 +15,9 @@ use crate::text::{self, Problem, Problems};
 /// Maximum size of a file in bytes: 100,000 endpoints take about 12 MB.
 const LONGEST: u64 = 64 << 20;
 
+/// Time that a program may need to write a file.
+const WRITING: Duration = Duration::from_mins(1);
+
 /// Follows files and folders of documents.
 #[derive(Debug)]
 pub struct Folder {
@@ -22,6 +26,8 @@ pub struct Folder {
     good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
     /// State of each file at the last scan.
     read: BTreeMap<PathBuf, Reading>,
+    /// Text of each file when its documents were last known, to detect that its end is missing.
+    texts: BTreeMap<PathBuf, String>,
 }
 
 /// A file at the last scan.
@@ -62,7 +68,7 @@ impl Folder {
     ///
     /// The status files of an earlier process list the documents of a damaged file.
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self { paths, good: BTreeMap::new(), read: BTreeMap::new() }
+        Self { paths, good: BTreeMap::new(), read: BTreeMap::new(), texts: BTreeMap::new() }
     }
 
     /// Scans the followed paths.
@@ -83,12 +89,13 @@ impl Folder {
         }
         self.good.retain(|file, _| files.contains(file));
         self.read.retain(|file, _| files.contains(file));
+        self.texts.retain(|file, _| files.contains(file));
         for path in files {
             let good = self.good.entry(path.clone()).or_insert_with(|| remembered(&path));
             let stamp = FileStamp::of(&path);
             let known =
                 self.read.get(&path).filter(|reading| stamp.is_some() && reading.stamp == stamp).cloned();
-            let reading = known.unwrap_or_else(|| read_file(&path, stamp));
+            let reading = known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
             self.read.insert(path.clone(), reading.clone());
             let Reading { stamp: _, mut state, is_complete } = reading;
             let mut next = BTreeMap::new();
@@ -166,7 +173,13 @@ fn remembered(path: &Path) -> BTreeMap<DocumentId, Option<Document>> {
     status.documents.into_iter().map(|document| (document.id, None)).collect()
 }
 
-fn read_file(path: &Path, stamp: Option<FileStamp>) -> Reading {
+/// Reads a file that held `count` documents before.
+fn read_file(
+    path: &Path,
+    stamp: Option<FileStamp>,
+    count: usize,
+    texts: &mut BTreeMap<PathBuf, String>,
+) -> Reading {
     let name = path.display().to_string();
     let text = match read_text(path) {
         Ok(text) => text,
@@ -174,17 +187,63 @@ fn read_file(path: &Path, stamp: Option<FileStamp>) -> Reading {
         Err(error) => return Reading { stamp: None, state: unreadable(path, &error), is_complete: false },
     };
     let problems = Problems::of(name);
+    let last_line = text.lines().count().max(1) as u64;
+    if count > 0 && text::documents(&text).is_empty() {
+        problems.add(
+            last_line,
+            "",
+            format!("the file is empty, but held {count} documents; their records stay unchanged"),
+            "restore it, or remove the file to withdraw the records",
+        );
+    } else if let Some(end) = texts.get(path).and_then(|before| missing_end(path, &text, before)) {
+        let remedy = match end {
+            MissingEnd::WithinLine => "write the file completely, and end it with a line break",
+            MissingEnd::Young => "wait a minute if that is intended; the file may still be being written",
+        };
+        let reason = "the file ends within its earlier text; the records of its documents stay unchanged";
+        problems.add(last_line, "", reason, remedy);
+    }
+    if problems.count() > 0 {
+        let state = FileState { path: path.to_owned(), documents: Vec::new(), problems: problems.into_vec() };
+        // Without a stamp the next scan reads it again.
+        return Reading { stamp: None, state, is_complete: false };
+    }
     let mut documents = Vec::new();
     let mut is_complete = true;
     for document in text::documents(&text) {
         let last_line = document.line + document.text.lines().count() as u64;
-        let found =
-            text::parse(document, &problems).and_then(|node| Document::read(&node, last_line, &problems));
-        is_complete &= found.is_some();
-        documents.extend(found);
+        let found = match text::parse(document, &problems) {
+            Some(node) => Document::read_all(&node, last_line, &problems),
+            None => vec![None],
+        };
+        is_complete &= found.iter().all(Option::is_some);
+        documents.extend(found.into_iter().flatten());
+    }
+    if is_complete {
+        texts.insert(path.to_owned(), text);
     }
     let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
     Reading { stamp, state, is_complete }
+}
+
+/// How a text lacks the end of an earlier one.
+enum MissingEnd {
+    /// It ends within a line, as after a write that was interrupted.
+    WithinLine,
+    /// It ends with a line, and was written a short time ago.
+    Young,
+}
+
+/// Returns how a text lacks the end of `before`; `None` if it does not, or if it has been so for
+/// [`WRITING`], which must be intended.
+fn missing_end(path: &Path, text: &str, before: &str) -> Option<MissingEnd> {
+    let rest = before.strip_prefix(text).filter(|rest| !rest.is_empty())?;
+    if !text.ends_with('\n') && !rest.starts_with(['\r', '\n']) {
+        return Some(MissingEnd::WithinLine);
+    }
+    let written = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+    let is_young = SystemTime::now().duration_since(written).is_ok_and(|age| age < WRITING);
+    is_young.then_some(MissingEnd::Young)
 }
 
 fn read_text(path: &Path) -> io::Result<String> {

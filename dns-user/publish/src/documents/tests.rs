@@ -69,8 +69,88 @@ fn damaged_document_holds_records() {
         assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/two"]);
     }
     // Once the damaged part is removed, the document is gone.
-    write(path, "a.yml", &[&endpoint("one")]);
+    write(path, "a.yml", &["# alone\n", &endpoint("one")]);
     assert!(followed.scan().held.is_empty());
+}
+
+#[test]
+fn emptied_or_cut_file_is_unreadable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let whole = [endpoint("one"), endpoint("two")].join("---\n");
+    write(path, "a.yml", &[&whole]);
+    let mut followed = Folder::new(vec![path.to_owned()]);
+    followed.scan();
+    let second = whole.find("---").unwrap();
+    for (cut, reason) in [
+        ("", "the file is empty, but held 2 documents"),
+        ("# later\n", "the file is empty, but held 2 documents"),
+        // Both are valid documents, the latter with another address.
+        (&whole[..second], "the file ends within its earlier text"),
+        (&whole[..whole.len() - 5], "the file ends within its earlier text"),
+    ] {
+        write(path, "a.yml", &[cut]);
+        for _ in 0..2 {
+            let scan = followed.scan();
+            assert_eq!(
+                scan.held.iter().collect::<Vec<_>>(),
+                ["crd/default/one", "crd/default/two"],
+                "{cut:?}"
+            );
+            assert!(problems(&scan)[0].contains(reason), "{:?}", problems(&scan));
+        }
+    }
+    // A file that stays so is intended.
+    write(path, "a.yml", &[&whole[..second]]);
+    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_hours(1);
+    fs::File::open(path.join("a.yml")).unwrap().set_modified(hour_ago).unwrap();
+    let scan = followed.scan();
+    assert_eq!((names(&scan).len(), scan.held.len()), (1, 0));
+    // A new process knows the documents from the status file.
+    let id = scan.documents[0].id.clone();
+    let status = DocumentStatus {
+        id,
+        observed_generation: 1,
+        digest: String::new(),
+        providers: Default::default(),
+        last_error: None,
+        remarks: Vec::new(),
+    };
+    StatusFile { documents: vec![status], problems: Vec::new() }.write(&path.join("a.yml")).unwrap();
+    write(path, "a.yml", &[""]);
+    assert_eq!(Folder::new(vec![path.to_owned()]).scan().held.len(), 1);
+}
+
+#[test]
+fn kubernetes_lists_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let item = |name: &str| endpoint(name).replace('\n', "\n  ");
+    let list =
+        format!("apiVersion: v1\nkind: List\nitems:\n- {}\n- {}\n- kind: Pod\n", item("one"), item("two"));
+    write(folder.path(), "a.yml", &[&list]);
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    assert_eq!(names(&scan), ["DNSEndpoint default/one", "DNSEndpoint default/two"]);
+    assert_eq!(problems(&scan).len(), 1, "{:?}", problems(&scan));
+    assert!(problems(&scan)[0].contains("items[2].kind: unknown kind"), "{:?}", problems(&scan));
+}
+
+#[test]
+fn long_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let entries: String = (0..40_000)
+        .map(|number| {
+            format!(
+                "- {{dnsName: n{number}.example.org, recordTTL: 60, recordType: A, targets: [192.0.2.1]}}\n"
+            )
+        })
+        .collect();
+    let head = "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\nmetadata: {name: many}\nspec:\n  endpoints:\n";
+    let entries: String = entries.lines().map(|line| format!("  {line}\n")).collect();
+    fs::write(folder.path().join("a.yml"), format!("{head}{entries}")).unwrap();
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    assert!(problems(&scan).is_empty(), "{:?}", problems(&scan));
+    let Some(Content::Endpoints(endpoints)) = &scan.documents[0].content else { panic!() };
+    assert_eq!(endpoints.records.len(), 40_000);
 }
 
 #[test]

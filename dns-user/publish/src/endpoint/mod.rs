@@ -78,9 +78,9 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
             Err(error) => target.problem(error.to_string(), format!("use valid data for type {record_type}")),
         }
     }
-    if record_type == RecordType::CNAME && parsed.len() > 1 {
+    if record_type.is_alias() && parsed.len() > 1 {
         entry.problem(
-            "a CNAME must have exactly one target",
+            format!("a {record_type} must have exactly one target"),
             "keep one target, or publish addresses with A or AAAA",
         );
     }

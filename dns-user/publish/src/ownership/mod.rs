@@ -39,8 +39,8 @@ pub struct View {
     pub orphans: Vec<Record>,
     /// All sets as listed.
     listed: BTreeMap<Key, Record>,
-    /// Owner texts in the older form, by the key of the record that they belong to.
-    old_form: BTreeMap<Key, Key>,
+    /// Records with owner texts in earlier forms, and the keys of these texts.
+    earlier: BTreeMap<Key, (Record, Vec<Key>)>,
 }
 
 impl View {
@@ -57,7 +57,7 @@ type Texts = Vec<(Target, Labels)>;
 
 impl Registry {
     /// Separates records from owner records. The labels of each record are looked up under the name
-    /// in external-dns's current form, then in its older form.
+    /// in external-dns's current form, then in its earlier forms.
     pub fn read(&self, apex: &Name, records: Vec<Record>) -> View {
         let mut texts: HashMap<Key, Texts> = HashMap::new();
         let mut bare = Vec::with_capacity(records.len());
@@ -83,31 +83,40 @@ impl Registry {
                 used.insert(key, record.key());
             }
         }
-        let mut old_form = BTreeMap::new();
+        let mut earlier: BTreeMap<Key, Vec<Key>> = BTreeMap::new();
         let mut ambiguous = BTreeSet::new();
         for record in &mut bare {
-            // external-dns never wrote the older form for AAAA.
-            if !record.labels.0.is_empty() || record.record_type == RecordType::AAAA {
-                continue;
-            }
-            let Some(key) = self.old_owner_key(record) else { continue };
-            let Some(labels) = texts.get(&key).and_then(|texts| texts.first()) else { continue };
-            match used.get(&key) {
-                Some(other) if other.name != record.name => {
-                    ambiguous.extend([record.key(), other.clone()]);
-                }
-                _ => {
-                    record.labels = labels.1.clone();
-                    used.insert(key.clone(), record.key());
-                    old_form.insert(record.key(), key);
+            for key in self.earlier_owner_keys(record, apex) {
+                let Some((_, labels)) = texts.get(&key).and_then(|texts| texts.first()) else { continue };
+                let is_unowned = record.labels.0.is_empty();
+                let other = used.get(&key).filter(|other| other.name != record.name);
+                match other {
+                    Some(other) if is_unowned => ambiguous.extend([record.key(), other.clone()]),
+                    // Versions of external-dns wrote both forms.
+                    None if is_unowned || record.labels.owner() == labels.owner() => {
+                        if is_unowned {
+                            record.labels = labels.clone();
+                        }
+                        used.insert(key.clone(), record.key());
+                        earlier.entry(record.key()).or_default().push(key);
+                    }
+                    _ => {}
                 }
             }
         }
         let mut notes = Vec::new();
-        for record in bare.iter_mut().filter(|record| ambiguous.contains(&record.key())) {
+        let is_ambiguous = |record: &Record| !ambiguous.is_empty() && ambiguous.contains(&record.key());
+        for record in bare.iter_mut().filter(|record| is_ambiguous(record)) {
             record.labels = Labels::default();
             notes.push(note(record.name.clone(), record.record_type, Reason::Ambiguous));
         }
+        let earlier = match earlier.is_empty() {
+            true => BTreeMap::new(),
+            false => bare
+                .iter()
+                .filter_map(|record| Some((record.key(), (record.clone(), earlier.remove(&record.key())?))))
+                .collect(),
+        };
         let mut orphans = Vec::new();
         for (key, texts) in texts.into_iter().filter(|(key, _)| !used.contains_key(key)) {
             for (target, labels) in texts {
@@ -120,7 +129,7 @@ impl Registry {
         notes.sort_by(|a, b| a.name.cmp(&b.name));
         orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
         let listed = records.into_iter().map(|record| (record.key(), record)).collect();
-        View { apex: apex.clone(), records: bare, notes, orphans, listed, old_form }
+        View { apex: apex.clone(), records: bare, notes, orphans, listed, earlier }
     }
 
     /// Parses a TXT value as an owner text, encrypted or not.
@@ -144,22 +153,27 @@ impl Registry {
 
     /// Returns the key of a record's owner record.
     fn owner_key(&self, record: &Record, apex: &Name) -> Option<Key> {
-        let name = self.mapper.owner_name(&record.name, owner_type(record), apex)?;
-        Some(Key { name, set_identifier: record.set_identifier.clone(), record_type: RecordType::TXT })
+        let name = self.mapper.owner_name(&record.name, record.record_type, apex)?;
+        Some(owner_key(record, name))
     }
 
-    /// Returns the key of a record's owner record in the older form.
-    fn old_owner_key(&self, record: &Record) -> Option<Key> {
-        let name = self.mapper.old_owner_name(&record.name)?;
-        Some(Key { name, set_identifier: record.set_identifier.clone(), record_type: RecordType::TXT })
+    /// Returns the keys of a record's owner record in earlier versions of external-dns: before 0.22,
+    /// an alias of Route 53 had the one of a CNAME; before 0.12, the name contained no type.
+    fn earlier_owner_keys(&self, record: &Record, apex: &Name) -> Vec<Key> {
+        let is_alias = record.properties.get("alias").is_some_and(|alias| alias == "true");
+        let of_alias = (is_alias && record.record_type == RecordType::A)
+            .then(|| self.mapper.owner_name(&record.name, RecordType::CNAME, apex))
+            .flatten();
+        // Those versions wrote neither AAAA nor TXT. A TXT beside the owner record of another name
+        // must not be taken for its record.
+        let had_no_type = ![RecordType::AAAA, RecordType::TXT].contains(&record.record_type);
+        let without_type = had_no_type.then(|| self.mapper.old_owner_name(&record.name)).flatten();
+        of_alias.into_iter().chain(without_type).map(|name| owner_key(record, name)).collect()
     }
 }
 
-/// Returns the type in the name of the owner record: external-dns uses CNAME for an alias of Route
-/// 53, whose type is A.
-fn owner_type(record: &Record) -> RecordType {
-    let is_alias = record.properties.get("alias").is_some_and(|alias| alias == "true");
-    if is_alias && record.record_type == RecordType::A { RecordType::CNAME } else { record.record_type }
+fn owner_key(record: &Record, name: Name) -> Key {
+    Key { name, set_identifier: record.set_identifier.clone(), record_type: RecordType::TXT }
 }
 
 fn note(name: Name, record_type: RecordType, reason: Reason) -> Note {

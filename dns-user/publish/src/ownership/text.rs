@@ -24,9 +24,6 @@ pub fn parse(text: &str) -> Option<Labels> {
     let mut labels = Labels::default();
     let mut is_ours = false;
     for (key, value) in text.trim_matches('"').split(',').filter_map(|token| token.split_once('=')) {
-        if value.contains('=') {
-            continue;
-        }
         if key == "heritage" {
             if value != HERITAGE {
                 return None;
@@ -52,7 +49,7 @@ pub fn write(labels: &Labels) -> String {
 /// Checks that a value survives [`write()`] and [`parse()`].
 pub fn check_value(value: &str) -> Result<(), ValueError> {
     let bad = value.chars().find(|character| {
-        matches!(character, ',' | '=' | '"' | '\\') || !character.is_ascii() || character.is_ascii_control()
+        matches!(character, ',' | '"' | '\\') || !character.is_ascii() || character.is_ascii_control()
     });
     bad.map_or(Ok(()), |character| Err(ValueError { value: value.to_owned(), character }))
 }

@@ -25,13 +25,13 @@ impl Registry {
     /// Returns the transaction for a change planned on `view`.
     ///
     /// Every step states the listed set. A record of which only the labels change is required
-    /// unchanged; owner records in the older form are replaced by the current form.
+    /// unchanged; owner records in earlier forms are replaced by the current form.
     pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
         let mut draft = Draft { registry: self, view, sets: BTreeMap::new() };
         for action in &change.actions {
             draft.apply(action)?;
         }
-        draft.replace_old_form(change)?;
+        draft.replace_earlier_forms(change)?;
         Ok(Transaction { name: change.name.clone(), steps: draft.steps(&change.name) })
     }
 }
@@ -95,10 +95,6 @@ impl Draft<'_> {
             }
             Action::Update { before, after } => {
                 self.put(after, Some(before));
-                // The owner record of a Route 53 alias has another name than that of a plain set.
-                if super::owner_type(before) != super::owner_type(after) {
-                    self.disown(before);
-                }
                 self.own(after)
             }
             Action::Delete(record) => {
@@ -226,9 +222,7 @@ impl Draft<'_> {
         if record.labels.owner().is_empty() {
             return;
         }
-        if let Some(key) = self.registry.owner_key(record, &self.view.apex)
-            && !self.view.old_form.contains_key(&record.key())
-        {
+        if let Some(key) = self.registry.owner_key(record, &self.view.apex) {
             self.remove_texts(key, record.labels.owner());
         }
     }
@@ -252,17 +246,21 @@ impl Draft<'_> {
         self.touch(key.clone()).as_ref().map(|set| registry.split(set).0).unwrap_or_default()
     }
 
-    /// Moves the ownership of all records of the name that use an owner record in the older form to
-    /// the current form, and removes the older one.
-    fn replace_old_form(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
+    /// Moves the ownership of all records of the name that use an owner record in an earlier form to
+    /// the current form, and removes the earlier one.
+    fn replace_earlier_forms(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
         let view = self.view;
-        for record in view.records.iter().filter(|record| record.name == change.name) {
-            let Some(old) = view.old_form.get(&record.key()) else { continue };
+        let first =
+            Key { name: change.name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
+        let of_name = view.earlier.range(first..).take_while(|(key, _)| key.name == change.name);
+        for (_, (record, earlier)) in of_name {
             if !change.actions.iter().any(|action| action.key() == record.key()) {
                 self.touch(record.key());
                 self.own(record)?;
             }
-            self.remove_texts(old.clone(), record.labels.owner());
+            for key in earlier {
+                self.remove_texts(key.clone(), record.labels.owner());
+            }
         }
         Ok(())
     }

@@ -26,11 +26,17 @@ impl Plan {
 
     /// Returns the number of names that lose a record without a replacement.
     pub fn deletions(&self) -> usize {
-        let is_deletion = |change: &&NameChange| {
-            let deletes = change.actions.iter().any(|action| matches!(action, Action::Delete(_)));
-            deletes && !change.actions.iter().any(|action| matches!(action, Action::Create(_)))
-        };
-        self.changes.iter().filter(is_deletion).count()
+        self.changes.iter().filter(|change| change.is_deletion()).count()
+    }
+
+    /// Returns the plan without the records that names lose without a replacement.
+    pub fn without_deletions(&self) -> Self {
+        let mut kept = self.clone();
+        for change in kept.changes.iter_mut().filter(|change| change.is_deletion()) {
+            change.actions.retain(|action| !matches!(action, Action::Delete(_)));
+        }
+        kept.changes.retain(|change| !change.actions.is_empty());
+        kept
     }
 
     /// Adds a note on a record.
@@ -47,6 +53,18 @@ pub struct NameChange {
     pub name: Name,
     /// At most one change for each type and set identifier; deletions come first.
     pub actions: Vec<Action>,
+}
+
+impl NameChange {
+    /// Returns whether the name loses a record without a replacement.
+    pub fn is_deletion(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Delete(_))) && !self.is_creation()
+    }
+
+    /// Returns whether the name gains a record.
+    pub fn is_creation(&self) -> bool {
+        self.actions.iter().any(|action| matches!(action, Action::Create(_)))
+    }
 }
 
 /// Change of one record set.
@@ -98,13 +116,15 @@ pub enum Reason {
     /// The domain filter excludes the name.
     #[error("the name is out of scope: domain-filter or exclude-domains excludes it")]
     OutOfDomain,
+    /// The record is owned, but the domain filter now excludes it.
+    #[error("no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it")]
+    LeftBehind,
     /// The type is not managed.
     #[error("records of this type are not managed; add the type to managed_record_types")]
     UnmanagedType,
     /// A record of an unmanaged type occupies the name.
     #[error(
-        "the name has a record of type {record_type}, and a CNAME excludes all others; remove one of
-    #them"
+        "the name has a record of type {record_type}, and a CNAME excludes all others; remove one of them"
     )]
     Occupied {
         /// Type of the record in the way.
@@ -142,12 +162,28 @@ pub enum Reason {
     /// No zone contains the name.
     #[error("none of the provider's zones contains the name")]
     NoZone,
-    /// The zone of the name is unavailable.
-    #[error("cannot list zone {zone}; nothing changes there")]
-    ZoneUnavailable {
-        /// Apex of the zone in question.
-        zone: Name,
+    /// The CNAME's target is its own name.
+    #[error("the CNAME points to its own name; correct its target")]
+    SelfAlias,
+    /// The zone's own NS records.
+    #[error("the server manages the NS records of its zone; change them there, and remove the record here")]
+    ApexServers,
+    /// Resolvers never see the name, because another record redirects them.
+    #[error(
+        "resolvers do not see the name: {at} has a record of type {record_type}; publish it in that zone"
+    )]
+    Hidden {
+        /// Name of the delegation or redirection.
+        at: Name,
+        /// NS or DNAME.
+        record_type: RecordType,
     },
+    /// Another writer creates the name again after every deletion.
+    #[error(
+        "kept, because another writer with the same owner creates it again after every deletion; give each \
+         publisher its own txt-owner-id"
+    )]
+    Contested,
 }
 
 /// Formats an owner within a sentence.

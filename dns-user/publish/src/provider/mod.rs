@@ -7,6 +7,7 @@ mod http;
 mod parameters;
 pub mod rfc2136;
 mod tls;
+pub mod webhook;
 
 use std::time::Duration;
 
@@ -17,42 +18,56 @@ use self::{
     coredns::CoreDns,
     groups::{GroupSender, send_groups},
     rfc2136::Rfc2136,
+    webhook::Webhook,
 };
 pub use self::{parameters::Parameters, tls::TlsFiles};
 use crate::record::{Name, Record, RecordType};
 
-/// Providers by name in `spec.provider`. A new provider is one row here.
-const TABLE: &[Row] = &[
-    Row {
+/// Providers by name in `spec.provider`. A new provider is a row here, a variant of
+/// `update_record::Provider` and rows in its table of parameters.
+const PROVIDERS: &[ProviderFactory] = &[
+    ProviderFactory {
         kind: "rfc2136",
         open: |given| Ok(Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(given)?))),
     },
-    Row {
+    ProviderFactory {
         kind: "coredns",
         open: |given| Ok(Box::new(CoreDns::new(coredns::Settings::from_parameters(given)?)?)),
     },
-    Row { kind: "aws", open: |given| Ok(Box::new(Aws::new(aws::Settings::from_parameters(given)?)?)) },
+    ProviderFactory {
+        kind: "aws",
+        open: |given| Ok(Box::new(Aws::new(aws::Settings::from_parameters(given)?)?)),
+    },
+    ProviderFactory {
+        kind: "webhook",
+        open: |given| Ok(Box::new(Webhook::new(webhook::Settings::from_parameters(given)?)?)),
+    },
 ];
 
 /// Constructor of a provider.
-struct Row {
+struct ProviderFactory {
     kind: &'static str,
     open: fn(&Parameters) -> Result<Box<dyn Provider>, ProviderError>,
 }
 
 /// Opens the provider with this name, without sending a request.
 pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
-    let Some(row) = TABLE.iter().find(|row| row.kind == kind) else {
-        let known: Vec<&str> = TABLE.iter().map(|row| row.kind).collect();
+    let Some(factory) = PROVIDERS.iter().find(|factory| factory.kind == kind) else {
+        let known: Vec<&str> = PROVIDERS.iter().map(|factory| factory.kind).collect();
         let message =
             format!("provider {kind:?} is not supported at run time; use one of {}", known.join(", "));
         return Err(ProviderError::Settings(message));
     };
-    (row.open)(parameters)
+    (factory.open)(parameters)
 }
 
 /// A DNS service that holds zones.
 pub trait Provider: Send {
+    /// Asks the service to adjust wanted records, before [`Provider::adjust`] applies the result.
+    fn prepare<'a>(&'a mut self, _desired: &'a [Record]) -> BoxFuture<'a, Result<(), ProviderError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Adjusts wanted records to the capabilities of the service: minimum TTL, aliases, properties.
     /// It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}

@@ -28,6 +28,8 @@ pub struct Target {
     pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,
     /// Number of record sets wanted by each document.
     pub counts: BTreeMap<DocumentId, usize>,
+    /// Reason why another DNS Update Record forbids to publish there.
+    pub rival: Option<String>,
 }
 
 /// Wanted records of every provider.
@@ -51,6 +53,7 @@ impl Target {
     /// Returns whether another state of the target wants the same.
     pub fn wants_the_same(&self, other: &Self) -> bool {
         self.record == other.record
+            && self.rival == other.rival
             && self.desired.records == other.desired.records
             && self.desired.held == other.desired.held
     }
@@ -79,6 +82,7 @@ pub fn publish(scan: &Scan, stored: &[Document], resolve_fleet: ResolveFleet<'_>
                 desired: Desired { held: scan.held.clone(), ..Desired::default() },
                 origins: BTreeMap::new(),
                 counts: BTreeMap::new(),
+                rival: None,
             };
             targets.insert(target.name(), target);
         }

@@ -60,10 +60,16 @@ impl Record {
         let name = Name::parse(name)?;
         let targets = targets.into_iter().map(|target| Target::parse(record_type, target.as_ref()));
         let record = Self::new(name, record_type, targets.collect::<Result<Vec<_>, _>>()?);
-        if record_type == RecordType::CNAME && record.targets.len() > 1 {
+        if record_type.is_alias() && record.targets.len() > 1 {
             return Err(RecordError::SeveralAliases { name: record.name });
         }
         Ok(record)
+    }
+
+    /// Returns whether the set is a CNAME to its own name.
+    pub fn is_self_alias(&self) -> bool {
+        self.record_type == RecordType::CNAME
+            && self.targets.iter().any(|target| target.as_str() == self.name.as_str())
     }
 
     /// Returns the key of the set, which is unique in a zone.
@@ -126,12 +132,16 @@ impl RecordType {
     pub const SRV: Self = Self(33);
     /// Name authority pointer (RFC 3403).
     pub const NAPTR: Self = Self(35);
+    /// Redirection of all names below (RFC 6672).
+    pub const DNAME: Self = Self(39);
+    /// Digest of a delegated zone's key (RFC 4034).
+    pub const DS: Self = Self(43);
 
     /// Types that a publisher manages by default.
     pub const DEFAULT_MANAGED: [Self; 3] = [Self::A, Self::AAAA, Self::CNAME];
 
     /// Types with a name and a text form. All others use RFC 3597.
-    const NAMED: [(Self, &str); 10] = [
+    const NAMED: [(Self, &str); 11] = [
         (Self::A, "A"),
         (Self::NS, "NS"),
         (Self::CNAME, "CNAME"),
@@ -142,7 +152,13 @@ impl RecordType {
         (Self::AAAA, "AAAA"),
         (Self::SRV, "SRV"),
         (Self::NAPTR, "NAPTR"),
+        (Self::DNAME, "DNAME"),
     ];
+
+    /// Returns whether a set has one target, a name that stands for this one or those below it.
+    pub fn is_alias(self) -> bool {
+        matches!(self, Self::CNAME | Self::DNAME)
+    }
 
     /// Returns whether targets are IP addresses.
     pub fn is_address(self) -> bool {
@@ -212,10 +228,12 @@ pub enum RecordError {
     #[error(transparent)]
     Target(#[from] TargetError),
     /// The type is unknown.
-    #[error("unknown record type {0:?}; use A, AAAA, CNAME, TXT, SRV, NS, PTR, MX, NAPTR or TYPE<number>")]
+    #[error(
+        "unknown record type {0:?}; use A, AAAA, CNAME, DNAME, TXT, SRV, NS, PTR, MX, NAPTR or TYPE<number>"
+    )]
     UnknownType(String),
-    /// A CNAME has more than one target (RFC 2181, section 10.1).
-    #[error("{name}: a CNAME must have exactly one target; use A or AAAA for several addresses")]
+    /// A CNAME or DNAME has more than one target (RFC 2181, section 10.1).
+    #[error("{name}: a CNAME or DNAME must have exactly one target; use A or AAAA for several addresses")]
     SeveralAliases {
         /// Name of the set.
         name: Name,

@@ -29,7 +29,9 @@ impl Target {
                 let address = text.trim().parse::<Ipv6Addr>();
                 address.map_err(|_| error("it is not an IPv6 address".to_owned()))?.to_string()
             }
-            RecordType::CNAME | RecordType::NS | RecordType::PTR => name(text)?.to_string(),
+            RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+                name(text)?.to_string()
+            }
             RecordType::TXT => text_value(text).ok_or_else(|| error("a quote is not closed".to_owned()))?,
             RecordType::MX => numbers_and_name::<1>(text, "preference host").map_err(error)?,
             RecordType::SRV => numbers_and_name::<3>(text, "priority weight port host").map_err(error)?,

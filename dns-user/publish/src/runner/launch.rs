@@ -1,18 +1,24 @@
-//! Creates engines from DNS Update Records.
+//! Creates engines from DNS Update Records, and finds the ones that would delete each other's names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
 };
 
+use super::sources::write_json;
 use crate::{
     config::Config,
     domain::DomainFilter,
     engine::Engine,
+    guard::RecentDeletions,
     ownership::{Cipher, Mapper, Registry},
-    plan::Rules,
+    plan::{Policy, Rules},
     provider::{self, Parameters},
-    record::RecordType,
+    publication::{Publication, Target},
+    record::{Name, RecordType},
     update_record::UpdateRecord,
 };
 
@@ -22,6 +28,8 @@ pub struct LaunchOptions {
     managed: BTreeSet<RecordType>,
     cipher: Option<Cipher>,
     provider_settings: BTreeMap<String, BTreeMap<String, String>>,
+    /// File of the recent deletions of all providers.
+    deletions: PathBuf,
 }
 
 impl LaunchOptions {
@@ -36,14 +44,48 @@ impl LaunchOptions {
             managed: config.managed.clone(),
             cipher: cipher.transpose()?,
             provider_settings: config.provider_settings.clone(),
+            deletions: config.store.with_file_name("deletions.json"),
         })
+    }
+
+    /// Saves the recent deletions of a provider for the next process.
+    pub fn save_deletions(&self, name: &str, deletions: &RecentDeletions) {
+        let mut all = self.saved_deletions();
+        if all.get(name).unwrap_or(&RecentDeletions::default()) == deletions {
+            return;
+        }
+        all.insert(name.to_owned(), deletions.clone());
+        if let Err(error) = write_json(&self.deletions, &all) {
+            tracing::warn!(
+                file = %self.deletions.display(), %error,
+                "cannot save the number of recent deletions: after a restart the guard allows as many again"
+            );
+        }
+    }
+
+    fn saved_deletions(&self) -> BTreeMap<String, RecentDeletions> {
+        let saved = fs::read(&self.deletions).ok();
+        saved.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    }
+}
+
+/// Creates the engine of a target.
+///
+/// An error names the provider and the remedy.
+pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, String> {
+    match &target.rival {
+        Some(rival) => Err(rival.clone()),
+        None => {
+            let name = target.name();
+            let mut engine = open(&target.record, &name, options)?;
+            engine.deletions = options.saved_deletions().remove(&name).unwrap_or_default();
+            Ok(engine)
+        }
     }
 }
 
 /// Creates the engine of a record; `name` is `PROJECT/RECORD`.
-///
-/// An error names the provider and the remedy.
-pub fn launch(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, String> {
+fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, String> {
     let obstacles = record.obstacles();
     if !obstacles.is_empty() {
         return Err(obstacles.join("; "));
@@ -54,8 +96,99 @@ pub fn launch(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Res
         .map_err(|error| format!("txt-prefix or txt-suffix: {error}"))?;
     let registry = Registry { mapper, cipher: options.cipher.clone() };
     let rules = rules(&parameters, options)?;
-    let provider = provider::open(record.provider.name(), &parameters).map_err(|error| error.to_string())?;
-    Ok(Engine { provider, registry, rules })
+    let served_by = record.provider.served_by();
+    if served_by != record.provider.name() && parameters.text("webhook-provider-url").is_none() {
+        return Err(format!(
+            "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
+             webhook-provider-url in provider_settings.{name}, for example http://localhost:8888",
+            record.provider,
+            crate::render::webhook_command(record).join(" ")
+        ));
+    }
+    let provider = provider::open(served_by, &parameters).map_err(|error| error.to_string())?;
+    Ok(Engine::new(provider, registry, rules))
+}
+
+/// What a record's publisher deletes if the documents do not want it: all names of its owner in its
+/// zones.
+struct Claim {
+    provider: &'static str,
+    /// Addresses of the service, as written.
+    servers: BTreeSet<String>,
+    zones: Vec<Name>,
+    registry: [String; 3],
+    rules: Rules,
+}
+
+impl Claim {
+    /// Returns `None` for a record that never deletes, or that cannot be launched.
+    fn of(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Option<Self> {
+        let parameters = parameters(record, name, options, |variable| std::env::var(variable).ok());
+        let rules = rules(&parameters, options).ok()?;
+        if rules.owner.is_empty() {
+            return None;
+        }
+        let provider = record.provider.name();
+        let all = |names: &[&str]| -> BTreeSet<String> {
+            names.iter().flat_map(|name| parameters.list(name)).map(str::to_owned).collect()
+        };
+        let text = |name: &str| parameters.text(name).unwrap_or_default().to_owned();
+        let servers = match provider {
+            "rfc2136" => all(&["rfc2136-host"]),
+            "coredns" => all(&["etcd-urls"]),
+            _ => all(&["aws-endpoint", "aws-access-key-id", "aws-assume-role", "webhook-provider-url"]),
+        };
+        let zones = parameters.list("rfc2136-zone").into_iter().filter_map(|zone| Name::parse(zone).ok());
+        let mut zones: Vec<Name> = zones.collect();
+        if zones.is_empty() {
+            zones.push(Name::root());
+        }
+        // Without the same names of owner records, neither sees records of the other as its own.
+        let registry = ["txt-prefix", "txt-suffix", "coredns-prefix"].map(text);
+        Some(Self { provider, servers, zones, registry, rules })
+    }
+
+    /// Returns the zone, if any, in which both would delete the other's names.
+    fn shared_zone(&self, other: &Self) -> Option<&Name> {
+        let deletes = self.rules.policy == Policy::Sync || other.rules.policy == Policy::Sync;
+        let is_same_server = self.servers == other.servers || !self.servers.is_disjoint(&other.servers);
+        if !deletes
+            || !is_same_server
+            || (self.provider, &self.registry, &self.rules.owner)
+                != (other.provider, &other.registry, &other.rules.owner)
+        {
+            return None;
+        }
+        self.zones.iter().find(|zone| {
+            let shared = std::slice::from_ref(*zone);
+            other.zones.contains(zone) && self.rules.domains.overlaps(&other.rules.domains, shared)
+        })
+    }
+}
+
+/// Marks targets with the same owner in the same zone, each of which would delete the names of the
+/// other: neither is published until one has an owner or domains of its own.
+pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions) {
+    let claims: Vec<(String, Claim)> = publication
+        .targets
+        .iter()
+        .filter_map(|(name, target)| Some((name.clone(), Claim::of(&target.record, name, options)?)))
+        .collect();
+    for (name, claim) in &claims {
+        let rival = claims.iter().filter(|(other, _)| other != name).find_map(|(other, rival)| {
+            let zone = claim.shared_zone(rival)?;
+            let place = if zone.is_root() { "the same zones".to_owned() } else { format!("zone {zone}") };
+            Some(format!(
+                "it has the same txt-owner-id {:?} in {place} as DNS Update Record {other}, so each would delete \
+                 the other's names; give each its own txt-owner-id, or a domain-filter that excludes the other's \
+                 names",
+                claim.rules.owner
+            ))
+        });
+        if let (Some(rival), Some(target)) = (rival, publication.targets.get_mut(name)) {
+            Arc::make_mut(target).rival = Some(rival);
+        }
+    }
 }
 
 /// Parameters that external-dns and its libraries take from the environment.
@@ -96,6 +229,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
     };
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
     let domains = DomainFilter::new(include, exclude);
+    let min_ttl = parameters.duration("min-ttl", Duration::ZERO).map_err(|error| error.to_string())?;
     Ok(Rules {
         policy: parameters
             .text("policy")
@@ -106,6 +240,7 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
         managed: options.managed.clone(),
         domains: domains.map_err(|error| format!("domain-filter or exclude-domains: {error}"))?,
         migrate_from: parameters.text("migrate-from-txt-owner").map(str::to_owned),
+        min_ttl: u32::try_from(min_ttl.as_secs()).unwrap_or(u32::MAX),
     })
 }
 
@@ -161,14 +296,14 @@ mod tests {
     #[test]
     fn rules_follow_parameters() {
         let options = options(&[("migrate-from-txt-owner", "old")]);
-        let engine = |parameters| launch(&record(parameters), "shop/r", &options);
+        let engine = |parameters| open(&record(parameters), "shop/r", &options);
         let rules =
             engine(serde_json::json!({"policy": "upsert-only", "domain-filter": "example.org, example.net",
             "exclude-domains": "x.example.org", "txt-owner-id": "me"}))
             .unwrap()
             .rules;
         assert_eq!((rules.owner.as_str(), rules.migrate_from.as_deref()), ("me", Some("old")));
-        let matches = |name: &str| rules.domains.matches(&crate::record::Name::parse(name).unwrap());
+        let matches = |name: &str| rules.domains.matches(&Name::parse(name).unwrap());
         assert!(matches("a.example.net") && !matches("a.x.example.org") && !matches("a.example.com"));
         assert_eq!(engine(serde_json::json!({"registry": "noop"})).unwrap().rules.owner, "");
         let refused = engine(serde_json::json!({"txt-prefix": "a..b"})).err().unwrap();

@@ -17,21 +17,49 @@ use crate::{
 pub struct ProviderState {
     /// Whether a round has completed.
     pub ran: bool,
-    /// Number of owned names.
-    pub owned: usize,
+    /// Number of record sets and of owned names in each zone, from its last listing.
+    pub zones: BTreeMap<String, Counts>,
     /// Problems of the provider or a zone, which affect all documents.
     pub general: Vec<String>,
     /// Problems of single names.
     pub names: Vec<(Name, String)>,
 }
 
+/// Size of a zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Number of record sets, without owner records.
+    pub records: usize,
+    /// Number of owned names.
+    pub owned: usize,
+}
+
+/// Maximum number of problems of one document or provider in a status.
+const MAX_PROBLEMS: usize = 20;
+
 impl ProviderState {
-    /// Summarises a report for the status.
-    pub fn of_report(report: &Report) -> Self {
+    /// Summarises a report for the status. A zone that could not be listed keeps its counts of
+    /// `before`.
+    pub fn of_report(report: &Report, before: &Self) -> Self {
         let mut state = Self { ran: true, ..Self::default() };
         let mut notes = report.notes.clone();
         for zone in &report.zones {
-            state.owned += zone.owned;
+            let counts = match zone.failure {
+                None => Counts { records: zone.records, owned: zone.owned },
+                Some(_) => before.zones.get(&zone.id).copied().unwrap_or_default(),
+            };
+            state.zones.insert(zone.id.clone(), counts);
+            if let Some(name) = zone.contested.first() {
+                let others = match zone.contested.len() {
+                    1 => String::new(),
+                    count => format!(" and {} more", count - 1),
+                };
+                state.general.push(format!(
+                    "zone {}: another writer with the same owner deletes and creates {name}{others} again and \
+                     again; give each publisher its own txt-owner-id",
+                    zone.id
+                ));
+            }
             if let Some(failure) = &zone.failure {
                 state.general.push(format!("zone {}: {failure}", zone.id));
             }
@@ -54,31 +82,47 @@ impl ProviderState {
         state
     }
 
-    /// Returns the result of a provider that could not run.
-    pub fn failed(problem: impl ToString) -> Self {
-        Self { ran: true, general: vec![problem.to_string()], ..Self::default() }
+    /// Returns the result of a provider that could not run, with the counts of `before`.
+    pub fn failed(problem: impl ToString, before: &Self) -> Self {
+        let zones = before.zones.clone();
+        Self { ran: true, zones, general: vec![problem.to_string()], names: Vec::new() }
     }
 
-    /// Returns all problems that prevent the publication of wanted records.
+    /// Returns the number of owned names in all zones.
+    pub fn owned(&self) -> usize {
+        self.zones.values().map(|counts| counts.owned).sum()
+    }
+
+    /// Returns the problems that prevent the publication of wanted records.
     pub fn problems(&self, target: &Target) -> Vec<String> {
         let wanted = self.names.iter().filter(|(name, _)| target.origins.contains_key(name));
-        self.general.iter().chain(wanted.map(|(_, problem)| problem)).cloned().collect()
+        shortened(self.general.iter().chain(wanted.map(|(_, problem)| problem)))
     }
 
     /// Returns remarks on names that no document wants, such as owner records without a record.
     pub fn remarks(&self, target: &Target) -> Vec<String> {
         let others = self.names.iter().filter(|(name, _)| !target.origins.contains_key(name));
-        others.map(|(_, remark)| remark.clone()).collect()
+        shortened(others.map(|(_, remark)| remark))
     }
 
     fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
-        let mut problems = self.general.clone();
         let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
-        problems
-            .extend(self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem.clone()));
+        let of_names = self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem);
+        let problems = shortened(self.general.iter().chain(of_names));
         let records = target.counts.get(document).copied().unwrap_or_default();
         ProviderResult { synced: self.ran && problems.is_empty(), records, problems }
     }
+}
+
+/// Returns the first texts, and the number of the others.
+pub(super) fn shortened<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut texts: Vec<String> = texts.cloned().collect();
+    if texts.len() > MAX_PROBLEMS {
+        let others = texts.len() - MAX_PROBLEMS;
+        texts.truncate(MAX_PROBLEMS);
+        texts.push(format!("and {others} more"));
+    }
+    texts
 }
 
 /// Returns the status of all documents and resources. `before` is the previous status, from which
@@ -150,7 +194,7 @@ pub fn statuses(
             provider: target.record.provider.name().to_owned(),
             synced: state.ran && problems.is_empty(),
             wanted: target.counts.values().sum(),
-            owned: state.owned,
+            owned: state.owned(),
             problems,
             remarks: remarks.collect(),
         };

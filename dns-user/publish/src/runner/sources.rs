@@ -5,12 +5,14 @@ use std::{
     fs, io,
     io::Write as _,
     net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
 use dns_core::config::Config as ServerConfig;
 
+use super::{LaunchOptions, launch::mark_rivals};
 use crate::{
     config::Config,
     documents::{Content, Document, Folder, Scan},
@@ -29,6 +31,7 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Sources {
     folder: Folder,
     fleet: Option<Fleet>,
+    options: LaunchOptions,
     /// Whether the health state is saved for the next process.
     saves_health: bool,
 }
@@ -65,7 +68,8 @@ impl Sources {
     /// resolved without it.
     pub fn new(config: &Config, saves_health: bool) -> Result<Self, String> {
         let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
-        Ok(Self { folder: Folder::new(config.documents.clone()), fleet, saves_health })
+        let options = LaunchOptions::of(config)?;
+        Ok(Self { folder: Folder::new(config.documents.clone()), fleet, options, saves_health })
     }
 
     /// Returns the files of the fleet to watch.
@@ -75,6 +79,12 @@ impl Sources {
 
     /// Reads all changed sources.
     pub async fn read(&mut self, stored: &[Document]) -> State {
+        let mut state = self.read_all(stored).await;
+        mark_rivals(&mut state.publication, &self.options);
+        state
+    }
+
+    async fn read_all(&mut self, stored: &[Document]) -> State {
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
@@ -171,7 +181,7 @@ impl Fleet {
         if current.is_like(&self.saved) {
             return;
         }
-        match write(&self.health_file, &current) {
+        match write_json(&self.health_file, &current) {
             Ok(()) => self.saved = current,
             Err(error) => tracing::warn!(
                 file = %self.health_file.display(), %error,
@@ -198,11 +208,15 @@ fn loopback(listen: SocketAddr) -> std::net::IpAddr {
     }
 }
 
-fn write(path: &Path, health: &SavedHealth) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut beside = tempfile::Builder::new().prefix(".health-").tempfile_in(folder)?;
-    serde_json::to_writer(&mut beside, health)?;
+/// Replaces a file by the JSON of a value, in one step.
+pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut beside = tempfile::Builder::new().prefix(".saved-").tempfile_in(folder)?;
+    serde_json::to_writer(&mut beside, value)?;
     beside.flush()?;
+    // A command of root may write what the service reads.
+    beside.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
     beside.persist(path).map_err(|error| error.error)?;
     Ok(())
 }

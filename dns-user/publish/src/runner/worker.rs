@@ -9,9 +9,9 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::{LaunchOptions, ProviderState, launch};
+use super::{LaunchOptions, ProviderState, launch, report::shortened};
 use crate::{
-    api::Desk,
+    api::{Confirmation, Confirmed, Desk},
     engine::{Engine, Report},
     guard::Refusal,
     metrics::Metrics,
@@ -39,20 +39,33 @@ pub(super) struct Shared {
 /// Reconciles until the sender of targets is dropped. A round in progress is completed.
 pub(super) async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Arc<Target>>) {
     let mut launched: Option<(Arc<Target>, Engine)> = None;
+    let mut confirmations = shared.desk.receive_confirmations(&name);
+    let mut confirmation: Option<Confirmation> = None;
     loop {
         let target = targets.borrow_and_update().clone();
         let begun = Instant::now();
-        if launched.as_ref().is_some_and(|(before, _)| before.record != target.record) {
+        let is_outdated = |before: &Target| before.record != target.record || before.rival != target.rival;
+        if launched.as_ref().is_some_and(|(before, _)| is_outdated(before)) {
             launched = None;
         }
         if launched.is_none() {
-            match launch(&target.record, &target.name(), &shared.options) {
+            match launch(&target, &shared.options) {
                 Ok(engine) => launched = Some((target.clone(), engine)),
-                Err(problem) => shared.report(&name, ProviderState::failed(&problem), Err(problem)),
+                Err(problem) => {
+                    let state = ProviderState::failed(&problem, &shared.state(&name));
+                    shared.report(&name, state, Err(problem));
+                }
             }
         }
+        let mut changed = 0;
         if let Some((_, engine)) = &mut launched {
-            shared.round(&name, engine, &target).await;
+            let confirmed = confirmation.as_ref().map(|confirmation| confirmation.deletions);
+            changed = shared.round(&name, engine, &target, confirmed).await;
+        }
+        if let Some(Confirmation { deletions: _, reply }) = confirmation.take() {
+            let problems = shared.state(&name).problems(&target);
+            // The client may have gone.
+            let _ = reply.send(Confirmed { changed, problems });
         }
         let interval = target.record.parameters.duration("interval").unwrap_or(Duration::from_secs(60));
         // Spreads publishers that started together.
@@ -64,26 +77,39 @@ pub(super) async fn work(shared: Arc<Shared>, name: String, mut targets: watch::
                 }
                 tokio::time::sleep(SHORTEST_PAUSE.saturating_sub(begun.elapsed())).await;
             }
+            received = confirmations.recv() => confirmation = received,
             () = tokio::time::sleep(pause) => {}
         }
     }
 }
 
 impl Shared {
-    async fn round(&self, name: &str, engine: &mut Engine, target: &Target) {
+    fn state(&self, name: &str) -> ProviderState {
+        self.board.states.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Runs one round. Returns the number of changed names.
+    async fn round(
+        &self,
+        name: &str,
+        engine: &mut Engine,
+        target: &Target,
+        confirmed: Option<usize>,
+    ) -> usize {
         let metrics = self.desk.metrics();
         let is_dry = target.record.parameters.is_set("dry-run");
         let result = match is_dry {
-            false => engine.reconcile(&target.desired, None, &|_| {}).await,
+            false => engine.reconcile(&target.desired, confirmed, &|_| {}).await,
             true => dry_round(name, engine, target).await,
         };
+        self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
         metrics.last_reconcile.with_label_values(labels).set(seconds_now());
         let counts = crate::runner::run::count_types(&target.desired.records);
         match result {
             Ok(report) => {
-                let state = ProviderState::of_report(&report);
-                self.count(name, &report);
+                let state = ProviderState::of_report(&report, &self.state(name));
+                self.count(name, &report, &state);
                 let health = match report.is_complete() {
                     true => {
                         metrics.last_sync.with_label_values(labels).set(seconds_now());
@@ -98,30 +124,36 @@ impl Shared {
                         .unwrap_or_default()),
                 };
                 self.report(name, state, health);
+                report.applied()
             }
             Err(error) => {
                 metrics.registry_errors.with_label_values(labels).inc();
-                self.report(name, ProviderState::failed(&error), Err(error.to_string()));
+                let state = ProviderState::failed(&error, &self.state(name));
+                self.report(name, state, Err(error.to_string()));
+                0
             }
         }
     }
 
-    fn count(&self, name: &str, report: &Report) {
+    fn count(&self, name: &str, report: &Report, state: &ProviderState) {
         let metrics = self.desk.metrics();
         let labels = &[name];
         let sum = |count: &dyn Fn(&crate::engine::ZoneReport) -> usize| -> i64 {
             i64::try_from(report.zones.iter().map(count).sum::<usize>()).unwrap_or(i64::MAX)
         };
-        metrics.registry_endpoints.with_label_values(labels).set(sum(&|zone| zone.records));
-        metrics.registry_records.with_label_values(labels).set(sum(&|zone| zone.owned));
+        // An unavailable zone keeps its last counts.
+        let records: usize = state.zones.values().map(|counts| counts.records).sum();
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        metrics.registry_endpoints.with_label_values(labels).set(gauge(records));
+        metrics.registry_records.with_label_values(labels).set(gauge(state.owned()));
+        if report.zones.iter().any(|zone| zone.failure.is_some()) {
+            metrics.registry_errors.with_label_values(labels).inc();
+        }
         let is_foreign = |zone: &crate::engine::ZoneReport| {
             zone.notes.iter().filter(|note| matches!(note.reason, Reason::Foreign { .. })).count()
         };
         metrics.skipped.with_label_values(labels).set(sum(&is_foreign));
-        let waiting = |zone: &crate::engine::ZoneReport| match zone.refusal {
-            Some(Refusal::EmptySource { deletions } | Refusal::TooMany { deletions, .. }) => deletions,
-            None => 0,
-        };
+        let waiting = |zone: &crate::engine::ZoneReport| zone.refusal.as_ref().map_or(0, Refusal::deletions);
         metrics.awaiting_confirmation.with_label_values(labels).set(sum(&waiting));
         if report.applied() == 0 && report.is_complete() {
             metrics.no_op_runs.with_label_values(labels).inc();
@@ -138,16 +170,13 @@ impl Shared {
         }
         let mut states = self.board.states.lock();
         if states.get(name) != Some(&state) {
-            for problem in &state.general {
-                tracing::warn!(provider = name, "{problem}");
-            }
-            let known: BTreeSet<&String> = states
-                .get(name)
-                .into_iter()
-                .flat_map(|state| &state.names)
-                .map(|(_, problem)| problem)
-                .collect();
-            for (_, problem) in state.names.iter().filter(|(_, problem)| !known.contains(problem)) {
+            let before = states.remove(name).unwrap_or_default();
+            let known: BTreeSet<&String> =
+                before.general.iter().chain(before.names.iter().map(|(_, problem)| problem)).collect();
+            let names = state.names.iter().map(|(_, problem)| problem);
+            let new = state.general.iter().chain(names).filter(|problem| !known.contains(problem));
+            // One line for each of 10,000 names would bury the cause.
+            for problem in shortened(new) {
                 tracing::warn!(provider = name, "{problem}");
             }
             states.insert(name.to_owned(), state);
@@ -164,16 +193,22 @@ async fn dry_round(
     engine: &mut Engine,
     target: &Target,
 ) -> Result<Report, crate::provider::ProviderError> {
-    let survey = engine.survey().await?;
-    let planned = engine.plan(&survey, &target.desired);
+    let listing = engine.list().await?;
+    engine.prepare(&target.desired).await?;
+    let planned = engine.plan(&listing, &target.desired);
     for action in planned.zones.iter().flat_map(|zone| zone.plan.actions()) {
         tracing::info!(provider = name, "dry run: {}", crate::diff::line(action));
     }
-    let zones = survey.iter().map(|zone| crate::engine::ZoneReport {
-        id: zone.id.clone(),
-        failure: zone.view.as_ref().err().cloned(),
-        owned: planned.zones.iter().find(|plan| plan.id == zone.id).map_or(0, |plan| plan.owned),
-        ..crate::engine::ZoneReport::default()
+    let zones = listing.iter().map(|zone| {
+        let plan = planned.zones.iter().find(|plan| plan.id == zone.id);
+        crate::engine::ZoneReport {
+            id: zone.id.clone(),
+            failure: zone.view.as_ref().err().cloned(),
+            records: zone.view.as_ref().map_or(0, |view| view.records.len()),
+            owned: plan.map_or(0, |plan| plan.owned),
+            notes: plan.map_or_else(Vec::new, |plan| plan.plan.notes.clone()),
+            ..crate::engine::ZoneReport::default()
+        }
     });
     Ok(Report { zones: zones.collect(), notes: planned.notes, rounds: 1 })
 }

@@ -56,6 +56,24 @@ pub enum Written {
     Replaced,
     /// The resource exists and was not changed.
     Exists,
+    /// The resource was deleted.
+    Deleted,
+    /// There is nothing to delete.
+    Missing,
+    /// The condition of the write does not hold; nothing was changed.
+    Unmet,
+}
+
+/// Condition of a write, checked in its transaction.
+pub type Condition<'a> = &'a dyn Fn(Option<&Resource>) -> bool;
+
+impl Resource {
+    /// Returns the entity tag of metadata and spec (RFC 9110, section 8.8.3).
+    pub fn tag(&self) -> String {
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.body.to_string().as_bytes());
+        let digest: String = digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect();
+        format!("\"{}-{digest}\"", self.generation)
+    }
 }
 
 /// Failure of the store.
@@ -116,7 +134,13 @@ impl Store {
     }
 
     /// Writes a resource. It is on disk when the function returns.
-    pub fn write(&self, id: &DocumentId, body: Value, how: Write) -> Result<(Written, Resource), StoreError> {
+    pub fn write(
+        &self,
+        id: &DocumentId,
+        body: Value,
+        how: Write,
+        condition: Condition<'_>,
+    ) -> Result<(Written, Resource), StoreError> {
         let transaction = self.begin()?;
         let result = {
             let mut table = transaction.open_table(RESOURCES).map_err(|error| self.failed(error))?;
@@ -124,6 +148,10 @@ impl Store {
             let before = before.map(|value| self.decode(value.value())).transpose()?;
             if let (Write::Create, Some(before)) = (how, &before) {
                 return Ok((Written::Exists, before.clone()));
+            }
+            if !condition(before.as_ref()) {
+                let resource = Resource { id: id.clone(), generation: 0, body };
+                return Ok((Written::Unmet, before.unwrap_or(resource)));
             }
             let generation = match &before {
                 Some(before) if before.body == body => before.generation,
@@ -139,16 +167,21 @@ impl Store {
         Ok(result)
     }
 
-    /// Deletes a resource. Returns whether it existed.
-    pub fn delete(&self, id: &DocumentId) -> Result<bool, StoreError> {
+    /// Deletes a resource.
+    pub fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
         let transaction = self.begin()?;
         let was_there = {
             let mut table = transaction.open_table(RESOURCES).map_err(|error| self.failed(error))?;
+            let before = table.get(key(id).as_str()).map_err(|error| self.failed(error))?;
+            let before = before.map(|value| self.decode(value.value())).transpose()?;
+            if before.is_some() && !condition(before.as_ref()) {
+                return Ok(Written::Unmet);
+            }
             let removed = table.remove(key(id).as_str()).map_err(|error| self.failed(error))?;
             removed.is_some()
         };
         transaction.commit().map_err(|error| self.failed(error))?;
-        Ok(was_there)
+        Ok(if was_there { Written::Deleted } else { Written::Missing })
     }
 
     fn begin(&self) -> Result<redb::WriteTransaction, StoreError> {
@@ -187,7 +220,7 @@ mod tests {
         let path = folder.path().join("state/store.redb");
         let store = Store::open(&path).unwrap();
         let write = |body, how| {
-            let (written, resource) = store.write(&id("a"), body, how).unwrap();
+            let (written, resource) = store.write(&id("a"), body, how, &|_| true).unwrap();
             (written, resource.generation)
         };
         assert_eq!(write(json!(1), Write::Create), (Written::Created, 1));
@@ -198,7 +231,9 @@ mod tests {
         drop(store);
         let store = Store::open(&path).unwrap();
         assert_eq!(store.get(&id("a")).unwrap().unwrap().body, json!(2));
-        assert!(store.delete(&id("a")).unwrap() && !store.delete(&id("a")).unwrap());
+        assert_eq!(store.delete(&id("a"), &|_| false).unwrap(), Written::Unmet);
+        assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Deleted);
+        assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Missing);
         assert_eq!(store.all().unwrap(), []);
     }
 

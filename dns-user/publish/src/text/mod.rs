@@ -8,7 +8,7 @@ mod node;
 mod problem;
 mod reader;
 
-pub use node::{Document, Node, Value, documents, parse};
+pub use node::{Document, Member, Node, Value, documents, parse};
 pub use problem::{Problem, Problems};
 pub use reader::{Fields, Reader, remedy_for_unknown};
 

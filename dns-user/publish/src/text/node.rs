@@ -84,7 +84,12 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
 
 /// Parses one document; reports the reason if it is unreadable.
 pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
-    match serde_saphyr::from_str::<Tree>(document.text) {
+    // Without aliases, every event takes an octet of the text; a file may have 100,000 endpoints.
+    let most = document.text.len().max(1_000);
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_events: most, max_nodes: most },
+    };
+    match serde_saphyr::from_str_with_options::<Tree>(document.text, options) {
         Ok(Tree(node)) => Some(shift(node, document.line - 1)),
         Err(error) => {
             let line = error.location().map_or(1, |location| location.line());

@@ -47,6 +47,8 @@ pub enum Provider {
     CoreDns,
     /// DNS UPDATE (RFC 2136) with TSIG.
     Rfc2136,
+    /// A provider behind external-dns's webhook protocol, an extension of the document.
+    Webhook,
 }
 
 /// A DNS Update Record: a provider and its parameters.
@@ -86,8 +88,8 @@ pub enum Spelling {
 }
 
 impl Provider {
-    /// All providers, in the order of the document.
-    pub const ALL: [Self; 7] = [
+    /// All providers: those of the document in its order, and the extension.
+    pub const ALL: [Self; 8] = [
         Self::Aws,
         Self::AwsServiceDiscovery,
         Self::Azure,
@@ -95,6 +97,7 @@ impl Provider {
         Self::AzurePrivateDns,
         Self::CoreDns,
         Self::Rfc2136,
+        Self::Webhook,
     ];
 
     /// Returns the provider's name as used in documents.
@@ -107,6 +110,16 @@ impl Provider {
             Self::AzurePrivateDns => "azure-private-dns",
             Self::CoreDns => "coredns",
             Self::Rfc2136 => "rfc2136",
+            Self::Webhook => "webhook",
+        }
+    }
+
+    /// Returns the provider of this crate that serves it. external-dns itself serves what this
+    /// crate does not, as the peer of a webhook.
+    pub fn served_by(self) -> &'static str {
+        match self {
+            Self::Aws | Self::CoreDns | Self::Rfc2136 => self.name(),
+            _ => Self::Webhook.name(),
         }
     }
 
@@ -117,6 +130,7 @@ impl Provider {
             Self::Azure | Self::AzureDns | Self::AzurePrivateDns => Group::Azure,
             Self::CoreDns => Group::CoreDns,
             Self::Rfc2136 => Group::Rfc2136,
+            Self::Webhook => Group::General,
         }
     }
 
@@ -184,18 +198,18 @@ impl UpdateRecord {
             |name: &str| parameters.text(name).is_none().then(|| format!("{name} is missing; add it"));
         let mut found = Vec::new();
         match provider {
-            Provider::Aws | Provider::CoreDns => {}
-            Provider::AwsServiceDiscovery => found.push(unavailable(*provider)),
-            Provider::Azure | Provider::AzureDns => {
-                found.extend(missing("azure-config-file"));
-                found.push(unavailable(*provider));
-            }
+            Provider::Aws | Provider::CoreDns | Provider::AwsServiceDiscovery | Provider::Webhook => {}
+            Provider::Azure | Provider::AzureDns => found.extend(missing("azure-config-file")),
             Provider::AzurePrivateDns => {
                 found.extend(missing("azure-resource-group"));
                 found.extend(missing("azure-subscription-id"));
-                found.push(unavailable(*provider));
             }
             Provider::Rfc2136 => found.extend(rfc2136_obstacles(parameters)),
+        }
+        for name in ["domain-filter", "exclude-domains"] {
+            if parameters.is_blank(name) {
+                found.push(format!("{name} is empty, which filters nothing; name domains, or remove it"));
+            }
         }
         if parameters.text("registry") == Some("aws-sd") {
             found.push(
@@ -226,13 +240,6 @@ impl UpdateRecord {
         }
         found
     }
-}
-
-fn unavailable(provider: Provider) -> String {
-    format!(
-        "the provider {provider} is not available in bosh-dns-publish; its record is kept for `bosh-dns-publish render`, \
-         which writes a Deployment of external-dns"
-    )
 }
 
 /// TSIG algorithms supported by external-dns.

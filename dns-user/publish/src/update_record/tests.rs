@@ -144,11 +144,10 @@ fn defaults_match_document() {
 }
 
 #[test]
-fn unavailable_providers_are_named() {
+fn obstacles_are_named() {
     for (provider, parameters, wanted) in [
-        ("aws-sd", json!({}), "the provider aws-sd is not available"),
         ("azure", json!({}), "azure-config-file is missing"),
-        ("azure-dns", json!({"azure-config-file": "f"}), "the provider azure-dns is not available"),
+        ("coredns", json!({"domain-filter": " "}), "domain-filter is empty"),
         ("azure-private-dns", json!({}), "azure-subscription-id is missing"),
         (
             "rfc2136",

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::text::{Reader, Value};
 
+/// Maximum length of a text in octets; lists of domains and zones are the longest.
+const MAX_TEXT: usize = 16 * 1024;
+
 /// Parameters set in a record. Defaults are omitted, so a record is returned as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -77,6 +80,11 @@ impl Parameters {
         Some(text.trim()).filter(|text| !text.is_empty())
     }
 
+    /// Returns whether a text is set, but empty.
+    pub fn is_blank(&self, name: &str) -> bool {
+        matches!(self.0.get(name), Some(Setting::Text(text)) if text.trim().is_empty())
+    }
+
     /// Returns whether a boolean is set and true.
     pub fn is_set(&self, name: &str) -> bool {
         self.0.get(name) == Some(&Setting::Boolean(true))
@@ -131,6 +139,12 @@ impl Setting {
 impl Kind {
     /// Parses a value of this type.
     fn read(self, value: &Reader<'_>) -> Option<Setting> {
+        if let Value::Text(text) = value.value()
+            && text.len() > MAX_TEXT
+        {
+            value.problem(format!("it has {} octets", text.len()), format!("use at most {MAX_TEXT}"));
+            return None;
+        }
         match self {
             Self::Text => value.text().map(|text| Setting::Text(text.to_owned())),
             Self::TextOrBoolean => match value.value() {

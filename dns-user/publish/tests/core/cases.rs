@@ -9,9 +9,9 @@ use std::{collections::BTreeSet, env, fs, path::PathBuf};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use dns_publish::{
     domain::DomainFilter,
-    guard,
+    guard::{self, Scale},
     ownership::{Cipher, Mapper, text},
-    plan::{self, Action, Desired, Plan, Policy, Rules},
+    plan::{self, Action, Desired, NameChange, Plan, Policy, Rules},
     record::{Labels, Name, Record, RecordType, Target},
 };
 use serde::Deserialize;
@@ -103,6 +103,13 @@ enum Ours {
         /// Whether the guard refuses the plan.
         #[serde(default)]
         refused: bool,
+        /// Number of wanted records that a document may not contain.
+        #[serde(default)]
+        unreadable: usize,
+        /// Number of transactions, each of which deletes first.
+        transactions: Option<usize>,
+        /// Beginnings of all notes.
+        notes: Option<Vec<String>>,
     },
     Proposal(String),
 }
@@ -207,11 +214,25 @@ fn plans_match_cases() {
                     failures.compare(&case.id, &found, &theirs);
                 }
             }
-            Some(Ours::Difference { expect, refused }) => {
+            Some(Ours::Difference { expect, refused, unreadable, transactions, notes }) => {
                 let expected = expect.as_ref().map_or(theirs, Expected::normal);
                 failures.compare(&case.id, &found, &expected);
-                let refusal = guard::check(&plan, owned, wanted, None);
+                let refusal = guard::check(&plan, Scale { owned, wanted, recent: 0 }, None);
                 failures.compare(&case.id, &refusal.is_err(), refused);
+                let refused = case.desired.iter().filter(|wish| wish.record().is_none()).count();
+                failures.compare(&case.id, &refused, unreadable);
+                if let Some(transactions) = transactions {
+                    failures.compare(&case.id, &plan.changes.len(), transactions);
+                    let deletes_first =
+                        |change: &NameChange| matches!(change.actions[..], [Action::Delete(_), ..]);
+                    assert!(plan.changes.iter().all(deletes_first), "{}: {plan:?}", case.id);
+                }
+                if let Some(notes) = notes {
+                    let found: Vec<String> = plan.notes.iter().map(ToString::to_string).collect();
+                    let agrees = found.len() == notes.len()
+                        && found.iter().zip(notes).all(|(note, start)| note.starts_with(start.as_str()));
+                    assert!(agrees, "{}: {found:?}", case.id);
+                }
             }
             _ => failures.compare(&case.id, &found, &theirs),
         }

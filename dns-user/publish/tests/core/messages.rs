@@ -196,7 +196,7 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
         RecordType::NS,
         RecordType::TXT,
     ]);
-    let engine = Engine { provider, registry: Registry::default(), rules };
+    let engine = Engine::new(provider, Registry::default(), rules);
     (engine, Desired { records, ..Desired::default() }, sent)
 }
 
@@ -280,9 +280,9 @@ async fn is_asserted(id: &str, case: &Value, sent: &[&str]) -> bool {
             let mut engine = engine();
             let record = |number: u32| record_of(&format!("n{number}.example.org 60 A 192.0.2.1")).unwrap();
             let desired = Desired { records: (0..120).map(record).collect(), ..Desired::default() };
-            let survey = engine.survey().await.unwrap();
-            let planned = engine.plan(&survey, &desired);
-            let view = survey[0].view.as_ref().unwrap();
+            let listing = engine.list().await.unwrap();
+            let planned = engine.plan(&listing, &desired);
+            let view = listing[0].view.as_ref().unwrap();
             for change in &planned.zones[0].plan.changes {
                 let transaction = engine.registry.transaction(view, change).unwrap();
                 let created = transaction.steps.iter().filter(|step| matches!(step, Step::Create(_)));
@@ -316,7 +316,7 @@ fn engine() -> Engine {
     let real = Rfc2136::new(Settings::from_parameters(&Parameters(parameters.into())).unwrap());
     let zones = [("example.org".to_owned(), ZoneModel::default())].into();
     let provider = Box::new(InMemory { real, zones, sent: Sent::default(), fault: Fault::Nothing });
-    Engine { provider, registry: Registry::default(), rules: Rules::of("me") }
+    Engine::new(provider, Registry::default(), Rules::of("me"))
 }
 
 #[tokio::test]

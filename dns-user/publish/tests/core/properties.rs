@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dns_publish::{
-    guard,
+    guard::{self, Scale},
     ownership::{Mapper, Registry, text},
     plan::{self, Desired, Plan, Rules},
     record::{Labels, Name, Record, RecordType, Target},
@@ -233,12 +233,13 @@ fn guard_limits_deletions() {
         let desired = Desired { records: records[..kept].to_vec(), ..Desired::default() };
         plan::plan(&Rules::of(OWNER), &records, &desired)
     };
-    assert!(guard::check(&keep(270), 300, 270, None).is_ok(), "30 of 300 are 10 %");
-    assert!(guard::check(&keep(269), 300, 269, None).is_err());
-    assert!(guard::check(&keep(269), 300, 269, Some(31)).is_ok());
-    assert!(guard::check(&keep(269), 300, 269, Some(30)).is_err());
+    let scale = |wanted| Scale { owned: 300, wanted, recent: 0 };
+    assert!(guard::check(&keep(270), scale(270), None).is_ok(), "30 of 300 are 10 %");
+    assert!(guard::check(&keep(269), scale(269), None).is_err());
+    assert!(guard::check(&keep(269), scale(269), Some(31)).is_ok());
+    assert!(guard::check(&keep(269), scale(269), Some(30)).is_err());
     assert!(
-        guard::check(&keep(0), 300, 0, None).unwrap_err().to_string().contains("--confirm-deletions 300")
+        guard::check(&keep(0), scale(0), None).unwrap_err().to_string().contains("--confirm-deletions 300")
     );
 }
 

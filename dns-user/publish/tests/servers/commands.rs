@@ -124,7 +124,9 @@ fn named_domains_are_retired() {
     // A narrower filter leaves the records outside it unchanged; naming their domain deletes them.
     publisher.provider(&server, &json!({"exclude-domains": "old.example.org"}));
     publisher.endpoints("web", &[("b.example.org", "192.0.2.2")]);
-    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    let left = "default/bind:\n  # a.old.example.org A: no longer in scope of domain-filter and exclude-domains; \
+                `retire` with its domain deletes it\n";
+    assert_eq!(publisher.expect(0, "plan").out, left);
     publisher.expect(1, "retire old.example.org");
     publisher.expect(0, "retire old.example.org --confirm-deletions 1");
     let zone = server.transfer("example.org");
@@ -156,19 +158,30 @@ fn records_change_hands() {
     let publisher = Publisher::of(&server);
     server.nsupdate("update add a.example.org 60 A 192.0.2.1\nupdate add x.example.org 60 A 192.0.2.9\n");
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
-    let plan = publisher.expect(0, "plan");
+    let plan = publisher.expect(1, "plan");
     assert!(
         plan.out.contains("# a.example.org A: the name has a record of no owner; take it over with `adopt`"),
         "{plan:?}"
     );
+    assert!(!plan.out.contains("nothing to do"), "{plan:?}");
     publisher.expect(0, "adopt --dry-run");
     assert!(!server.transfer("example.org").contains("heritage"));
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.8")]);
+    let shown = publisher.expect(0, "adopt --dry-run");
+    let change =
+        "the next `apply` changes a.example.org 60 A 192.0.2.1 to the wanted a.example.org 60 A 192.0.2.8";
+    assert!(shown.errors.contains(change), "{shown:?}");
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let adopted = publisher.expect(0, "adopt");
     assert!(adopted.out.contains("~ a.example.org A: owner none -> \"me\""), "{adopted:?}");
     assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
     publisher.expect(0, "transfer-owner --from me --to other");
     assert!(server.transfer("example.org").contains("external-dns/owner=other"));
-    assert!(publisher.expect(0, "plan").out.contains("owner \"other\""));
+    assert!(publisher.expect(1, "plan").out.contains("owner \"other\""));
+    for command in ["adopt", "transfer-owner --from nobody --to me", "adopt missing.example.org"] {
+        let said = publisher.expect(1, command);
+        assert!(said.errors.contains("matches"), "{command}: {said:?}");
+    }
     publisher.expect(0, "transfer-owner --from other --to me a.example.org");
     let handed_back = publisher.expect(0, "retire --keep-records");
     assert!(
@@ -192,8 +205,15 @@ fn unavailable_provider_is_named() {
     for command in ["check", "apply"] {
         let said = publisher.expect(1, command);
         assert!(said.errors.contains("default/azure: azure-config-file is missing"), "{said:?}");
-        assert!(said.errors.contains("the provider azure is not available"), "{said:?}");
     }
+    publisher.write(
+        "documents/azure.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: azure}\n\
+         spec: {provider: azure, selector: dnsprovider=bind, external-dns-parameters: {azure-config-file: /etc/azure.json}}\n",
+    );
+    let said = publisher.expect(1, "check");
+    let start = "`external-dns --webhook-server --provider=azure --azure-config-file=/etc/azure.json`";
+    assert!(said.errors.contains(start) && said.errors.contains("webhook-provider-url"), "{said:?}");
     // The failure leaves the other provider unaffected.
     assert!(server.transfer("example.org").contains("192.0.2.1"));
     let unknown = publisher.expect(1, "plan --provider shop/bind");

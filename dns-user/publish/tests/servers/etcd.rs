@@ -93,7 +93,7 @@ const PATIENT: [&str; 4] = ["--dial-timeout", "60s", "--command-timeout", "60s"]
 
 fn engine(parameters: &Parameters) -> Engine {
     let provider = CoreDns::new(Settings::from_parameters(parameters).unwrap()).unwrap();
-    Engine { provider: Box::new(provider), registry: Registry::default(), rules: Rules::of("me") }
+    Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
 }
 
 async fn publish(engine: &mut Engine, desired: &Desired) -> Report {
@@ -150,8 +150,8 @@ async fn stale_revision_is_refused() {
     publish(&mut engine, &wish([record("api.example.org", RecordType::A, "192.0.2.1")])).await;
     let wanted = wish([record("api.example.org", RecordType::A, "192.0.2.2")]);
     for change in ["added", "changed", "deleted"] {
-        let survey = engine.survey().await.unwrap();
-        let planned = engine.plan(&survey, &wanted);
+        let listing = engine.list().await.unwrap();
+        let planned = engine.plan(&listing, &wanted);
         let key = etcd.keys().into_iter().find(|key| key.starts_with("/skydns/org/example/api/")).unwrap();
         match change {
             "added" => {
@@ -161,7 +161,7 @@ async fn stale_revision_is_refused() {
             _ => etcd.ctl(&["del", &key]),
         };
         let before = etcd.keys();
-        let report = engine.apply(&survey, &planned, None, false, &quiet).await;
+        let report = engine.apply(&listing, &planned, None, false, &quiet).await;
         assert_eq!((report.applied(), report.zones[0].conflicts), (0, 1), "{change}");
         assert_eq!(etcd.keys(), before);
     }
@@ -241,14 +241,14 @@ async fn user_and_tls_are_required() {
     ctl(&["auth", "enable"]);
 
     let mut parameters = etcd.parameters();
-    let untrusted = engine(&parameters).survey().await.err().unwrap().to_string();
+    let untrusted = engine(&parameters).list().await.err().unwrap().to_string();
     assert!(untrusted.contains("certificate"), "{untrusted}");
     parameters.0.insert("tls-ca".to_owned(), files.0.clone());
-    let anonymous = engine(&parameters).survey().await.err().unwrap().to_string();
+    let anonymous = engine(&parameters).list().await.err().unwrap().to_string();
     assert!(anonymous.contains("etcd-username"), "{anonymous}");
     parameters.0.insert("etcd-username".to_owned(), "root".to_owned());
     parameters.0.insert("etcd-password".to_owned(), "wrong".to_owned());
-    let refused = engine(&parameters).survey().await.err().unwrap().to_string();
+    let refused = engine(&parameters).list().await.err().unwrap().to_string();
     assert!(refused.contains("authentication failed"), "{refused}");
     parameters.0.insert("etcd-password".to_owned(), "secret".to_owned());
     assert_eq!(publish(&mut engine(&parameters), &names(3)).await.applied(), 3);
@@ -267,8 +267,8 @@ async fn strict_owner_hides_foreign_keys() {
     parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());
     let mut engine = engine(&parameters);
     publish(&mut engine, &names(1)).await;
-    let survey = engine.survey().await.unwrap();
-    let listed: Vec<&Record> = survey[0].view.as_ref().unwrap().records.iter().collect();
+    let listing = engine.list().await.unwrap();
+    let listed: Vec<&Record> = listing[0].view.as_ref().unwrap().records.iter().collect();
     assert_eq!(listed.len(), 1, "{listed:?}");
     let values = etcd.ctl(&["get", "/skydns/org/example/n0/", "--prefix", "--print-value-only"]);
     assert!(values.contains(r#""owner":"me""#), "{values}");
@@ -350,10 +350,10 @@ async fn keys_match_cases() {
                 let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                 etcd.ctl(&["put", key, &text]);
             }
-            let survey = engine.survey().await.unwrap();
+            let listing = engine.list().await.unwrap();
             let lists = [&case["ours"], &case["reads"], &case["theirs"]];
             let expected = lists.into_iter().find(|list| list.is_array()).map(lines).unwrap_or_default();
-            let found = survey[0].view.as_ref().unwrap().records.clone();
+            let found = listing[0].view.as_ref().unwrap().records.clone();
             assert_eq!(found, expected, "{id}");
         }
     }

@@ -73,8 +73,8 @@ async fn interrupted_transfer_keeps_zone() {
         for cut in [0, 1, 100, 30_000, 70_000] {
             let proxy = Proxy::start(server.address, Some(cut)).await;
             let mut settings = server.settings();
-            settings.server.host = proxy.address.ip().to_string();
-            settings.server.port = proxy.address.port();
+            settings.servers[0].host = proxy.address.ip().to_string();
+            settings.servers[0].port = proxy.address.port();
             let report = engine(settings).reconcile(&names(2_100), None, &quiet).await.unwrap();
             let text = failure(&report);
             assert!(text.contains("closed the connection"), "{program:?} {cut}: {text}");
@@ -136,7 +136,7 @@ async fn refused_zone_affects_only_itself() {
         assert_eq!(report.applied(), 3);
         assert!(!report.is_complete());
         assert!(report.zones[1].failure.is_some());
-        assert_eq!(report.notes.len(), 1, "{:?}", report.notes);
+        assert!(report.notes.is_empty(), "the zone is named once, not for each of its names");
     }
 }
 
@@ -158,7 +158,7 @@ async fn absent_server_is_named() {
     let server = NameServer::start(Program::Bind);
     let mut settings = server.settings();
     drop(server);
-    settings.patience = Duration::from_secs(1);
+    settings.timeout = Duration::from_secs(1);
     let report = engine(settings).reconcile(&names(1), None, &quiet).await.unwrap();
     assert!(failure(&report).contains("zone example.org: "), "{report:?}");
 }

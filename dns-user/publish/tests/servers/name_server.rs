@@ -160,11 +160,7 @@ impl NameServer {
 }
 
 pub(crate) fn engine(settings: Settings) -> Engine {
-    Engine {
-        provider: Box::new(Rfc2136::new(settings)),
-        registry: Registry::default(),
-        rules: Rules::of("me"),
-    }
+    Engine::new(Box::new(Rfc2136::new(settings)), Registry::default(), Rules::of("me"))
 }
 
 /// Returns `count` wanted names of example.org.

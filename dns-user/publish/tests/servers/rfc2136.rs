@@ -36,8 +36,8 @@ async fn racing_publishers_leave_no_orphan() {
         assert!(first.is_complete() && second.is_complete(), "{first:?} {second:?}");
         assert_eq!(first.applied() + second.applied(), 1_000, "each name is written once");
 
-        let survey = one.survey().await.unwrap();
-        let view = survey[0].view.as_ref().unwrap();
+        let listing = one.list().await.unwrap();
+        let view = listing[0].view.as_ref().unwrap();
         assert!(view.notes.is_empty(), "{:?}", view.notes);
         assert_eq!(view.records.iter().filter(|record| record.labels.owner() == "me").count(), 1_000);
         for engine in [&mut one, &mut other] {
@@ -69,8 +69,8 @@ async fn abandoned_run_is_completed() {
             }
         }
         let mut engine = server.engine();
-        let survey = engine.survey().await.unwrap();
-        let view = survey[0].view.as_ref().unwrap();
+        let listing = engine.list().await.unwrap();
+        let view = listing[0].view.as_ref().unwrap();
         assert!(view.notes.is_empty(), "no owner record without its record: {:?}", view.notes);
         publish(&server, &desired).await;
         assert_eq!(publish(&server, &desired).await.applied(), 0);
@@ -191,11 +191,11 @@ async fn foreign_addition_is_not_overwritten() {
         let before = wish([record("api.example.org", RecordType::A, "192.0.2.1")]);
         publish(&server, &before).await;
         let mut engine = server.engine();
-        let survey = engine.survey().await.unwrap();
+        let listing = engine.list().await.unwrap();
         let after = wish([record("api.example.org", RecordType::A, "192.0.2.2")]);
-        let planned = engine.plan(&survey, &after);
+        let planned = engine.plan(&listing, &after);
         server.nsupdate("zone example.org.\nupdate add api.example.org. 60 A 192.0.2.9\n");
-        let report = engine.apply(&survey, &planned, None, false, &quiet).await;
+        let report = engine.apply(&listing, &planned, None, false, &quiet).await;
         assert_eq!((report.applied(), report.zones[0].conflicts), (0, 1));
         assert_eq!(server.ask("api.example.org", RecordType::A), (0, 2), "nothing changed");
         // The next listing sees the addition to our own record and replaces the set.
@@ -228,12 +228,12 @@ async fn zone_ownership_transfers_both_ways() {
     assert!(text.contains("resource=service/default/app"), "labels are kept");
     assert!(!text.contains("owner=k8s"), "{text}");
 
-    let survey = engine.survey().await.unwrap();
-    let ours: Vec<Record> = survey[0].view.as_ref().unwrap().records.clone();
+    let listing = engine.list().await.unwrap();
+    let ours: Vec<Record> = listing[0].view.as_ref().unwrap().records.clone();
     let ours = ours.iter().filter(|record| record.labels.owner() == "me");
-    let mut planned = engine.plan(&survey, &desired);
+    let mut planned = engine.plan(&listing, &desired);
     planned.zones[0].plan = dns_publish::plan::transfer(ours, "k8s");
-    let report = engine.apply(&survey, &planned, None, false, &quiet).await;
+    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
     assert!(report.is_complete() && report.applied() == 2, "{report:?}");
     let text = server.transfer("example.org");
     assert_eq!(text.matches("external-dns/owner=k8s").count(), 2, "{text}");
@@ -268,13 +268,13 @@ async fn messages_go_over_tls() {
     let server = NameServer::with(Program::Bind, options);
     // The certificate is for localhost, and the server listens on its address alone.
     let mut settings = server.settings();
-    settings.server = ServerAddress::parse(&format!("tls://{}", server.tls_address)).unwrap();
+    settings.servers[0] = ServerAddress::parse(&format!("tls://{}", server.tls_address)).unwrap();
     settings.files = trusting(&certificate);
     let refused = engine(settings.clone()).reconcile(&names(1), None, &quiet).await.unwrap();
     assert!(refused.zones[0].failure.is_some(), "the address is not in the certificate");
 
     let proxy = crate::faults::Proxy::start(server.tls_address, None).await;
-    settings.server = ServerAddress::parse(&format!("tls://localhost:{}", proxy.address.port())).unwrap();
+    settings.servers[0] = ServerAddress::parse(&format!("tls://localhost:{}", proxy.address.port())).unwrap();
     let report = engine(settings).reconcile(&names(5), None, &quiet).await.unwrap();
     assert!(report.is_complete() && report.applied() == 5, "{report:?}");
 }

@@ -36,11 +36,7 @@ fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
 }
 
 fn engine(settings: Settings) -> Engine {
-    Engine {
-        provider: Box::new(Aws::new(settings).unwrap()),
-        registry: Registry::default(),
-        rules: Rules::of("me"),
-    }
+    Engine::new(Box::new(Aws::new(settings).unwrap()), Registry::default(), Rules::of("me"))
 }
 
 async fn publish(engine: &mut Engine, desired: &Desired) -> Report {
@@ -77,7 +73,7 @@ async fn double_takes_every_kind() {
     publish(&mut engine, &kinds()).await;
     let sets: Vec<String> =
         double.with(|state| state.zones[0].3.keys().map(|key| key.0.clone() + " " + &key.1).collect());
-    assert!(sets.contains(&"cname-www.example.org. TXT".to_owned()), "{sets:?}");
+    assert!(sets.contains(&"a-www.example.org. TXT".to_owned()), "{sets:?}");
     assert!(sets.contains(&"www.example.org. AAAA".to_owned()), "{sets:?}");
     assert_eq!(publish(&mut engine, &kinds()).await.applied(), 0);
     // Changes of type, of TTL and of targets, and deletions.
@@ -124,10 +120,10 @@ async fn foreign_change_is_a_conflict() {
     let double = Double::start(&[("Z1", "example.org", false)]).await;
     let mut engine = engine(settings(&double.url, &[]));
     publish(&mut engine, &names(3)).await;
-    let survey = engine.survey().await.unwrap();
+    let listing = engine.list().await.unwrap();
     let wanted =
         wish((0..3).map(|number| record(&format!("n{number}.example.org"), RecordType::A, "192.0.2.77")));
-    let planned = engine.plan(&survey, &wanted);
+    let planned = engine.plan(&listing, &wanted);
     let changed = double.with(|state| {
         let sets = &mut state.zones[0].3;
         let key = sets.keys().find(|key| key.0 == "n1.example.org.").cloned().unwrap();
@@ -135,7 +131,7 @@ async fn foreign_change_is_a_conflict() {
         sets.insert(key, set);
         sets.clone()
     });
-    let report = engine.apply(&survey, &planned, None, false, &quiet).await;
+    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
     assert_eq!((report.applied(), report.zones[0].conflicts), (0, 3), "a batch is one transaction");
     assert_eq!(double.with(|state| state.zones[0].3.clone()), changed);
     // In the next round only the changed name is sent separately.
@@ -190,7 +186,7 @@ async fn role_is_assumed() {
     assert_eq!(keys.into_iter().collect::<Vec<_>>(), [KEY_ID, "ASIAROLE"]);
     let mut wrong = settings(&double.url, &[]);
     wrong.credentials.as_mut().unwrap().secret = "wrong".to_owned();
-    let error = engine(wrong).survey().await.err().unwrap().to_string();
+    let error = engine(wrong).list().await.err().unwrap().to_string();
     assert!(error.contains("SignatureDoesNotMatch"), "{error}");
 }
 
@@ -202,7 +198,7 @@ async fn instance_profile_signs() {
     publish(&mut engine(profile.clone()), &names(1)).await;
     assert_eq!(double.with(|state| state.signed_by.clone()).into_iter().collect::<Vec<_>>(), ["ASIAROLE"]);
     profile.metadata_endpoint = "http://127.0.0.1:1".to_owned();
-    let error = engine(profile).survey().await.err().unwrap().to_string();
+    let error = engine(profile).list().await.err().unwrap().to_string();
     assert!(error.contains("AWS_ACCESS_KEY_ID is not set"), "{error}");
 }
 

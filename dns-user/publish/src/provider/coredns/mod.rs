@@ -270,6 +270,11 @@ impl CoreDns {
             return Err(ProviderError::Unfit { name: record.name.clone(), reason });
         }
         let directory = key_of(&self.settings.prefix, &record.name);
+        if name_of(&self.settings.prefix, &directory, 0).as_ref() != Some(&record.name) {
+            let reason =
+                "a slash within a label would divide it in CoreDNS's etcd format; choose another name";
+            return Err(ProviderError::Unfit { name: record.name.clone(), reason: reason.to_owned() });
+        }
         let is_pointer = record.record_type == RecordType::PTR;
         let targets = record.targets.iter().take(if is_pointer { 1 } else { usize::MAX });
         let service = |target| {

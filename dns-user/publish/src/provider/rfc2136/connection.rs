@@ -96,14 +96,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 /// An open connection. Messages are prefixed with their length (RFC 1035, section 4.2.2).
 pub(super) struct Connection {
     stream: Box<dyn Stream>,
-    patience: Duration,
+    /// Timeout of a message.
+    limit: Duration,
     clock: fn() -> SystemTime,
 }
 
 impl Connection {
     pub(super) async fn open(settings: &Settings) -> Result<Self, ConnectionError> {
-        let Settings { server, files, patience, clock, .. } = settings;
-        let (patience, clock) = (*patience, *clock);
+        let Settings { files, timeout: limit, clock, .. } = settings;
+        let (server, limit, clock) = (settings.server(), *limit, *clock);
         let open = async {
             let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
             tcp.set_nodelay(true)?;
@@ -116,8 +117,8 @@ impl Connection {
             let config = files.config(&[b"dot"])?;
             Ok(Box::new(TlsConnector::from(config).connect(name, tcp).await?) as Box<dyn Stream>)
         };
-        let stream = timeout(patience, open).await.map_err(|_| ConnectionError::Timeout(patience))??;
-        Ok(Self { stream, patience, clock })
+        let stream = timeout(limit, open).await.map_err(|_| ConnectionError::Timeout(limit))??;
+        Ok(Self { stream, limit, clock })
     }
 
     /// Sends a message, signed if there is a key, and passes every response to `take` until it
@@ -157,7 +158,7 @@ impl Connection {
             self.stream.write_all(&framed).await?;
             self.stream.flush().await
         };
-        Ok(timeout(self.patience, write).await.map_err(|_| ConnectionError::Timeout(self.patience))??)
+        Ok(timeout(self.limit, write).await.map_err(|_| ConnectionError::Timeout(self.limit))??)
     }
 
     async fn receive(&mut self) -> Result<Vec<u8>, ConnectionError> {
@@ -166,7 +167,7 @@ impl Connection {
             self.stream.read_exact(&mut message).await?;
             Ok(message)
         };
-        let read = timeout(self.patience, read).await.map_err(|_| ConnectionError::Timeout(self.patience))?;
+        let read = timeout(self.limit, read).await.map_err(|_| ConnectionError::Timeout(self.limit))?;
         read.map_err(|error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => ConnectionError::Io(io::Error::new(
                 error.kind(),

@@ -24,7 +24,7 @@ pub use self::{
 };
 use self::{
     connection::{Connection, ConnectionError},
-    transfer::{Transfer, TransferError, Transferred, soa_serial},
+    transfer::{ListedTexts, Transfer, TransferError, Transferred},
     tsig::TsigError,
     update::Encoded,
     wire::{Message, Reader, TYPE_AXFR, WireError},
@@ -33,19 +33,25 @@ use super::{
     Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TransactionResult,
     Visibility, Zone, send_groups, tls::TlsFiles,
 };
-use crate::record::{Name, Record, RecordType};
+use crate::record::{Name, Record};
 
 /// Default TTL of new records in seconds.
 pub const DEFAULT_TTL: u32 = update::DEFAULT_TTL;
 
 /// Timeout of a connection or a message.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Response code of a failure within the server.
+const SERVFAIL: u8 = 2;
+
+/// Number of records in a set that BIND 9.18 accepts by default (`max-records-per-type`).
+const COMMON_LIMIT: usize = 100;
 
 /// Settings of one server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Host and port of the primary server.
-    pub server: Server,
+    /// Servers that accept updates, at least one; the first reachable one is used.
+    pub servers: Vec<Server>,
     /// Zones to publish to.
     pub zones: Vec<Name>,
     /// Key for signing messages; `None` to send them unsigned.
@@ -55,7 +61,7 @@ pub struct Settings {
     /// Certificates for DNS over TLS.
     pub files: TlsFiles,
     /// Timeout of a connection or a message.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Clock for the time in signatures.
     pub clock: fn() -> SystemTime,
 }
@@ -63,11 +69,15 @@ pub struct Settings {
 impl Settings {
     /// Parses the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let mut server = Server::parse(parameters.required("rfc2136-host")?)?;
-        server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
-            Ok(port) => port,
-            Err(_) => return Err(ProviderError::Settings("rfc2136-port is above 65535".to_owned())),
-        };
+        parameters.required("rfc2136-host")?;
+        let servers = parameters.list("rfc2136-host").into_iter().map(Server::parse);
+        let mut servers = servers.collect::<Result<Vec<_>, _>>()?;
+        for server in &mut servers {
+            server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
+                Ok(port) => port,
+                Err(_) => return Err(ProviderError::Settings("rfc2136-port is above 65535".to_owned())),
+            };
+        }
         let zones =
             parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
         let zones = zones.map_err(|error| ProviderError::Settings(format!("rfc2136-zone: {error}")))?;
@@ -88,84 +98,81 @@ impl Settings {
         };
         let min_ttl = parameters.duration("rfc2136-min-ttl", Duration::ZERO)?.as_secs();
         Ok(Self {
-            server,
+            servers,
             zones,
             key,
             min_ttl: u32::try_from(min_ttl).unwrap_or(u32::MAX),
             files: TlsFiles::from_parameters(parameters)?,
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             clock: SystemTime::now,
         })
     }
+
+    fn server(&self) -> &Server {
+        // `from_parameters` requires a server.
+        &self.servers[0]
+    }
 }
 
-/// Provider for one server.
+/// Provider for one server and its substitutes.
 pub struct Rfc2136 {
     settings: Settings,
-    /// Last transfer of each zone, with its serial number.
-    transferred: HashMap<Name, (u32, Vec<Record>)>,
+    /// TXT data of the last transfer of each zone.
+    texts: HashMap<Name, ListedTexts>,
 }
 
 impl Rfc2136 {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, transferred: HashMap::new() }
+        Self { settings, texts: HashMap::new() }
     }
 
-    async fn connect(&self) -> Result<Connection, ConnectionError> {
-        Connection::open(&self.settings).await
-    }
-
-    /// Lists one zone. The transfer is skipped if the serial number is unchanged.
-    async fn list_zone(&mut self, apex: &Name) -> Result<Vec<Record>, ProviderError> {
-        let failed = |error: ListError| error.of(&self.settings, apex);
-        let mut connection = self.connect().await.map_err(|error| failed(error.into()))?;
-        if let Some((serial, records)) = self.transferred.get(apex)
-            && self.serial(&mut connection, apex).await.map_err(failed)? == *serial
-        {
-            return Ok(records.clone());
+    /// Connects to the first reachable server, which then comes first in the order.
+    async fn connect(&mut self, zone: &Name) -> Result<Connection, ProviderError> {
+        let mut result = self.connect_first(zone).await;
+        for _ in 1..self.settings.servers.len() {
+            if !matches!(result, Err(ProviderError::Unreachable { .. })) {
+                break;
+            }
+            self.settings.servers.rotate_left(1);
+            result = self.connect_first(zone).await;
         }
-        let transferred = self.transfer(&mut connection, apex).await;
-        let Transferred { serial, records } = transferred.map_err(failed)?;
-        self.transferred.insert(apex.clone(), (serial, records.clone()));
+        result
+    }
+
+    async fn connect_first(&self, zone: &Name) -> Result<Connection, ProviderError> {
+        let connected = Connection::open(&self.settings).await;
+        connected.map_err(|error| ListError::from(error).of(self.settings.server(), zone))
+    }
+
+    /// Lists one zone; if a server fails during the transfer, from the next one.
+    ///
+    /// A serial number is no proof that a listing is still valid: a server may delay its increment
+    /// (RFC 2136, section 3.6), and some never increment it.
+    async fn list_zone(&mut self, apex: &Name) -> Result<Vec<Record>, ProviderError> {
+        self.texts.remove(apex);
+        let mut result = self.transfer(apex).await;
+        for _ in 1..self.settings.servers.len() {
+            if !matches!(result, Err(ProviderError::Unreachable { .. })) {
+                break;
+            }
+            self.settings.servers.rotate_left(1);
+            result = self.transfer(apex).await;
+        }
+        let Transferred { records, texts } = result?;
+        self.texts.insert(apex.clone(), texts);
         Ok(records)
     }
 
-    async fn serial(&self, connection: &mut Connection, apex: &Name) -> Result<u32, ListError> {
-        let id = fastrand::u16(..);
-        let query = Message::new(id, 0, apex, RecordType::SOA.0).finish();
-        let mut serial = None;
-        let take = |message: &[u8]| {
-            let mut reader = Reader::new(message);
-            let header = reader.header()?;
-            if header.id != id || !header.is_response() {
-                return Err(TransferError::OtherQuestion.into());
-            }
-            if header.rcode() != 0 {
-                return Err(TransferError::Code(header.rcode()).into());
-            }
-            for _ in 0..header.counts[0] {
-                reader.question()?;
-            }
-            for _ in 0..header.counts[1] {
-                let record = reader.record()?;
-                if record.record_type == RecordType::SOA && record.name == *apex {
-                    serial = Some(soa_serial(message, record.data.start)?);
-                }
-            }
-            Ok::<_, ListError>(true)
-        };
-        connection.ask(query, self.settings.key.as_ref(), take).await?;
-        Ok(serial.ok_or_else(|| TransferError::NoSoa(apex.clone()))?)
-    }
-
-    async fn transfer(&self, connection: &mut Connection, apex: &Name) -> Result<Transferred, ListError> {
+    async fn transfer(&mut self, apex: &Name) -> Result<Transferred, ProviderError> {
+        let mut connection = self.connect(apex).await?;
         let id = fastrand::u16(..);
         let query = Message::new(id, 0, apex, TYPE_AXFR).finish();
         let mut transfer = Transfer::new(apex, id);
         let take = |message: &[u8]| Ok::<_, ListError>(transfer.take(message)?);
-        connection.ask(query, self.settings.key.as_ref(), take).await?;
-        Ok(transfer.finish()?)
+        let asked = connection.ask(query, self.settings.key.as_ref(), take).await;
+        let finished = asked.and_then(|()| Ok(transfer.finish()?));
+        finished.map_err(|error| error.of(self.settings.server(), apex))
     }
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
@@ -176,8 +183,9 @@ impl Rfc2136 {
         let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
         let mut encoded = Vec::with_capacity(batch.transactions.len());
         let mut places = Vec::with_capacity(batch.transactions.len());
+        let listed = self.texts.remove(&zone).unwrap_or_default();
         for (place, transaction) in batch.transactions.iter().enumerate() {
-            match Encoded::new(&zone, transaction) {
+            match Encoded::new(&zone, transaction, &listed) {
                 Ok(one) if one.fits() => {
                     encoded.push(one);
                     places.push(place);
@@ -190,6 +198,7 @@ impl Rfc2136 {
                 }
             }
         }
+        self.texts.insert(zone.clone(), listed);
         let mut sender = Sender { provider: self, zone, connection: None };
         let sent = send_groups(&mut sender, &encoded, batch.isolate, progress).await;
         for (place, result) in places.into_iter().zip(sent) {
@@ -202,7 +211,8 @@ impl Rfc2136 {
 impl Provider for Rfc2136 {
     fn adjust(&self, desired: &mut Vec<Record>) {
         for record in desired {
-            record.ttl = record.ttl.map(|ttl| ttl.max(self.settings.min_ttl));
+            let ttl = record.ttl.or_else(|| (self.settings.min_ttl > DEFAULT_TTL).then_some(0));
+            record.ttl = ttl.map(|ttl| ttl.max(self.settings.min_ttl));
             record.properties.clear();
         }
     }
@@ -231,7 +241,7 @@ impl Provider for Rfc2136 {
 
 /// Sends the updates of one batch over one connection.
 struct Sender<'a> {
-    provider: &'a Rfc2136,
+    provider: &'a mut Rfc2136,
     zone: Name,
     connection: Option<Connection>,
 }
@@ -248,7 +258,7 @@ impl GroupSender for Sender<'_> {
             Ok(code) => self.result(code, group),
             Err(error) => {
                 self.connection = None;
-                TransactionResult::Failed(ListError::from(error).of(&self.provider.settings, &self.zone))
+                TransactionResult::Failed(error)
             }
         }
     }
@@ -256,10 +266,10 @@ impl GroupSender for Sender<'_> {
 
 impl Sender<'_> {
     /// Sends one message and returns the response code.
-    async fn update(&mut self, group: &[Encoded]) -> Result<u8, ConnectionError> {
+    async fn update(&mut self, group: &[Encoded]) -> Result<u8, ProviderError> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            empty => empty.insert(self.provider.connect().await?),
+            empty => empty.insert(self.provider.connect(&self.zone).await?),
         };
         let id = fastrand::u16(..);
         let mut code = 0;
@@ -272,7 +282,9 @@ impl Sender<'_> {
             Ok(true)
         };
         let message = update::message(id, &self.zone, group);
-        connection.ask(message, self.provider.settings.key.as_ref(), take).await?;
+        let Settings { key, .. } = &self.provider.settings;
+        let asked = connection.ask(message, key.as_ref(), take).await;
+        asked.map_err(|error| ListError::from(error).of(self.provider.settings.server(), &self.zone))?;
         Ok(code)
     }
 
@@ -283,10 +295,18 @@ impl Sender<'_> {
             3 | 6..=8 => TransactionResult::Conflict,
             _ => {
                 let error = ListError::Transfer(TransferError::Code(code));
-                let failed = error.of(&self.provider.settings, &self.zone);
+                let failed = error.of(self.provider.settings.server(), &self.zone);
                 match (failed, group) {
                     (ProviderError::Refused { server, reason }, [one]) => {
-                        let reason = format!("{}: {reason}", one.name);
+                        let mut reason = format!("{}: {reason}", one.name);
+                        if code == SERVFAIL && one.largest > COMMON_LIMIT {
+                            reason = format!(
+                                "{}: SERVFAIL; its set of {} records probably exceeds a limit of the server \
+                                 (max-records-per-type of BIND, by default {COMMON_LIMIT}); raise the limit, or \
+                                 use fewer targets",
+                                one.name, one.largest
+                            );
+                        }
                         TransactionResult::Failed(ProviderError::Refused { server, reason })
                     }
                     (failed, _) => TransactionResult::Failed(failed),
@@ -313,8 +333,8 @@ impl From<WireError> for ListError {
 
 impl ListError {
     /// Adds server, zone and remedy to the error.
-    fn of(self, settings: &Settings, zone: &Name) -> ProviderError {
-        let server = settings.server.to_string();
+    fn of(self, server: &Server, zone: &Name) -> ProviderError {
+        let server = server.to_string();
         let about = |reason: String| format!("zone {zone}: {reason}");
         match self {
             Self::Connection(ConnectionError::Settings(error)) => error,
@@ -344,9 +364,13 @@ impl ListError {
 fn explain(code: u8) -> (String, &'static str) {
     match code {
         1 => ("FORMERR".to_owned(), "the server does not understand the message"),
-        2 => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
+        SERVFAIL => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
         4 => ("NOTIMP".to_owned(), "the server accepts no updates; set rfc2136-host to the primary"),
-        5 => ("REFUSED".to_owned(), "allow the key to transfer and to update the zone"),
+        5 => (
+            "REFUSED".to_owned(),
+            "allow the key to transfer and to update the zone, set rfc2136-host to the primary, or correct a name \
+             that the server's check-names rejects",
+        ),
         9 => {
             ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host")
         }

@@ -1,5 +1,7 @@
 //! Malformed, incomplete and forged messages.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
 use super::{
@@ -138,7 +140,7 @@ fn names_share_a_message() {
             Step::Create(Record::new(owner, RecordType::TXT, [text])),
             Step::RequireAbsent(name.clone(), RecordType::CNAME),
         ];
-        Encoded::new(&apex(), &Transaction { name, steps }).unwrap()
+        Encoded::new(&apex(), &Transaction { name, steps }, &HashMap::new()).unwrap()
     };
     let encoded: Vec<Encoded> = (0..1_000).map(transaction).collect();
     assert_eq!(update::fitting(&encoded[..120]), 120, "120 names go in one message");

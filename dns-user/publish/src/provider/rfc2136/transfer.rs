@@ -1,7 +1,13 @@
 //! Zone transfers, from SOA to SOA (RFC 5936). Pure.
 
-use super::wire::{CLASS_IN, Reader, Sets, TYPE_AXFR, WireError, decode};
-use crate::record::{Name, Record, RecordType};
+use std::collections::HashMap;
+
+use super::wire::{CLASS_IN, Reader, Sets, TYPE_AXFR, WireError, decode, encode};
+use crate::record::{Key, Name, Record, RecordType, Target};
+
+/// TXT values whose strings differ from how [`encode`] splits them: each with its data as listed.
+/// Only this data identifies the record in prerequisites.
+pub(super) type ListedTexts = HashMap<Key, Vec<(Target, Vec<u8>)>>;
 
 /// DNSSEC types that are ignored: servers generate them, and they conflict with nothing.
 const SIGNATURES: [u16; 4] = [46, 47, 50, 51];
@@ -17,13 +23,14 @@ pub(super) struct Transfer {
     serial: Option<u32>,
     is_complete: bool,
     sets: Sets,
+    texts: ListedTexts,
     /// Octets that may still follow.
     left: usize,
 }
 
 pub(super) struct Transferred {
-    pub(super) serial: u32,
     pub(super) records: Vec<Record>,
+    pub(super) texts: ListedTexts,
 }
 
 /// Defect of a transfer, which is discarded as a whole.
@@ -57,6 +64,7 @@ impl Transfer {
             serial: None,
             is_complete: false,
             sets: Sets::default(),
+            texts: ListedTexts::new(),
             left: MAX_ZONE,
         }
     }
@@ -101,7 +109,11 @@ impl Transfer {
                     }
                     if record.class == CLASS_IN && !SIGNATURES.contains(&record.record_type.0) {
                         let target = decode(message, &record)?;
-                        self.sets.add(record.name, record.record_type, record.ttl, target);
+                        let name = record.name.clone();
+                        let is_new = self.sets.add(name, record.record_type, record.ttl, target.clone());
+                        if record.record_type == RecordType::TXT {
+                            self.keep_text(record.name, target, &message[record.data], is_new)?;
+                        }
                     }
                 }
             }
@@ -109,18 +121,36 @@ impl Transfer {
         Ok(self.is_complete)
     }
 
+    /// Keeps the data of a TXT record if it cannot be derived from the value.
+    fn keep_text(&mut self, name: Name, target: Target, data: &[u8], is_new: bool) -> Result<(), WireError> {
+        let canonical = encode(RecordType::TXT, &target)?;
+        if is_new && canonical == data {
+            return Ok(());
+        }
+        let key = Key { name, set_identifier: String::new(), record_type: RecordType::TXT };
+        let known = self.texts.entry(key).or_default();
+        if !is_new && !known.iter().any(|(value, _)| *value == target) {
+            // The record with the same value that came before.
+            known.push((target.clone(), canonical));
+        }
+        known.push((target, data.to_vec()));
+        Ok(())
+    }
+
     /// Returns the zone without the SOA and the zone's own NS records, which the server manages.
     pub(super) fn finish(self) -> Result<Transferred, TransferError> {
-        let Self { apex, id: _, serial, is_complete, sets, left: _ } = self;
-        let serial = serial.filter(|_| is_complete).ok_or(TransferError::Incomplete)?;
+        let Self { apex, id: _, serial: _, is_complete, sets, texts, left: _ } = self;
+        if !is_complete {
+            return Err(TransferError::Incomplete);
+        }
         let mut records = sets.finish();
         records.retain(|record| record.record_type != RecordType::NS || record.name != apex);
-        Ok(Transferred { serial, records })
+        Ok(Transferred { records, texts })
     }
 }
 
 /// Reads the serial number from the data of an SOA.
-pub(super) fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
+fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
     let mut reader = Reader::at(message, data);
     reader.name()?;
     reader.name()?;

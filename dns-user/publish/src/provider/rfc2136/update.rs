@@ -1,5 +1,6 @@
 //! Updates with prerequisites (RFC 2136). Pure.
 
+use super::transfer::ListedTexts;
 use super::wire::{CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, Records, UPDATE, WireError, encode};
 use crate::{
     provider::{Step, Transaction},
@@ -19,19 +20,25 @@ pub(super) struct Encoded {
     pub(super) name: Name,
     prerequisites: Records,
     updates: Records,
+    /// Number of records in its largest new set.
+    pub(super) largest: usize,
 }
 
 impl Encoded {
     /// Encodes a transaction of `zone`.
     ///
     /// An old set is required with all its data, and deleted as a set before new records are added,
-    /// so a CNAME and addresses never coexist.
-    pub(super) fn new(zone: &Name, transaction: &Transaction) -> Result<Self, WireError> {
+    /// so a CNAME and addresses never coexist. TXT values in `listed` keep their strings.
+    pub(super) fn new(
+        zone: &Name,
+        transaction: &Transaction,
+        listed: &ListedTexts,
+    ) -> Result<Self, WireError> {
         let mut prerequisites = Records::default();
         let mut updates = Records::default();
         for step in &transaction.steps {
             match step {
-                Step::Require(record) => same(&mut prerequisites, zone, record)?,
+                Step::Require(record) => same(&mut prerequisites, zone, record, listed)?,
                 Step::RequireAbsent(name, record_type) => {
                     prerequisites.push(zone, name, *record_type, CLASS_NONE, 0, &[])?;
                 }
@@ -39,21 +46,22 @@ impl Encoded {
                     prerequisites.push(zone, &record.name, record.record_type, CLASS_NONE, 0, &[])?;
                 }
                 Step::Delete(record) | Step::Replace { before: record, .. } => {
-                    same(&mut prerequisites, zone, record)?;
+                    same(&mut prerequisites, zone, record, listed)?;
                     updates.push(zone, &record.name, record.record_type, CLASS_ANY, 0, &[])?;
                 }
             }
         }
+        let mut largest = 0;
         for step in &transaction.steps {
             if let Step::Create(record) | Step::Replace { after: record, .. } = step {
                 let ttl = record.ttl.unwrap_or(DEFAULT_TTL);
-                for target in &record.targets {
-                    let data = encode(record.record_type, target)?;
+                largest = largest.max(record.targets.len());
+                for data in data_of(record, listed)? {
                     updates.push(zone, &record.name, record.record_type, CLASS_IN, ttl, &data)?;
                 }
             }
         }
-        Ok(Self { name: transaction.name.clone(), prerequisites, updates })
+        Ok(Self { name: transaction.name.clone(), prerequisites, updates, largest })
     }
 
     fn len(&self) -> usize {
@@ -67,12 +75,33 @@ impl Encoded {
 }
 
 /// Requires a set with exactly this data (RFC 2136, section 2.4.2).
-fn same(prerequisites: &mut Records, zone: &Name, record: &Record) -> Result<(), WireError> {
-    for target in &record.targets {
-        let data = encode(record.record_type, target)?;
+fn same(
+    prerequisites: &mut Records,
+    zone: &Name,
+    record: &Record,
+    listed: &ListedTexts,
+) -> Result<(), WireError> {
+    for data in data_of(record, listed)? {
         prerequisites.push(zone, &record.name, record.record_type, CLASS_IN, 0, &data)?;
     }
     Ok(())
+}
+
+/// Returns the data of a set, as listed where it was listed.
+fn data_of(record: &Record, listed: &ListedTexts) -> Result<Vec<Vec<u8>>, WireError> {
+    let texts = match record.record_type {
+        RecordType::TXT if !listed.is_empty() => listed.get(&record.key()).map_or(&[][..], Vec::as_slice),
+        _ => &[],
+    };
+    let mut all = Vec::with_capacity(record.targets.len());
+    for target in &record.targets {
+        let known = all.len();
+        all.extend(texts.iter().filter(|(value, _)| value == target).map(|(_, data)| data.clone()));
+        if all.len() == known {
+            all.push(encode(record.record_type, target)?);
+        }
+    }
+    Ok(all)
 }
 
 /// Returns the number of leading transactions that fit into one message.

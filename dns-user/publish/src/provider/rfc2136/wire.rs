@@ -120,7 +120,9 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             Ok(IpAddr::V6(address)) => data.extend(address.octets()),
             Err(_) => return Err(WireError("data with a malformed address")),
         },
-        RecordType::CNAME | RecordType::NS | RecordType::PTR => push_name(&mut data, &name(text)?),
+        RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+            push_name(&mut data, &name(text)?)
+        }
         RecordType::TXT => {
             let value = target.text_octets();
             if value.is_empty() {
@@ -320,7 +322,9 @@ pub(super) fn decode(message: &[u8], record: &RawRecord) -> Result<Target, WireE
             let octets: [u8; 16] = data.try_into().map_err(|_| WireError("an address of another length"))?;
             IpAddr::from(octets).to_string()
         }
-        RecordType::CNAME | RecordType::NS | RecordType::PTR => reader.name()?.to_string(),
+        RecordType::CNAME | RecordType::DNAME | RecordType::NS | RecordType::PTR => {
+            reader.name()?.to_string()
+        }
         RecordType::TXT => {
             let mut value = Vec::with_capacity(data.len());
             while reader.position() < record.data.end {
@@ -366,12 +370,13 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    pub(super) fn add(&mut self, name: Name, record_type: RecordType, ttl: u32, target: Target) {
+    /// Adds a record. Returns whether its set did not contain the same value.
+    pub(super) fn add(&mut self, name: Name, record_type: RecordType, ttl: u32, target: Target) -> bool {
         let index = *self.index.entry((name.clone(), record_type)).or_insert_with(|| {
             self.records.push(Record { ttl: Some(ttl), ..Record::new(name, record_type, []) });
             self.records.len() - 1
         });
-        self.records[index].targets.insert(target);
+        self.records[index].targets.insert(target)
     }
 
     pub(super) fn finish(self) -> Vec<Record> {

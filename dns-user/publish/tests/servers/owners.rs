@@ -1,0 +1,342 @@
+//! Several publishers, owners and writers in one zone.
+
+use dns_publish::{
+    engine::Engine,
+    plan::{Desired, Reason, Rules},
+    record::{Record, RecordType},
+};
+use serde_json::json;
+
+use crate::{
+    name_server::{NameServer, Options, Program, engine, names, quiet, record, wish},
+    publisher::{Publisher, update_record},
+};
+
+fn has(server: &NameServer, text: &str) -> bool {
+    server.transfer("example.org").contains(text)
+}
+
+/// Writes a second DNS Update Record for the same zone, with further parameters, and its document.
+fn second(publisher: &Publisher, server: &NameServer, more: &serde_json::Value) {
+    let mut other = update_record(server);
+    other["apiVersion"] = "bosh-dns-publish/v1".into();
+    other["kind"] = "DNSUpdateRecord".into();
+    other["metadata"]["name"] = "other".into();
+    let parameters = other["spec"]["external-dns-parameters"].as_object_mut().unwrap();
+    parameters.extend(more.as_object().unwrap().clone());
+    publisher.write("documents/other.json", &other.to_string());
+    let endpoint = json!({
+        "apiVersion": "externaldns.k8s.io/v1alpha1",
+        "kind": "DNSEndpoint",
+        "metadata": {"name": "others", "labels": {"dnsprovider": "other"}},
+        "spec": {"endpoints": [{"dnsName": "b.example.org", "recordTTL": 60, "targets": ["192.0.2.2"]}]},
+    });
+    publisher.write("documents/others.json", &endpoint.to_string());
+}
+
+#[test]
+fn equal_owner_in_one_zone_is_refused() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.provider(&server, &json!({"interval": "1s"}));
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let running = publisher.start();
+    running.wait_until("the first record", || has(&server, "192.0.2.1\n"));
+    second(&publisher, &server, &json!({"interval": "1s"}));
+    let problem = "the same txt-owner-id \"me\" in zone example.org as DNS Update Record default/bind";
+    running.wait_until("the refusal", || running.get("/status").1.to_string().contains("default/other"));
+    running.wait_until("both problems", || {
+        let status = running.get("/status").1;
+        ["bind", "other"].iter().all(|name| status["providers"][format!("default/{name}")]["synced"] == false)
+    });
+    let checked = publisher.expect(1, "check");
+    assert!(checked.errors.contains(problem), "{checked:?}");
+    assert!(has(&server, "192.0.2.1\n") && !has(&server, "192.0.2.2\n"));
+    // Another owner, or other domains, make both work.
+    for more in [
+        json!({"txt-owner-id": "you", "interval": "1s"}),
+        json!({"domain-filter": "b.example.org", "interval": "1s"}),
+    ] {
+        second(&publisher, &server, &more);
+        publisher.provider(&server, &json!({"exclude-domains": "b.example.org", "interval": "1s"}));
+        running.wait_until("the second record", || has(&server, "192.0.2.2\n"));
+        assert!(publisher.expect(0, "check").errors.is_empty());
+        assert!(has(&server, "192.0.2.1\n"));
+    }
+    running.stop();
+}
+
+/// Returns eight names that begin with a letter.
+fn eight(letter: char) -> Desired {
+    wish((0..8).map(|number| record(&format!("{letter}{number}.example.org"), RecordType::A, "192.0.2.1")))
+}
+
+#[tokio::test]
+async fn publishers_with_equal_owner_keep_all_names() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let (mut one, mut other) = (server.engine(), server.engine());
+        let (ours, theirs) = (eight('a'), eight('b'));
+        for _ in 0..5 {
+            one.reconcile(&ours, None, &quiet).await.unwrap();
+            other.reconcile(&theirs, None, &quiet).await.unwrap();
+        }
+        for _ in 0..3 {
+            let report = one.reconcile(&ours, None, &quiet).await.unwrap();
+            assert!(!report.is_complete() && report.applied() == 0, "{report:?}");
+            assert_eq!(report.zones[0].contested.len(), 8, "the quarrel is reported");
+            let reasons = report.zones[0].notes.iter().filter(|note| note.reason == Reason::Contested);
+            assert_eq!(reasons.count(), 8);
+            assert_eq!(other.reconcile(&theirs, None, &quiet).await.unwrap().applied(), 0);
+            assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 16, "{program:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_deletions_wait() {
+    let server = NameServer::start(Program::Bind);
+    let mut engine = server.engine();
+    engine.reconcile(&names(40), None, &quiet).await.unwrap();
+    let mut wanted = names(20);
+    wanted.records[3] = record("n3.example.org", RecordType::A, "203.0.113.3");
+    wanted.records.push(record("new.example.org", RecordType::A, "203.0.113.4"));
+    let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
+    assert!(report.zones[0].refusal.is_some() && report.applied() == 2, "{report:?}");
+    let zone = server.transfer("example.org");
+    assert!(zone.contains("203.0.113.3\n") && zone.contains("203.0.113.4\n"), "{zone}");
+    assert_eq!(zone.matches("external-dns/owner=me").count(), 41);
+    let report = engine.reconcile(&wanted, Some(20), &quiet).await.unwrap();
+    assert!(report.is_complete() && report.applied() == 20, "{report:?}");
+}
+
+#[test]
+fn deletions_count_over_runs() {
+    let server = NameServer::start(Program::Knot);
+    let publisher = Publisher::of(&server);
+    let all: Vec<String> = (0..60).map(|number| format!("n{number}.example.org")).collect();
+    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    publisher.endpoints("web", &addresses);
+    publisher.expect(0, "apply");
+    publisher.endpoints("web", &addresses[..50]);
+    publisher.expect(0, "apply");
+    publisher.endpoints("web", &addresses[..40]);
+    let refused = publisher.expect(1, "apply");
+    assert!(refused.errors.contains("after 10 others in the last hour"), "{refused:?}");
+    assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 50);
+    publisher.expect(0, "apply --confirm-deletions 10");
+    assert_eq!(server.transfer("example.org").matches("192.0.2.1\n").count(), 40);
+}
+
+#[test]
+fn running_publisher_takes_confirmations() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    let all: Vec<String> = (0..12).map(|number| format!("n{number}.example.org")).collect();
+    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    publisher.endpoints("web", &addresses);
+    let running = publisher.start();
+    let count = || server.transfer("example.org").matches("192.0.2.1\n").count();
+    running.wait_until("the records", || count() == 12);
+    publisher.endpoints("web", &addresses[..1]);
+    running.wait_until("the refusal", || {
+        running.get("/status").1.to_string().contains("--confirm-deletions 11")
+    });
+    // As in the package, only the running publisher can sign.
+    let record = std::fs::read_to_string(publisher.path("documents/bind.json")).unwrap();
+    let (code, answer) = running.ask("POST", "/confirm", Some(&json!({"deletions": 3}))).unwrap();
+    assert_eq!((code, &answer["default/bind"]["changed"]), (200, &json!(0)), "{answer}");
+    assert!(answer["default/bind"]["problems"][0].as_str().unwrap().contains("--confirm-deletions 11"));
+    let said = publisher.expect(0, "apply --confirm-deletions 11");
+    assert_eq!((said.out.as_str(), said.errors.as_str()), ("default/bind: 11 names changed\n", ""));
+    assert_eq!(count(), 1);
+    assert_eq!(std::fs::read_to_string(publisher.path("documents/bind.json")).unwrap(), record);
+    for (body, expected) in
+        [(json!({"deletion": 3}), 400), (json!({"deletions": 3, "providers": ["default/none"]}), 404)]
+    {
+        assert_eq!(running.ask("POST", "/confirm", Some(&body)).unwrap().0, expected);
+    }
+    running.stop();
+}
+
+#[tokio::test]
+async fn texts_of_several_strings_are_changed() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let heritage =
+            ["\"heritage=external-dns,external-dns\" \"/owner=me\"", "\"\" \"v=DKIM1\" \"; k=rsa\""];
+        server.nsupdate(&format!(
+            "zone example.org.\nupdate add d.example.org. 60 TXT {}\nupdate add txt-d.example.org. 60 TXT {}\n\
+             update add a.example.org. 60 A 192.0.2.1\nupdate add a-a.example.org. 60 TXT {}\n\
+             update add a-a.example.org. 60 TXT \"two\" \"parts\"\nupdate add a-a.example.org. 60 TXT \"twoparts\"\n",
+            heritage[1], heritage[0], heritage[0]
+        ));
+        let mut engine = server.engine();
+        engine.rules.managed.insert(RecordType::TXT);
+        let text = |value: &str| Record {
+            ttl: Some(60),
+            ..Record::parse("d.example.org", RecordType::TXT, [value]).unwrap()
+        };
+        let address = record("a.example.org", RecordType::A, "192.0.2.2");
+        let unchanged = wish([text("v=DKIM1; k=rsa"), record("a.example.org", RecordType::A, "192.0.2.1")]);
+        let mut unchanged_ttl = unchanged.clone();
+        unchanged_ttl.records[1].ttl = Some(60);
+        assert_eq!(engine.reconcile(&unchanged_ttl, None, &quiet).await.unwrap().applied(), 0);
+        let report = engine
+            .reconcile(&wish([text("v=DKIM1; k=ed25519"), address.clone()]), None, &quiet)
+            .await
+            .unwrap();
+        assert!(report.is_complete() && report.applied() == 2, "{program:?}: {report:?}");
+        let zone = server.transfer("example.org");
+        assert!(zone.contains("\"v=DKIM1; k=ed25519\"") && zone.contains("192.0.2.2\n"), "{zone}");
+        let report = engine.reconcile(&wish([]), Some(2), &quiet).await.unwrap();
+        assert!(report.is_complete() && report.applied() == 2, "{report:?}");
+        let zone = server.transfer("example.org");
+        // Foreign values beside the owner record stay as they were.
+        assert!(zone.contains("\"two\" \"parts\"") && zone.contains("\"twoparts\""), "{zone}");
+        assert!(!zone.contains("heritage") && !zone.contains("DKIM"), "{zone}");
+    }
+}
+
+#[tokio::test]
+async fn foreign_text_at_owner_record_blocks_nothing() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        server.nsupdate("zone example.org.\nupdate add a-early.example.org. 60 TXT \"foreign\"\n");
+        let mut engine = server.engine();
+        let at = |address: &str| {
+            wish(["early", "late"].map(|name| record(&format!("{name}.example.org"), RecordType::A, address)))
+        };
+        let publish = async |engine: &mut Engine, desired: &Desired, confirmed| {
+            let report = engine.reconcile(desired, confirmed, &quiet).await.unwrap();
+            assert!(report.is_complete() && report.applied() == 2, "{program:?}: {report:?}");
+        };
+        publish(&mut engine, &at("192.0.2.1"), None).await;
+        server.nsupdate("zone example.org.\nupdate add a-late.example.org. 60 TXT \"foreign\"\n");
+        publish(&mut engine, &at("192.0.2.2"), None).await;
+        assert_eq!(engine.reconcile(&at("192.0.2.2"), None, &quiet).await.unwrap().applied(), 0);
+        publish(&mut engine, &wish([]), Some(2)).await;
+        let zone = server.transfer("example.org");
+        assert_eq!((zone.matches("\"foreign\"").count(), zone.matches("heritage").count()), (2, 0), "{zone}");
+    }
+}
+
+#[tokio::test]
+async fn hidden_names_are_held_back() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        server.nsupdate(
+            "zone example.org.\nupdate add sub.example.org. 60 NS ns.sub.example.org.\n\
+             update add sub.example.org. 60 NS ns.example.net.\n",
+        );
+        let mut engine = server.engine();
+        engine.rules.managed.extend([RecordType::NS]);
+        let wanted = wish([
+            record("x.sub.example.org", RecordType::A, "192.0.2.1"),
+            record("sub.example.org", RecordType::A, "192.0.2.1"),
+            record("ns.sub.example.org", RecordType::A, "192.0.2.2"),
+            record("loop.example.org", RecordType::CNAME, "loop.example.org"),
+            record("example.org", RecordType::NS, "ns9.example.org"),
+            record("ok.example.org", RecordType::A, "192.0.2.3"),
+        ]);
+        for applied in [2, 0] {
+            let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
+            assert!(report.is_complete() && report.applied() == applied, "{program:?}: {report:?}");
+            let notes = report.notes.iter().chain(&report.zones[0].notes);
+            let mut notes: Vec<String> = notes.map(ToString::to_string).collect();
+            notes.sort();
+            let starts = [
+                "example.org NS: the server",
+                "loop.example.org CNAME: the CNAME points",
+                "sub.example.org A: resolvers do not",
+                "x.sub.example.org A: resolvers do not",
+            ];
+            assert_eq!(notes.len(), starts.len(), "{notes:?}");
+            assert!(notes.iter().zip(starts).all(|(note, start)| note.starts_with(start)), "{notes:?}");
+        }
+        let zone = server.transfer("example.org");
+        assert!(
+            zone.contains("192.0.2.2\n") && zone.contains("192.0.2.3\n") && !zone.contains("192.0.2.1\n")
+        );
+    }
+}
+
+#[tokio::test]
+async fn minimum_applies_without_a_ttl() {
+    let server = NameServer::start(Program::Bind);
+    let bare =
+        |name: &str| Record::parse(&format!("{name}.example.org"), RecordType::A, ["192.0.2.1"]).unwrap();
+    let mut parameters = server.parameters();
+    parameters.0.insert("rfc2136-min-ttl".to_owned(), "300s".to_owned());
+    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let mut of_provider = engine(settings);
+    let mut of_rules = server.engine();
+    of_rules.rules = Rules { min_ttl: 600, ..Rules::of("you") };
+    for applied in [1, 0] {
+        assert_eq!(of_provider.reconcile(&wish([bare("a")]), None, &quiet).await.unwrap().applied(), applied);
+        assert_eq!(of_rules.reconcile(&wish([bare("b")]), None, &quiet).await.unwrap().applied(), applied);
+    }
+    let zone = server.transfer("example.org");
+    assert!(
+        zone.contains("a.example.org.\t\t300\tIN\tA") && zone.contains("b.example.org.\t\t600\tIN\tA"),
+        "{zone}"
+    );
+}
+
+#[tokio::test]
+async fn next_host_replaces_an_absent_one() {
+    let server = NameServer::start(Program::Knot);
+    let absent = test_support::free_address();
+    let mut parameters = server.parameters();
+    parameters.0.insert("rfc2136-host".to_owned(), format!("{absent}, {}", server.address));
+    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let report = engine(settings).reconcile(&names(3), None, &quiet).await.unwrap();
+    assert!(report.is_complete() && report.applied() == 3, "{report:?}");
+}
+
+#[tokio::test]
+async fn large_set_is_explained() {
+    let server = NameServer::with(Program::Bind, Options::default());
+    let addresses: Vec<String> = (1..=120).map(|number| format!("192.0.2.{number}")).collect();
+    let large =
+        Record { ttl: Some(60), ..Record::parse("many.example.org", RecordType::A, &addresses).unwrap() };
+    let mut wanted = names(3);
+    wanted.records.push(large);
+    let report = server.engine().reconcile(&wanted, None, &quiet).await.unwrap();
+    assert_eq!(report.applied(), 3, "{report:?}");
+    let reason = report.zones[0].failures[0].1.to_string();
+    assert!(reason.contains("its set of 120 records") && reason.contains("max-records-per-type"), "{reason}");
+}
+
+#[test]
+fn outage_is_one_line() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    let all: Vec<String> = (0..300).map(|number| format!("n{number}.example.org")).collect();
+    let addresses: Vec<(&str, &str)> = all.iter().map(|name| (name.as_str(), "192.0.2.1")).collect();
+    publisher.provider(&server, &json!({"interval": "1s"}));
+    publisher.endpoints("web", &addresses);
+    let running = publisher.start();
+    let owned = |count: usize| {
+        let line = format!("external_dns_registry_records{{provider=\"default/bind\"}} {count}\n");
+        running.get("/metrics").1.as_str().is_some_and(|metrics| metrics.contains(&line))
+    };
+    running.wait_until("the records", || owned(300));
+    let (_, metrics) = running.get("/metrics");
+    // Sets of the round itself count: 300, and the server's own address record.
+    let sets = "external_dns_registry_endpoints_total{provider=\"default/bind\"} 301\n";
+    assert!(metrics.as_str().unwrap().contains(sets), "{metrics}");
+    drop(server);
+    running.wait_until("the outage", || {
+        let (_, metrics) = running.get("/metrics");
+        metrics.as_str().unwrap().contains("external_dns_registry_errors_total{provider=\"default/bind\"} 2")
+    });
+    assert!(owned(300), "the last known numbers stay");
+    let said = publisher.expect(1, "status");
+    assert!(said.out.contains("300 names owned") && said.out.lines().count() < 10, "{said:?}");
+    let status = std::fs::read_to_string(publisher.path("documents/web.json.status")).unwrap();
+    assert!(status.lines().count() < 30, "{status}");
+    running.kill();
+    let log = std::fs::read_to_string(publisher.path("log")).unwrap();
+    assert!(log.matches("WARN").count() < 5, "{log}");
+}

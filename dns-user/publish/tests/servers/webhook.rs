@@ -1,0 +1,236 @@
+//! Publishing through external-dns's webhook protocol, to a strict double of a provider.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use dns_publish::{
+    engine::{Engine, Report},
+    ownership::Registry,
+    plan::{Desired, Rules},
+    provider::{
+        Parameters,
+        webhook::{Settings, Webhook},
+    },
+    record::RecordType,
+};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::{
+    name_server::{names, quiet, record, wish},
+    publisher::Publisher,
+};
+
+const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
+
+/// Lowest TTL that the double accepts.
+const MIN_TTL: i64 = 30;
+
+#[derive(Default)]
+struct Peer {
+    sets: BTreeMap<(String, String), Value>,
+    /// Number of changes in each message.
+    messages: Vec<usize>,
+    /// Responses of the next calls to `POST /records`.
+    failures: Vec<StatusCode>,
+    /// A message with this name is refused.
+    refused: Option<String>,
+    /// Changes are acknowledged and dropped.
+    forgets: bool,
+}
+
+type Shared = Arc<Mutex<Peer>>;
+
+struct Double {
+    url: String,
+    peer: Shared,
+}
+
+impl Double {
+    async fn start() -> Self {
+        let peer = Shared::default();
+        let router = Router::new()
+            .route("/", get(async || reply(&json!({"include": ["example.org", "example.net"]}))))
+            .route("/records", get(list).post(change))
+            .route("/adjustendpoints", post(adjust))
+            .with_state(peer.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { url, peer }
+    }
+
+    fn engine(&self) -> Engine {
+        let parameters = Parameters([("webhook-provider-url".to_owned(), self.url.clone())].into());
+        let provider = Webhook::new(Settings::from_parameters(&parameters).unwrap()).unwrap();
+        Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Peer) -> T) -> T {
+        look(&mut self.peer.lock().unwrap())
+    }
+}
+
+fn reply(body: &Value) -> Response {
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], body.to_string()).into_response()
+}
+
+fn key(endpoint: &Value) -> (String, String) {
+    let text = |member: &str| endpoint[member].as_str().unwrap().to_owned();
+    (text("dnsName"), text("recordType"))
+}
+
+async fn list(State(peer): State<Shared>, headers: HeaderMap) -> Response {
+    if headers[header::ACCEPT] != MEDIA_TYPE {
+        return StatusCode::NOT_ACCEPTABLE.into_response();
+    }
+    let sets: Vec<Value> = peer.lock().unwrap().sets.values().cloned().collect();
+    reply(&json!(sets))
+}
+
+async fn adjust(headers: HeaderMap, body: String) -> Response {
+    if headers[header::CONTENT_TYPE] != MEDIA_TYPE {
+        return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
+    }
+    let mut endpoints: Vec<Value> = serde_json::from_str(&body).unwrap();
+    for endpoint in &mut endpoints {
+        let ttl = endpoint["recordTTL"].as_i64().unwrap_or(0);
+        endpoint["recordTTL"] = ttl.max(MIN_TTL).into();
+    }
+    reply(&json!(endpoints))
+}
+
+async fn change(State(peer): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    if headers[header::CONTENT_TYPE] != MEDIA_TYPE {
+        return StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response();
+    }
+    let mut peer = peer.lock().unwrap();
+    if let Some(failure) = peer.failures.pop() {
+        return (failure, "as the test wants").into_response();
+    }
+    let list = |member: &str| body[member].as_array().cloned().unwrap_or_default();
+    let [create, old, new, delete] = ["create", "updateOld", "updateNew", "delete"].map(list);
+    let all = || create.iter().chain(&old).chain(&new).chain(&delete);
+    if let Some(refused) = &peer.refused
+        && all().any(|endpoint| key(endpoint).0 == *refused)
+    {
+        return (StatusCode::BAD_REQUEST, "the name is not allowed").into_response();
+    }
+    assert_eq!(old.len(), new.len());
+    peer.messages.push(all().count());
+    if peer.forgets {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    for endpoint in delete.iter().chain(&old) {
+        let removed = peer.sets.remove(&key(endpoint));
+        let removed = removed.unwrap_or_else(|| panic!("{endpoint} is not there"));
+        assert_eq!(removed["targets"], endpoint["targets"]);
+    }
+    for endpoint in create.iter().chain(&new) {
+        assert!(
+            key(endpoint).1 == "TXT" || endpoint["recordTTL"].as_i64().unwrap_or(0) >= MIN_TTL,
+            "{endpoint}"
+        );
+        let before = peer.sets.insert(key(endpoint), endpoint.clone());
+        assert_eq!(before, None, "{endpoint} exists");
+    }
+    StatusCode::NO_CONTENT.into_response()
+}
+
+async fn publish(engine: &mut Engine, desired: &Desired) -> Report {
+    let report = engine.reconcile(desired, Some(1_000), &quiet).await.unwrap();
+    assert!(report.is_complete(), "{report:?}");
+    report
+}
+
+#[tokio::test]
+async fn changes_follow_the_protocol() {
+    let double = Double::start().await;
+    let mut engine = double.engine();
+    let mut desired = names(250);
+    // Its TTL is below the provider's minimum; the plan must agree with the adjusted one.
+    desired.records.push(record("low.example.net", RecordType::A, "192.0.2.1"));
+    assert_eq!(publish(&mut engine, &desired).await.applied(), 251);
+    assert_eq!(double.with(|peer| peer.sets.len()), 502);
+    assert!(double.with(|peer| peer.messages.iter().all(|count| *count <= 200)), "messages are small");
+    assert_eq!(publish(&mut engine, &desired).await.applied(), 0);
+    desired.records[3] = record("n3.example.org", RecordType::CNAME, "x.example.net");
+    desired.records[4].targets = record("x", RecordType::A, "203.0.113.9").targets;
+    desired.records.remove(5);
+    assert_eq!(publish(&mut engine, &desired).await.applied(), 3);
+    assert_eq!(double.with(|peer| peer.sets.len()), 500);
+    desired.records.push(record("x.example.com", RecordType::A, "192.0.2.1"));
+    let report = publish(&mut engine, &desired).await;
+    assert_eq!(report.notes.len(), 1, "the peer does not serve the domain: {:?}", report.notes);
+    assert_eq!(publish(&mut engine, &wish([])).await.applied(), 250);
+    assert_eq!(double.with(|peer| peer.sets.len()), 0);
+}
+
+#[tokio::test]
+async fn failures_are_temporary_or_isolated() {
+    let double = Double::start().await;
+    let mut engine = double.engine();
+    double.with(|peer| peer.failures = vec![StatusCode::SERVICE_UNAVAILABLE]);
+    let report = engine.reconcile(&names(10), None, &quiet).await.unwrap();
+    assert_eq!(
+        (report.applied(), report.zones.iter().map(|zone| zone.failures.len()).sum::<usize>()),
+        (0, 10)
+    );
+    double.with(|peer| peer.refused = Some("n7.example.org".to_owned()));
+    let report = engine.reconcile(&names(10), None, &quiet).await.unwrap();
+    assert_eq!(report.applied(), 9, "{report:?}");
+    double.with(|peer| (peer.refused, peer.forgets) = (None, true));
+    let report = engine.reconcile(&names(10), None, &quiet).await.unwrap();
+    let failures: Vec<String> =
+        report.zones.iter().flat_map(|zone| &zone.failures).map(|(_, error)| error.to_string()).collect();
+    assert!(report.applied() == 0 && failures[0].contains("not as requested"), "{failures:?}");
+    // A change by somebody else after the listing is a conflict.
+    double.with(|peer| peer.forgets = false);
+    let listing = engine.list().await.unwrap();
+    let mut wanted = names(10);
+    wanted.records[2].targets = record("x", RecordType::A, "203.0.113.9").targets;
+    engine.prepare(&wanted).await.unwrap();
+    let planned = engine.plan(&listing, &wanted);
+    double.with(|peer| {
+        let key = ("n2.example.org".to_owned(), "A".to_owned());
+        peer.sets.get_mut(&key).unwrap()["targets"] = json!(["192.0.2.66"]);
+    });
+    let report = engine.apply(&listing, &planned, None, false, &quiet).await;
+    assert_eq!(report.zones.iter().map(|zone| zone.conflicts).sum::<usize>(), 1, "{report:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn azure_is_published_through_its_peer() {
+    let double = Double::start().await;
+    let publisher = Publisher::new();
+    let settings = json!({
+        "documents": ["documents"],
+        "store": "state/store.redb",
+        "control": {"socket": "control.sock"},
+        "provider_settings": {"default/azure": {"webhook-provider-url": double.url}},
+    });
+    publisher.write("publish.yml", &settings.to_string());
+    publisher.write(
+        "documents/azure.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: azure}\n\
+         spec: {provider: azure, selector: dnsprovider=bind, external-dns-parameters: {azure-config-file: f, txt-owner-id: me}}\n",
+    );
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    tokio::task::block_in_place(|| {
+        publisher.expect(0, "check");
+        assert!(publisher.expect(2, "plan").out.contains("+ a.example.org 60 A 192.0.2.1"));
+        assert_eq!(publisher.expect(0, "apply").out, "default/azure: 1 names changed\n");
+        assert!(publisher.expect(0, "plan").out.contains("nothing to do"));
+        publisher.expect(0, "retire --confirm-deletions 1");
+    });
+    assert_eq!(double.with(|peer| peer.sets.len()), 0);
+}
