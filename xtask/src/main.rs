@@ -258,8 +258,6 @@ fn release(more: &[&str]) -> Result<()> {
         "--bin",
         "bosh-dns-xdp-health",
         "--bin",
-        "consul-aliases",
-        "--bin",
         "bosh-dns-sync",
         "--bin",
         "bosh-dns-publish",

@@ -13,7 +13,6 @@
 //! * `found`: result of a search.
 //! * [`record`]: resource records, and names that Consul generates.
 //! * [`Zone`]: current configuration and catalog; answers questions.
-//! * [`aliases`]: conversion of the catalog to bosh-dns aliases.
 //! * [`Draft`]: an answer that may still need a recursor's records for host names.
 //!
 //! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`, which
@@ -21,7 +20,6 @@
 //! answer, order by `near`) the code follows general knowledge of Consul; it has not been compared
 //! with a running Consul.
 
-pub mod aliases;
 mod answer;
 pub mod catalog;
 pub mod config;

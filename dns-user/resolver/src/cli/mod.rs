@@ -96,11 +96,6 @@ fn complain(problem: &dyn std::fmt::Display) {
     eprintln!("bosh-dns-xdp: {}", terminal::lines(&problem.to_string()));
 }
 
-/// Runs the migration tool `consul-aliases`, a separate binary that is not packaged.
-pub fn consul_aliases() -> ExitCode {
-    operate::consul_aliases::main()
-}
-
 /// Runs the command given in the arguments, the first of which is the program name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());

@@ -13,7 +13,6 @@ mod address;
 mod cache;
 mod client;
 mod connection;
-pub(super) mod consul_aliases;
 mod detach;
 mod explain;
 mod lists;

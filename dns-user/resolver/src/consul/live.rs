@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{info, warn};
 
-use super::{Catalogs, ConsulNames, NewZone};
+use super::{Catalogs, ConsulNames};
 use dns_consul::{catalog::Place, source::Settings};
 use dns_consul_source::Source;
-use dns_upstream::{HostNames, InForce};
+use dns_upstream::InForce;
 
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -44,24 +44,6 @@ pub(crate) async fn follow(
         }
         predecessor = names.source.swap(None);
     }
-}
-
-/// Waits until a live Consul, if configured, has delivered everything and returns the
-/// registrations; `None` after the time limit.
-pub(crate) async fn whole(
-    catalogs: &Catalogs,
-    hosts: &Arc<HostNames>,
-    patience: Duration,
-) -> Option<NewZone> {
-    let settings = catalogs.settings().borrow().clone();
-    if let Some(settings) = settings {
-        let source = Source::start(settings, hosts);
-        let mut pictures = source.pictures();
-        let told = timeout(patience, pictures.wait_for(|picture| picture.is_complete())).await;
-        let picture = told.ok()?.ok()?.clone();
-        catalogs.set_live(picture);
-    }
-    Some(catalogs.zone())
 }
 
 /// Returns until when the catalog of the previous source is better than an incomplete one of its

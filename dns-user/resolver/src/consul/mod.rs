@@ -45,11 +45,11 @@ use dns_fastpath::FastPathHandle;
 use dns_kit::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
 #[cfg(feature = "live-consul")]
-pub(crate) use live::{follow, whole};
+pub(crate) use live::follow;
 #[cfg(not(feature = "live-consul"))]
 use no_live::Source;
 #[cfg(not(feature = "live-consul"))]
-pub(crate) use no_live::{follow, whole};
+pub(crate) use no_live::follow;
 pub(crate) use published::Published;
 pub(crate) use recursors::recursors_of;
 

@@ -1,10 +1,10 @@
 //! Replaces [`super::live`] in a build without the feature `live-consul`: names come from definition files only.
 
-use std::{future, sync::Arc, time::Duration};
+use std::{future, sync::Arc};
 
-use super::{Catalogs, ConsulNames, NewZone};
+use super::{Catalogs, ConsulNames};
 use dns_consul::{Lack, catalog::Place, source::Status};
-use dns_upstream::{HostNames, InForce};
+use dns_upstream::InForce;
 
 /// A live source, of which this build has none.
 pub(super) enum Source {}
@@ -39,13 +39,4 @@ pub(crate) async fn follow(
     _installed: impl Fn() + Send + Sync + 'static,
 ) {
     future::pending().await
-}
-
-/// Returns the registrations of the definition files.
-pub(crate) async fn whole(
-    catalogs: &Catalogs,
-    _hosts: &Arc<HostNames>,
-    _patience: Duration,
-) -> Option<NewZone> {
-    Some(catalogs.zone())
 }

@@ -10,7 +10,6 @@
 //! * `api`: opens the API and the control socket.
 //! * `failures`: handling of panics.
 
-mod aliases;
 mod api;
 mod attacher;
 pub mod check;
@@ -34,10 +33,7 @@ pub(crate) mod upcheck;
 mod upstreams;
 mod watch;
 
-pub use self::{
-    aliases::aliases_of_consul,
-    attacher::{attach, prepare_pins},
-};
+pub use self::attacher::{attach, prepare_pins};
 
 use std::{io, path::Path, process::ExitCode};
 
