@@ -158,8 +158,7 @@ fn no_dependency_is_unused() {
     assert!(unused.is_empty(), "dependencies that no source file mentions:\n{}", unused.join("\n"));
 }
 
-/// Returns the library names of packages, which may differ from the package names (`hcl-rs` is
-/// `hcl`).
+/// Returns the library names of packages, which may differ from the package names.
 fn crate_names(metadata: &Value) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     for package in metadata["packages"].as_array().unwrap() {

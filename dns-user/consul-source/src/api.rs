@@ -50,20 +50,44 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D)
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// Invalid entries that were dropped from a response.
+/// Invalid entries of a response, by cause: their number, and the first one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Invalid {
-    pub(crate) count: usize,
-    /// Error of the first one.
-    pub(crate) reason: String,
-}
+pub(crate) struct Invalid(pub(crate) BTreeMap<String, (usize, String)>);
 
 impl Invalid {
-    fn note(&mut self, reason: impl ToString) {
-        if self.count == 0 {
-            self.reason = reason.to_string();
+    /// Records that `entry` is invalid. `cause` includes the consequence.
+    fn note(&mut self, entry: impl FnOnce() -> String, cause: String) {
+        self.0.entry(cause).or_insert_with(|| (0, entry())).0 += 1;
+    }
+
+    /// Records that `entry` was dropped.
+    fn dropped(&mut self, entry: impl FnOnce() -> String, error: &serde_json::Error) {
+        self.note(entry, format!("{error}; the entry is not used"));
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.values().map(|(count, _)| count).sum()
+    }
+
+    /// Returns a line for each cause.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(cause, (count, first))| match count {
+            1 => format!("{first}: {cause}"),
+            _ => format!("{first} and {} more: {cause}", count - 1),
+        })
+    }
+}
+
+/// Returns what an entry calls itself.
+fn name_of(entry: &Value) -> String {
+    let text = |path: &str| entry.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty());
+    match (text("/Service/ID").or(text("/Service/Service")), text("/Node/Node")) {
+        (Some(service), Some(node)) => format!("{service} on {node}"),
+        (Some(name), None) | (None, Some(name)) => name.to_owned(),
+        (None, None) => {
+            let name = ["/Name", "/Node", "/ID", "/Datacenter"].into_iter().find_map(text);
+            name.map_or_else(|| "an entry without a name".to_owned(), str::to_owned)
         }
-        self.count += 1;
     }
 }
 
@@ -73,7 +97,9 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
         return Ok(entries);
     }
     let entries: Vec<Value> = serde_json::from_slice(body)?;
-    let read = |entry: Value| serde_json::from_value(entry).inspect_err(|error| invalid.note(error)).ok();
+    let read = |entry: Value| {
+        T::deserialize(&entry).inspect_err(|error| invalid.dropped(|| name_of(&entry), error)).ok()
+    };
     Ok(entries.into_iter().filter_map(read).collect())
 }
 
@@ -111,12 +137,16 @@ pub(crate) fn services(
     }
     let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
     // A service with malformed tags exists; only changes of its tags go unnoticed.
-    let mut tags = |tags: Value| {
+    let mut tags = |name: &str, tags: Value| {
         serde_json::from_value::<Option<Vec<String>>>(tags)
-            .inspect_err(|error| invalid.note(error))
+            .inspect_err(|error| invalid.note(|| name.to_owned(), format!("{error}; its tags are not used")))
             .unwrap_or_default()
     };
-    Ok(services.into_iter().map(|(name, value)| (name, tags(value).unwrap_or_default())).collect())
+    let services = services.into_iter().map(|(name, value)| {
+        let tags = tags(&name, value).unwrap_or_default();
+        (name, tags)
+    });
+    Ok(services.collect())
 }
 
 /// Parses `/v1/catalog/nodes` of a datacenter, whose name is in lower case.
@@ -128,7 +158,8 @@ pub(crate) fn nodes(
     let mut nodes: Vec<ApiNode> = list(body, invalid)?;
     nodes.retain(|node| {
         if node.node.is_empty() {
-            invalid.note("a node has no name");
+            let place = || format!("the node at {:?}", node.address);
+            invalid.note(place, "it has no name; the entry is not used".to_owned());
         }
         !node.node.is_empty()
     });
@@ -156,6 +187,10 @@ pub(crate) fn health(
             nodes.push(Arc::new(node));
         }
         let instance = Instance { peer: peer.map(str::to_owned), ..Instance::from(entry) };
+        if let Some(port) = instance.impossible_port {
+            let name = || format!("{} on {}", instance.id, instance.node);
+            invalid.note(name, format!("port {port} is not from 0 to 65535; the instance has no SRV record"));
+        }
         if let Some(address) = address {
             let service = instance.proxy_for.as_ref().unwrap_or(&instance.service);
             if virtual_addresses.iter().all(|(known, _)| known != service) {
@@ -296,7 +331,7 @@ lenient! {
         address: String,
         tagged_addresses: BTreeMap<String, ApiAddress>,
         meta: BTreeMap<String, String>,
-        port: u16,
+        port: i64,
         ports: Vec<ApiPort>,
         weights: ApiWeights,
         proxy: ApiProxy,
@@ -306,10 +341,10 @@ lenient! {
 
     struct ApiAddress {
         address: String,
-        port: u16,
+        port: i64,
     }
 
-    struct ApiPort(name: String, port: u16) {
+    struct ApiPort(name: String, port: i64) {
         default: bool,
     }
 
@@ -351,20 +386,27 @@ impl From<ApiEntry> for Instance {
         let proxy_for = Some(service.proxy.destination_service_name)
             .filter(|name| service.kind == "connect-proxy" && !name.is_empty());
         let tagged = service.tagged_addresses.into_iter();
-        let ports = service.ports.into_iter();
+        // A named port that is none does not exist.
+        let ports = service.ports.into_iter().filter_map(|ApiPort { name, port, default }| {
+            Some(NamedPort { name, port: u16::try_from(port).ok()?, default })
+        });
+        let port = u16::try_from(service.port);
         Self {
             node: node.node,
             peer: None,
             id: service.id,
             service: service.service,
             address: service.address,
-            port: service.port,
-            ports: ports.map(|ApiPort { name, port, default }| NamedPort { name, port, default }).collect(),
+            port: port.unwrap_or(0),
+            impossible_port: port.is_err().then_some(service.port),
+            ports: ports.collect(),
             tags: service.tags,
             meta: service.meta,
             weights,
             tagged_addresses: tagged
-                .map(|(tag, ApiAddress { address, port })| (tag, TaggedAddress { address, port }))
+                .map(|(tag, ApiAddress { address, port })| {
+                    (tag, TaggedAddress { address, port: u16::try_from(port).unwrap_or(0) })
+                })
                 .collect(),
             proxy_for,
             connect_native: service.connect.native,
@@ -503,22 +545,40 @@ mod tests {
             format!(r#"{{"Node": {{"Node": "n"}}, "Service": {{"Service": "web", "Port": {port}}}}}"#)
         };
         let mut invalid = Invalid::default();
-        let body = format!("[{}, {}, {}]", entry("80"), entry("70000"), entry("81"));
+        let body = format!("[{}, {}, {}, {}]", entry("80"), entry("\"x\""), entry("81"), entry("\"x\""));
         let ports: Vec<u16> = health(body.as_bytes(), None, &mut invalid)
             .expect("read")
             .instances
             .iter()
             .map(|one| one.port)
             .collect();
-        assert_eq!((ports, invalid.count), (vec![80, 81], 1));
-        assert!(invalid.reason.contains("70000"), "{}", invalid.reason);
+        assert_eq!((ports, invalid.count()), (vec![80, 81], 2));
+        let lines: Vec<String> = invalid.lines().collect();
+        assert!(lines[0].starts_with("web on n and 1 more: invalid type: string"), "{lines:?}");
         let mut invalid = Invalid::default();
         let body = br#"[{"Address": "10.0.0.1"}, {"Node": "", "Address": "10.0.0.2"}, {"Node": "n"}]"#;
-        assert_eq!((nodes(body, "dc1", &mut invalid).expect("read").len(), invalid.count), (1, 2));
+        assert_eq!((nodes(body, "dc1", &mut invalid).expect("read").len(), invalid.count()), (1, 2));
         let mut invalid = Invalid::default();
         let read = services(br#"{"a": 7, "b": ["t"]}"#, &mut invalid).expect("read");
-        assert_eq!((read.len(), invalid.count), (2, 1));
+        assert_eq!((read.len(), invalid.count()), (2, 1));
         assert!(nodes(b"{", "dc1", &mut invalid).is_err());
+    }
+
+    #[test]
+    fn impossible_ports_keep_addresses() {
+        for port in [-1, 70_000] {
+            let mut invalid = Invalid::default();
+            let body = format!(
+                r#"[{{"Node": {{"Node": "n"}}, "Service": {{"ID": "w", "Service": "web", "Port": {port},
+                "Ports": [{{"Name": "a", "Port": {port}}}, {{"Name": "b", "Port": 7}}]}}}}]"#
+            );
+            let read = health(body.as_bytes(), None, &mut invalid).expect("read");
+            let instance = &read.instances[0];
+            assert_eq!((instance.port, instance.impossible_port, instance.ports.len()), (0, Some(port), 1));
+            let expected =
+                format!("w on n: port {port} is not from 0 to 65535; the instance has no SRV record");
+            assert_eq!(invalid.lines().collect::<Vec<_>>(), [expected]);
+        }
     }
 
     #[test]
@@ -575,7 +635,7 @@ mod tests {
                 {{"Datacenter": "dc1", "AreaID": "other", "Coordinates": []}}]"#
         );
         assert_eq!(server_coordinates(body.as_bytes(), &mut invalid).expect("read")["dc1"].len(), 1);
-        assert_eq!(invalid.count, 0);
+        assert_eq!(invalid, Invalid::default());
     }
 
     #[test]

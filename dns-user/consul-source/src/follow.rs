@@ -264,23 +264,45 @@ impl Follower {
     /// Records whether a request succeeded, and warns once per reason about dropped entries.
     fn note_outcome(&mut self, topic: &Topic, told: &Result<Content, NotTold>, invalid: Invalid) {
         let freshness = self.freshness.entry(topic.clone()).or_default();
+        let was_fresh = freshness.is_fresh();
         match told {
             Ok(Content::Unchanged) => freshness.succeeded(Instant::now()),
             Ok(_) => {
                 freshness.succeeded(Instant::now());
-                let before = match invalid.count {
-                    0 => self.invalid.remove(topic),
-                    _ => self.invalid.insert(topic.clone(), invalid.clone()),
-                };
-                if invalid.count > 0 && before.is_none_or(|before| before.reason != invalid.reason) {
-                    tracing::warn!(
-                        "Consul: {topic}: {} invalid entries skipped, the others are used; the first: {}",
-                        invalid.count,
-                        invalid.reason
-                    );
+                self.note_invalid(topic, invalid);
+            }
+            Err(problem) => {
+                freshness.failed(Instant::now(), problem.to_string());
+                if was_fresh && matches!(problem, NotTold::Agent(AgentError::Forbidden { .. })) {
+                    self.recheck_catalog();
                 }
             }
-            Err(problem) => freshness.failed(Instant::now(), problem.to_string()),
+        }
+    }
+
+    /// Records the invalid entries of a response, and warns once about each new cause.
+    fn note_invalid(&mut self, topic: &Topic, invalid: Invalid) {
+        let before = self.invalid.remove(topic).unwrap_or_default();
+        for (line, cause) in invalid.lines().zip(invalid.0.keys()) {
+            if !before.0.contains_key(cause) {
+                tracing::warn!("Consul: {topic}: {line}");
+            }
+        }
+        if invalid != Invalid::default() {
+            self.invalid.insert(topic.clone(), invalid);
+        }
+    }
+
+    /// Requests nodes and services immediately. A revoked token fails first where a request does not
+    /// wait; the blocking queries that the agent already holds would report it minutes later.
+    fn recheck_catalog(&mut self) {
+        let Some(own) = self.known.own.clone() else { return };
+        for topic in [Topic::Nodes(own.clone()), Topic::Services(own)] {
+            if self.freshness.get(&topic).is_some_and(Freshness::is_fresh)
+                && self.watched.remove(&topic).is_some()
+            {
+                self.watch(topic);
+            }
         }
     }
 
@@ -447,11 +469,19 @@ impl Follower {
             }
         }
         let summary = self.summary();
+        let expire_after = self.settings.api.expire_after;
         let expired = self.agent.contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
-            || summary.catalog_age.is_some_and(|age| age > self.settings.max_stale);
+            || summary.catalog_age.is_some_and(|age| age > self.settings.max_stale)
+            || summary.catalog_failing.zip(expire_after).is_some_and(|(failing, limit)| failing > limit);
         if expired != self.expired {
             self.expired = expired;
             self.note(true);
+            match expired {
+                true => {
+                    tracing::warn!("Consul: the catalog has expired; names get SERVFAIL until it is read")
+                }
+                false => tracing::info!("Consul: the catalog is current again"),
+            }
         }
         let away = self.agent.is_away();
         if away != self.was_away {
@@ -469,10 +499,10 @@ impl Follower {
             self.was_stale = stale;
             match summary.oldest {
                 Some((_, problem)) => tracing::warn!(
-                    "Consul: {} queries fail; their last results stay in use: {problem}",
+                    "Consul: {} requests fail; their last results stay in use: {problem}",
                     summary.stale
                 ),
-                None => tracing::info!("Consul: all queries are answered again"),
+                None => tracing::info!("Consul: all requests are answered again"),
             }
         }
         self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
@@ -507,12 +537,13 @@ impl Follower {
     fn tell_status(&self) {
         let (services, services_told, nodes, instances) = self.known.counts();
         let [requests, failures, index_resets] = self.agent.counts();
-        let Summary { stale, oldest, .. } = self.summary();
+        let Summary { stale, oldest, catalog_failing, .. } = self.summary();
         let (oldest_stale_seconds, stale_problem) =
             oldest.map(|(age, problem)| (age.as_secs_f64(), problem)).unzip();
         let status = Status {
             address: self.agent.address().to_string(),
             away: self.was_away,
+            unconfirmed: catalog_failing.is_some_and(|failing| failing >= self.settings.stale_after),
             last_contact_seconds: self.agent.contact().map(|at| at.elapsed().as_secs_f64()),
             expired: self.expired,
             datacenter: self.known.own.clone(),
@@ -530,11 +561,11 @@ impl Follower {
             stale,
             oldest_stale_seconds,
             stale_problem,
-            invalid_entries: self.invalid.values().map(|invalid| invalid.count).sum(),
+            invalid_entries: self.invalid.values().map(Invalid::count).sum(),
             invalid_problem: self
                 .invalid
                 .iter()
-                .map(|(topic, invalid)| format!("{topic}: {}", invalid.reason))
+                .flat_map(|(topic, invalid)| invalid.lines().map(move |line| format!("{topic}: {line}")))
                 .min(),
         };
         *self.status.lock() = status;

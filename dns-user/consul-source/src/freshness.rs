@@ -24,6 +24,11 @@ impl Freshness {
         self.answered.is_some()
     }
 
+    /// Returns whether the latest request was successful.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.answered.is_some() && self.failing.is_none()
+    }
+
     pub(crate) fn failed(&mut self, now: Instant, reason: String) {
         let since = self.failing.as_ref().map_or(now, |(since, _)| *since);
         self.failing = Some((since, reason));
@@ -39,6 +44,8 @@ pub(crate) struct Summary {
     pub(crate) oldest: Option<(Duration, String)>,
     /// Age of the oldest response that the whole catalog depends on, if its topic is failing.
     pub(crate) catalog_age: Option<Duration>,
+    /// How long a topic that the whole catalog depends on has been failing.
+    pub(crate) catalog_failing: Option<Duration>,
 }
 
 impl Summary {
@@ -53,11 +60,15 @@ impl Summary {
         for (question, Freshness { answered, failing }) in questions {
             let Some((since, reason)) = failing else { continue };
             let age = now.saturating_duration_since(answered.unwrap_or(*since));
-            if is_catalog(question) && answered.is_some() {
-                summary.catalog_age = summary.catalog_age.max(Some(age));
+            let failing_for = now.saturating_duration_since(*since);
+            if is_catalog(question) {
+                summary.catalog_failing = summary.catalog_failing.max(Some(failing_for));
+                if answered.is_some() {
+                    summary.catalog_age = summary.catalog_age.max(Some(age));
+                }
             }
             // Without an earlier response nothing stale is served; the token may lack permission.
-            if answered.is_none() || now.saturating_duration_since(*since) < limit {
+            if answered.is_none() || failing_for < limit {
                 continue;
             }
             summary.stale += 1;
@@ -90,6 +101,7 @@ mod tests {
         questions.entry("nodes").or_default().failed(at(300), "403".to_owned());
         let young = summary(&questions, 359);
         assert_eq!((young.stale, young.catalog_age), (0, Some(Duration::from_secs(359))));
+        assert_eq!(young.catalog_failing, Some(Duration::from_secs(59)));
         questions.entry("nodes").or_default().failed(at(359), "403 again".to_owned());
         let oldest = (Duration::from_secs(360), "nodes, last answered 360 s ago: 403 again".to_owned());
         let old = summary(&questions, 360);

@@ -104,11 +104,11 @@ async fn faulty_agents_lose_no_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_entries_are_skipped() {
+async fn invalid_entries_are_reported() {
     let double = start(World::generated(5, 3), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
-    // One instance with a port that does not exist, and a node without a name.
+    // An instance with a port that does not exist, which keeps its address, and a node without a name.
     double.change(|world| {
         world.nodes.insert(String::new(), "10.6.6.6".to_owned());
         world.move_node("node-1", "10.6.6.1");
@@ -122,7 +122,8 @@ async fn invalid_entries_are_skipped() {
     };
     until("the valid entries are told", told).await;
     let picture = source.pictures().borrow().clone();
-    assert!(instances(&picture).iter().all(|instance| instance.id != "bad"));
+    let bad = instances(&picture).into_iter().find(|instance| instance.id == "bad").unwrap();
+    assert_eq!((bad.address.as_str(), bad.impossible_port), ("10.6.6.7", Some(70_000)));
     until("the status counts them", || source.status().invalid_entries == 2).await;
     double.change(|world| {
         world.nodes.remove("");
@@ -157,6 +158,38 @@ async fn revoked_token_is_reported_and_expires() {
     double.set_token("good");
     until("it is fresh", || source.status().stale == 0 && !source.status().expired).await;
     until_same(&source, &double).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_token_ends_blocking_queries() {
+    let rules = || Rules { token: None, ..Rules::default() };
+    let double = start(World::generated(5, 3), rules());
+    // The agent would hold its blocking queries far longer than the limits.
+    let settings = settings(&[double.address], |api| {
+        api.wait = Duration::from_secs(600);
+        api.expire_after = Some(Duration::from_secs(4));
+    });
+    let source = Source::start(settings, &Arc::default());
+    until_same(&source, &double).await;
+    until("nodes and services are watched", || {
+        double.waits_for("/v1/catalog/nodes") && double.waits_for("/v1/catalog/services")
+    })
+    .await;
+    assert!(!source.status().unconfirmed);
+    double.set_token("another");
+    double.change(|world| world.set_status("service-1", 0, "critical"));
+    until("nodes and services are unconfirmed", || source.status().unconfirmed).await;
+    until("it has expired", || source.status().expired).await;
+    let is_pending = || source.pictures().borrow().live.is_pending(&own(), None);
+    until("names are unknown", is_pending).await;
+    double.forget_token();
+    until("it is fresh", || !source.status().unconfirmed && !source.status().expired).await;
+    until_same(&source, &double).await;
+    // One forbidden topic does not put the catalog in doubt.
+    double.forbid("/v1/health/service/service-1");
+    double.change(|world| world.set_status("service-1", 1, "critical"));
+    until("the service is stale", || source.status().stale == 1).await;
+    assert!(!source.status().unconfirmed && !source.status().expired);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -532,6 +565,7 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Sett
         wait: Duration::from_secs(30),
         rate: 1000,
         stale_after: Duration::from_secs(2),
+        expire_after: None,
         max_connections: 150,
     };
     change(&mut api);

@@ -15,7 +15,7 @@ use crate::{
     edns,
     encode::{Reply, owner_of_answers},
     found::{Answers, Failure, Found, Section},
-    record::{Data, MAX_CHAIN, Record},
+    record::{Data, MAX_CHAIN, Record, limit_chain},
 };
 
 /// The records of an answer. [`Draft::hosts`] returns the host names to query a recursor for;
@@ -157,7 +157,8 @@ impl Page<'_> {
     /// Returns the reply within all limits.
     ///
     /// Without EDNS, or with a size of at most 512 bytes, the number of answers is limited; if some
-    /// are omitted, the uncompressed size counts (observed).
+    /// are omitted, the uncompressed size counts (observed). Limits count final records: the aliases
+    /// before them come in addition, because without an address they are of no use.
     fn cut(&self, transport: Transport, config: &DnsConfig) -> Vec<u8> {
         let all = self.draft.answers.len();
         let size = match transport {
@@ -165,12 +166,13 @@ impl Page<'_> {
             Transport::Tcp => MAX_TCP_SIZE,
         };
         let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
-        let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) } else { all };
+        let answers = self.draft.answers.section();
+        let aliases = answers.leading_aliases();
+        let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases } else { all };
         let count = all.min(most);
         let measured_plain = is_plain && all > most;
         let room = if transport == Transport::Udp { size - SPARE } else { size };
         let compress = self.compress && !measured_plain;
-        let answers = self.draft.answers.section();
         let measure = |count: usize| {
             let known = self.size_of_addresses(answers.first(count), compress);
             known.unwrap_or_else(|| self.write(count, count < all, compress, 0).len())
@@ -190,9 +192,10 @@ impl Page<'_> {
             }
         }
         let most_size = whole_size.unwrap_or_else(|| measure(count));
-        // At least one answer is tried; it is removed below if the reply is too large.
-        let count = largest_within(room, count.min(1), (count, most_size), measure);
-        let truncated = config.enable_truncate && count < all;
+        // At least one final answer is tried; it is removed below if the reply is too large.
+        let count = largest_within(room, count.min(aliases + 1), (count, most_size), measure);
+        let is_useless = aliases > 0 && count == aliases && count < all;
+        let truncated = config.enable_truncate && count < all || is_useless;
         let flags = if truncated { TRUNCATED } else { 0 };
         let reply = self.write(count, count < all, self.compress, flags);
         if reply.len() <= size {
@@ -309,7 +312,7 @@ fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<R
         match &record.data {
             Data::Follow(name, keep) => {
                 let chain = chains.get(name).into_iter().flatten().cloned();
-                filled.extend(chain.filter_map(|record| keep.apply(record)).take(MAX_CHAIN));
+                filled.extend(limit_chain(chain.filter_map(|record| keep.apply(record))));
             }
             _ => filled.push(record),
         }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use dns_core::name::Name;
 
-use crate::record::Record;
+use crate::record::{Data, Record};
 
 /// Records that answer a question.
 #[derive(Debug, Default)]
@@ -106,6 +106,12 @@ impl Section<'_> {
             Self::V4(_, addresses) => addresses.len(),
             Self::Mixed(_, addresses) => addresses.len(),
         }
+    }
+
+    /// Returns the number of aliases before the first final record.
+    pub(crate) fn leading_aliases(&self) -> usize {
+        let Self::Records(records) = self else { return 0 };
+        records.iter().take_while(|record| matches!(record.data, Data::Cname(_))).count()
     }
 
     /// Returns the first `count` records.

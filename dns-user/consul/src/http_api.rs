@@ -22,6 +22,8 @@ pub struct HttpApi {
     pub rate: u32,
     /// `stale_after`: duration of failures after which a part of the catalog is reported as stale.
     pub stale_after: Duration,
+    /// `expire_after`: duration of failures after which the catalog counts as unknown; `None`: never.
+    pub expire_after: Option<Duration>,
     /// `max_connections`: maximum number of TCP connections to one agent.
     pub max_connections: usize,
 }
@@ -76,6 +78,7 @@ impl HttpApi {
         let settings = Self {
             addresses,
             stale_after,
+            expire_after: object.positive("expire_after")?,
             ca_file: path("ca_file")?,
             identity,
             tls_server_name: object.text("tls_server_name")?.map(str::to_owned),
@@ -90,7 +93,7 @@ impl HttpApi {
                 "addresses",
                 &format!(
                     "is next to the unknown key {unknown}; known keys are addresses, ca_file, cert_file, \
-                     key_file, tls_server_name, wait, rate, stale_after and max_connections"
+                     key_file, tls_server_name, wait, rate, stale_after, expire_after and max_connections"
                 ),
             )),
             None => Ok(Some(settings)),

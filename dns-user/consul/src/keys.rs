@@ -62,6 +62,8 @@ pub const KEYS: &[Key] = keys! {
     "sources.http.rate" Ours "requests per second, 1 to 100000" = "500", "50": "Maximum request rate to Consul";
     "sources.http.stale_after" Ours "duration above 0" = "\"1m\"", "\"5m\"":
         "How long requests must fail before a part of the catalog is reported as stale";
+    "sources.http.expire_after" Ours "duration above 0" = "", "\"1h\"":
+        "How long requests for nodes or services must fail before names get SERVFAIL; default: never";
     "sources.http.max_connections" Ours "number, 8 to 10000" = "150", "20": "Maximum number of TCP connections to one agent";
 };
 

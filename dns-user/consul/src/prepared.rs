@@ -74,7 +74,13 @@ impl Zone {
                 return None;
             }
         }
-        None
+        // Without their names no other datacenter is tried.
+        let Failover { nearest, targets } = &query.failover;
+        let needs_datacenters =
+            *nearest > 0 || targets.iter().any(|target| matches!(target, FailoverTarget::Datacenter(_)));
+        let place = || Place::Datacenter(stored.into());
+        (needs_datacenters && self.catalog.lacks_datacenters())
+            .then(|| Lack { place: place(), missing: Missing::Lists })
     }
 
     /// Returns the places that a query tries in order: the datacenter that stores it, the nearest
@@ -247,7 +253,72 @@ fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> Strin
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use dns_core::{name::Name, wire::TYPE_A};
+
     use super::*;
+    use crate::{
+        catalog::{
+            Catalog,
+            live::{Live, LiveService, ServiceInstances},
+            registrations::{Datacenter, Instance, Node, Registrations},
+        },
+        config::Config,
+        visibility::Visibility,
+    };
+
+    /// Returns a zone whose service `web` exists in `dc2` only, with a query that takes the nearest
+    /// datacenter; `names` are the known datacenters, without coordinates.
+    fn zone(names: &[&str]) -> Zone {
+        let (config, _) = Config::of_document("test", br#"{"consul": {}}"#).whole().unwrap().unwrap();
+        let mut live = Live::unknown("dc1");
+        for datacenter in ["dc1", "dc2"] {
+            let node = Node {
+                name: "n".to_owned(),
+                datacenter: datacenter.to_owned(),
+                address: "10.2.0.1".to_owned(),
+                ..Node::default()
+            };
+            let place = live.places.entry(Place::Datacenter(datacenter.into())).or_default();
+            place.nodes = Some(Arc::new(vec![Arc::new(node)]));
+            let services = place.services.get_or_insert_default();
+            if datacenter == "dc2" {
+                let text = |text: &str| text.to_owned();
+                let web =
+                    Instance { node: text("n"), id: text("w"), service: text("web"), ..Instance::default() };
+                let told = ServiceInstances { instances: vec![Arc::new(web)], ..Default::default() };
+                let web = LiveService { name: text("web"), tags: Vec::new(), told: Some(Arc::new(told)) };
+                services.insert("web".into(), Arc::new(web));
+            }
+        }
+        let query = PreparedQuery {
+            id: "1".to_owned(),
+            name: "near".to_owned(),
+            service: "web".to_owned(),
+            failover: Failover { nearest: 1, targets: Vec::new() },
+            ..PreparedQuery::default()
+        };
+        live.queries.insert("dc1".to_owned(), Arc::new(vec![query]));
+        let datacenter = |name: &&str| Datacenter { name: (*name).to_owned(), reachable: true };
+        live.datacenters = names.iter().map(datacenter).collect();
+        let mut catalog = Catalog::build(Registrations::default(), &config, Visibility::all());
+        catalog.update(Some(live));
+        Zone { config, catalog }
+    }
+
+    #[test]
+    fn failover_needs_no_coordinates() {
+        let name = Name::from_text("near.query.consul").unwrap();
+        let random = || fastrand::Rng::with_seed(1);
+        let known = zone(&["dc1", "dc2"]);
+        assert_eq!(known.lacks_for(&name, TYPE_A), None);
+        assert_eq!(known.execute("near", None, None, &mut random()).unwrap().instances.len(), 1);
+        // The nearest one has no instance.
+        assert!(zone(&["dc3", "dc2"]).execute("near", None, None, &mut random()).is_err());
+        let place = Place::Datacenter("dc1".into());
+        assert_eq!(zone(&[]).lacks_for(&name, TYPE_A), Some(Lack { place, missing: Missing::Lists }));
+    }
 
     #[test]
     fn templates_are_filled_in() {

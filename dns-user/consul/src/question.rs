@@ -72,7 +72,7 @@ pub struct Locality {
 }
 
 /// Labels that select the kind of lookup.
-const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
+pub(crate) const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
 
 impl Question {
     /// Parses a name in `domain`.
@@ -80,9 +80,7 @@ impl Question {
     /// The rightmost kind decides; for SRV without a kind further right, a label that begins with
     /// `_` ends the name of a service.
     pub fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
-        let count = name.label_count() - domain.label_count();
-        let labels: Vec<String> =
-            name.labels().take(count).map(|label| String::from_utf8_lossy(label).into_owned()).collect();
+        let labels = labels_within(name, domain);
         for (at, label) in labels.iter().enumerate().rev() {
             let (before, after) = (&labels[..at], &labels[at + 1..]);
             if KINDS.contains(&label.as_str()) {
@@ -140,7 +138,7 @@ impl Locality {
     /// Parses the labels to the right of a kind: none, a datacenter, or pairs of a value and `dc`,
     /// `peer` or `port`; the last value of each counts. `None` for anything else, such as the
     /// namespaces of Consul Enterprise.
-    fn read(labels: &[String]) -> Option<Self> {
+    pub(crate) fn read(labels: &[String]) -> Option<Self> {
         let mut locality = Self::default();
         if let [datacenter] = labels {
             locality.datacenter = Some(datacenter.clone());
@@ -158,6 +156,12 @@ impl Locality {
         }
         (locality.datacenter.is_none() || locality.peer.is_none()).then_some(locality)
     }
+}
+
+/// Returns the labels of a name to the left of its domain.
+pub(crate) fn labels_within(name: &Name, domain: &Name) -> Vec<String> {
+    let count = name.label_count() - domain.label_count();
+    name.labels().take(count).map(|label| String::from_utf8_lossy(label).into_owned()).collect()
 }
 
 /// Returns service and tag. `_service._tag` contains both, where the tag `tcp` is no filter;

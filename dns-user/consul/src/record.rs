@@ -64,8 +64,23 @@ pub enum Keep {
     AsTheyAre,
 }
 
-/// Maximum number of records passed on for one host name.
-pub const MAX_CHAIN: usize = 5;
+/// Maximum number of aliases followed from one host name.
+pub const MAX_CHAIN: usize = 16;
+/// Maximum number of records passed on for one host name, besides the aliases that lead to them.
+pub const MAX_FINAL: usize = 5;
+
+/// Returns the records of a host name within the limits, aliases first; none if there are too many
+/// aliases, because then no address is known.
+pub(crate) fn limit_chain(records: impl IntoIterator<Item = Record>) -> Vec<Record> {
+    let is_alias = |record: &Record| matches!(record.data, Data::Cname(_));
+    let (mut chain, mut last): (Vec<Record>, Vec<Record>) = records.into_iter().partition(is_alias);
+    if chain.len() > MAX_CHAIN {
+        return Vec::new();
+    }
+    last.truncate(MAX_FINAL);
+    chain.append(&mut last);
+    chain
+}
 
 impl Record {
     /// Builds an A or AAAA record.

@@ -68,6 +68,8 @@ pub struct Status {
     pub address: String,
     /// Whether no agent responds.
     pub away: bool,
+    /// Whether requests for nodes or services of the local datacenter have failed for `stale_after`.
+    pub unconfirmed: bool,
     /// Seconds since the last response from a server with a leader; `None` before the first one.
     pub last_contact_seconds: Option<f64>,
     /// Whether the data is older than `max_stale` and the catalog therefore empty.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_kit::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -115,7 +116,38 @@ fn revoked_token_is_reported() -> Result<()> {
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(status.contains("their last results are served") && status.contains("403"), "{status}");
     ensure!(answers(), "the last known state");
-    Ok(())
+    let up = || Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::CONSUL_UP, "") == 1);
+    ensure!(!up(), "the catalog is unconfirmed");
+    server.wait_for_log("requests fail; their last results stay in use")?;
+    double.forget_token();
+    server.wait_for_log("all requests are answered again")?;
+    wait_until("the catalog to be confirmed", EVENTUALLY, up)
+}
+
+#[test]
+fn refused_token_expires_the_catalog() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("consul-expire")?;
+    let listener = namespace.run(|| TcpListener::bind(AGENT))??;
+    let double = Double::start(listener, World::generated(2, 3), Rules::default(), None)?;
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let http = json!({"addresses": [format!("http://{AGENT}")], "stale_after": "1s", "expire_after": "3s"});
+    let extra = json!({"xdp": {"mode": "off"}, "consul": {"sources": {"http": http}}});
+    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let query = client::query("service-1.service.consul.", RecordType::A, None)?;
+    let rcode = |wanted: ResponseCode| {
+        let reply = namespace.run(|| client::ask(OURS, &query));
+        reply.is_ok_and(|reply| reply.is_ok_and(|reply| reply.metadata.response_code == wanted))
+    };
+    wait_until("the catalog", EVENTUALLY, || rcode(ResponseCode::NoError))?;
+    double.set_token("another");
+    // Ends the blocking query of the service, whose next request is refused.
+    double.change(|world| world.set_status("service-0", 0, "critical"));
+    wait_until("the catalog to expire", EVENTUALLY, || rcode(ResponseCode::ServFail))
+        .with_context(|| server.log())?;
+    server.wait_for_log("the catalog has expired")?;
+    double.forget_token();
+    wait_until("the catalog to return", EVENTUALLY, || rcode(ResponseCode::NoError))
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod clients;
 #[path = "../../../dns-user/consul-source/tests/support/mod.rs"]
 mod doubles;
 mod live;
+mod non_terminals;
 mod recursors;
 mod reload;
 mod shown;
@@ -90,57 +91,6 @@ fn definition_file_is_reloaded() -> Result<()> {
 }
 
 #[test]
-fn aliases_cover_consul_names() -> Result<()> {
-    requires!(namespaces);
-    let namespace = Namespace::new("consul-aliases")?;
-    let folder = server::folder(&server::records_of_groups(&[2, 3]), None)?;
-    let catalog = folder.path().join("catalog.json");
-    let (alias_file, config) = (folder.path().join("aliases/consul.json"), folder.path().join("config.json"));
-    let service = |address: &str| json!({"name": "web", "id": address, "address": address, "port": 80});
-    let services = ["10.0.3.0", "10.0.3.1", "10.0.3.2"].map(service);
-    let definitions = json!({"services": services});
-    fs::write(&catalog, definitions.to_string())?;
-    let consul = json!({"node_name": "here", "advertise_addr": "10.0.2.0", "sources": {"files": [catalog]}});
-    let extra = json!({"xdp": {"mode": "off"}, "consul": consul});
-    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-    let ask = |name: &str, kind: RecordType| -> Result<Message> {
-        let query = client::query(name, kind, None)?;
-        namespace.run(|| client::ask(OURS, &query))?
-    };
-    ensure!(ask("web.service.consul.", RecordType::SRV)?.answers.len() == 3, "by Consul's rules");
-    let made = std::process::Command::new(server::program()?.with_file_name("consul-aliases"))
-        .arg("--config")
-        .arg(&config)
-        .output()?;
-    ensure!(made.status.success(), "{made:?}");
-    ensure!(made.stderr.is_empty(), "{}", String::from_utf8_lossy(&made.stderr));
-    let aliases: Value = serde_json::from_slice(&made.stdout)?;
-    ensure!(aliases["web.service.consul"] == json!(["q-s0.web-3.default.dep.bosh"]), "{aliases}");
-    ensure!(aliases["here.node.dc1.consul"] == json!(["i0.web-2.default.dep.bosh"]), "{aliases}");
-    // The running server loads the aliases beside Consul's names; an alias takes precedence.
-    fs::write(&alias_file, &made.stdout)?;
-    let is_alias = || ask("web.service.consul.", RecordType::SRV).is_ok_and(|reply| reply.answers.is_empty());
-    wait_until("the aliases", EVENTUALLY, is_alias)?;
-    let mut addresses = client::addresses(&ask("web.service.consul.", RecordType::A)?);
-    addresses.sort_unstable();
-    ensure!(addresses == [0, 1, 2].map(|last| Ipv4Addr::new(10, 0, 3, last)), "{addresses:?}");
-    // Names without an alias stay with Consul; without a Consul object, the command has no aliases
-    // to generate.
-    ensure!(client::addresses(&ask("0a000300.addr.consul.", RecordType::A)?) == [Ipv4Addr::new(10, 0, 3, 0)]);
-    let mut without: Value = serde_json::from_slice(&fs::read(&config)?)?;
-    without.as_object_mut().context("an object")?.remove("consul");
-    fs::write(&config, without.to_string())?;
-    let refused = std::process::Command::new(server::program()?.with_file_name("consul-aliases"))
-        .arg("--config")
-        .arg(&config)
-        .output()?;
-    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(refused.status.code() == Some(1) && complaint.contains("no object \"consul\""), "{complaint}");
-    drop(server);
-    Ok(())
-}
-
-#[test]
 fn catalog_changes_reach_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-change")?;
@@ -199,7 +149,7 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<()> {
         let _server = start(&namespace, &scenario, &recursors, xdp)?;
         if fast {
             // The fast path loads in the background; no name is published yet.
-            wait_until("the fast path", PATIENCE, || {
+            wait_until("the fast path", EVENTUALLY, || {
                 Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
             })?;
         }

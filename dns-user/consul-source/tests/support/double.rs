@@ -217,6 +217,11 @@ impl Double {
         lock(&self.shared.rules).token = Some(token.to_owned());
     }
 
+    /// Requires no token from now on.
+    pub(crate) fn forget_token(&self) {
+        lock(&self.shared.rules).token = None;
+    }
+
     pub(crate) fn tally(&self) -> Tally {
         lock(&self.shared.tally).clone()
     }

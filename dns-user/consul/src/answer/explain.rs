@@ -60,7 +60,7 @@ impl Zone {
             depth: MAX_DEPTH,
             unlimited: false,
         };
-        let rcode = match self.find(&search, &mut fastrand::Rng::new()) {
+        let rcode = match self.find_or_empty(&search, &mut fastrand::Rng::new()) {
             Ok(found) => {
                 let ttl = found.answers.ttl().unwrap_or(0);
                 let _ = writeln!(text, "  {} records for type ANY, TTL {ttl}", found.answers.len());

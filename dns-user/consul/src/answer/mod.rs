@@ -3,6 +3,7 @@
 mod address;
 mod explain;
 mod node;
+mod non_terminal;
 mod publish;
 mod service;
 mod soa;
@@ -24,7 +25,7 @@ use crate::{
     edns,
     found::{Answers, Failure, Found},
     question::{Locality, Question, TYPE_SRV},
-    record::{Data, Keep, MAX_CHAIN, Record, TYPE_NS, TYPE_SOA},
+    record::{Data, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain},
 };
 
 /// Query type AXFR (RFC 5936).
@@ -130,7 +131,7 @@ impl Zone {
                     depth: MAX_DEPTH,
                     unlimited: false,
                 };
-                draft.fill(self.find(&search, random), || self.soa(domain, asker.serial));
+                draft.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
             }
         }
         Some(draft)
@@ -191,6 +192,18 @@ impl Zone {
         }
     }
 
+    /// Like [`Self::find`], but with `empty_non_terminals` a name above others exists.
+    fn find_or_empty(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
+        match self.find(search, random) {
+            Err(Failure::NoSuchName)
+                if self.config.empty_non_terminals && self.has_names_below(search.name) =>
+            {
+                Ok(Found { soa: true, ..Found::default() })
+            }
+            found => found,
+        }
+    }
+
     /// Resolves a name to the records that answer the question.
     fn find(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
         let zone = self.config.domain_of(search.name).ok_or(Failure::NoSuchName)?;
@@ -232,7 +245,6 @@ impl Zone {
                 Ok(address.map_or_else(Found::default, |address| self.one_address(search, address)))
             }
             Question::Address(address) => Ok(self.one_address(search, address)),
-            Question::Empty if self.config.empty_non_terminals => Ok(Found { soa: true, ..Found::default() }),
             Question::Empty | Question::Invalid => Err(Failure::NoSuchName),
         }
     }
@@ -287,7 +299,7 @@ impl Zone {
             domain,
             client: search.client,
             recursion: search.recursion,
-            most: MAX_CHAIN,
+            most: MAX_FINAL,
             depth: search.depth - 1,
             unlimited: false,
         };
@@ -298,7 +310,7 @@ impl Zone {
                 Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
                 _ => keep.apply(record),
             });
-        kept.take(MAX_CHAIN).collect()
+        limit_chain(kept)
     }
 
     /// Returns the domain for generated names and the SOA of an answer: the question's domain. The

@@ -231,7 +231,12 @@ impl Zone {
         let mut has_port = false;
         for id in instances {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
-            let Some(port) = instance.port(node, &self.config, port) else { continue };
+            let is_main_port = port.is_none();
+            let Some(port) = instance.port(node, &self.config, port) else {
+                // The name exists, because it has addresses.
+                has_port |= is_main_port;
+                continue;
+            };
             has_port = true;
             let target = self.catalog.target(self.catalog.member(id), Accept::Any, search.name);
             let Some(target) = target.map(Cow::into_owned) else { continue };

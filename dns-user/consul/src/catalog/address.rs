@@ -108,6 +108,9 @@ impl Instance {
             return Some(tagged.port);
         }
         let named = self.ports.iter().find(|port| port.default).or(self.ports.first());
+        if self.impossible_port.is_some() && named.is_none_or(|port| !port.default) {
+            return None;
+        }
         Some(named.filter(|port| port.default || self.port == 0).map_or(self.port, |port| port.port))
     }
 }

@@ -135,6 +135,18 @@ impl LivePlace {
 }
 
 impl Live {
+    /// Returns all other datacenters, nearest first; datacenters without coordinates follow in the
+    /// order of `/v1/catalog/datacenters`, which lists the nearest first, too.
+    pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
+        let mut names = self.coordinates.nearest_datacenters(from);
+        for known in &self.datacenters {
+            if known.name != from && !names.contains(&known.name.as_str()) {
+                names.push(&known.name);
+            }
+        }
+        names
+    }
+
     /// Returns the state before anything of a datacenter is loaded.
     pub fn unknown(own: &str) -> Self {
         Self { own: own.to_owned(), ..Self::default() }
@@ -205,5 +217,10 @@ mod tests {
         let coordinates = Coordinates { servers, ..Coordinates::default() };
         assert_eq!(coordinates.nearest_datacenters("dc1"), ["near", "far"]);
         assert!(coordinates.nearest_datacenters("unknown").is_empty());
+        let datacenter = |name: &str| Datacenter { name: name.to_owned(), reachable: true };
+        let datacenters = ["b", "dc1", "a", "near"].map(datacenter).into();
+        let live = Live { coordinates: Arc::new(coordinates), datacenters, ..Live::default() };
+        assert_eq!(live.nearest_datacenters("dc1"), ["near", "far", "b", "a"]);
+        assert_eq!(live.nearest_datacenters("b"), ["dc1", "a", "near"]);
     }
 }

@@ -405,6 +405,17 @@ impl Catalog {
         self.nodes.find(place, name)
     }
 
+    /// Returns whether a node's name ends with a dot and this lower-case name.
+    pub fn has_node_below(&self, place: &Place, name: &str) -> bool {
+        self.nodes.has_below(place, name)
+    }
+
+    /// Returns whether a peer of this lower-case name is known.
+    pub fn is_peer(&self, name: &str) -> bool {
+        let is_live = |live: &Live| live.places.contains_key(&Place::Peer(name.into()));
+        self.live.as_ref().is_some_and(is_live) || self.nodes.is_peer(name)
+    }
+
     /// Returns the instances of a service, sorted by node and id; `service` is in lower case.
     pub fn service(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         match self.services.get(&(place.clone(), Box::from(service))) {
@@ -488,9 +499,14 @@ impl Catalog {
         self.fixed.queries.len() + live.map(|queries| queries.len()).sum::<usize>()
     }
 
-    /// Returns all other datacenters with known network coordinates, nearest first.
+    /// Returns all other datacenters of a live Consul, nearest first.
     pub fn nearest_datacenters(&self, from: &str) -> Vec<&str> {
-        self.live.as_ref().map(|live| live.coordinates.nearest_datacenters(from)).unwrap_or_default()
+        self.live.as_ref().map(|live| live.nearest_datacenters(from)).unwrap_or_default()
+    }
+
+    /// Returns whether the names of the datacenters have not been loaded yet.
+    pub fn lacks_datacenters(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.datacenters.is_empty())
     }
 
     /// Returns a function that maps a node to its distance from the node `from`, if known: the

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::{
     Key, PeerKey, Place, lower,
@@ -22,6 +22,10 @@ pub(super) struct Nodes {
     by_peer: HashMap<PeerKey, NodeId, foldhash::fast::RandomState>,
     /// Nodes by lower-case id, sorted for prefix lookups.
     by_id: BTreeMap<Key, NodeId>,
+    /// Names above nodes whose names contain dots.
+    above: HashSet<Key, foldhash::fast::RandomState>,
+    /// Peers with nodes.
+    peers: HashSet<Box<str>, foldhash::fast::RandomState>,
     /// First node at each address in the local datacenter.
     addresses: HashMap<IpAddr, NodeId, foldhash::fast::RandomState>,
 }
@@ -39,6 +43,8 @@ impl Nodes {
             by_name: HashMap::default(),
             by_peer: HashMap::default(),
             by_id: BTreeMap::new(),
+            above: HashSet::default(),
+            peers: HashSet::default(),
             addresses: HashMap::default(),
         };
         for (number, node) in nodes.iter().enumerate() {
@@ -53,6 +59,11 @@ impl Nodes {
             if !node.id.is_empty() {
                 index.by_id.insert((place.clone(), lower(&node.id)), number);
             }
+            let name = lower(&node.name);
+            for (dot, _) in name.match_indices('.') {
+                index.above.insert((place.clone(), name[dot + 1..].into()));
+            }
+            index.peers.extend(node.peer.as_deref().map(lower));
             index.by_peer.insert((node.peer.as_deref().map(lower), lower(&node.name)), number);
             index.by_name.insert((place, lower(&node.name)), number);
         }
@@ -83,6 +94,15 @@ impl Nodes {
             (Some((_, &node)), None) => Some(&self.nodes[node as usize]),
             _ => None,
         }
+    }
+
+    /// Returns whether a node's name ends with a dot and this lower-case name.
+    pub(super) fn has_below(&self, place: &Place, name: &str) -> bool {
+        self.above.contains(&(place.clone(), Box::from(name)))
+    }
+
+    pub(super) fn is_peer(&self, name: &str) -> bool {
+        self.peers.contains(name)
     }
 
     /// Returns the node of an instance that a live Consul registers at `place`.

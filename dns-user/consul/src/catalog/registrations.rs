@@ -78,6 +78,8 @@ pub struct Instance {
     pub address: String,
     /// Port; 0 if the instance has only named ports.
     pub port: u16,
+    /// Port as registered, if it is none: the instance has addresses, but no SRV record.
+    pub impossible_port: Option<i64>,
     /// Named ports besides the service's main port.
     pub ports: Vec<NamedPort>,
     /// Tags as registered, in their case.

@@ -234,6 +234,7 @@ fn instance(value: &Value) -> Instance {
         service: text(value, "service"),
         address: text(value, "address"),
         port: port(value),
+        impossible_port: None,
         ports: list(&value["ports"])
             .map(|named| NamedPort {
                 name: text(named, "name"),

@@ -73,7 +73,8 @@ impl Snapshot {
         Self { rules, ..self }
     }
 
-    pub(crate) fn rules(&self) -> NameRules {
+    /// Returns the rules for names that match no instance.
+    pub fn rules(&self) -> NameRules {
         self.rules
     }
 

@@ -46,6 +46,15 @@ pub(super) fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     }
 }
 
+/// Returns whether a name that is not local exists because of an alias or a domain of the records
+/// below it; false for the root, and if empty non-terminals get NXDOMAIN.
+pub fn is_above_local(snapshot: &Snapshot, name: &Name) -> bool {
+    let mut domains = snapshot.domains();
+    name.label_count() > 0
+        && !snapshot.rules().nxdomain_for_empty_non_terminals
+        && (snapshot.has_alias_below(name.as_wire()) || domains.any(|domain| domain.is_within(name)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,7 +69,8 @@ mod tests {
             br#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
             "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"],
             ["b", "db", ["2"], "net", "other", "10.0.0.2", "inner.my.tld"]]}"#;
-        let aliases = br#"{"x.deep.alias.bosh": ["10.0.0.9"], "_.any.bosh": ["_.web.net.dep.bosh"]}"#;
+        let aliases = br#"{"x.deep.alias.bosh": ["10.0.0.9"], "_.any.bosh": ["_.web.net.dep.bosh"],
+            "db.alias.test": ["10.0.0.9"]}"#;
         let (records, _) = Records::parse(records).unwrap();
         let (aliases, _) = AliasFiles::parse([("aliases.json", &aliases[..])]).unwrap();
         Snapshot::build(records, &aliases).0.with_rules(rules)
@@ -101,6 +111,19 @@ mod tests {
             "a.b.c.d.e.f.bosh",
         ] {
             assert_eq!(existence(modern, name), Existence::NoSuchName, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_above_domains_and_aliases_exist() {
+        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        let (modern, reference) = (snapshot(modern), snapshot(NameRules::default()));
+        for (name, expected) in
+            [("my.tld", true), ("tld", true), ("alias.test", true), ("test", true), ("other.tld", false), (".", false)]
+        {
+            let name = Name::from_text(name).unwrap();
+            assert_eq!(is_above_local(&modern, &name), expected, "{name}");
+            assert!(!is_above_local(&reference, &name), "{name}");
         }
     }
 

@@ -12,6 +12,7 @@ mod select;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use answer::{instances, resolve, resolve_local};
+pub use below::is_above_local;
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 
 pub(crate) use select::select;

@@ -275,10 +275,11 @@ declare! {
     /// Instances from files and agents.
     CONSUL_INSTANCES: Gauge = "bosh_dns_xdp_consul_instances"
         [] "Known instances.";
-    /// 0 if no agent answers. This and the following families are only exposed if agents are
+    /// 0 if no agent answers, or requests for nodes or services of the local datacenter have failed for
+    /// `stale_after` (a revoked token). This and the following families are only exposed if agents are
     /// queried (`consul.sources.http`).
     CONSUL_UP: Gauge = "bosh_dns_xdp_consul_up"
-        [] "1 while at least one agent answers.";
+        [] "1 while an agent answers and requests for nodes and services succeed.";
     /// Missing until an agent has answered. Without changes it grows up to `wait`, 5 minutes by
     /// default.
     CONSUL_CATALOG_AGE_SECONDS: Gauge = "bosh_dns_xdp_consul_catalog_age_seconds"

@@ -25,7 +25,8 @@ pub(crate) fn register(registry: &Registry, consul: Arc<ConsulNames>) -> prometh
 /// Returns the families of a live Consul.
 fn of_source(status: &Status) -> Vec<MetricFamily> {
     vec![
-        families::CONSUL_UP.is(f64::from(!status.away && status.last_contact_seconds.is_some())),
+        families::CONSUL_UP
+            .is(f64::from(!status.away && !status.unconfirmed && status.last_contact_seconds.is_some())),
         families::CONSUL_CATALOG_AGE_SECONDS
             .of(status.last_contact_seconds.map(|seconds| ([] as [&str; 0], seconds))),
         families::CONSUL_SERVICES.of([

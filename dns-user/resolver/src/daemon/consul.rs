@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 
 use super::sources::{Followed, Source, error_lines};
 use crate::{
@@ -69,7 +69,10 @@ impl ConsulFiles {
         let config = self.catalogs.config();
         let (contents, parsed) =
             self.followed.parsed(force, |files| Definitions::read(files.iter().copied(), &config))?;
-        let ParsedFiles { valid: Definitions { registrations, warnings, .. }, errors } = parsed;
+        let ParsedFiles { valid: Definitions { registrations, warnings, ignored, .. }, errors } = parsed;
+        for line in &ignored {
+            debug!("{line}");
+        }
         if errors.is_empty() {
             for warning in &warnings {
                 warn!("{warning}");

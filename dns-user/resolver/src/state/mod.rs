@@ -244,6 +244,19 @@ impl State {
     }
 }
 
+impl State {
+    /// Returns whether a name that others deny exists, because names below it are answered here: of
+    /// the fleet, up-checks, Consul's names or a handler's (RFC 8020).
+    pub(crate) fn is_above_ours(&self, name: &Name) -> bool {
+        let Routes { upchecks, consul, handlers, .. } = &*self.routes;
+        let is_below = |domain: &Name| domain.as_wire() != ARPA && domain != name && domain.is_within(name);
+        resolve::is_above_local(&self.snapshot, name)
+            || name.label_count() > 0
+                && !self.snapshot.rules().nxdomain_for_empty_non_terminals
+                && upchecks.iter().chain(consul.keys()).chain(handlers.keys()).any(is_below)
+    }
+}
+
 /// The answerer of a query.
 #[derive(Clone)]
 pub(crate) enum Route {

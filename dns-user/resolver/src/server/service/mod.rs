@@ -145,7 +145,10 @@ impl QueryHandler {
                 LookedUp::NotChecked => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
             },
             Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
-            Route::Refused => *out = error_reply(query, ResponseCode::Refused),
+            Route::Refused => {
+                *out = error_reply(query, ResponseCode::Refused);
+                admit_existence(&state, query, &name, out);
+            }
             Route::Reverse(past) => match reverse_reply(query, &state.snapshot) {
                 Some(reply) => *out = fit(query, reply, transport),
                 None => {
@@ -162,7 +165,10 @@ impl QueryHandler {
                     return deferred(Source::Other(answer));
                 }
                 *out = fit(query, std::mem::take(out), transport);
-                if !matches!(by, By::Consul) && qclass == CLASS_IN && query.recursion_desired() {
+                // An interface would return the cached denial.
+                let is_denied = admit_existence(&state, query, &name, out);
+                if !matches!(by, By::Consul) && !is_denied && qclass == CLASS_IN && query.recursion_desired()
+                {
                     self.offer(query, &name, generation, &*answer);
                 }
             }
@@ -218,7 +224,11 @@ impl QueryHandler {
         let query = &deferred.query.as_query();
         let answer = async {
             match &deferred.source {
-                Source::Other(answer) => fit(query, answer.answer(query, transport).await, transport),
+                Source::Other(answer) => {
+                    let mut reply = fit(query, answer.answer(query, transport).await, transport);
+                    admit_existence(&self.server_state.state(), query, &query.question.name(), &mut reply);
+                    reply
+                }
                 Source::FirstChecks(state, name) => {
                     let resolution = self.server_state.look_up_checked(state, name).await;
                     let mut out = Vec::new();
@@ -242,6 +252,20 @@ impl QueryHandler {
     pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
         empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
     }
+}
+
+/// Replaces a denial by NOERROR without data, as for names of the fleet, if names below the denied one
+/// are answered here: a resolver that minimises query names (RFC 9156) would never ask for them.
+/// Returns whether it did.
+fn admit_existence(state: &State, query: &Query<'_>, name: &Name, reply: &mut Vec<u8>) -> bool {
+    let rcode = rcode_of(reply);
+    let is_denial = rcode == ResponseCode::NXDomain.low() || rcode == ResponseCode::Refused.low();
+    let is_in = matches!(query.question.qclass, CLASS_IN | CLASS_ANY);
+    if !is_denial || !is_in || !state.is_above_ours(name) {
+        return false;
+    }
+    *reply = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
+    true
 }
 
 /// Returns the answerer of a route.

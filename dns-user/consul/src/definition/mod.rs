@@ -1,14 +1,17 @@
 //! Definition files, HCL or JSON: as read by Consul's agents, or whole catalogs.
 //!
-//! A file may contain at its top level:
+//! As for Consul, a file whose name ends in `.hcl` may hold either language; if its first character
+//! is `{`, it is JSON. A file may contain at its top level:
 //!
 //! * `service`, `services`, `check`, `checks`: as in an agent's configuration. A service may name
 //!   its `node`; the default is the local node.
 //! * `nodes`, `queries`, `virtual_ips`, `ingress`, `datacenters`, `distance`: the rest of a
 //!   catalog, as described in `docs/consul.md`.
 //!
-//! Other members concern only Consul and are ignored. Checks are not run: a check without a
+//! Other members are settings of Consul's agent: they are ignored and listed for the log. Checks are not run: a check without a
 //! `status` counts as passing.
+
+mod hcl;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,6 +35,8 @@ pub struct Definitions {
     pub registrations: Registrations,
     /// Warnings about oddities that do not invalidate the files.
     pub warnings: Vec<String>,
+    /// One line for each file with members that concern only Consul, for the log.
+    pub ignored: Vec<String>,
     /// Number of sidecar proxies that were assigned a port.
     sidecars: u16,
 }
@@ -58,6 +63,7 @@ impl Definitions {
                 Ok(file) => {
                     definitions.registrations.append(file.registrations);
                     definitions.sidecars = file.sidecars;
+                    definitions.ignored.extend(file.ignored);
                     later.extend(file.later);
                 }
                 Err(more) => errors.extend(more),
@@ -126,17 +132,42 @@ struct OneFile {
     registrations: Registrations,
     /// Checks beside services, with the id of their service.
     later: Vec<(Option<String>, Check)>,
+    /// The members that concern only Consul, as a line for the log; `None` without any.
+    ignored: Option<String>,
     /// Number of sidecar proxies that were assigned a port, in this file and those before it.
     sidecars: u16,
 }
+
+/// Members of a file that are read.
+const MEMBERS: [&str; 10] = [
+    "service",
+    "services",
+    "check",
+    "checks",
+    "nodes",
+    "queries",
+    "virtual_ips",
+    "ingress",
+    "datacenters",
+    "distance",
+];
+
+/// Names that the HTTP API writes without underscores (`TaggedAddresses`), as generators of files do.
+const COMPOUND_NAMES: [&str; 6] = [
+    "tagged_addresses",
+    "sidecar_service",
+    "destination_service",
+    "destination_service_name",
+    "service_id",
+    "check_id",
+];
 
 impl OneFile {
     /// Parses one file and returns every error, not just the first.
     fn read(file: &str, bytes: &[u8], config: &Config, sidecars: u16) -> Result<Self, Vec<ConfigError>> {
         let mut json = document(file, bytes).map_err(|error| vec![error])?;
-        for name in ["service", "services", "check", "checks"] {
-            wrap(&mut json, name);
-        }
+        normalize(&mut json);
+        let ignored = ignored(file, &json);
         let root = Reader::document(file, &json).map_err(|error| vec![error])?;
         let (mut errors, mut own) = (Vec::new(), Registrations::default());
         let mut sidecars = sidecars;
@@ -186,7 +217,10 @@ impl OneFile {
             Ok(distances) => own.distances = distances,
             Err(error) => errors.push(error),
         }
-        if errors.is_empty() { Ok(Self { registrations: own, later, sidecars }) } else { Err(errors) }
+        match errors.is_empty() {
+            true => Ok(Self { registrations: own, later, ignored, sidecars }),
+            false => Err(errors),
+        }
     }
 }
 
@@ -223,37 +257,92 @@ fn distances(root: &Reader<'_>) -> Result<HashMap<String, Vec<String>>, ConfigEr
 /// Parses a file to JSON.
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     let problem = |problem: String| ConfigError::of_file(file, problem);
-    if !file.ends_with(".hcl") {
+    let is_json = bytes.trim_ascii_start().first() == Some(&b'{');
+    if !file.ends_with(".hcl") || is_json {
         return Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
-    let value: serde_json::Value =
-        hcl::from_str(text).map_err(|error| problem(format!("is not HCL: {}", reason(&error))))?;
-    Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is not HCL: {error}")))
+    hcl::parse(text).map_err(|error| problem(format!("is not HCL: {error}")))
 }
 
-/// Returns position and reason in one line; the error's own text draws the place in several.
-fn reason(error: &hcl::Error) -> String {
-    let hcl::Error::Parse(error) = error else { return error.to_string() };
-    let place = error.location();
-    format!("line {}, column {}: {}", place.line(), place.column(), error.message())
+/// Returns a line about the members that concern only Consul; `None` without any.
+fn ignored(file: &str, json: &Json) -> Option<String> {
+    let Json::Object(members) = json else { return None };
+    let is_read = |name: &str| MEMBERS.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let mut others: Vec<&str> =
+        members.iter().map(|(name, _)| name.as_str()).filter(|name| !is_read(name)).collect();
+    others.dedup();
+    (!others.is_empty())
+        .then(|| format!("{file}: settings of Consul's agent, ignored: {}", others.join(", ")))
 }
 
-/// Wraps a single value of this name in a list: a block in HCL, an object in JSON.
-fn wrap(json: &mut Json, name: &str) {
-    let Json::Object(members) = json else { return };
-    for (member, value) in members {
-        if !member.eq_ignore_ascii_case(name) {
-            continue;
-        }
-        if let Json::Object(_) = value {
-            *value = Json::List(vec![std::mem::replace(value, Json::Null)]);
-        }
-        if let (Json::List(items), true) = (value, name.starts_with("service")) {
-            for item in items {
-                wrap(item, "check");
-                wrap(item, "checks");
+/// Gives members one form: a list wherever several objects are possible, underscores in names.
+fn normalize(json: &mut Json) {
+    for name in MEMBERS.into_iter().filter(|name| *name != "distance") {
+        gather(json, name);
+    }
+    each(json, "nodes", |node| gather(node, "checks"));
+    each(json, "queries", |query| each(query, "failover", |failover| gather(failover, "targets")));
+    for name in ["check", "checks"] {
+        each(json, name, join_words);
+    }
+    for name in ["service", "services"] {
+        each(json, name, |service| {
+            join_words(service);
+            for name in ["check", "checks", "ports"] {
+                gather(service, name);
+                each(service, name, join_words);
             }
+            each(service, "proxy", join_words);
+            each(service, "connect", |connect| {
+                join_words(connect);
+                each(connect, "sidecar_service", join_words);
+            });
+        });
+    }
+}
+
+/// Collects repeated blocks, single objects and lists of this name in one list. Other values stay,
+/// as errors for the reader.
+fn gather(json: &mut Json, name: &str) {
+    let Json::Object(members) = json else { return };
+    let is_named = |(member, _): &(String, Json)| member.eq_ignore_ascii_case(name);
+    let named = || members.iter().filter(|member| is_named(member)).map(|(_, value)| value);
+    if named().next().is_none() || named().any(|value| !matches!(value, Json::Object(_) | Json::List(_))) {
+        return;
+    }
+    let mut items = Vec::new();
+    members.retain_mut(|member| {
+        if !is_named(member) {
+            return true;
+        }
+        match std::mem::replace(&mut member.1, Json::Null) {
+            Json::List(list) => items.extend(list),
+            object => items.push(object),
+        }
+        false
+    });
+    members.push((name.to_owned(), Json::List(items)));
+}
+
+/// Changes each object of this name, in a list or alone.
+fn each(json: &mut Json, name: &str, change: impl Fn(&mut Json)) {
+    let Json::Object(members) = json else { return };
+    for (_, value) in members.iter_mut().filter(|(member, _)| member.eq_ignore_ascii_case(name)) {
+        match value {
+            Json::List(items) => items.iter_mut().for_each(&change),
+            object => change(object),
+        }
+    }
+}
+
+/// Writes known names of an object with underscores.
+fn join_words(json: &mut Json) {
+    let Json::Object(members) = json else { return };
+    for (member, _) in members {
+        let squeezed = |name: &str| name.replace('_', "").to_ascii_lowercase();
+        if let Some(known) = COMPOUND_NAMES.iter().find(|known| squeezed(known) == squeezed(member)) {
+            *member = (*known).to_owned();
         }
     }
 }
@@ -330,6 +419,7 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
         id: text(reader, "id")?.unwrap_or_else(|| service.clone()),
         address: text(reader, "address")?.unwrap_or_default(),
         port: port(reader, "port")?,
+        impossible_port: None,
         ports,
         tags: texts(reader, "tags")?,
         meta: strings(&reader.object("meta")?)?,
@@ -407,12 +497,22 @@ fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
         Some(id) => Some(id),
         None => text(reader, "check_id")?,
     };
-    let states = [("passing", Status::Passing), ("warning", Status::Warning), ("critical", Status::Critical)];
+    let states = [
+        ("", Status::default()),
+        ("passing", Status::Passing),
+        ("warning", Status::Warning),
+        ("critical", Status::Critical),
+    ];
     Ok(Check { id: id.unwrap_or_default(), status: reader.choice("status", &states)?.unwrap_or_default() })
 }
 
-/// Parses a port; 0 if missing.
+/// Parses a port, a number or its digits; 0 if missing.
 fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
+    if let Ok(Some(text)) = reader.text(name)
+        && let Ok(port) = text.parse()
+    {
+        return Ok(port);
+    }
     Ok(reader.number(name, 0, u16::MAX.into())?.unwrap_or(0) as u16)
 }
 
@@ -498,6 +598,51 @@ mod tests {
     }
 
     #[test]
+    fn common_forms_are_accepted() {
+        for (text, name, port) in [
+            ("service { name = \"a\" port = 80 }", "a", 80),
+            ("service {\n name = \"a\",\n port = 1\n}", "a", 1),
+            ("service {\n \"name\" = \"a\"\n \"port\" = 1\n meta { \"version\" = \"1\" }\n}", "a", 1),
+            ("service {\n name = \"a\"\n port = 1\n tags = [\"urlprefix-${HOST}/a\"]\n}", "a", 1),
+            ("service {\n name = \"a\"\n port = 1\n weights { passing = 5 warning = 1 }\n}", "a", 1),
+            ("service {\n name = \"a\"\n port = 8300\n connect { sidecar_service {} }\n}", "a", 8300),
+            ("tls { defaults { verify_incoming = true } }\nservice {\n name = \"a\"\n port = 1\n}", "a", 1),
+            ("services { name = \"a\" port = \"1\" }\nservices { name = \"b\" }", "a", 1),
+            ("services = [{ name = \"a\", port = 1, check = { status = \"\" } }]", "a", 1),
+            (r#" {"service": {"name": "a", "port": 1}}"#, "a", 1),
+        ] {
+            let definitions = Definitions::read([("a.hcl", text.as_bytes())], &config()).whole();
+            let definitions = definitions.unwrap_or_else(|error| panic!("{text}: {error}"));
+            let first = &definitions.registrations.instances[0];
+            assert_eq!((first.service.as_str(), first.port), (name, port), "{text}");
+            let ignored: Vec<&str> = definitions.ignored.iter().map(String::as_str).collect();
+            let settings = ["a.hcl: settings of Consul's agent, ignored: tls"];
+            assert_eq!(ignored, if text.contains("tls") { &settings[..] } else { &[] }, "{text}");
+        }
+    }
+
+    #[test]
+    fn agent_settings_alone_are_no_error() {
+        let text = "datacenter = \"dc1\"\nretry_join = [\"10.0.0.1\"]\nconnect { enabled = true }\n";
+        let definitions = Definitions::read([("consul.hcl", text.as_bytes())], &config()).whole().unwrap();
+        assert_eq!(definitions.registrations.instances, []);
+        let expected = "consul.hcl: settings of Consul's agent, ignored: datacenter, retry_join, connect";
+        assert_eq!((definitions.ignored, definitions.warnings), (vec![expected.to_owned()], Vec::new()));
+    }
+
+    #[test]
+    fn names_of_the_http_api_are_read() {
+        let text = br#"{"service": {"Name": "a", "TaggedAddresses": {"lan": {"Address": "10.0.0.9", "Port": 7}},
+            "Connect": {"SidecarService": {"Port": 9}}, "Meta": {"ServiceID": "x"},
+            "Checks": [{"CheckID": "up", "Status": "warning"}]}, "Check": {"ServiceID": "a", "CheckID": "b"}}"#;
+        let definitions = Definitions::read([("a.json", &text[..])], &config()).whole().unwrap();
+        let [instance, sidecar] = &definitions.registrations.instances[..] else { panic!("two instances") };
+        assert_eq!((instance.tagged_addresses["lan"].port, sidecar.port), (7, 9));
+        let ids: Vec<&str> = instance.checks.iter().map(|check| check.id.as_str()).collect();
+        assert_eq!((ids, instance.meta["ServiceID"].as_str()), (vec!["up", "b"], "x"));
+    }
+
+    #[test]
     fn sidecars_are_registered() {
         let hcl = "service {\n name = \"web\"\n tags = [\"v1\"]\n connect {\n sidecar_service {}\n }\n}\n";
         let json = r#"{"services": [{"name": "db", "id": "db-1",
@@ -548,7 +693,8 @@ mod tests {
         let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config()).whole();
         let error = |file, text| read(file, text).unwrap_err().to_string();
         assert_eq!(error("a.json", r#"{"service": {"port": 80}}"#), "a.json: service[0].name: is missing");
-        assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is not HCL: "));
+        let syntax = error("a.hcl", "service {\n name = \n}");
+        assert!(syntax.starts_with("a.hcl: is not HCL: line 3, column 1: a value was expected"), "{syntax}");
         let number = error("a.json", r#"{"services": [{"name": "a", "port": 70000}]}"#);
         assert!(number.starts_with("a.json: services[0].port: is 70000;"), "{number}");
         let tagged =
