@@ -23,9 +23,8 @@ use whole_system_tests::{
 };
 
 use crate::{
-    foundation::Foundation,
+    foundation::{Entry, Foundation},
     lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    peers::Entry,
 };
 
 /// The zone in which every name has one address.

@@ -1,19 +1,13 @@
-//! Code shared by the benches and the demo.
+//! Code shared by the benches.
 
-pub mod cpu;
-pub mod dnsperf;
 pub mod forwarders;
-pub mod foundation;
-pub mod generator;
-pub mod lab;
-pub mod load;
-pub mod noise;
 pub mod peers;
 pub mod reference;
 pub mod report;
 pub mod slow_recursor;
 
-pub use whole_system_tests::{fleet, yardstick};
+pub use test_lab::{cpu, dnsperf, figures, fleet, foundation, generator, lab, load, noise};
+pub use whole_system_tests::yardstick;
 
 /// Returns whether the label contains one of the texts, or the list is empty.
 pub fn is_wanted(texts: &[String], label: &str) -> bool {

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write as _,
     fs,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -20,7 +20,10 @@ use whole_system_tests::{
     process::{Kept, wait_until},
 };
 
-use crate::lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU};
+use crate::{
+    foundation::Entry,
+    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU},
+};
 
 /// A server to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +39,6 @@ pub enum Peer {
     /// dnsmasq: names as a hosts file.
     Dnsmasq,
 }
-
-/// A name with its addresses, final dot included.
-pub type Entry = (String, Vec<Ipv4Addr>);
 
 /// A name with its services, as ports and hosts, final dots included.
 pub type Services = (String, Vec<(u16, String)>);

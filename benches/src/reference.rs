@@ -21,22 +21,6 @@ use crate::{
 /// Port of its API on loopback, as its job configures it.
 const API_PORT: u16 = 53080;
 
-/// Figures of bosh-dns for runs without its binary: measured earlier, in the same set-ups, on
-/// similar machines (two cores, Linux 6.18). Not measured by the current run.
-pub mod quoted {
-    /// Best rate of one saturated core, in queries per second: 155 group names, kxdpgun.
-    pub const SATURATED: f64 = 13_600.0;
-
-    /// Time and place of the measurement of [`SATURATED`].
-    pub const SATURATED_ON: &str = "2026-11-22 on an AMD EPYC";
-
-    /// The other figures, as a fact of the report.
-    pub const OTHERS: &str = "bosh-dns of August 2026, mixed names, by dnsperf, date not recorded: 19,545 queries/s at \
-                              100 instances, 5,963 at 1,000, 670 at 10,000; at 1,000 instances and 2,000 \
-                              queries/s 212 µs of CPU for each and a median latency of 232 µs; from a new \
-                              records.json to the first new answer 514 ms at 1,000 instances, 620 ms at 10,000";
-}
-
 /// bosh-dns running in a lab, stopped when dropped.
 #[derive(Debug)]
 pub struct Reference {

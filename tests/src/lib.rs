@@ -1,5 +1,5 @@
-//! Support code of the whole-system tests, the demo and the benches: network namespaces, the server
-//! as a process, DNS clients, generated foundations, and the replay of recorded cases.
+//! Support code of the whole-system tests and the benches beyond `test-lab`: programs and maps, peers,
+//! requirements of tests, and the replay of recorded cases.
 
 #![allow(
     missing_docs,
@@ -9,26 +9,18 @@
 pub mod bpffs;
 pub mod cards;
 pub mod cell;
-pub mod checksum;
-pub mod client;
 pub mod confined;
 pub mod conformance;
-pub mod cpu;
 pub mod debian;
-pub mod fleet;
 pub mod health;
-pub mod interrupt;
 pub mod mapping;
-pub mod metrics;
 pub mod names;
-pub mod namespace;
 pub mod old_kernel;
-pub mod pair;
-pub mod process;
 pub mod program;
 pub mod requirements;
 pub mod resolv_conf;
-pub mod server;
 pub mod terminal;
 pub mod thread;
 pub mod yardstick;
+
+pub use test_lab::{checksum, client, cpu, fleet, interrupt, metrics, namespace, pair, process, server};

@@ -22,7 +22,7 @@ mod toolchain;
 
 #[path = "../../benches/src/bin/bench/arguments.rs"]
 mod bench_arguments;
-#[path = "../../benches/src/bin/demo/arguments.rs"]
+#[path = "../../benches/demo/src/arguments.rs"]
 mod demo_arguments;
 
 /// Build, demonstrate, test and measure bosh-dns-xdp.
@@ -221,7 +221,7 @@ fn parse_or_exit<A: Parser>(program: &str, arguments: &[String]) {
 
 /// Builds the server and runs a program of the `benches` package.
 fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
-    release(&["--bin", program])?;
+    release(&["--package", "bosh-dns-xdp-demo", "--bin", program])?;
     let program = process::root().join("target/release").join(program);
     let mut command = std::process::Command::new(program);
     process::run(name_server(&mut command)?.args(arguments).current_dir(process::root()))

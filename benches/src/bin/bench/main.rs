@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
+    figures::quoted,
     is_wanted, lab,
-    reference::quoted,
     report::{Figure, Report},
 };
 use clap::Parser as _;

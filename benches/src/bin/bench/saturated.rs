@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
+    figures::quoted,
     foundation::Foundation,
     generator::Load,
     is_wanted,
     peers::Peer,
-    reference::quoted,
     report::{self, Bar, Data, Figure, Rounds, number},
     yardstick::{Hook, MAX_ANSWERS},
 };

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::time::{ClockId, clock_gettime};
-use whole_system_tests::cpu::on_cpu;
+
+use crate::cpu::on_cpu;
 
 /// Duration of a reading.
 const READING: Duration = Duration::from_millis(300);
@@ -76,7 +77,7 @@ mod tests {
         thread,
     };
 
-    use whole_system_tests::cpu::stay_on;
+    use crate::cpu::stay_on;
 
     use super::*;
 

@@ -9,14 +9,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
-use whole_system_tests::{
-    cpu::pin_thread,
+
+use crate::{
+    cpu::{CpuTime, napi_threads, pin_thread, sleeps},
     namespace::Namespace,
     pair::Pair,
     process::{capture, run},
 };
-
-use crate::cpu::{CpuTime, napi_threads, sleeps};
 
 /// CPU of everything on the server's side.
 pub const SERVER_CPU: usize = 0;

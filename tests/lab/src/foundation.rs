@@ -11,7 +11,10 @@ use dns_core::{
 };
 use serde_json::Value;
 
-use crate::{fleet::Fleet, peers::Entry};
+use crate::fleet::Fleet;
+
+/// A name with its addresses, final dot included.
+pub type Entry = (String, Vec<Ipv4Addr>);
 
 /// Records and aliases as files, and the snapshot that the server makes of them.
 #[derive(Debug)]

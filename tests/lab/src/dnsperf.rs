@@ -3,9 +3,8 @@
 use std::{collections::HashMap, path::Path, process::Command, time::Duration};
 
 use anyhow::{Result, bail};
-use whole_system_tests::process::capture;
 
-use crate::lab::SERVER_ADDRESS;
+use crate::{lab::SERVER_ADDRESS, process::capture};
 
 /// Parameters of a load.
 #[derive(Clone, Debug)]

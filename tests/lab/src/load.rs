@@ -11,13 +11,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use whole_system_tests::interrupt;
 
 use crate::{
     cpu::CpuTime,
+    figures::Rounds,
     generator::{Frames, Generator, Load},
+    interrupt,
     lab::{Lab, Meter},
-    report::Rounds,
 };
 
 /// Length of the measured slices. Disturbances on a shared machine are shorter or longer than that,

@@ -1,6 +1,6 @@
 //! Facts and names of a foundation for the demo.
 
-use bosh_dns_xdp_benches::foundation::Foundation;
+use test_lab::foundation::Foundation;
 
 /// Returns one line about the size of a foundation.
 pub(super) fn summary(foundation: &Foundation) -> String {

@@ -16,9 +16,12 @@ use aya::{
 };
 use bench_programs::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
 use hickory_proto::rr::RecordType;
-use whole_system_tests::{checksum, client, cpu::stay_on};
 
-use crate::lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
+use crate::{
+    checksum, client,
+    cpu::stay_on,
+    lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS},
+};
 
 /// Frames that the kernel prepares and reuses: the maximum, so that few are prepared again
 /// while the server's ring holds 256.

@@ -12,17 +12,16 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use bosh_dns_xdp_benches::{
-    foundation::Foundation,
-    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    noise::{self, Measured, NOISY},
-};
 use clap::Parser as _;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
-use whole_system_tests::{
-    client, interrupt,
+use test_lab::{
+    client,
+    foundation::Foundation,
+    interrupt,
+    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     metrics::{Metrics, wait_for_fast_path, wait_for_metrics},
+    noise::{self, Measured, NOISY},
     process::{Kept, capture},
     server::{self, Server},
 };

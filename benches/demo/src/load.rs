@@ -3,8 +3,14 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{dnsperf, lab::Lab, load::Loaded, reference::quoted, report::number};
-use whole_system_tests::{metrics::Metrics, server::Server};
+use test_lab::{
+    dnsperf,
+    figures::{number, quoted},
+    lab::Lab,
+    load::Loaded,
+    metrics::Metrics,
+    server::Server,
+};
 
 /// Queries per second for latency measurements, low enough for both paths to avoid queues.
 const LATENCY_RATE: u32 = 20_000;

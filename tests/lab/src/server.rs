@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hickory_proto::rr::RecordType;
 use nix::{
     sys::signal::{Signal, kill},
@@ -47,12 +47,19 @@ pub fn program() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("BOSH_DNS_XDP") {
         return Ok(named.into());
     }
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     let candidates = ["release", "debug"].map(|profile| target.join(profile).join("bosh-dns-xdp"));
     let newest =
         candidates.into_iter().filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)));
     let newest = newest.max().context("the server is not built: run `cargo xtask build`")?;
     Ok(newest.1)
+}
+
+/// Returns the path of another program of this workspace, in its debug build.
+pub fn companion(name: &str) -> Result<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/debug").join(name);
+    ensure!(path.exists(), "{name} is not built: run `cargo build --workspace --bins`");
+    Ok(path.canonicalize()?)
 }
 
 /// Returns a configuration as bosh-dns's job would write it, with optional features off and all
