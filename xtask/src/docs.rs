@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{capture, cargo, root, run};
+use crate::process::{capture, install, root, run};
 
 /// Version of mdBook to install below `.toolchain`.
 const MDBOOK_VERSION: &str = "0.5.4";
@@ -33,14 +33,12 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
     let program = folder.join("bin/mdbook");
     let installed = capture(Command::new(&program).arg("--version")).unwrap_or_default();
     if !installed.contains(MDBOOK_VERSION) {
-        println!("installing mdBook {MDBOOK_VERSION}");
-        let arguments = ["install", "--quiet", "--locked", "--force", "--no-default-features", "mdbook"];
-        cargo(arguments.map(Into::into).into_iter().chain([
-            "--version".into(),
-            MDBOOK_VERSION.into(),
-            "--root".into(),
-            folder.into_os_string(),
-        ]))?;
+        install(
+            Command::new("cargo")
+                .args(["install", "mdbook", "--version", MDBOOK_VERSION, "--force", "--no-default-features"])
+                .arg("--root")
+                .arg(folder),
+        )?;
     }
     Ok(program)
 }

@@ -2,7 +2,8 @@
 //! against their model, and a server with the fast path against one without.
 //!
 //! The stable compiler builds the targets in the workspace's target folder (explained in
-//! `tests/fuzz/rustc.sh`); only this project's crates are compiled again.
+//! `tests/fuzz/rustc.sh`); only this project's crates are compiled again. `cargo xtask test` runs the same
+//! targets as ordinary tests (`tests/fuzz/tests/smoke.rs`).
 
 use std::{
     fs::{self, File},
@@ -19,49 +20,28 @@ use crate::{
     process::{root, run as run_command},
 };
 
-/// Limits and inputs of a run.
-#[derive(Clone, Copy)]
-pub(crate) struct Effort {
-    /// Maximum duration of a target in seconds.
-    pub(crate) seconds: u32,
-    /// Maximum number of inputs per target.
-    pub(crate) inputs: Option<u32>,
-    /// Seed of the inputs; libFuzzer chooses one if it is absent.
-    pub(crate) seed: Option<u32>,
-    /// Whether to start with the findings of earlier runs in addition to the committed corpus.
-    pub(crate) goes_on: bool,
-}
-
-impl Effort {
-    /// Effort within the test suite: the inputs are always the same, so that results are
-    /// reproducible. `cargo xtask fuzz` searches for new inputs; its findings join the committed
-    /// corpus.
-    pub(crate) const SMOKE: Self = Self { seconds: 6, inputs: Some(100_000), seed: Some(1), goes_on: false };
-}
-
 /// Memory limit of a run in MiB; a small input that needs more is a finding.
 const MEMORY_LIMIT: u32 = 1024;
 
 /// Time in seconds after which an input counts as a hang.
 const INPUT_TIMEOUT: u32 = 10;
 
-/// Runs the targets whose names contain one of `filters` (all, if empty) from their corpora, one
-/// per core at a time.
+/// Runs the targets whose names contain one of `filters` (all, if empty) for this many seconds each, one per
+/// core at a time.
 ///
-/// Inputs that reach new code go to `target/fuzz/<target>`, from which a later run continues if its
-/// effort says so; the committed corpus stays unchanged. Inputs that make a target fail are stored
-/// there too and named in the error.
-pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
+/// Inputs that reach new code go to `target/fuzz/<target>`, from which the next run continues; the committed
+/// corpus stays unchanged. Inputs that make a target fail are stored there too and named in the error.
+pub(crate) fn run(filters: &[String], seconds: u32, seed: Option<u32>) -> Result<()> {
     let folder = root().canonicalize()?.join("tests/fuzz");
     run_command(
         Command::new("cargo")
-            .args(["build", "--package", "bosh-dns-xdp-fuzz"])
+            .args(["build", "--package", "bosh-dns-xdp-fuzz", "--features", "libfuzzer", "--bin", "fuzz"])
             .env("RUSTC_WORKSPACE_WRAPPER", folder.join("rustc.sh"))
             .current_dir(root()),
     )?;
     let mut waiting = targets(&folder)?;
     waiting.retain(|target| filters.is_empty() || filters.iter().any(|filter| target.contains(filter)));
-    println!("{} for at most {} s each", waiting.join(", "), effort.seconds);
+    println!("{} for at most {} s each", waiting.join(", "), seconds);
     waiting.reverse();
     let cores = thread::available_parallelism()?.get();
     let mut running: Vec<Run> = Vec::new();
@@ -70,7 +50,7 @@ pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
         if running.len() < cores
             && let Some(target) = waiting.pop()
         {
-            running.push(Run::start(&folder, target, effort)?);
+            running.push(Run::start(&folder, target, seconds, seed)?);
             continue;
         }
         thread::sleep(Duration::from_millis(50));
@@ -134,9 +114,8 @@ pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Resul
 /// Returns the names of all targets, sorted.
 fn targets(folder: &Path) -> Result<Vec<String>> {
     let mut targets = Vec::new();
-    for file in fs::read_dir(folder.join("fuzz_targets"))? {
-        let file = file?.path();
-        targets.extend(file.file_stem().map(|name| name.to_string_lossy().into_owned()));
+    for corpus in fs::read_dir(folder.join("corpus"))? {
+        targets.push(corpus?.file_name().to_string_lossy().into_owned());
     }
     targets.sort();
     Ok(targets)
@@ -150,20 +129,17 @@ struct Run {
 }
 
 impl Run {
-    fn start(folder: &Path, target: String, effort: Effort) -> Result<Self> {
+    fn start(folder: &Path, target: String, seconds: u32, seed: Option<u32>) -> Result<Self> {
         let built = root().canonicalize()?.join("target");
-        let found = built.join(if effort.goes_on { "fuzz" } else { "fuzz-smoke" }).join(&target);
-        if !effort.goes_on && found.exists() {
-            fs::remove_dir_all(&found).with_context(|| found.display().to_string())?;
-        }
+        let found = built.join("fuzz").join(&target);
         fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
         let log = found.with_extension("log");
         let output = File::create(&log).with_context(|| log.display().to_string())?;
-        let child = Command::new(built.join("debug").join(&target))
+        let child = Command::new(built.join("debug/fuzz"))
+            .env("FUZZ_TARGET", &target)
             .args([&found, &folder.join("corpus").join(&target)])
-            .arg(format!("-max_total_time={}", effort.seconds))
-            .args(effort.inputs.map(|inputs| format!("-runs={inputs}")))
-            .args(effort.seed.map(|seed| format!("-seed={seed}")))
+            .arg(format!("-max_total_time={seconds}"))
+            .args(seed.map(|seed| format!("-seed={seed}")))
             .arg(format!("-timeout={INPUT_TIMEOUT}"))
             .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
             .arg(format!("-artifact_prefix={}-", found.display()))

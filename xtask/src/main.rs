@@ -3,7 +3,7 @@
 //! Each command sets up its requirements, reports installations, and does no set-up work if
 //! everything is present.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::Command as Process};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -17,6 +17,8 @@ mod moto;
 mod packages;
 mod packets;
 mod process;
+mod release;
+mod setup;
 mod test;
 mod toolchain;
 
@@ -49,11 +51,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run all checks: format, lints, documentation, fuzz targets, unit tests, packet fixtures, whole-system
-    /// tests.
+    /// Run all checks: format, lints, documentation, unit tests, packet fixtures, whole-system tests.
     Test {
         /// Run only tests whose name contains one of these, and none of the other checks.
         filters: Vec<String>,
+        /// Run only format, lints, unit tests and the recorded cases on both paths: the loop for a first
+        /// patch. Leaves out documentation, packages, virtual machines and the other whole-system tests.
+        #[arg(long, conflicts_with = "filters")]
+        quick: bool,
     },
     /// Test the BPF programs and the real server on another kernel, in a virtual machine.
     ///
@@ -72,6 +77,8 @@ enum Command {
     /// Build the release artifacts into dist/: Debian package, BOSH release, image, bill of
     /// materials, checksums.
     Dist(dist::Dist),
+    /// Check, build, and sign a release: the artifacts of `dist` with exactly this version.
+    Release(release::Arguments),
     /// Build the documentation book into target/book and check every link.
     Docs,
     /// Run the fuzz targets from their corpora, the BPF programs against their model, or a server with
@@ -141,41 +148,30 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Build { debug } => {
             toolchain::ensure()?;
-            if debug {
-                process::cargo([
-                    "build",
-                    "--package",
-                    "dns-resolver",
-                    "--package",
-                    "dns-health",
-                    "--package",
-                    "dns-sync",
-                ])
-            } else {
-                release(&[])
-            }
+            let profile = if debug { Profile::Dev } else { Profile::Release };
+            build(profile, &PROGRAMS)
         }
         Command::Demo { arguments } => {
             parse_or_exit::<demo_arguments::Arguments>("cargo xtask demo", &arguments);
-            packages::ensure(packages::DEMO)?;
-            toolchain::ensure()?;
-            run_from_benches("demo", &arguments)
+            set_up(packages::DEMO)?;
+            process::run(&mut build_of_demo()?)?;
+            let mut demo = Process::new(process::root().join("target/release/demo"));
+            process::run(name_server(&mut demo)?.args(arguments).current_dir(process::root()))
         }
-        Command::Test { filters } => {
-            packages::ensure(packages::TEST)?;
+        Command::Test { filters, quick: true } => {
+            debug_assert!(filters.is_empty());
             toolchain::ensure()?;
-            kernel::ensure()?;
-            debian::ensure()?;
-            moto::ensure()?;
-            test::run(&filters)
+            test::run_quick()
         }
+        Command::Test { filters, quick: false } => test::run(&filters),
         Command::KernelTest { image, modules } => {
             packages::ensure(packages::KERNEL_TEST)?;
             toolchain::ensure()?;
-            release(&[])?;
+            build(Profile::Release, &[SERVER])?;
             kernel::test(&image, modules.as_deref())
         }
         Command::Dist(dist) => dist.run(),
+        Command::Release(arguments) => release::run(arguments),
         Command::Docs => docs::build(),
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
@@ -184,7 +180,7 @@ fn main() -> Result<()> {
         Command::Fuzz { interfaces: true, packets, set_ups, seed, .. } => {
             packages::ensure(packages::TEST)?;
             toolchain::ensure()?;
-            release(&[])?;
+            build(Profile::Release, &[SERVER])?;
             fuzz::interfaces(packets.unwrap_or(100_000), set_ups, seed)
         }
         Command::Fuzz { replies: true, packets, seed, .. } => {
@@ -194,7 +190,7 @@ fn main() -> Result<()> {
         Command::Fuzz { filters, seconds, seed, .. } => {
             toolchain::ensure()?;
             let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
-            fuzz::run(&filters, fuzz::Effort { seconds, inputs: None, seed, goes_on: true })
+            fuzz::run(&filters, seconds, seed)
         }
         Command::Soak { minutes, hours, seed, faults } => {
             packages::ensure(packages::DEMO)?;
@@ -205,7 +201,9 @@ fn main() -> Result<()> {
             parse_or_exit::<bench_arguments::Arguments>("cargo xtask bench", &arguments);
             packages::ensure(packages::BENCH)?;
             toolchain::ensure()?;
-            run_from_benches("bench", &arguments)
+            build(Profile::Release, &[&PROGRAMS[..], &[["bosh-dns-xdp-benches", "bench"]]].concat())?;
+            let mut bench = Process::new(process::root().join("target/release/bench"));
+            process::run(name_server(&mut bench)?.args(arguments).current_dir(process::root()))
         }
     }
 }
@@ -219,18 +217,10 @@ fn parse_or_exit<A: Parser>(program: &str, arguments: &[String]) {
     }
 }
 
-/// Builds the server and runs a program of the `benches` package.
-fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
-    release(&["--package", "bosh-dns-xdp-demo", "--bin", program])?;
-    let program = process::root().join("target/release").join(program);
-    let mut command = std::process::Command::new(program);
-    process::run(name_server(&mut command)?.args(arguments).current_dir(process::root()))
-}
-
 /// Builds the server and the soak test, and runs the test.
 fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
-    release(&["--package", "whole-system-tests", "--bin", "soak"])?;
-    let mut command = std::process::Command::new(process::root().join("target/release/soak"));
+    build(Profile::Release, &[SERVER, ["whole-system-tests", "soak"]])?;
+    let mut command = Process::new(process::root().join("target/release/soak"));
     let seed = seed.map_or_else(|| "-".to_owned(), |seed| seed.to_string());
     let command = name_server(&mut command)?.args([minutes.to_string(), seed]).args(faults);
     process::run(command.current_dir(process::root()))
@@ -238,36 +228,74 @@ fn soak(minutes: f64, seed: Option<u64>, faults: &[String]) -> Result<()> {
 
 /// Makes a command use the release build of the server: the debug build, which may be newer, is too
 /// slow for timing.
-fn name_server(command: &mut std::process::Command) -> Result<&mut std::process::Command> {
+fn name_server(command: &mut Process) -> Result<&mut Process> {
     let server = process::root().canonicalize()?.join("target/release/bosh-dns-xdp");
     Ok(command.env("BOSH_DNS_XDP", server))
 }
 
-/// Builds the release server and the packages in `more`.
-///
-/// The set of packages is the same for every command: it determines the features of dependencies,
-/// and other features would rebuild them.
-fn release(more: &[&str]) -> Result<()> {
-    let packages =
-        ["dns-resolver", "dns-health", "dns-sync", "dns-publish", "dns-identity", "bosh-dns-xdp-benches"]
-            .map(|package| ["--package", package])
-            .concat();
-    let programs = [
-        "--bin",
-        "bosh-dns-xdp",
-        "--bin",
-        "bosh-dns-xdp-health",
-        "--bin",
-        "bosh-dns-sync",
-        "--bin",
-        "bosh-dns-publish",
-        "--bin",
-        "bosh-dns-identity",
-    ];
-    process::run(
-        std::process::Command::new("cargo")
-            .args(["build", "--release"].iter().chain(&packages).chain(&programs).chain(more))
-            .env("BOSH_DNS_XDP_COMMIT", dist::commit()?)
-            .current_dir(process::root()),
-    )
+/// Package and binary name of the server.
+const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+
+/// Package and binary name of every program that is packaged.
+const PROGRAMS: [[&str; 2]; 5] = [
+    SERVER,
+    ["dns-health", "bosh-dns-xdp-health"],
+    ["dns-sync", "bosh-dns-sync"],
+    ["dns-publish", "bosh-dns-publish"],
+    ["dns-identity", "bosh-dns-identity"],
+];
+
+/// How programs are built.
+#[derive(Clone, Copy)]
+enum Profile {
+    /// Fast to build; all tests use it.
+    Dev,
+    /// Optimised.
+    Release,
+}
+
+/// Builds programs, each given by package and binary name.
+fn build(profile: Profile, programs: &[[&str; 2]]) -> Result<()> {
+    process::run(&mut cargo_build(profile, programs)?)
+}
+
+fn cargo_build(profile: Profile, programs: &[[&str; 2]]) -> Result<Process> {
+    let mut cargo = Process::new("cargo");
+    cargo.arg("build").current_dir(process::root());
+    if let Profile::Release = profile {
+        cargo.arg("--release").env("BOSH_DNS_XDP_COMMIT", dist::commit()?);
+    }
+    for [package, program] in programs {
+        cargo.args(["--package", package, "--bin", program]);
+    }
+    Ok(cargo)
+}
+
+/// Returns the command that builds the demo and its server, which needs neither the screen of `top` nor a live
+/// Consul.
+fn build_of_demo() -> Result<Process> {
+    let mut cargo = cargo_build(Profile::Release, &[SERVER, ["bosh-dns-xdp-demo", "demo"]])?;
+    cargo.arg("--no-default-features");
+    Ok(cargo)
+}
+
+/// Installs packages and the BPF toolchain for the demo, and meanwhile compiles what needs neither.
+fn set_up(packages: &'static [&'static str]) -> Result<()> {
+    let is_first = !process::root().join("target/release").exists();
+    if is_first {
+        println!(
+            "set-up: the first build compiles about 200 crates: three to four minutes on two fast cores, up to \
+             ten on slow ones"
+        );
+    }
+    let tools = setup::Step::start("Debian packages and BPF toolchain", move || {
+        packages::ensure(packages)?;
+        toolchain::ensure()
+    });
+    if is_first {
+        // Fails at the BPF programs if the toolchain is not ready by then; the build after this goes on.
+        let mut early = build_of_demo()?;
+        let _ = early.args(["--keep-going", "--quiet"]).stderr(std::process::Stdio::null()).status();
+    }
+    tools.finish()
 }

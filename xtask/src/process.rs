@@ -42,6 +42,20 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs `cargo install` for a tool, unoptimised: it works for seconds, and compiling it for speed takes
+/// minutes.
+pub(crate) fn install(command: &mut Command) -> Result<()> {
+    let name = command.get_args().nth(1).unwrap_or_default().to_string_lossy().into_owned();
+    println!("set-up: installing {name}");
+    command.args(["--quiet", "--locked"]);
+    for (setting, value) in [("OPT_LEVEL", "0"), ("DEBUG", "false"), ("LTO", "off"), ("CODEGEN_UNITS", "16")]
+    {
+        command.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
+    }
+    // The tool does not belong to this workspace's build.
+    run(command.env_remove("CARGO_TARGET_DIR"))
+}
+
 /// Runs a command and returns its output; fails unless it succeeds.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =

@@ -3,15 +3,17 @@
 use std::{
     env, fs,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
+    sync::mpsc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
-    docs, fuzz,
-    process::{capture, cargo, cargo_home, root, run as run_command},
+    debian, docs, kernel, moto, packages,
+    process::{capture, cargo, cargo_home, install, root, run as run_command},
+    setup::Step,
     toolchain,
 };
 
@@ -36,49 +38,76 @@ const NEVER_RUN: [&str; 2] = [
 /// of each group and the tests that could not run.
 pub(crate) fn run(filters: &[String]) -> Result<()> {
     let mut times = Times::default();
+    let set_up = SetUp::start();
     if filters.is_empty() {
-        times.step("format", || {
-            cargo(["fmt", "--all", "--check"])?;
-            for programs in toolchain::PROGRAMS {
-                run_command(
-                    Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join(programs)),
-                )?;
-            }
-            Ok(())
-        })?;
+        times.step("format", check_format)?;
+    }
+    let set_up = times.step("set-up: Debian packages, BPF toolchain", || set_up.tools())?;
+    if filters.is_empty() {
         times.step("lints", || {
-            cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+            lint()?;
             // The resolver without a live Consul. With the rest of the workspace, so that no library is checked again
             // with other features.
             let reduced = ["--workspace", "--all-targets", "--no-default-features"];
-            cargo([&["clippy", "--quiet"][..], &reduced, &["--", "-D", "warnings"]].concat())?;
-            toolchain::lint_programs()
+            run_command(with_clippy("check")?.args(reduced))
         })?;
         times.step("documentation", || {
             docs::build()?;
-            let denied = r#"build.rustdocflags=["-D", "warnings"]"#;
-            let crates = ["--workspace", "--no-deps", "--document-private-items"];
-            cargo([&["doc", "--quiet", "--config", denied][..], &crates].concat())
+            document()
         })?;
         if advisories_not_run(cargo_home().as_deref()).is_none() {
             times.step("advisories", || {
                 cargo(["deny", "--offline", "check", "--disable-fetch", "advisories"])
             })?;
         }
-        times.step("fuzzing", || fuzz::run(&[], fuzz::Effort::SMOKE))?;
     }
-    times.step("build", || crate::release(&[]))?;
+    times.step("build: optimised server", || crate::build(crate::Profile::Release, &[crate::SERVER]))?;
+    times.step("build: programs and tests", || {
+        cargo([&["build", "--quiet"][..], &ALL].concat())?;
+        cargo(["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"])
+    })?;
+    times.step("set-up: kernels, a Debian root, moto", || set_up.finish())?;
+    let mut nextest = Command::new("cargo");
+    nextest.args(["nextest", "run", "--workspace"]).args(filters);
+    run_tests(times, crate::name_server(&mut nextest)?)
+}
+
+/// Programs and tests, in one build: without tests, dependencies would be compiled with other features.
+const ALL: [&str; 3] = ["--workspace", "--bins", "--tests"];
+
+/// Whole-system and integration tests of `--quick`, beside all unit tests: the recorded cases, on both paths
+/// where there are two.
+const QUICK: [&str; 4] = ["conformance", "recorded_answers", "plain_scan", "replay"];
+
+/// Runs the checks that a first patch needs: format, lints, unit tests, recorded cases.
+pub(crate) fn run_quick() -> Result<()> {
+    let mut times = Times::default();
+    times.step("format", check_format)?;
+    times.step("lints", lint)?;
+    let tests: Vec<&str> = QUICK.iter().flat_map(|test| ["--test", test]).collect();
+    times.step("build", || {
+        ensure_nextest()?;
+        cargo([&["build", "--quiet", "--workspace", "--bins"][..], &tests].concat())
+    })?;
+    let mut nextest = Command::new("cargo");
+    nextest.args(["nextest", "run", "--workspace", "--lib", "--bins"]).args(tests);
+    nextest.env("BOSH_DNS_XDP", root().canonicalize()?.join("target/debug/bosh-dns-xdp"));
+    let passed = run_tests(times, &mut nextest);
+    println!("\nA quick run: `cargo xtask test` runs everything.");
+    passed
+}
+
+/// Runs nextest, then prints all times and the tests that could not run.
+fn run_tests(mut times: Times, nextest: &mut Command) -> Result<()> {
     let target = root().canonicalize()?.join("target");
     let not_run = target.join("not-run.txt");
+    fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
     fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
     let passed = times.step("tests", || {
-        ensure_nextest()?;
         run_command(
-            crate::name_server(&mut Command::new("cargo"))?
-                .args(["nextest", "run", "--workspace"])
-                .args(filters)
+            nextest
                 .env(NOT_RUN_VARIABLE, &not_run)
-                .env("PATH", crate::moto::search_path()?)
+                .env("PATH", moto::search_path()?)
                 .envs(SEED_VARIABLES.map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))))
                 .current_dir(root()),
         )
@@ -89,13 +118,99 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
     passed
 }
 
+/// Set-up beside the first checks.
+struct SetUp {
+    tools: Step,
+    rest: Step,
+}
+
+impl SetUp {
+    /// Starts all installations and downloads. Those of Debian packages are one after the other, because apt
+    /// locks its lists.
+    fn start() -> Self {
+        let (ready, begin) = mpsc::channel();
+        let tools = Step::start("Debian packages and BPF toolchain", move || {
+            packages::ensure(packages::TEST)?;
+            toolchain::ensure()?;
+            let _ = ready.send(());
+            ensure_nextest()
+        });
+        let rest = Step::start("kernels, a Debian root, moto", move || {
+            // Without packages nothing else can be set up, and the error is the first step's.
+            let Ok(()) = begin.recv() else { return Ok(()) };
+            kernel::ensure()?;
+            debian::ensure()?;
+            moto::ensure()
+        });
+        Self { tools, rest }
+    }
+
+    /// Waits for packages and compilers; meanwhile a first build compiles what needs neither. Returns the rest.
+    fn tools(self) -> Result<Step> {
+        if is_first_build() {
+            // Fails at the BPF programs if their toolchain is not ready by then; the later builds go on.
+            let _ = Command::new("cargo")
+                .args(["build", "--keep-going", "--quiet"])
+                .args(ALL)
+                .current_dir(root())
+                .stderr(Stdio::null())
+                .status();
+        }
+        self.tools.finish()?;
+        Ok(self.rest)
+    }
+}
+
+/// Returns whether the BPF toolchain, and therefore the server, has never been built here.
+fn is_first_build() -> bool {
+    !root().join(".toolchain/env").exists()
+}
+
+fn check_format() -> Result<()> {
+    cargo(["fmt", "--all", "--check"])?;
+    for programs in toolchain::PROGRAMS {
+        run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join(programs)))?;
+    }
+    Ok(())
+}
+
+/// Checks the workspace and the BPF programs with clippy.
+fn lint() -> Result<()> {
+    run_command(with_clippy("check")?.args(["--workspace", "--all-targets"]))?;
+    toolchain::lint_programs()
+}
+
+/// Checks the documentation of all crates, for which rustdoc reads what clippy wrote.
+fn document() -> Result<()> {
+    run_command(with_clippy("doc")?.args(["--config", r#"build.rustdocflags=["-D", "warnings"]"#]).args([
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ]))
+}
+
+/// Returns a cargo command that compiles this project's crates with clippy, as `cargo clippy -- -D warnings` does.
+/// With the same environment every such command uses the results of the others.
+fn with_clippy(command: &str) -> Result<Command> {
+    let sysroot = capture(Command::new("rustc").args(["--print", "sysroot"]).current_dir(root()))?;
+    let driver = Path::new(sysroot.trim()).join("bin/clippy-driver");
+    ensure!(driver.exists(), "{} is missing: `rustup component add clippy`", driver.display());
+    let mut cargo = Command::new("cargo");
+    cargo
+        .args([command, "--quiet"])
+        .env("RUSTC_WORKSPACE_WRAPPER", driver)
+        .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__")
+        .current_dir(root());
+    Ok(cargo)
+}
+
 /// Durations by step and group.
 #[derive(Default)]
 struct Times(Vec<(String, Duration)>);
 
 impl Times {
     /// Announces a step, runs it and records its duration.
-    fn step(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn step<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         println!("\n== {name}");
         let begin = Instant::now();
         let done = work();
@@ -173,8 +288,12 @@ fn ensure_nextest() -> Result<()> {
     if capture(Command::new("cargo").args(["nextest", "--version"])).is_ok() {
         return Ok(());
     }
-    println!("installing cargo-nextest {NEXTEST_VERSION}");
-    cargo(["install", "--quiet", "--locked", "cargo-nextest", "--version", NEXTEST_VERSION])
+    // Without its own update from the network.
+    install(Command::new("cargo").args(["install", "cargo-nextest", "--version", NEXTEST_VERSION]).args([
+        "--no-default-features",
+        "--features",
+        "default-no-update",
+    ]))
 }
 
 #[cfg(test)]

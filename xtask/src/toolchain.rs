@@ -16,7 +16,7 @@ use anyhow::{Context, Error, Result, bail};
 use self::bpf_cargo::bpf_cargo;
 use crate::{
     packages,
-    process::{on_path, root, run},
+    process::{install, on_path, root, run},
 };
 
 #[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
@@ -154,26 +154,17 @@ fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
 
 /// Builds bpf-linker into `folder/linker`.
 fn build_linker(folder: &Path) -> Result<()> {
-    println!("  building bpf-linker {LINKER_VERSION}");
     let llvm = folder.join("llvm");
     fs::create_dir_all(llvm.join("lib"))?;
     let link = llvm.join("lib/libLLVM.so");
     if !link.exists() {
         std::os::unix::fs::symlink(LLVM_LIBRARY, &link)?;
     }
-    run(Command::new("cargo")
-        .args([
-            "install",
-            "--quiet",
-            "--locked",
-            "bpf-linker",
-            "--version",
-            LINKER_VERSION,
-            "--no-default-features",
-        ])
-        .args(["--features", LINKER_FEATURE, "--root"])
-        .arg(folder.join("linker"))
-        .env("LLVM_PREFIX", &llvm)
-        // The linker does not belong to this workspace's build.
-        .env_remove("CARGO_TARGET_DIR"))
+    install(
+        Command::new("cargo")
+            .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--no-default-features"])
+            .args(["--features", LINKER_FEATURE, "--root"])
+            .arg(folder.join("linker"))
+            .env("LLVM_PREFIX", &llvm),
+    )
 }

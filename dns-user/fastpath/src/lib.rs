@@ -141,7 +141,8 @@ pub enum FastPathError {
     NoEndpoints,
     /// The process lacks the capabilities to load BPF programs; holds the kernel's error.
     #[error(
-        "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({0})"
+        "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, \
+         and in a container a seccomp profile that allows bpf(2) ({0})"
     )]
     NotPermitted(String),
     /// The kernel refused the maps of the BPF object; holds the cause.

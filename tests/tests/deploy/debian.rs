@@ -31,25 +31,41 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Packs the server and companions, each given as an option of `cargo xtask dist` and the program's file name. The
-/// version is derived from `epoch`, so that later ones are newer. Returns the path of the Debian package `name`.
-pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name: &str) -> PathBuf {
+/// The other programs: options of `cargo xtask dist`, and names of the files.
+pub(crate) const COMPANIONS: [(&str, &str); 3] =
+    [("publisher", "bosh-dns-publish"), ("sync", "bosh-dns-sync"), ("identity", "bosh-dns-identity")];
+
+/// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
+/// name, into `folder`.
+pub(crate) fn dist(
+    command: &[&str],
+    epoch: u32,
+    folder: &Path,
+    companions: &[(&str, &str)],
+) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let server = server::program().unwrap();
     let mut dist = Command::new("cargo");
-    dist.args(["run", "--quiet", "--package", "xtask", "--", "dist", "--out"]).arg(folder);
-    let companions = companions.iter().map(|&(option, file)| (option, server.with_file_name(file)));
+    dist.args(["run", "--quiet", "--package", "xtask", "--"]).args(command).arg("--out").arg(folder);
+    let mut programs = vec![("binary", server::program()?)];
+    for &(option, file) in companions {
+        programs.push((option, server::companion(file)?));
+    }
     let mut stripped = Vec::new();
-    for (option, program) in std::iter::once(("binary", server.clone())).chain(companions) {
-        assert!(program.exists(), "{} is not built: run `cargo xtask build`", program.display());
+    for (option, program) in programs {
         // Packing the debug information of a debug build would take a minute.
-        let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file)).unwrap();
-        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let file = tempfile::NamedTempFile::new()?.into_temp_path();
+        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&file))?;
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         dist.arg(format!("--{option}")).arg(&file);
         stripped.push(file);
     }
-    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string())).unwrap();
+    run(dist.current_dir(root).env("SOURCE_DATE_EPOCH", epoch.to_string()))
+}
+
+/// Packs the server and companions. The version is derived from `epoch`, so that later ones are newer. Returns
+/// the path of the Debian package `name`.
+pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name: &str) -> PathBuf {
+    dist(&["dist"], epoch, folder, companions).unwrap();
     let name = format!("{name}_");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let is_it = |path: &PathBuf| {
@@ -61,8 +77,7 @@ pub(crate) fn pack(epoch: u32, folder: &Path, companions: &[(&str, &str)], name:
 
 /// Builds the package of server, publisher and record distribution.
 pub(crate) fn package(epoch: u32, folder: &Path) -> PathBuf {
-    let companions = [("publisher", "bosh-dns-publish"), ("sync", "bosh-dns-sync")];
-    pack(epoch, folder, &companions, "bosh-dns-xdp")
+    pack(epoch, folder, &COMPANIONS[..2], "bosh-dns-xdp")
 }
 
 /// Returns the five commands of the README, as typed by a reader.
@@ -402,7 +417,8 @@ fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
     let message = client::query(&format!("{}.", NAME.0), RecordType::A, None).unwrap().to_vec().unwrap();
     let mut asked = 0;
     while !done() {
-        let reply = client::ask_raw(server, &message, Duration::from_secs(2));
+        // A lost query is never answered; a busy machine may answer late.
+        let reply = client::ask_raw(server, &message, Duration::from_secs(30));
         let reply = reply.unwrap_or_else(|error| panic!("query {asked} was not answered: {error}"));
         let found = client::addresses(&Message::from_vec(&reply).unwrap());
         assert_eq!(found, [NAME.1.parse::<std::net::IpAddr>().unwrap()], "query {asked}");

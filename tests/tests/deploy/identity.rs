@@ -13,7 +13,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsage
 use serde_json::Value;
 use whole_system_tests::{debian::Debian, process::wait_until};
 
-use crate::debian::{assert_lintian_passes, pack};
+use crate::debian::{COMPANIONS, assert_lintian_passes, pack};
 
 /// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -36,7 +36,7 @@ const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deploy
     "record_infos":[["i1","web","default","app","10.0.0.1","bosh"]]}"#;
 
 fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, &[("identity", "bosh-dns-identity")], "bosh-dns-identity")
+    pack(epoch, folder, &COMPANIONS[2..], "bosh-dns-identity")
 }
 
 fn write_authority(folder: &Path) {

@@ -114,14 +114,33 @@ fn install_package(vcap: &Path) -> Result<()> {
     let program = server::program()?;
     let stripped = work.join("bosh-dns/bosh-dns-xdp");
     run(Command::new("objcopy").arg("--strip-debug").arg(&program).arg(stripped))?;
-    let sync = program.with_file_name("bosh-dns-sync");
-    if sync.exists() {
-        let stripped = work.join("bosh-dns/bosh-dns-sync");
-        run(Command::new("objcopy").arg("--strip-debug").arg(sync).arg(stripped))?;
-    }
+    let sync = server::companion("bosh-dns-sync")?;
+    run(Command::new("objcopy").arg("--strip-debug").arg(sync).arg(work.join("bosh-dns/bosh-dns-sync")))?;
     run(Command::new("bash")
         .arg(source.join("packaging"))
         .env("BOSH_INSTALL_TARGET", vcap.join("packages/bosh-dns"))
         .current_dir(&work))?;
     Ok(fs::remove_dir_all(work)?)
+}
+
+#[test]
+fn packaging_refuses_unsuitable_stemcell() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = crate::job::bosh().join("packages/bosh-dns");
+    fs::create_dir(folder.path().join("bosh-dns")).unwrap();
+    fs::copy(source.join("process.sh"), folder.path().join("bosh-dns/process.sh")).unwrap();
+    // As the dynamic linker of an older system fails.
+    let program = folder.path().join("bosh-dns/bosh-dns-xdp");
+    fs::write(&program, "#!/bin/sh\necho \"version GLIBC_2.31 not found\" >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let packaged = Command::new("bash")
+        .arg(source.join("packaging"))
+        .env("BOSH_INSTALL_TARGET", folder.path().join("target"))
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&packaged.stderr);
+    assert!(!packaged.status.success());
+    assert!(said.contains("does not start on this stemcell: it needs x86-64 and glibc 2.31"), "{said}");
+    assert!(!folder.path().join("target/bin/bosh-dns-xdp").exists());
 }

@@ -6,6 +6,7 @@ mod identity;
 mod job;
 mod machine;
 mod published;
+mod release;
 mod rendering;
 mod resolver;
 mod running;

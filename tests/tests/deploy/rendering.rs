@@ -4,8 +4,8 @@
 use std::{collections::BTreeSet, fs, process::Command};
 
 use anyhow::Result;
-use serde_json::Value;
-use whole_system_tests::server;
+use serde_json::{Value, json};
+use whole_system_tests::{process::capture, server};
 
 use crate::{
     job::{self, Defaults, Files, Rendered, Table},
@@ -135,4 +135,42 @@ fn server_accepts_rendered_configuration() {
         let warnings = checked["warnings"].to_string();
         assert!(!warnings.contains("unknown"), "{}: {warnings}", row.about);
     }
+}
+
+/// The add-ons of bosh-deployment's `runtime-configs/dns.yml`, without properties.
+const RUNTIME_CONFIG: &str = r#"{
+    "addons": [
+        {"name": "bosh-dns", "jobs": [{"name": "bosh-dns", "release": "bosh-dns", "properties": {}}]},
+        {"name": "bosh-dns-windows", "jobs": [{"name": "bosh-dns-windows", "release": "bosh-dns"}]}
+    ],
+    "releases": [{"name": "bosh-dns", "version": "1.39.0"}]
+}"#;
+
+#[test]
+fn ops_file_replaces_one_add_on() {
+    let file = job::bosh().join("ops/use-bosh-dns-xdp.yml");
+    let script = "puts JSON.generate(YAML.load_file(ARGV[0]))";
+    let json = capture(Command::new("ruby").args(["-ryaml", "-rjson", "-e", script]).arg(file)).unwrap();
+    let mut config: Value = serde_json::from_str(RUNTIME_CONFIG).unwrap();
+    for operation in serde_json::from_str::<Vec<Value>>(&json).unwrap() {
+        assert_eq!(operation["type"], "replace");
+        let path = operation["path"].as_str().unwrap();
+        let place = path.split('/').skip(1).fold(&mut config, |place, word| match word.split_once('=') {
+            Some((key, value)) => {
+                let rows = place.as_array_mut().unwrap();
+                rows.iter_mut().find(|row| row[key] == value).unwrap_or_else(|| panic!("{path}"))
+            }
+            None if word == "-" => {
+                let rows = place.as_array_mut().unwrap();
+                rows.push(Value::Null);
+                rows.last_mut().unwrap()
+            }
+            None => &mut place[word],
+        });
+        *place = operation["value"].clone();
+    }
+    assert_eq!(config["addons"][0]["jobs"][0]["release"], "bosh-dns-xdp");
+    assert_eq!(config["addons"][1]["jobs"][0]["release"], "bosh-dns");
+    let released = json!({"name": "bosh-dns-xdp", "version": "((bosh_dns_xdp_version))"});
+    assert!(config["releases"].as_array().unwrap().contains(&released), "{config}");
 }

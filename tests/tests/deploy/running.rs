@@ -28,11 +28,12 @@ fn properties(extra: &Value) -> Value {
     properties
 }
 
-/// Returns the answer to one query by dig, without retries.
+/// Returns the answer to one query by dig, without retries: a lost query is never answered. A late answer counts,
+/// because a busy machine may take seconds to start a server whose socket already holds the query.
 fn dig(machine: &Machine) -> String {
     let (name, _) = NAME;
     machine
-        .run(&format!("dig @169.254.0.2 {name} +short +tries=1 +timeout=5 || true"))
+        .run(&format!("dig @169.254.0.2 {name} +short +tries=1 +timeout=30 || true"))
         .unwrap()
         .trim()
         .to_owned()

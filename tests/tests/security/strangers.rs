@@ -58,7 +58,7 @@ fn flood() {
     let begun = Instant::now();
     let _server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let log = fs::File::create(path.join("health-log")).unwrap();
-    let program = server::program().unwrap().with_file_name("bosh-dns-xdp-health");
+    let program = server::companion("bosh-dns-xdp-health").unwrap();
     let mut command = Command::new(program);
     command.arg(path.join("health-config.json")).stdin(Stdio::null()).stdout(log);
     let _health = Kept::spawn(&mut command).unwrap();

@@ -34,7 +34,7 @@ pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<P
     let old = glibc::ensure()?;
     let built = cargo(release, program, &glibc::link_arguments(&old))?;
     let stripped = release.staging(program[0])?.join(program[1]);
-    run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
+    run(Command::new("objcopy").arg("--strip-all").arg(&built).arg(&stripped))?;
     check_symbols(&stripped)?;
     check_start(&stripped, &old)?;
     Ok(stripped)
@@ -45,12 +45,12 @@ pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<P
 pub(super) fn build_static(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
     let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()])?;
     let stripped = release.staging(&format!("static-{}", program[1]))?.join(program[1]);
-    run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
+    run(Command::new("objcopy").arg("--strip-all").arg(&built).arg(&stripped))?;
     ensure!(!capture(Command::new("objdump").arg("-p").arg(&stripped))?.contains("NEEDED"), "not static");
     Ok(stripped)
 }
 
-/// Moves the debug information of `built` into `dist/`; returns the stripped binary there.
+/// Moves debug information and symbols of `built` into `dist/`; returns the stripped binary there.
 ///
 /// Debuggers find the file by build id and name.
 pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
@@ -61,7 +61,7 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
         .args([built, &debug]))?;
     copy(built, &server, 0o755)?;
     run(Command::new("objcopy")
-        .arg("--strip-debug")
+        .arg("--strip-all")
         .arg("--add-gnu-debuglink=bosh-dns-xdp.debug")
         .arg(&server)
         .current_dir(&release.out))?;
@@ -92,7 +92,7 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
         all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
     }
     run(Command::new("cargo")
-        .args(["build", "--release", "--locked", "--package", package, "--bin", program])
+        .args(["build", "--profile", "dist", "--locked", "--package", package, "--bin", program])
         .args(["--target", TARGET])
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions in C code contain the paths of their source files.
@@ -100,7 +100,7 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .current_dir(&here))?;
-    Ok(here.join("target").join(TARGET).join("release").join(program))
+    Ok(here.join("target").join(TARGET).join("dist").join(program))
 }
 
 /// Fails if the binary needs a symbol newer than [`glibc::VERSION`].

@@ -31,7 +31,8 @@ pub(super) fn write(release: &Release, server: &Path, sync: Option<&Path>) -> Re
         .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
         .collect::<Result<Vec<_>>>()?;
     let package = pack_package(release, &source.join("packages").join(NAME), server, sync, &tarball)?;
-    archive::put(&tarball.join("release.MF"), manifest(release, &jobs, &package), 0o644)?;
+    let license = pack_license(release, &tarball)?;
+    archive::put(&tarball.join("release.MF"), manifest(release, &jobs, &package, &license), 0o644)?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
     archive::tgz(release, &tarball, &release.out.join(name))
 }
@@ -67,6 +68,15 @@ fn pack_package(
     pack(release, &package, &tarball.join("packages"), NAME)
 }
 
+/// Packs the licences, as a director shows them; returns the checksum of the archive.
+fn pack_license(release: &Release, tarball: &Path) -> Result<String> {
+    let license = release.staging("bosh-license")?;
+    for (from, to) in [("LICENSE", "LICENSE"), ("third-party-notices.txt", "NOTICE")] {
+        archive::copy(&release.out.join(from), &license.join(to), 0o644)?;
+    }
+    pack(release, &license, tarball, "license")
+}
+
 /// Packs `contents` as `folder/NAME.tgz`; returns its SHA-256.
 fn pack(release: &Release, contents: &Path, folder: &Path, name: &str) -> Result<String> {
     fs::create_dir_all(folder)?;
@@ -85,7 +95,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn manifest(release: &Release, jobs: &[(&str, String)], package: &str) -> String {
+fn manifest(release: &Release, jobs: &[(&str, String)], package: &str, license: &str) -> String {
     let Release { version, commit, .. } = release;
     let changed = commit.ends_with(super::CHANGED);
     let jobs: String = jobs
@@ -106,7 +116,8 @@ fn manifest(release: &Release, jobs: &[(&str, String)], package: &str) -> String
          {jobs}\
          packages:\n\
          - name: {NAME}\n  version: {package}\n  fingerprint: {package}\n  sha1: sha256:{package}\n  \
-         dependencies: []\n",
+         dependencies: []\n\
+         license:\n  version: {license}\n  fingerprint: {license}\n  sha1: sha256:{license}\n",
         commit.get(..9).unwrap_or(commit)
     )
 }

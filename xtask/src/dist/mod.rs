@@ -8,7 +8,8 @@
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
 //! | `bosh-dns-xdp` | the bare binary, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug` | debug information of the binary, found by build id |
-//! | `bosh-dns-xdp.cdx.json` | CycloneDX bill of materials |
+//! | `bosh-dns-xdp.cdx.json` | CycloneDX bill of materials of all programs |
+//! | `LICENSE`, `third-party-notices.txt` | licences of the programs; each archive contains them too |
 //! | `SHA256SUMS` | checksums of all artifacts |
 //!
 //! The same commit, toolchain and Debian packages produce the same bytes: times are the commit's
@@ -19,11 +20,10 @@ mod again;
 mod archive;
 mod binary;
 mod bosh;
+mod crates;
 mod deb;
 mod glibc;
-mod notices;
 mod oci;
-mod sbom;
 
 use std::{
     fs,
@@ -44,19 +44,8 @@ const COMPANIONS: [[&str; 2]; 3] = [binary::PUBLISHER, binary::IDENTITY, binary:
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dist {
-    /// Pack this binary instead of building one, to test the packages. Builds no image
-    #[arg(long, value_name = "FILE")]
-    binary: Option<PathBuf>,
-    /// Pack this `bosh-dns-publish` with `--binary`; without it the package has none
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    publisher: Option<PathBuf>,
-    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such
-    /// package
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    identity: Option<PathBuf>,
-    /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
-    #[arg(long, value_name = "FILE", requires = "binary")]
-    sync: Option<PathBuf>,
+    #[command(flatten)]
+    programs: Programs,
     /// Build only this program, as a bare binary for glibc 2.31 and newer; may be repeated
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["binary", "twice"],
         value_parser = clap::builder::PossibleValuesParser::new(COMPANIONS.map(|[_, program]| program)))]
@@ -69,10 +58,32 @@ pub(crate) struct Dist {
     twice: bool,
 }
 
+/// Programs that were built before, to test the packages.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Programs {
+    /// Pack this binary instead of building one, to test the packages
+    #[arg(long, value_name = "FILE")]
+    pub(crate) binary: Option<PathBuf>,
+    /// Pack this `bosh-dns-publish` with `--binary`; without it the package has none
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    publisher: Option<PathBuf>,
+    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such
+    /// package
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    identity: Option<PathBuf>,
+    /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    sync: Option<PathBuf>,
+    /// Pack this statically linked server, and `--sync`, into an image; without it `--binary` builds none
+    #[arg(long, value_name = "FILE", requires_all = ["binary", "sync"])]
+    image: Option<PathBuf>,
+}
+
 /// Properties common to all artifacts.
 struct Release {
-    /// Version of the workspace, date and commit, such as `0.1.0+20261122.214105.git3f2a9c1d0`.
-    /// Later builds sort later.
+    /// Version of the release, or of the workspace with date and commit, such as
+    /// `1.0.0-dev.20261122.214105.git3f2a9c1d0`: later builds sort later, and before candidates and the
+    /// release.
     version: String,
     /// Full hash of the commit.
     commit: String,
@@ -87,11 +98,11 @@ struct Release {
 impl Dist {
     /// Builds and packs all artifacts, and lists them.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, publisher, identity, sync, only, out, twice } = self;
+        let Self { programs, only, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
-        make_anew(&out)?;
-        let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
         if !only.is_empty() {
+            make_anew(&out)?;
+            let release = Release::of_this_commit(out.canonicalize()?, false, None)?;
             for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name))
             {
                 let built = binary::build_companion(&release, program)?;
@@ -99,35 +110,54 @@ impl Dist {
             }
             return list(&release);
         }
-        let (server, publisher, identity, sync) = match &binary {
-            Some(given) => (binary::split(given, &release)?, publisher, identity, sync),
-            None => (
-                binary::build(&release)?,
-                Some(binary::build_companion(&release, binary::PUBLISHER)?),
-                Some(binary::build_companion(&release, binary::IDENTITY)?),
-                Some(binary::build_companion(&release, binary::SYNC)?),
-            ),
-        };
-        sbom::write(&release)?;
-        deb::write(&release, &server, publisher.as_deref(), sync.as_deref())?;
-        if let Some(identity) = &identity {
-            deb::write_identity(&release, identity)?;
+        let out = build(programs, out, None)?;
+        if twice {
+            again::build_and_compare(&Release::of_this_commit(out, false, None)?)?;
         }
-        bosh::write(&release, &server, sync.as_deref())?;
-        if binary.is_none() {
+        Ok(())
+    }
+}
+
+/// Builds and packs all artifacts with exactly this version, if one is given; returns their folder.
+pub(crate) fn build(programs: Programs, out: PathBuf, version: Option<&str>) -> Result<PathBuf> {
+    make_anew(&out)?;
+    let release = Release::of_this_commit(out.canonicalize()?, programs.binary.is_some(), version)?;
+    let Programs { binary, publisher, identity, sync, image } = programs;
+    let (server, publisher, identity, sync) = match &binary {
+        Some(given) => (binary::split(given, &release)?, publisher, identity, sync),
+        None => (
+            binary::build(&release)?,
+            Some(binary::build_companion(&release, binary::PUBLISHER)?),
+            Some(binary::build_companion(&release, binary::IDENTITY)?),
+            Some(binary::build_companion(&release, binary::SYNC)?),
+        ),
+    };
+    crates::write_bill(&release)?;
+    let notices = release.out.join("third-party-notices.txt");
+    archive::put(&notices, crates::notices()?, 0o644)?;
+    archive::copy(&root().join("LICENSE"), &release.out.join("LICENSE"), 0o644)?;
+    deb::write(&release, &server, publisher.as_deref(), sync.as_deref())?;
+    if let Some(identity) = &identity {
+        deb::write_identity(&release, identity)?;
+    }
+    bosh::write(&release, &server, sync.as_deref())?;
+    match (&binary, image, &sync) {
+        (Some(_), Some(server), Some(sync)) => oci::write(&release, &server, sync)?,
+        (Some(_), ..) => {}
+        (None, ..) => {
             let [server, sync] =
                 [binary::SERVER, binary::SYNC].map(|program| binary::build_static(&release, program));
             oci::write(&release, &server?, &sync?)?;
         }
-        archive::sums(&release.out)?;
-        list(&release)?;
-        if twice { again::build_and_compare(&release) } else { Ok(()) }
     }
+    archive::sums(&release.out)?;
+    list(&release)?;
+    Ok(release.out)
 }
 
 impl Release {
     /// Determines version, commit and date from git.
-    fn of_this_commit(out: PathBuf, is_trial: bool) -> Result<Self> {
+    fn of_this_commit(out: PathBuf, is_trial: bool, version: Option<&str>) -> Result<Self> {
         let commit = commit()?;
         let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
             Ok(text) => text,
@@ -137,13 +167,20 @@ impl Release {
             capture(Command::new("date").args(["-u", "+%Y%m%d.%H%M%S", "-d"]).arg(format!("@{epoch}")))?;
         let short: String = commit.chars().take(9).collect();
         let changed = if commit.ends_with(CHANGED) { ".changed" } else { "" };
+        let core = env!("CARGO_PKG_VERSION").split('-').next().unwrap_or_default();
         Ok(Self {
-            version: format!("{}+{}.git{short}{changed}", env!("CARGO_PKG_VERSION"), date.trim_end()),
+            version: version
+                .map_or_else(|| format!("{core}-dev.{}.git{short}{changed}", date.trim_end()), str::to_owned),
             commit,
             epoch: epoch.parse().context("SOURCE_DATE_EPOCH must be seconds since 1970")?,
             out,
             is_trial,
         })
+    }
+
+    /// Returns the version as Debian compares it: what follows `~` comes before the release.
+    fn debian_version(&self) -> String {
+        self.version.replacen('-', "~", 1)
     }
 
     /// Creates a staging folder for an artifact below `target`.
@@ -166,7 +203,7 @@ pub(crate) fn commit() -> Result<String> {
 }
 
 /// Returns the output of git without its final newline.
-fn git(arguments: &[&str]) -> Result<String> {
+pub(crate) fn git(arguments: &[&str]) -> Result<String> {
     let said = capture(Command::new("git").args(arguments).current_dir(root()))?;
     Ok(said.trim_end().to_owned())
 }

@@ -1,18 +1,43 @@
-//! The OCI image: `scratch` with the server and `bosh-dns-sync`, as an image layout in a tar (OCI
+//! The OCI image: `scratch` with the server, `bosh-dns-sync`, users and a configuration, as an image layout in a tar (OCI
 //! Image Format Specification 1.1, image-layout.md). `podman load`, `skopeo copy oci-archive:` and
 //! `docker load` accept it.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{Release, archive};
+use crate::process::root;
 
 pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()> {
     let layer_files = release.staging("layer")?;
-    archive::copy(server, &layer_files.join("bosh-dns-xdp"), 0o755)?;
-    archive::copy(sync, &layer_files.join("bosh-dns-sync"), 0o755)?;
+    for (program, name) in [(server, "bosh-dns-xdp"), (sync, "bosh-dns-sync")] {
+        archive::copy(program, &layer_files.join(name), 0o755)?;
+        // None, except in tests, which pack programs that are not static.
+        for library in shared_libraries(program)? {
+            archive::copy(&library, &layer_files.join(library.strip_prefix("/")?), 0o755)?;
+        }
+    }
+    let deploy = root().join("deploy/container");
+    for (file, place) in [
+        ("passwd", "etc/passwd"),
+        ("group", "etc/group"),
+        ("nsswitch.conf", "etc/nsswitch.conf"),
+        ("config.json", "etc/bosh-dns-xdp/config.json"),
+    ] {
+        archive::copy(&deploy.join(file), &layer_files.join(place), 0o644)?;
+    }
+    for file in ["LICENSE", "third-party-notices.txt"] {
+        archive::copy(&release.out.join(file), &layer_files.join("licenses").join(file), 0o644)?;
+    }
+    for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
+        fs::create_dir_all(layer_files.join(folder))?;
+    }
     let image = release.staging("image")?;
     fs::create_dir_all(image.join("blobs/sha256"))?;
     let layer_tar = image.join("layer");
@@ -51,6 +76,18 @@ pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()>
     archive::put(&image.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
     let name = format!("bosh-dns-xdp-{}-oci.tar", release.version);
     archive::tar(release, &image, &release.out.join(name))
+}
+
+/// Returns the shared libraries of a program, the dynamic linker included; none if it is static.
+fn shared_libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    // ldd fails for static programs.
+    let listed = Command::new("ldd").arg(program).output()?;
+    let paths = String::from_utf8_lossy(&listed.stdout)
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect();
+    Ok(paths)
 }
 
 /// Stores a JSON document as a blob; returns its descriptor.

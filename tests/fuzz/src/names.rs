@@ -1,10 +1,8 @@
 //! Round-trips names through wire format and text.
-#![no_main]
 
 use dns_core::name::Name;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     if let Ok((name, length)) = Name::from_wire(bytes) {
         assert_eq!(name.as_wire(), bytes[..length].to_ascii_lowercase());
         assert_eq!(Name::from_text(&name.to_string()), Ok(name));
@@ -14,4 +12,4 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(Name::from_wire(name.as_wire()), Ok((name.clone(), name.as_wire().len())));
         assert_eq!(name.suffixes().count(), name.label_count() + 1);
     }
-});
+}

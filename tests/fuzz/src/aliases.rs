@@ -1,14 +1,12 @@
 //! Parses two alias files, merges them with records and resolves every alias.
-#![no_main]
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_core::resolve::{AllRunning, resolve};
-use libfuzzer_sys::fuzz_target;
 
 /// Records with the targets of the aliases.
 const RECORDS: &str = include_str!("../corpus/records/small.json");
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     // A zero byte never occurs in JSON, so it separates the two files.
     let middle = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let (first, second) = (&bytes[..middle], bytes.get(middle + 1..).unwrap_or(b"{}"));
@@ -18,4 +16,4 @@ fuzz_target!(|bytes: &[u8]| {
     for name in dns_core::listing::published_names(&snapshot).take(200) {
         assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
     }
-});
+}

@@ -1,19 +1,17 @@
 //! Forwards and caches a recursor's reply. For any input, the client gets a well-formed message
 //! with its own id and question, and the cache returns the same message; so does the model of the
 //! programs for an answer that interfaces may give.
-#![no_main]
 
 use dns_core::wire::{Parsed, Transport, parse};
 use dns_fastpath::forwarded;
 use dns_upstream::fuzzing::{CachedReplies, is_sound};
-use libfuzzer_sys::fuzz_target;
 
 thread_local! {
     /// Shared, because creating the cache is slower than handling a reply.
     static REPLIES: CachedReplies = CachedReplies::new();
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     // The first byte is the length of the client's message.
     let Some((&length, rest)) = bytes.split_first() else { return };
     let (query, reply) = rest.split_at(rest.len().min(usize::from(length)));
@@ -33,4 +31,4 @@ fuzz_target!(|bytes: &[u8]| {
     // Without RD, userspace answers.
     let is_given = query.recursion_desired() && kept.len() <= query.limit(Transport::Udp);
     assert_eq!(by_program, is_given.then_some(kept), "program and userspace differ");
-});
+}

@@ -1,11 +1,9 @@
 //! Parses and indexes a records file, then lists and resolves its names.
-#![no_main]
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_core::resolve::{AllRunning, explain, resolve};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     let Ok((records, warnings)) = Records::parse(bytes) else { return };
     for warning in warnings {
         assert!(!warning.to_string().is_empty());
@@ -21,4 +19,4 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
         let _ = explain(&snapshot, &AllRunning, &name).to_string();
     }
-});
+}

@@ -1,12 +1,10 @@
 //! Resolves a name in wire format against a small fleet: filters, globs, every name form, aliases.
-#![no_main]
 
 use std::sync::LazyLock;
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_core::name::Name;
 use dns_core::resolve::{AllRunning, explain, instances, resolve};
-use libfuzzer_sys::fuzz_target;
 
 /// A fleet with aliases of every kind.
 static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(|| {
@@ -17,10 +15,10 @@ static SNAPSHOT: LazyLock<Snapshot> = LazyLock::new(|| {
     Snapshot::build(records, &aliases).0
 });
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     let Ok((name, _)) = Name::from_wire(bytes) else { return };
     let ours = resolve(&SNAPSHOT, &AllRunning, &name);
     assert_eq!(ours.is_some(), SNAPSHOT.local_zone(&name).is_some());
     let _ = instances(&SNAPSHOT, &AllRunning, &name);
     let _ = explain(&SNAPSHOT, &AllRunning, &name).to_string();
-});
+}

@@ -1,11 +1,9 @@
 //! Parses a client's message and truncates a recursor's message to the client's limit.
-#![no_main]
 
 use dns_core::resolve::{Checks, Existence, Resolution};
 use dns_core::wire::{self, Parsed, Shuffle, Transport};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     // The first byte is the length of the client's message.
     let Some((&length, rest)) = bytes.split_first() else { return };
     let (message, foreign) = rest.split_at(rest.len().min(usize::from(length)));
@@ -25,4 +23,4 @@ fuzz_target!(|bytes: &[u8]| {
         let fitted = wire::fit(&query, foreign.to_vec(), transport);
         assert!(fitted.len() <= limit, "{} bytes of {limit}", fitted.len());
     }
-});
+}

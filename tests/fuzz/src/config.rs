@@ -1,10 +1,8 @@
 //! Parses a configuration file.
-#![no_main]
 
 use dns_core::config::Config;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(crate) fn run(bytes: &[u8]) {
     if let Err(error) = Config::parse("config.json", bytes) {
         assert!(!error.to_string().is_empty());
     }
@@ -12,4 +10,4 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = dns_core::config::duration::parse_duration(text);
     }
-});
+}

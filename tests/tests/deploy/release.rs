@@ -1,0 +1,261 @@
+//! A release, made with a throw-away key: complete, of exactly one version, verifiable, installable; its image
+//! runs in a container.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::Value;
+use tempfile::TempDir;
+use whole_system_tests::{
+    client,
+    debian::Debian,
+    namespace::Namespace,
+    process::{capture, run, wait_until},
+    requirements, requires, server,
+};
+
+use crate::debian::{COMPANIONS, dist};
+
+/// Version of the workspace, and as Debian writes it.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Time limit that is reached only on failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Listen address of the image's configuration.
+const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
+
+/// Packs a release of the workspace's version, signed by a new key, into `folder/dist`.
+fn release(folder: &Path) -> Result<PathBuf> {
+    let key = folder.join("key");
+    run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
+    let out = folder.join("dist");
+    let image = server::program()?;
+    let key = key.to_str().context("a path in UTF-8")?;
+    let image = image.to_str().context("a path in UTF-8")?;
+    dist(&["release", VERSION, "--key", key, "--image", image], 1_700_000_000, &out, &COMPANIONS)?;
+    Ok(out)
+}
+
+/// Returns the path of the artifact whose name begins and ends like this.
+fn artifact(folder: &Path, begin: &str, end: &str) -> Result<PathBuf> {
+    let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(begin) && name.ends_with(end)
+    };
+    names.collect::<Result<Vec<_>, _>>()?.into_iter().find(is_it).context(format!("{begin}*{end}"))
+}
+
+/// Returns the output of a shell script with these arguments.
+fn shell(script: &str, arguments: &[&Path]) -> Result<String> {
+    capture(Command::new("bash").args(["-euo", "pipefail", "-c", script, "sh"]).args(arguments))
+}
+
+/// Whether ssh-keygen accepts the signature of the checksums.
+fn is_signed(out: &Path) -> Result<bool> {
+    let verified = Command::new("ssh-keygen")
+        .args(["-Y", "verify", "-n", "bosh-dns-xdp-release", "-I", "releases@bosh-dns-xdp", "-f"])
+        .arg(out.join("allowed_signers"))
+        .arg("-s")
+        .arg(out.join("SHA256SUMS.sig"))
+        .stdin(File::open(out.join("SHA256SUMS"))?)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()?;
+    Ok(verified.success())
+}
+
+#[test]
+fn release_is_signed_and_installable() {
+    let folder = TempDir::with_prefix("bdx-release-").unwrap();
+    let Some(machine) = Debian::boot().unwrap() else { return };
+    let out = release(folder.path()).unwrap();
+
+    // Checksums cover every file but their own, and the signature covers the checksums.
+    run(Command::new("sha256sum").args(["--quiet", "--check", "SHA256SUMS"]).current_dir(&out)).unwrap();
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    for entry in fs::read_dir(&out).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_signature = ["SHA256SUMS", "SHA256SUMS.sig", "allowed_signers"].contains(&name.as_str());
+        assert!(is_signature || sums.contains(&format!("  {name}\n")), "{name}: {sums}");
+    }
+    assert!(is_signed(&out).unwrap());
+    fs::write(out.join("SHA256SUMS"), sums.replacen("0", "1", 1)).unwrap();
+    assert!(!is_signed(&out).unwrap(), "changed checksums are accepted");
+    fs::write(out.join("SHA256SUMS"), sums).unwrap();
+
+    // Licences and notices are in each artifact.
+    let debian_version = VERSION.replacen('-', "~", 1);
+    let main = out.join(format!("bosh-dns-xdp_{debian_version}_amd64.deb"));
+    let identity = out.join(format!("bosh-dns-identity_{debian_version}_amd64.deb"));
+    for (package, name) in [(&main, "bosh-dns-xdp"), (&identity, "bosh-dns-identity")] {
+        let notices = format!("./usr/share/doc/{name}/third-party-notices.gz");
+        let script = format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {notices} | zcat");
+        assert_noticed(&shell(&script, &[package]).unwrap());
+        let copyright = format!("./usr/share/doc/{name}/copyright");
+        let script = format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {copyright}");
+        assert!(shell(&script, &[package]).unwrap().contains(&notices[1..]));
+    }
+    let bosh = out.join(format!("bosh-dns-xdp-{VERSION}.tgz"));
+    let license =
+        "tar --extract --to-stdout --gzip --file \"$1\" ./license.tgz | tar --extract --to-stdout --gzip";
+    assert_noticed(&shell(&format!("{license} ./NOTICE"), &[&bosh]).unwrap());
+    assert!(shell(&format!("{license} ./LICENSE"), &[&bosh]).unwrap().contains("Apache License"));
+    let manifest = shell("tar --extract --to-stdout --gzip --file \"$1\" ./release.MF", &[&bosh]).unwrap();
+    assert!(
+        manifest.contains(&format!("version: {VERSION}\n")) && manifest.contains("\nlicense:\n"),
+        "{manifest}"
+    );
+    let image = out.join(format!("bosh-dns-xdp-{VERSION}-oci.tar"));
+    let layer = "for blob in $(tar --list --file \"$1\" | grep blobs/sha256/.); do tar --extract --to-stdout --file \"$1\" \
+                 \"$blob\" | tar --extract --to-stdout ./licenses/third-party-notices.txt 2>/dev/null && exit; done";
+    assert_noticed(&shell(layer, &[&image]).unwrap());
+    assert_noticed(&fs::read_to_string(out.join("third-party-notices.txt")).unwrap());
+
+    // The bill of materials is of this version, and names the programs of each crate.
+    let bill: Value = serde_json::from_slice(&fs::read(out.join("bosh-dns-xdp.cdx.json")).unwrap()).unwrap();
+    assert_eq!(bill["metadata"]["component"]["version"], VERSION);
+    let components = bill["components"].as_array().unwrap();
+    let programs_of = |name: &str| {
+        let of_name = components.iter().find(|component| component["name"] == name).unwrap();
+        of_name["properties"][0]["value"].as_str().unwrap()
+    };
+    assert!(programs_of("async-nats") == "bosh-dns-sync" && programs_of("aya-ebpf") == "bosh-dns-xdp");
+
+    // The package of exactly this version.
+    for package in [&main, &identity] {
+        fs::copy(package, machine.shared().join(package.file_name().unwrap())).unwrap();
+    }
+    machine.run("dpkg --install *.deb").unwrap();
+    for (package, program) in [("bosh-dns-xdp", "bosh-dns-xdp"), ("bosh-dns-identity", "bosh-dns-identity")] {
+        let installed =
+            machine.run(&format!("dpkg-query --show --showformat '${{Version}}' {package}")).unwrap();
+        assert_eq!(installed.trim(), debian_version);
+        let said = machine.run(&format!("{program} --version")).unwrap();
+        assert!(said.split_whitespace().nth(1) == Some(VERSION), "{said}");
+    }
+}
+
+fn assert_noticed(notices: &str) {
+    assert!(notices.lines().any(|line| line.starts_with("tokio ")), "{} bytes", notices.len());
+}
+
+/// Containers of podman, with storage of their own.
+struct Podman {
+    folder: TempDir,
+    namespace: Namespace,
+}
+
+/// Runs podman with `$1` as its folder and a unified hierarchy of control groups, which crun demands.
+const PODMAN: &str = r#"mount -t cgroup2 cgroup2 /sys/fs/cgroup
+folder=$1
+shift
+exec podman --storage-driver vfs --cgroup-manager cgroupfs --events-backend none --root "$folder/storage" \
+  --runroot "$folder/run" "$@""#;
+
+/// Limits that a machine without CAP_SYS_RESOURCE can set, where podman's defaults are above its own; without a
+/// control group, for which crun raises a limit.
+const LIMITS: [&str; 8] = [
+    "--cgroups",
+    "disabled",
+    "--ulimit",
+    "nofile=4096:4096",
+    "--ulimit",
+    "nproc=1000:1000",
+    "--log-driver",
+    "k8s-file",
+];
+
+impl Podman {
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let mut podman = self.namespace.command("unshare")?;
+        podman
+            .args(["--mount", "--propagation", "private", "sh", "-euc", PODMAN, "sh"])
+            .arg(self.folder.path());
+        capture(podman.args(arguments))
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        // Mounts of containers would keep the folder.
+        let _ = self.run(&["rm", "--all", "--force", "--time", "0"]);
+    }
+}
+
+/// Options of the documented command that give the container its privileges.
+const PRIVILEGES: [&str; 8] = [
+    "--cap-add",
+    "BPF",
+    "--cap-add",
+    "NET_ADMIN",
+    "--cap-add",
+    "PERFMON",
+    "--security-opt",
+    "seccomp=unconfined",
+];
+
+#[test]
+fn image_answers_with_and_without_privileges() {
+    requires!(namespaces, bpf);
+    let works = capture(Command::new("podman").arg("--version")).map(drop);
+    if !requirements::met("podman", works) {
+        return;
+    }
+    for page in [include_str!("../../../README.md"), include_str!("../../../docs/one-machine.md")] {
+        assert!(page.contains(&PRIVILEGES.join(" ")), "the documented command has other options");
+    }
+    let folder = TempDir::with_prefix("bdx-image-").unwrap();
+    let out = release(folder.path()).unwrap();
+    let podman = Podman {
+        folder: TempDir::with_prefix("bdx-podman-").unwrap(),
+        namespace: Namespace::new("image").unwrap(),
+    };
+    let image = artifact(&out, "bosh-dns-xdp-", "-oci.tar").unwrap();
+    podman.run(&["load", "--input", image.to_str().unwrap()]).unwrap();
+    let records = folder.path().join("records");
+    fs::create_dir(&records).unwrap();
+    fs::write(records.join("records.json"), server::records_of_groups(&[1])).unwrap();
+    let volume = format!("{}:/var/lib/bosh-dns-xdp:ro", records.display());
+    for (name, privileges, path) in [("fast", &PRIVILEGES[..], "interface"), ("plain", &[], "userspace")] {
+        let common = ["run", "--detach", "--name", name, "--network", "host", "--volume", &volume];
+        podman.run(&[&common[..], &LIMITS, privileges, &["bosh-dns-xdp"]].concat()).unwrap();
+        let explained = || podman.run(&["logs", name]).unwrap_or_else(|error| error.to_string());
+        let status = || -> Result<Value> {
+            // Exit code 1 reports a failed part.
+            let said = podman.run(&["exec", name, "/bosh-dns-xdp", "status", "--json"])?;
+            Ok(serde_json::from_str(&said)?)
+        };
+        wait_until("the container's answer", PATIENCE, || ask(&podman.namespace).is_ok())
+            .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
+        if path == "interface" {
+            wait_until("an answer of the interface", PATIENCE, || {
+                let _ = ask(&podman.namespace);
+                status().is_ok_and(|status| status["replies"]["fast"].as_u64() > Some(0))
+            })
+            .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
+        } else {
+            wait_until("the reason", PATIENCE, || {
+                explained().contains("CAP_BPF") && explained().contains("seccomp")
+            })
+            .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
+        }
+        podman.run(&["rm", "--force", "--time", "10", name]).unwrap();
+    }
+}
+
+/// Looks up the only name in the namespace of the containers.
+fn ask(namespace: &Namespace) -> Result<()> {
+    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
+    let reply = namespace.run(|| client::ask(SocketAddr::from(SERVER), &query))??;
+    ensure!(!client::addresses(&reply).is_empty(), "no address");
+    Ok(())
+}
