@@ -56,11 +56,9 @@ pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
         program.publish(&name, &addresses(8))?;
     }
     let mut reset = Reset::load()?;
-    for (label, measured, hook) in [
-        ("xdp", Hook::Xdp, yardstick::Hook::Native),
-        ("generic", Hook::XdpGeneric, yardstick::Hook::Generic),
-        ("tc", Hook::Tc, yardstick::Hook::Tc),
-    ] {
+    for (label, measured, hook) in
+        [("xdp", Hook::Xdp, yardstick::Hook::Native), ("tc", Hook::Tc, yardstick::Hook::Tc)]
+    {
         let reflector = Reflector::load(hook)?;
         let mut rows = rows(measured, program.fd(measured)?, reflector.fd()?)?;
         let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);

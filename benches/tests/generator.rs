@@ -109,7 +109,7 @@ fn queries_are_answered_and_counted() -> Result<()> {
     /// Queries per second: the ring's 256 slots bridge 50 ms without CPU.
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
-    for mode in ["tc", "generic", "native", "off"] {
+    for mode in ["tc", "native", "off"] {
         let lab = Lab::split()?;
         let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
         let extra = json!({

@@ -19,7 +19,7 @@ fn constant_reflector_answers_on_every_hook() -> Result<()> {
     requires!(bpf);
     for name in ["a.bosh.", "q-s0.q-g1234.bosh.", "q-s0.diego-cell-99.default.cf-12.bosh."] {
         let query = query(name)?;
-        for hook in [Hook::Native, Hook::Generic, Hook::Tc] {
+        for hook in [Hook::Native, Hook::Tc] {
             for answers in [0, 1, 8, MAX_ANSWERS] {
                 let reply = run(hook, answers, &query)?;
                 assert_eq!(reply[..6], query[6..12], "{name} at {hook:?}");
@@ -46,7 +46,7 @@ fn run(hook: Hook, answers: u32, packet: &[u8]) -> Result<Vec<u8>> {
     let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), ..Default::default() };
     let result = match hook {
         Hook::Tc => <&SchedClassifier>::try_from(program)?.test_run(options)?,
-        Hook::Native | Hook::Generic => <&Xdp>::try_from(program)?.test_run(options)?,
+        Hook::Native => <&Xdp>::try_from(program)?.test_run(options)?,
     };
     out.truncate(result.data_size_out as usize);
     Ok(out)

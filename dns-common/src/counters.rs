@@ -35,8 +35,8 @@ outcomes! {
     HitTruncated = 1, "hit_truncated";
     /// Not a DNS query for this server: not UDP, not one of its endpoints, or not a query.
     NotOurs = 2, "not_ours";
-    /// A fragment, IP options, IPv6 extension headers or more than one VLAN tag; in generic XDP
-    /// also a checksum whose state (partial or complete) is unknown.
+    /// A fragment, IP options, IPv6 extension headers or more than one VLAN tag; at tc also a
+    /// checksum whose state (partial or complete) the kernel does not tell.
     Unsupported = 3, "unsupported_header";
     /// IP, UDP and packet lengths disagree, or the message is cut short.
     BadLength = 4, "bad_length";

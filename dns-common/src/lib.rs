@@ -65,8 +65,6 @@ pub mod object {
 
     /// The XDP program for native mode.
     pub const XDP_PROGRAM: &str = "dns_xdp";
-    /// The XDP program for generic mode, which runs on an skb.
-    pub const XDP_GENERIC_PROGRAM: &str = "dns_xdp_generic";
     /// The tc program (tcx and clsact), at ingress.
     pub const TC_PROGRAM: &str = "dns_tc";
     /// The tc program that builds the reply, tail-called by [`TC_PROGRAM`].

@@ -10,12 +10,9 @@ use crate::{
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
 pub trait Hook {
-    /// Whether this is tc, where packets may be only partly readable.
+    /// Whether this is tc: packets may be only partly readable, and each has an skb, which records
+    /// whether the checksum is finished and keeps that state when the packet becomes the reply.
     const IS_TC: bool;
-
-    /// Whether the packet has an skb, which records whether the checksum is finished and keeps that
-    /// state when the packet becomes the reply.
-    const HAS_SKB: bool;
 
     /// Returns the address of the first directly readable byte.
     fn data(&self) -> usize;
@@ -67,12 +64,9 @@ pub trait Hook {
     fn grow(&self, layout: &Layout) -> bool;
 
     /// Returns whether the checksum whose field is at `offset` is unfinished, according to the
-    /// kernel; `None` if the hook cannot tell. Leaves the packet unchanged and invalidates
+    /// kernel; `None` if the kernel does not tell. Leaves the packet unchanged and invalidates
     /// addresses.
-    #[inline(always)]
-    fn is_unfinished(&self, _offset: usize) -> Option<bool> {
-        None
-    }
+    fn is_unfinished(&self, offset: usize) -> Option<bool>;
 
     /// Returns the range from `offset` in the frame to the end of the directly accessible bytes.
     #[inline(always)]

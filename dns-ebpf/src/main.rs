@@ -48,25 +48,15 @@ use crate::{
     core_path::Verdict,
     frame::Frame,
     tc::{TC_ACT_SHOT, TC_ACT_UNSPEC, Tc},
-    xdp::{Generic, Native, Xdp},
+    xdp::Xdp,
 };
 
 /// Answers at XDP in the driver. Inlined: the kernel refuses a tail call in a function without BTF.
 #[xdp]
 #[inline(always)]
 pub fn dns_xdp(context: XdpContext) -> u32 {
-    answer_at_xdp(&Native::new(context))
-}
-
-/// Answers at XDP in generic mode.
-#[xdp]
-pub fn dns_xdp_generic(context: XdpContext) -> u32 {
-    answer_at_xdp(&Generic::new(context))
-}
-
-#[inline(always)]
-fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
-    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| core_path::answer(hook, &context)))
+    let hook = Xdp::new(context);
+    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| core_path::answer(&hook, &context)))
 }
 
 #[inline(always)]
@@ -112,7 +102,7 @@ pub fn dns_tc_forwarded(context: TcContext) -> i32 {
 /// Like [`dns_tc_forwarded`], at XDP in the driver; tail-called by [`dns_xdp`].
 #[xdp]
 pub fn dns_xdp_forwarded(context: XdpContext) -> u32 {
-    let hook = Native::new(context);
+    let hook = Xdp::new(context);
     xdp_action_of(Context::get().map_or(Verdict::Pass, |context| forwarded::answer(&hook, &context)))
 }
 

@@ -4,7 +4,7 @@
 //! of the pseudo-header alone, and the device that transmits the packet adds the rest, for our
 //! reply as well. A program cannot see that state, but it can see the field: the sum of the
 //! pseudo-header alone is a valid checksum only with a probability of one in 65,536. In that case
-//! tc asks the kernel; generic XDP cannot, and passes the query to the network stack.
+//! tc asks the kernel.
 
 use dns_common::counters::Outcome;
 
@@ -18,8 +18,7 @@ use crate::{
     question::Question,
 };
 
-/// Returns whether the query's checksum is unfinished; an error if it is wrong or if only tc could
-/// decide. `name` is the sum of the name as sent. Invalidates addresses.
+/// Returns whether the query's checksum is unfinished; an error if it is wrong. `name` is the sum of the name as sent. Invalidates addresses.
 #[inline(always)]
 pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
@@ -74,7 +73,7 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
             .ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
-    if !H::HAS_SKB {
+    if !H::IS_TC {
         // A local sender's query on a veth is unfinished at native XDP as well, but its reply is a
         // new frame, which no device finishes.
         let is_accepted = sum.is_right() || pseudo.folds_to(field);

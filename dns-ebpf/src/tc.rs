@@ -70,7 +70,6 @@ impl Tc {
 
 impl Hook for Tc {
     const IS_TC: bool = true;
-    const HAS_SKB: bool = true;
 
     #[inline(always)]
     fn data(&self) -> usize {

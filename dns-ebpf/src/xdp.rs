@@ -1,13 +1,7 @@
-//! The XDP hook: replies are written straight into the packet.
+//! The XDP hook in the driver: replies are written straight into the packet.
 //!
-//! In the driver ([`Native`]) the packet has no skb yet, so it grows at its start, where growing is
-//! cheapest. In generic mode the skb exists already and records the offset of an unfinished
-//! checksum, which the sending device completes. That offset does not move with the packet's start,
-//! so the device would write the checksum of the wrong bytes over an answer. The packet therefore
-//! grows at its end there, and at its start only if the checksum is finished (observed on 6.18).
-//!
-//! A packet that cannot be made long enough is passed to the network stack (`no_room`); in generic
-//! mode, so is a packet whose checksum field does not show whether it is finished.
+//! The packet has no skb yet, so it grows at its start, where growing is cheapest. A packet that
+//! cannot be made long enough is passed to the network stack (`no_room`).
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -26,19 +20,13 @@ use crate::{
     plan::Layout,
 };
 
-/// A packet at XDP, in the driver or (`!NATIVE`) in generic mode.
-pub struct Xdp<const NATIVE: bool> {
+/// A packet at XDP in the driver.
+pub struct Xdp {
     /// The kernel's context.
     context: XdpContext,
 }
 
-/// A packet at XDP in the driver.
-pub type Native = Xdp<true>;
-
-/// A packet at XDP in generic mode.
-pub type Generic = Xdp<false>;
-
-impl<const NATIVE: bool> Xdp<NATIVE> {
+impl Xdp {
     /// Wraps the packet of `context`.
     #[inline(always)]
     pub fn new(context: XdpContext) -> Self {
@@ -46,9 +34,8 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     }
 }
 
-impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
+impl Hook for Xdp {
     const IS_TC: bool = false;
-    const HAS_SKB: bool = !NATIVE;
 
     #[inline(always)]
     fn data(&self) -> usize {
@@ -88,31 +75,29 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         self.context.as_ptr()
     }
 
-    /// Does nothing in generic mode, which has no program for forwarded answers.
     #[inline(always)]
     fn call_forwarded(&self) {
-        if NATIVE {
-            // SAFETY: nothing is left to drop.
-            unsafe { XDP_FORWARDED.tail_call(&self.context, 0) };
-        }
+        // SAFETY: nothing is left to drop.
+        unsafe { XDP_FORWARDED.tail_call(&self.context, 0) };
+    }
+
+    /// A frame without an skb has no unfinished checksum: its reply is a new frame, which no device
+    /// finishes.
+    #[inline(always)]
+    fn is_unfinished(&self, _offset: usize) -> Option<bool> {
+        Some(false)
     }
 
     /// Extends the packet at its start as far as there is headroom, and by the rest at its end: the
     /// kernel zeroes bytes added at the end, which costs more than moving the question (measured).
-    /// In generic mode, extends it at its end only if there is enough room.
     #[inline(always)]
     fn grow(&self, layout: &Layout) -> bool {
         let more = layout.frame_len as i32 - self.length() as i32;
         if more == 0 {
             return true;
         }
-        if !NATIVE || more < 0 {
-            if self.adjust_tail(more) {
-                return true;
-            }
-            if more < 0 || layout.is_partial() {
-                return false;
-            }
+        if more < 0 {
+            return self.adjust_tail(more);
         }
         let before = if more < HEAD_ROOM { more } else { HEAD_ROOM };
         let behind = more - before;
@@ -123,7 +108,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
             self.move_forward(layout, before as usize);
             return true;
         }
-        if NATIVE && self.adjust_tail(before) {
+        if self.adjust_tail(before) {
             return true;
         }
         // Cannot fail: it removes the bytes that were just added.
@@ -132,7 +117,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     }
 }
 
-impl<const NATIVE: bool> Xdp<NATIVE> {
+impl Xdp {
     /// Adds `more` bytes at the packet's end, or removes bytes if negative. Returns false and
     /// changes nothing if there is not enough room.
     #[inline(always)]
@@ -191,8 +176,8 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     }
 }
 
-/// Headroom of a packet. Its tailroom is the rest of its buffer: on a veth 304 to 384 bytes in
-/// generic mode, less than 64 in native mode (observed on 6.18).
+/// Headroom of a packet. Its tailroom is the rest of its buffer: on a veth less than 64 bytes
+/// (observed on 6.18).
 const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 
 /// Bytes moved regardless of the length of headers and question: whole words, fewer than the

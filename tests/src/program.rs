@@ -48,8 +48,6 @@ pub const TC_ACT_REDIRECT: u32 = 7;
 pub enum Hook {
     /// XDP in the driver.
     Xdp,
-    /// XDP in generic mode.
-    XdpGeneric,
     Tc,
 }
 
@@ -62,7 +60,6 @@ impl Hook {
     pub const fn program(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
-            Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
         }
     }
@@ -147,7 +144,7 @@ impl Program {
             })
             .load(&object)
             .context("cannot load the object")?;
-        for name in [object::XDP_PROGRAM, object::XDP_GENERIC_PROGRAM, object::XDP_FORWARDED_PROGRAM] {
+        for name in [object::XDP_PROGRAM, object::XDP_FORWARDED_PROGRAM] {
             let program: &mut Xdp =
                 ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {name}"))?;

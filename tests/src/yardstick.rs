@@ -30,8 +30,6 @@ pub enum Yardstick {
 pub enum Hook {
     /// XDP in the driver.
     Native,
-    /// XDP in generic mode.
-    Generic,
     Tc,
 }
 
@@ -41,11 +39,10 @@ impl Yardstick {
     pub fn load(self, hook: Hook) -> Result<(Ebpf, &'static str)> {
         let name = match (self, hook) {
             (Self::Pass, Hook::Tc) => bail!("the program that only passes is one for XDP"),
-            (Self::Pass, Hook::Native | Hook::Generic) => "pass",
-            (Self::Reflector, Hook::Native | Hook::Generic) => "reflector_xdp",
+            (Self::Pass, Hook::Native) => "pass",
+            (Self::Reflector, Hook::Native) => "reflector_xdp",
             (Self::Reflector, Hook::Tc) => "reflector_tc",
             (Self::Constant { .. }, Hook::Native) => "constant_xdp",
-            (Self::Constant { .. }, Hook::Generic) => "constant_xdp_generic",
             (Self::Constant { .. }, Hook::Tc) => "constant_tc",
         };
         let answers = self.answers();
@@ -54,7 +51,7 @@ impl Yardstick {
         let program = object.program_mut(name).with_context(|| format!("no program {name}"))?;
         match hook {
             Hook::Tc => <&mut SchedClassifier>::try_from(program)?.load()?,
-            Hook::Native | Hook::Generic => <&mut Xdp>::try_from(program)?.load()?,
+            Hook::Native => <&mut Xdp>::try_from(program)?.load()?,
         }
         Ok((object, name))
     }
@@ -70,9 +67,8 @@ impl Yardstick {
                     tc::qdisc_add_clsact(interface)?;
                     <&mut SchedClassifier>::try_from(program)?.attach(interface, TcAttachType::Ingress)?;
                 }
-                Hook::Native | Hook::Generic => {
-                    let mode = if hook == Hook::Native { XdpMode::Driver } else { XdpMode::Skb };
-                    <&mut Xdp>::try_from(program)?.attach(interface, mode)?;
+                Hook::Native => {
+                    <&mut Xdp>::try_from(program)?.attach(interface, XdpMode::Driver)?;
                 }
             }
             Ok(object)

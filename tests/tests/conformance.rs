@@ -62,12 +62,12 @@ fn userspace_matches_recordings() -> Result<()> {
 }
 
 #[test]
-fn generic_fast_path_matches_recordings() -> Result<()> {
+fn tc_fast_path_matches_recordings() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() || another_server_is_asked() {
         return Ok(());
     }
-    let extra = json!({"xdp": {"mode": "generic", "interfaces": ["lo"]}, "recursor_errors": FAITHFUL});
-    all_pass("generic", &Recorded::find()?, &extra, &[], &[])
+    let extra = json!({"xdp": {"mode": "tc", "interfaces": ["lo"]}, "recursor_errors": FAITHFUL});
+    all_pass("tc", &Recorded::find()?, &extra, &[], &[])
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     /// Instances of the generated foundation.
     #[arg(long, default_value_t = 500)]
     pub(crate) instances: usize,
-    /// Hook of the fast path: auto, native, generic or tc.
+    /// Hook of the fast path: auto, native or tc.
     #[arg(long, default_value = "auto")]
     pub(crate) mode: String,
     /// Seconds of load in each measurement.

@@ -52,7 +52,7 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 pub(super) enum LinkKind {
     /// XDP in the driver.
     XdpNative,
-    /// XDP on the skb.
+    /// XDP on the skb: only links that earlier versions left are of this kind.
     XdpGeneric,
     /// tcx at ingress, last in the chain.
     Tcx,

@@ -44,11 +44,8 @@ const INTERRUPTED_TRIES: usize = 10;
 /// A program of the object that is attached to hooks; both tc hooks share one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Program {
-    /// For XDP in the driver. A separate program, because its way of growing packets would corrupt
-    /// skbs.
+    /// For XDP in the driver.
     Xdp,
-    /// For XDP in generic mode.
-    XdpGeneric,
     Tc,
 }
 
@@ -57,7 +54,6 @@ impl Program {
     const fn name(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
-            Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
         }
     }
@@ -66,7 +62,6 @@ impl Program {
     pub(crate) const fn of(hook: Hook) -> Self {
         match hook {
             Hook::Native => Self::Xdp,
-            Hook::Generic => Self::XdpGeneric,
             Hook::Tcx | Hook::Clsact => Self::Tc,
         }
     }
@@ -346,13 +341,12 @@ impl Loader {
             self.load_answer()?;
         }
         if self.keeps_answers {
-            let forwarded = match program {
-                Program::Tc => Some((object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED)),
-                Program::Xdp => Some((object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED)),
-                Program::XdpGeneric => None,
+            let (name, map) = match program {
+                Program::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
+                Program::Xdp => (object::XDP_FORWARDED_PROGRAM, object::XDP_FORWARDED),
             };
             // Without it, userspace gives these answers; log and status report the cause.
-            let _ = forwarded.map(|(name, map)| self.load_called(name, map));
+            let _ = self.load_called(name, map);
         }
         self.load_named(program.name())
     }

@@ -259,7 +259,7 @@ fn interface_answers_keep_watches() -> Result<()> {
     let double = Double::start(listener, World::generated(SERVICES, 2), Rules::default(), None)?;
     let http = json!({"addresses": [format!("http://{AGENT}")], "max_connections": 20});
     let extra = json!({
-        "xdp": {"mode": "generic", "interfaces": ["lo"]},
+        "xdp": {"mode": "tc", "interfaces": ["lo"]},
         "metrics": {"enabled": true},
         "consul": {"sources": {"http": http}},
     });

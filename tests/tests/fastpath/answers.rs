@@ -99,30 +99,13 @@ fn auto_answers_over_loopback() -> Result<()> {
 }
 
 #[test]
-fn generic_mode_answers_everything() -> Result<()> {
-    requires!(namespaces, bpf);
-    let (pair, bpffs) = (Pair::new("generic")?, Bpffs::new()?);
-    let fast_path = start(&pair.server, &config(HookMode::Generic, &bpffs), &[v4(), v6()], counted())?;
-    assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Generic));
-    for server in [v4(), v6()] {
-        // These always fit into the tailroom.
-        for (name, edns) in [("n1.bosh.", Some(1232)), ("n10.bosh.", Some(1232)), ("n10.bosh.", None)] {
-            let reply = ask(&pair.client, server, name, RecordType::A, edns, PATIENCE)?;
-            assert!(reply.is_some_and(|reply| !client::addresses(&reply).is_empty()), "{name} from {server}");
-        }
-    }
-    assert_eq!(fast_path.counters().outcome(Outcome::NoRoom), 0);
-    Ok(())
-}
-
-#[test]
 fn native_mode_needs_client_napi() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("native")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Native, &bpffs), &[v4(), v6()], counted())?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Native));
     assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx), "lo has no native XDP");
-    let _pass = lab::pass_program(&pair.client, "cli", aya::programs::XdpMode::Driver)?;
+    let _pass = lab::pass_program(&pair.client, "cli")?;
     // These always fit into the headroom.
     for (name, count) in [("n1.bosh.", 1), ("n10.bosh.", 10)] {
         let reply = ask(&pair.client, v4(), name, RecordType::A, None, PATIENCE)?.context("no reply")?;
@@ -197,11 +180,11 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
     // complete a partial checksum itself, and the client verifies each reply.
     run(between.command("ethtool")?.args(["-K", "to-cli", "tx", "off"]))?;
     run(client.command("ethtool")?.args(["-K", "cli", "rx", "off"]))?;
-    let _pass = lab::pass_program(&between, "to-srv", aya::programs::XdpMode::Driver)?;
+    let _pass = lab::pass_program(&between, "to-srv")?;
     for offload in ["on", "off"] {
         // With offload off, the client's queries carry complete checksums.
         run(client.command("ethtool")?.args(["-K", "cli", "tx", offload]))?;
-        for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
+        for mode in [HookMode::Tc, HookMode::Native] {
             let bpffs = Bpffs::new()?;
             let fast_path = start(&server, &config(mode, &bpffs), &[v4(), v6()], counted())?;
             let asked = match mode {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use aya::programs::{Xdp, XdpMode, links::FdLink};
 use dns_core::config::{HookMode, OnStop};
 use dns_fastpath::detach_all;
 use hickory_proto::rr::RecordType;
@@ -21,6 +22,7 @@ use whole_system_tests::{
     pair::{PATIENCE, Pair, SHORT, addresses, ask, v4},
     process::wait_until,
     requires,
+    yardstick::{self, Yardstick},
 };
 
 use crate::lab::{List, ask_unclear, deliver, name_of, start, wait};
@@ -53,7 +55,7 @@ fn stop_detaches_shared_programs() -> Result<()> {
 fn stop_removes_pins_and_links() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("stop")?;
-    for mode in [HookMode::Auto, HookMode::Generic, HookMode::Native] {
+    for mode in [HookMode::Auto, HookMode::Native] {
         let bpffs = Bpffs::new()?;
         let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one(1))?;
         assert!(!bpffs.pinned().is_empty());
@@ -65,6 +67,34 @@ fn stop_removes_pins_and_links() -> Result<()> {
         assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new(), "{mode:?}");
         assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None);
     }
+    Ok(())
+}
+
+#[test]
+fn earlier_generic_link_is_dropped() -> Result<()> {
+    requires!(namespaces, bpf);
+    let (pair, bpffs) = (Pair::new("skb")?, Bpffs::new()?);
+    let mut keep = config(HookMode::Auto, &bpffs);
+    keep.on_stop = OnStop::Keep;
+    start(&pair.server, &keep, &[v4()], one(1))?.stop();
+    // Earlier versions attached to generic XDP and pinned such links in the same folder.
+    let folder = bpffs.links().first().and_then(|link| link.parent()).context("no links")?.to_owned();
+    let ifindex = pair.server.interface_index("srv")?;
+    let (mut object, name) = Yardstick::Pass.load(yardstick::Hook::Native)?;
+    pair.server.run(|| -> Result<()> {
+        let program: &mut Xdp = object.program_mut(name).context("no such program")?.try_into()?;
+        let link = program.attach("srv", XdpMode::Skb)?;
+        FdLink::try_from(program.take_link(link)?)?.pin(folder.join(format!("{ifindex}-generic")))?;
+        Ok(())
+    })??;
+    let with_generic = pair.server.attached_programs()?;
+    keep.on_stop = OnStop::Detach;
+    let fast_path = start(&pair.server, &keep, &[v4()], one(2))?;
+    let attached = pair.server.attached_programs()?;
+    assert_eq!(attached.len() + 1, with_generic.len(), "{attached:?}, before {with_generic:?}");
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    fast_path.stop();
+    assert_eq!(pair.server.attached_programs()?, NOTHING);
     Ok(())
 }
 
@@ -91,63 +121,58 @@ fn silent_runtime_loses_lease() -> Result<()> {
 fn successor_adopts_kept_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("keep")?;
-    for mode in [HookMode::Auto, HookMode::Generic] {
-        let bpffs = Bpffs::new()?;
-        let mut keep = config(mode, &bpffs);
-        keep.on_stop = OnStop::Keep;
-        keep.lease = Duration::from_secs(60);
-        let answers = one(1).unlisted("learned.bosh", [10, 0, 0, 9].into());
-        let fast_path = start(&pair.server, &keep, &[v4()], answers.clone())?;
-        fast_path.publisher().learn(&name_of("learned.bosh"));
-        wait(fast_path.publisher().flushed());
-        fast_path.stop();
-        assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
+    let bpffs = Bpffs::new()?;
+    let mut keep = config(HookMode::Auto, &bpffs);
+    keep.on_stop = OnStop::Keep;
+    keep.lease = Duration::from_secs(60);
+    let answers = one(1).unlisted("learned.bosh", [10, 0, 0, 9].into());
+    let fast_path = start(&pair.server, &keep, &[v4()], answers.clone())?;
+    fast_path.publisher().learn(&name_of("learned.bosh"));
+    wait(fast_path.publisher().flushed());
+    fast_path.stop();
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
 
-        // Queries without pause while another instance takes over: no query is lost and no answer
-        // is wrong.
-        let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
-        let lost = thread::scope(|scope| -> Result<u64> {
-            let client = scope.spawn(|| -> Result<u64> {
-                let known = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
-                let mut lost = 0;
-                while !done.load(Ordering::Relaxed) {
-                    let mut replies =
-                        vec![ask(&pair.client, v4(), "a.bosh.", RecordType::A, None, PATIENCE)?];
-                    if mode == HookMode::Auto {
-                        // Generic mode passes this query up.
-                        replies.push(ask_unclear(&pair.client, v4(), "a.bosh.", RecordType::A, PATIENCE)?);
+    // Queries without pause while another instance takes over: no query is lost and no answer
+    // is wrong.
+    let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let lost = thread::scope(|scope| -> Result<u64> {
+        let client = scope.spawn(|| -> Result<u64> {
+            let known = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+            let mut lost = 0;
+            while !done.load(Ordering::Relaxed) {
+                for reply in [
+                    ask(&pair.client, v4(), "a.bosh.", RecordType::A, None, PATIENCE)?,
+                    ask_unclear(&pair.client, v4(), "a.bosh.", RecordType::A, PATIENCE)?,
+                ] {
+                    match reply.map(|reply| client::addresses(&reply)) {
+                        Some(found) => assert!(known.contains(&found), "{found:?}"),
+                        None => lost += 1,
                     }
-                    for reply in replies {
-                        match reply.map(|reply| client::addresses(&reply)) {
-                            Some(found) => assert!(known.contains(&found), "{found:?}"),
-                            None => lost += 1,
-                        }
-                        asked.fetch_add(1, Ordering::Relaxed);
-                    }
+                    asked.fetch_add(1, Ordering::Relaxed);
                 }
-                Ok(lost)
-            });
-            let answers = one(2).unlisted("learned.bosh", [10, 0, 0, 9].into());
-            keep.on_stop = OnStop::Detach;
-            let successor = start(&pair.server, &keep, &[v4()], answers);
-            let checked = successor.and_then(|successor| {
-                let before = asked.load(Ordering::Relaxed);
-                wait_until("more queries", PATIENCE, || asked.load(Ordering::Relaxed) > before + 20)
-                    .with_context(|| format!("{mode:?}: {:?}", successor.counters()))?;
-                let learned = addresses(&pair.client, v4(), "learned.bosh", PATIENCE)?;
-                assert_eq!(learned, Some(vec![[10, 0, 0, 9].into()]), "learned names are taken over");
-                let now = addresses(&pair.client, v4(), "a.bosh", PATIENCE)?;
-                assert_eq!(now, Some(vec![[10, 0, 0, 2].into()]));
-                Ok(successor)
-            });
-            done.store(true, Ordering::Relaxed);
-            let lost = client.join().expect("the client does not panic")?;
-            checked?.stop();
+            }
             Ok(lost)
-        })?;
-        assert_eq!(lost, 0, "{mode:?}: of {} queries", asked.load(Ordering::Relaxed));
-        assert_eq!(pair.server.attached_programs()?, NOTHING, "{mode:?}");
-    }
+        });
+        let answers = one(2).unlisted("learned.bosh", [10, 0, 0, 9].into());
+        keep.on_stop = OnStop::Detach;
+        let successor = start(&pair.server, &keep, &[v4()], answers);
+        let checked = successor.and_then(|successor| {
+            let before = asked.load(Ordering::Relaxed);
+            wait_until("more queries", PATIENCE, || asked.load(Ordering::Relaxed) > before + 20)
+                .with_context(|| format!("{:?}", successor.counters()))?;
+            let learned = addresses(&pair.client, v4(), "learned.bosh", PATIENCE)?;
+            assert_eq!(learned, Some(vec![[10, 0, 0, 9].into()]), "learned names are taken over");
+            let now = addresses(&pair.client, v4(), "a.bosh", PATIENCE)?;
+            assert_eq!(now, Some(vec![[10, 0, 0, 2].into()]));
+            Ok(successor)
+        });
+        done.store(true, Ordering::Relaxed);
+        let lost = client.join().expect("the client does not panic")?;
+        checked?.stop();
+        Ok(lost)
+    })?;
+    assert_eq!(lost, 0, "of {} queries", asked.load(Ordering::Relaxed));
+    assert_eq!(pair.server.attached_programs()?, NOTHING);
     Ok(())
 }
 

@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::XdpMode;
 use dns_core::{
     config::XdpConfig,
     name::Name,
@@ -138,15 +137,6 @@ fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8
     query
 }
 
-/// Returns whether the complete checksum of a query equals the sum of its pseudo-header, as a
-/// partial checksum does.
-pub(crate) fn looks_unfinished(query: &[u8], client: SocketAddr, server: SocketAddr) -> bool {
-    let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
-    let pseudo = pseudo(client.ip(), server.ip(), udp_len);
-    let udp = [client.port(), server.port(), udp_len, !checksum(&[&pseudo])].map(u16::to_be_bytes).concat();
-    checksum(&[&pseudo, &udp, query]) == 0
-}
-
 /// Checks that a reply holds only addresses of a name that [`List::counted`] gave `count` of them,
 /// without duplicates.
 pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
@@ -182,8 +172,8 @@ pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &s
     Ok(())
 }
 
-/// Attaches a program that passes every packet to an interface in a namespace; detached on drop.
-pub(crate) fn pass_program(namespace: &Namespace, interface: &str, mode: XdpMode) -> Result<aya::Ebpf> {
-    let hook = if matches!(mode, XdpMode::Driver) { Hook::Native } else { Hook::Generic };
-    Yardstick::Pass.attach(hook, namespace, interface)
+/// Attaches a native XDP program that passes every packet to an interface in a namespace; detached on
+/// drop.
+pub(crate) fn pass_program(namespace: &Namespace, interface: &str) -> Result<aya::Ebpf> {
+    Yardstick::Pass.attach(Hook::Native, namespace, interface)
 }

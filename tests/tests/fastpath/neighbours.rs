@@ -21,13 +21,9 @@ fn one(name: &str, last: u8) -> List {
 #[test]
 fn foreign_xdp_program_is_kept() -> Result<()> {
     requires!(namespaces, bpf);
-    for (mode, theirs) in [
-        (HookMode::Generic, aya::programs::XdpMode::Skb),
-        (HookMode::Native, aya::programs::XdpMode::Driver),
-        (HookMode::Auto, aya::programs::XdpMode::Driver),
-    ] {
+    for mode in [HookMode::Native, HookMode::Auto] {
         let (pair, bpffs) = (Pair::new("alien")?, Bpffs::new()?);
-        let foreign = pass_program(&pair.server, "srv", theirs)?;
+        let foreign = pass_program(&pair.server, "srv")?;
         let id = xdp_program(&pair)?.context("the foreign program is missing")?;
         let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one("a.bosh", 1))?;
         let status = fast_path.status().interfaces;
@@ -49,20 +45,18 @@ fn foreign_xdp_program_is_kept() -> Result<()> {
 fn two_servers_share_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let (first, second) = (v4(), SocketAddr::from(([169, 254, 0, 2], 5353)));
-    for mode in [HookMode::Auto, HookMode::Generic] {
-        let (pair, bpffs) = (Pair::new("two")?, Bpffs::new()?);
-        let config = config(mode, &bpffs);
-        let one_server = start(&pair.server, &config, &[first], one("a.bosh", 1))?;
-        let other_server = start(&pair.server, &config, &[second], one("a.bosh", 2))?;
-        let asked = |server, patience| addresses(&pair.client, server, "a.bosh", patience);
-        assert_eq!(asked(first, PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]), "{mode:?}");
-        assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]), "{mode:?}");
-        one_server.stop();
-        assert_eq!(asked(first, SHORT)?, None);
-        assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]), "{mode:?}");
-        other_server.stop();
-        assert_eq!(asked(second, SHORT)?, None);
-    }
+    let (pair, bpffs) = (Pair::new("two")?, Bpffs::new()?);
+    let config = config(HookMode::Auto, &bpffs);
+    let one_server = start(&pair.server, &config, &[first], one("a.bosh", 1))?;
+    let other_server = start(&pair.server, &config, &[second], one("a.bosh", 2))?;
+    let asked = |server, patience| addresses(&pair.client, server, "a.bosh", patience);
+    assert_eq!(asked(first, PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
+    assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    one_server.stop();
+    assert_eq!(asked(first, SHORT)?, None);
+    assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    other_server.stop();
+    assert_eq!(asked(second, SHORT)?, None);
     Ok(())
 }
 

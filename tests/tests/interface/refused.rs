@@ -194,17 +194,11 @@ fn rejected_program_disables_only_hook() -> Result<()> {
     requires!(namespaces, bpf);
     // The mode, the defective program, the hooks left on the veth.
     let cases = [
-        ("generic", object::XDP_GENERIC_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
+        ("native", object::XDP_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
         ("native", object::XDP_PROGRAM, Fault::Unreadable, &["tcx", "clsact"], None),
         ("auto", object::TC_ANSWER_PROGRAM, Fault::Unreadable, &["none"], Some(object::TC_PROGRAM)),
         // Not needed, so not even loaded.
-        (
-            "auto",
-            object::XDP_GENERIC_PROGRAM,
-            Fault::TooLong,
-            &["tcx", "clsact"],
-            Some(object::XDP_GENERIC_PROGRAM),
-        ),
+        ("auto", object::XDP_PROGRAM, Fault::TooLong, &["tcx", "clsact"], Some(object::XDP_PROGRAM)),
     ];
     for (number, (mode, program, fault, hooks, never_tried)) in cases.into_iter().enumerate() {
         let complaint = fault.complaint();
@@ -256,9 +250,9 @@ fn rejected_program_disables_only_hook() -> Result<()> {
 #[test]
 fn rejected_programs_are_not_retried() -> Result<()> {
     requires!(namespaces, bpf);
-    let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
-    spoilt.server.wait_for_log("program=dns_xdp_generic")?;
-    let tried = spoilt.refusals("program=dns_xdp_generic");
+    let spoilt = Spoilt::start("again", "native", object::XDP_PROGRAM, Fault::Unreadable)?;
+    spoilt.server.wait_for_log("program=dns_xdp")?;
+    let tried = spoilt.refusals("program=dns_xdp");
     spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served by the next best hook", Duration::from_secs(300), || {
         Metrics::read(&spoilt.pair.server).is_ok_and(|metrics| {
@@ -268,6 +262,6 @@ fn rejected_programs_are_not_retried() -> Result<()> {
             })
         })
     })?;
-    ensure!(spoilt.refusals("program=dns_xdp_generic") == tried, "tried again: {}", spoilt.server.log());
+    ensure!(spoilt.refusals("program=dns_xdp") == tried, "tried again: {}", spoilt.server.log());
     Ok(())
 }

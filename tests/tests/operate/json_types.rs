@@ -51,7 +51,7 @@ fn fields_have_one_type() -> Result<()> {
     let running = Running::start_in(
         namespace,
         &json!({
-            "xdp": {"mode": "generic", "interfaces": ["lo"]}, "disable_recursors": false, "recursors": [address],
+            "xdp": {"mode": "tc", "interfaces": ["lo"]}, "disable_recursors": false, "recursors": [address],
             "cache": {"enabled": true},
         }),
     )?;

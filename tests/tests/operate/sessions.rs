@@ -196,7 +196,7 @@ fn healthy_sessions_are_as_recorded() -> Result<()> {
     let running = Running::start_in(
         namespace,
         &json!({
-            "xdp": {"mode": "generic", "interfaces": ["lo"]}, "disable_recursors": false, "recursors": [address],
+            "xdp": {"mode": "tc", "interfaces": ["lo"]}, "disable_recursors": false, "recursors": [address],
             "recursor_selection": "serial", "cache": {"enabled": true},
         }),
     )?;
@@ -236,7 +236,7 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
     let running = Running::start_in(
         namespace,
         &json!({
-            "xdp": {"mode": "generic", "interfaces": ["eth99"]}, "disable_recursors": false, "recursors": [address],
+            "xdp": {"mode": "tc", "interfaces": ["eth99"]}, "disable_recursors": false, "recursors": [address],
             "recursor_selection": "serial", "recursor_timeout": "100ms", "recursor_timout": "1s",
         }),
     )?;

@@ -64,7 +64,7 @@ fn top_columns_fit_small_terminal() -> Result<()> {
     let running = Running::start(
         "small",
         &json!({
-            "xdp": {"mode": "generic", "interfaces": ["lo"]},
+            "xdp": {"mode": "tc", "interfaces": ["lo"]},
             "disable_recursors": false, "recursors": ["127.0.0.10:53"], "recursor_timeout": "100ms",
         }),
     )?;

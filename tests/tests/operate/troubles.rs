@@ -58,7 +58,7 @@ fn metric(running: &Running, name: &str) -> Result<String> {
 #[test]
 fn missing_interface_degrades() -> Result<()> {
     requires!(namespaces, bpf);
-    let running = Running::start("eth99", &json!({"xdp": {"mode": "generic", "interfaces": ["eth99"]}}))?;
+    let running = Running::start("eth99", &json!({"xdp": {"mode": "tc", "interfaces": ["eth99"]}}))?;
     wait_for_readyz(&running, "200", "warn fast path: on no interface: xdp.interfaces names eth99")?;
     running.server.wait_for_log("WARN  [main] no interface is served")?;
     let (code, text, _) = running.cli(&["status"])?;
@@ -78,7 +78,7 @@ fn missing_interface_degrades() -> Result<()> {
 #[test]
 fn wildcards_wait_for_queries() -> Result<()> {
     requires!(namespaces, bpf);
-    let running = Running::start("wild", &json!({"xdp": {"mode": "generic", "interfaces": ["w-*"]}}))?;
+    let running = Running::start("wild", &json!({"xdp": {"mode": "tc", "interfaces": ["w-*"]}}))?;
     wait_for_readyz(&running, "200", "ok   fast path: on no interface yet")?;
     running.ask("q-s0.q-g1.bosh.", 20)?;
     thread::sleep(Duration::from_secs(1));
@@ -305,7 +305,7 @@ fn detach_without_pins_is_refused() -> Result<()> {
     let namespace = Namespace::new("nopins")?;
     let folder = server::folder(RECORDS.as_bytes(), None)?;
     let settings = json!({
-        "xdp": {"mode": "generic", "interfaces": ["lo"], "bpffs": "/proc/none"},
+        "xdp": {"mode": "tc", "interfaces": ["lo"], "bpffs": "/proc/none"},
         "control": {"socket": folder.path().join("control.sock")},
     });
     let running = Running::start_with(namespace, folder, &settings)?;
@@ -318,7 +318,7 @@ fn detach_without_pins_is_refused() -> Result<()> {
 #[test]
 fn tap_omits_earlier_sessions() -> Result<()> {
     requires!(namespaces, bpf);
-    let running = Running::start("earlier", &json!({"xdp": {"mode": "generic", "interfaces": ["lo"]}}))?;
+    let running = Running::start("earlier", &json!({"xdp": {"mode": "tc", "interfaces": ["lo"]}}))?;
     wait_for_readyz(&running, "200", "ok   fast path: on")?;
     let tap = ["tap", "--json", "--path", "fast", "--seconds", "3"];
     // The first viewer leaves after one line, while the interface answers as fast as it can.

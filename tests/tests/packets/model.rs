@@ -152,15 +152,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     if !is_right && !looks_unfinished {
         return None;
     }
-    let mut partial = hook != Hook::Xdp && looks_unfinished;
-    if partial && is_right {
-        // The checksum may also be complete. tc asks the kernel, and test run packets have complete
-        // ones.
-        if hook != Hook::Tc {
-            return None;
-        }
-        partial = false;
-    }
+    // If it may also be complete, tc asks the kernel, and test run packets have complete ones.
+    let partial = hook == Hook::Tc && looks_unfinished && !is_right;
 
     let mut message = message;
     message[2] = 0x84

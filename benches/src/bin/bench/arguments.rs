@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) against: Vec<PathBuf>,
     /// With --against: modes of the fast path (`off`: userspace only).
-    #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
+    #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "native", "off"])]
     pub(crate) mode: Vec<String>,
     /// Rewrite the pages from a report.json, without measuring anything.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "rounds", "bosh_dns"])]

@@ -35,10 +35,9 @@ const WITH_MISSES: (Subject, &str) = (Subject::Ours("tc"), "ours, tc, 1 % to use
 
 fn subjects(plan: &Plan) -> Vec<Subject> {
     let mut subjects = vec![
-        Subject::Reflector(Hook::Generic),
+        Subject::Reflector(Hook::Tc),
         Subject::Reflector(Hook::Native),
         Subject::Ours("tc"),
-        Subject::Ours("generic"),
         Subject::Ours("native"),
         Subject::Userspace,
         Subject::Peer(Peer::KnotXdp),

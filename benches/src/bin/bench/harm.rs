@@ -33,7 +33,7 @@ pub(super) const MAIN_TITLE: &str = "Throughput of other traffic with the fast p
 pub(super) const NOTHING: &str = "nothing attached";
 
 /// Measured modes of the fast path.
-const MODES: [Option<&str>; 3] = [None, Some("auto"), Some("generic")];
+const MODES: [Option<&str>; 2] = [None, Some("auto")];
 
 /// Traffic that passes the programs.
 #[derive(Clone, Copy)]

@@ -24,9 +24,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(1_000)?;
     let queries = Queries::write(&queries::for_names(&foundation, queries::is_shared))?;
     let mut subjects = vec![
-        Subject::Reflector(Hook::Generic),
+        Subject::Reflector(Hook::Tc),
         Subject::Ours("tc"),
-        Subject::Ours("generic"),
         Subject::Userspace,
         Subject::Peer(Peer::Knot),
         Subject::Peer(Peer::Nsd),

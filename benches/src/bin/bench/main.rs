@@ -135,7 +135,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     if !arguments.against.is_empty() {
         for mode in &arguments.mode {
             // Subjects hold the names of their modes for the life of the program.
-            let mode = ["tc", "generic", "native", "off"].into_iter().find(|known| known == mode);
+            let mode = ["tc", "native", "off"].into_iter().find(|known| known == mode);
             let mode = mode.context("clap lets no other modes through")?;
             report.figures.push(against::measure(&plan, &arguments.against, mode)?);
         }

@@ -34,8 +34,7 @@ pub(super) const LADDER: [u32; 12] = [
 const INSTANCES: usize = 1_000;
 
 /// The hooks, by the names of this server's modes.
-pub(super) const HOOKS: [(&str, Hook); 3] =
-    [("tc", Hook::Tc), ("generic", Hook::Generic), ("native", Hook::Native)];
+pub(super) const HOOKS: [(&str, Hook); 2] = [("tc", Hook::Tc), ("native", Hook::Native)];
 
 /// Title of the main figure.
 pub(super) const TITLE: &str = "Queries per second of one saturated core";

@@ -22,10 +22,10 @@ use crate::{
 const NAMES: usize = 500;
 
 /// The baseline of all figures.
-const REFLECTOR: Subject = Subject::Reflector(Hook::Generic);
+const REFLECTOR: Subject = Subject::Reflector(Hook::Tc);
 
 /// This server with the fast path, by mode.
-const MODES: [Subject; 3] = [Subject::Ours("tc"), Subject::Ours("generic"), Subject::Ours("native")];
+const MODES: [Subject; 2] = [Subject::Ours("tc"), Subject::Ours("native")];
 
 /// CPU, rates, latencies by size, by form and by hit ratio.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -44,7 +44,6 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     let few = [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot)];
     let many = [
         Subject::Ours("tc"),
-        Subject::Ours("generic"),
         Subject::Ours("native"),
         Subject::Userspace,
         Subject::Peer(Peer::Knot),

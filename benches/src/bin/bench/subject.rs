@@ -153,7 +153,6 @@ fn start_yardstick(lab: &Lab, yardstick: Yardstick, hook: Hook) -> Result<Runnin
 pub(super) fn hook_label(hook: Hook) -> &'static str {
     match hook {
         Hook::Native => "native",
-        Hook::Generic => "generic",
         Hook::Tc => "tc",
     }
 }

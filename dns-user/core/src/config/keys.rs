@@ -193,7 +193,7 @@ pub const KEYS: &[Key] = keys! {
         "Port of the metrics endpoint";
     "xdp.enabled" Ours "boolean" = "true", "false", "true":
         "Answer hot names at the interface";
-    "xdp.mode" Ours "auto, native, generic, tc or off" = "\"auto\"", "\"tc\"", "\"auto\"":
+    "xdp.mode" Ours "auto, native, tc or off" = "\"auto\"", "\"tc\"", "\"auto\"":
         "Hook for the programs; auto chooses one for each interface";
     "xdp.interfaces" Ours "list of names and patterns, or null" = "null", "[\"lo\", \"s-*\"]", "null":
         "Interfaces to serve; null: all that queries can arrive on";

@@ -290,8 +290,6 @@ pub enum HookMode {
     Auto,
     /// XDP in the driver.
     Native,
-    /// Generic XDP, after the kernel allocated an skb.
-    Generic,
     /// tcx, or clsact on kernels before 6.6.
     Tc,
     /// No fast path; userspace answers everything.
@@ -300,13 +298,8 @@ pub enum HookMode {
 
 impl HookMode {
     /// All modes with their words in config.json, in order of declaration.
-    const WORDS: [(&str, Self); 5] = [
-        ("auto", Self::Auto),
-        ("native", Self::Native),
-        ("generic", Self::Generic),
-        ("tc", Self::Tc),
-        ("off", Self::Off),
-    ];
+    const WORDS: [(&str, Self); 4] =
+        [("auto", Self::Auto), ("native", Self::Native), ("tc", Self::Tc), ("off", Self::Off)];
 
     /// Returns the mode's word in config.json.
     pub const fn word(self) -> &'static str {

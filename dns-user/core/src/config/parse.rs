@@ -97,7 +97,7 @@ impl Config {
                 )?
                 .unwrap_or(Identity::Edns),
             compat: Compat::read(root)?,
-            xdp: xdp(&root.object("xdp")?)?,
+            xdp: xdp(&root.object("xdp")?, warnings)?,
         })
     }
 }
@@ -378,7 +378,7 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
 }
 
 /// Reads `xdp`, the settings of the fast path.
-fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
+fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
     if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
         return Err(object
@@ -399,7 +399,7 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
         shed: object.boolean("shed")?.unwrap_or(true),
         enabled: object.boolean("enabled")?.unwrap_or(true),
         interfaces: interfaces.map(|names| names.into_iter().map(str::to_owned).collect()),
-        mode: object.choice("mode", &HookMode::WORDS)?.unwrap_or(HookMode::Auto),
+        mode: hook_mode(object, warnings)?,
         max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
         cache_entries: object.number("cache_entries", 0, 1 << 20)?.unwrap_or(8192) as u32,
         cache_bytes: object.number("cache_bytes", 1 << 20, 1 << 28)?.unwrap_or(4 << 20),
@@ -419,6 +419,20 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
         return Err(object.error("lease", "is shorter than a second; expected \"1s\" or more"));
     }
     Ok(config)
+}
+
+/// Reads `xdp.mode`. The word of a mode that earlier versions had stands for tc, which serves the
+/// same interfaces.
+fn hook_mode(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<HookMode, ConfigError> {
+    const REMOVED: &str = "generic";
+    if object.text("mode")? == Some(REMOVED) {
+        warnings.push(
+            "xdp.mode \"generic\" no longer exists: using \"tc\", which serves the same interfaces and does not slow other traffic"
+                .to_owned(),
+        );
+        return Ok(HookMode::Tc);
+    }
+    Ok(object.choice("mode", &HookMode::WORDS)?.unwrap_or(HookMode::Auto))
 }
 
 /// Reads a path; an empty string counts as absent.
@@ -563,6 +577,15 @@ mod tests {
         assert!(loaded.is_some());
         assert!(Config::check("config.json", b"[]").1.is_none());
         assert!(Config::check("config.json", b"{").1.is_none());
+    }
+
+    #[test]
+    fn generic_mode_becomes_tc() {
+        let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mode": "generic"}}"#);
+        assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
+        let names_tc =
+            |warning: &String| warning.contains("xdp.mode \"generic\"") && warning.contains("\"tc\"");
+        assert!(loaded.warnings.iter().any(names_tc), "{:?}", loaded.warnings);
     }
 
     #[test]

@@ -86,7 +86,6 @@ pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
         HookMode::Off => return Err(NotServed::Off),
         HookMode::Tc => plan(&Hook::TC, "mode is tc".into(), false),
         HookMode::Native => plan(&[Hook::Native, Hook::Tcx, Hook::Clsact], "mode is native".into(), true),
-        HookMode::Generic => plan(&[Hook::Generic, Hook::Tcx, Hook::Clsact], "mode is generic".into(), true),
         // Native XDP slows other traffic with every driver: virtio_net loses its guest's offloads,
         // jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth needs a
         // program at its other end.
@@ -182,10 +181,10 @@ mod tests {
 
     #[test]
     fn every_mode_falls_back_to_tc() {
-        for mode in [HookMode::Auto, HookMode::Native, HookMode::Generic, HookMode::Tc] {
+        for mode in [HookMode::Auto, HookMode::Native, HookMode::Tc] {
             assert_eq!(plan(mode, &link(1, None)).unwrap().hooks.last(), Some(&Hook::Clsact));
         }
-        assert_eq!(plan(HookMode::Generic, &link(1, None)).unwrap().hooks[0], Hook::Generic);
+        assert_eq!(plan(HookMode::Native, &link(1, None)).unwrap().hooks[0], Hook::Native);
     }
 
     #[test]

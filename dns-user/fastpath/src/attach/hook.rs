@@ -10,8 +10,6 @@ use crate::bpf::LinkKind;
 pub enum Hook {
     /// XDP in the driver.
     Native,
-    /// XDP on the skb, for any driver.
-    Generic,
     /// tcx at ingress (kernel 6.6).
     Tcx,
     /// A classic filter at the clsact qdisc.
@@ -26,7 +24,6 @@ impl Hook {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Native => "native",
-            Self::Generic => "generic",
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
         }
@@ -34,14 +31,13 @@ impl Hook {
 
     /// Returns whether this is an XDP hook.
     pub(crate) const fn is_xdp(self) -> bool {
-        matches!(self, Self::Native | Self::Generic)
+        matches!(self, Self::Native)
     }
 
     /// Returns the kind of link for this hook; clsact has none.
     pub(crate) const fn link_kind(self) -> Option<LinkKind> {
         match self {
             Self::Native => Some(LinkKind::XdpNative),
-            Self::Generic => Some(LinkKind::XdpGeneric),
             Self::Tcx => Some(LinkKind::Tcx),
             Self::Clsact => None,
         }

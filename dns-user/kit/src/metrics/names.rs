@@ -171,7 +171,7 @@ declare! {
     /// Label `direction` is `in` or `out`.
     FAST_PATH_BYTES_TOTAL: Counter = "bosh_dns_xdp_fast_path_bytes_total"
         ["direction"] "Bytes of DNS messages: answered queries and their replies.";
-    /// `hook`: `native`, `generic`, `tcx`, `clsact`, `none`.
+    /// `hook`: `native`, `tcx`, `clsact`, `none`.
     FAST_PATH_INTERFACE_INFO: Gauge = "bosh_dns_xdp_fast_path_interface_info"
         ["interface", "hook"] "Hook of each interface; always 1.";
     /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: the verifier's message, empty

@@ -175,7 +175,7 @@ pub struct InterfaceView {
     /// `served`, `waiting` or `refused`.
     #[serde(default)]
     pub state: String,
-    /// `native`, `generic`, `tcx`, `clsact` or `none`.
+    /// `native`, `tcx`, `clsact` or `none`.
     pub hook: String,
     /// Reason why this hook, or none, was chosen.
     pub why: String,

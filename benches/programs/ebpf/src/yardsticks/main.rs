@@ -18,7 +18,7 @@ mod reflector;
 
 use aya_ebpf::{
     bindings::xdp_action,
-    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
+    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_xdp_adjust_head},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -68,13 +68,7 @@ pub fn reflector_tc(context: TcContext) -> i32 {
 /// Runs the constant reflector at XDP in the driver.
 #[xdp]
 pub fn constant_xdp(context: XdpContext) -> u32 {
-    at_xdp(&context, true)
-}
-
-/// Runs the constant reflector at XDP in generic mode.
-#[xdp]
-pub fn constant_xdp_generic(context: XdpContext) -> u32 {
-    at_xdp(&context, false)
+    at_xdp(&context)
 }
 
 /// Runs the constant reflector at tc.
@@ -98,24 +92,22 @@ fn redirect(context: &TcContext) -> i32 {
     unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 }
 }
 
-/// Answers at XDP, with room made before the packet or after it.
+/// Answers at XDP, with room made before the packet.
 #[inline(always)]
-fn at_xdp(context: &XdpContext, before: bool) -> u32 {
+fn at_xdp(context: &XdpContext) -> u32 {
     let length = opaque(context.data_end() - context.data());
     if reflector::reflect(context.data(), context.data_end()).is_none() {
         return xdp_action::XDP_PASS;
     }
     let more = (ANSWER_LEN * answers()) as i32;
     // SAFETY: the context is the kernel's own.
-    let grown = unsafe {
-        if before { bpf_xdp_adjust_head(context.ctx, -more) } else { bpf_xdp_adjust_tail(context.ctx, more) }
-    } == 0;
+    let grown = unsafe { bpf_xdp_adjust_head(context.ctx, -more) } == 0;
     // After a helper call the verifier requires the packet's addresses to be read again. SAFETY:
     // the context is the kernel's own.
     let data = unsafe { (&raw const (*context.ctx).data).read_volatile() as usize };
     let end = unsafe { (&raw const (*context.ctx).data_end).read_volatile() as usize };
-    let moved = !before || grown && move_forward(data, end, more as usize, length).is_some();
-    if grown && moved && append(data, end, length).is_some() {
+    let moved = grown && move_forward(data, end, more as usize, length).is_some();
+    if moved && append(data, end, length).is_some() {
         xdp_action::XDP_TX
     } else {
         xdp_action::XDP_DROP
