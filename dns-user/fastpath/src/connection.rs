@@ -74,6 +74,32 @@ impl AttacherConnection {
         Ok(Self(stream))
     }
 
+    /// Receives the connection that the server's own attacher offers on `standby`
+    /// ([`crate::offer_connection`]).
+    pub fn receive(standby: &UnixStream, patience: Duration) -> Result<Self, FastPathError> {
+        let failed = |error| FastPathError::io("waiting for the attacher", error);
+        standby.set_read_timeout(Some(patience)).map_err(failed)?;
+        match receive_descriptors(standby) {
+            Ok(descriptors) => {
+                let stream = descriptors.into_iter().next().ok_or(FastPathError::AttacherEnded)?;
+                Ok(Self(stream.into()))
+            }
+            Err(error) if is_nothing_yet(&error) => Err(FastPathError::AttacherRestarts),
+            Err(_) => Err(FastPathError::AttacherEnded),
+        }
+    }
+
+    /// Detaches what an earlier server at these addresses left.
+    pub fn detach_earlier(self, listen: &[SocketAddr]) -> Result<(), FastPathError> {
+        let ReceivedMaps { stream, mut lines, .. } = self.request_maps(listen)?;
+        let failed = |error| FastPathError::io("asking the attacher to detach", error);
+        send(&stream, &ServerMessage::Stop { detach: true }).map_err(failed)?;
+        stream.set_read_timeout(Some(STOP_PATIENCE)).map_err(failed)?;
+        // Its last message is followed by the end of the connection.
+        while lines.next::<AttacherMessage>(&stream).is_ok() {}
+        Ok(())
+    }
+
     /// Requests maps for a server at these addresses.
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;

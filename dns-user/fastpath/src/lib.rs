@@ -45,7 +45,7 @@ use self::{
         filters::Filters,
         netlink::Socket,
         pins::{self, Pins},
-        rules::{Device, Rules},
+        rules::{self, Device, Rules},
     },
     connection::Session,
     map::{control::ControlPage, counters::CounterPages, index::Index},
@@ -68,7 +68,7 @@ pub use self::{
         pins::FolderState,
         status::{InterfaceState, InterfaceStatus, InterfacesStatus},
     },
-    attacher::{Attacher, Authority, ReadAuthority, serve},
+    attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
     handle::FastPathHandle,
     map::{counters::Counters, store::StoreFill},
@@ -159,6 +159,12 @@ pub enum FastPathError {
         /// The error of connect(2).
         error: io::Error,
     },
+    /// The server's own attacher was killed, and its successor has not started yet.
+    #[error("the attacher was killed and is being started again")]
+    AttacherRestarts,
+    /// The server's own attacher has ended for good.
+    #[error("the attacher has ended; restart the server to attach programs again")]
+    AttacherEnded,
     /// The attacher refused to load programs; holds its reason.
     #[error("the attacher refused to load programs: {0}")]
     Refused(String),
@@ -441,6 +447,12 @@ impl Drop for FastPath {
 pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     pins::ensure_bpffs(bpffs)?;
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
+}
+
+/// Opens what only root may read and the attacher reads later: the lists of packet filter tables. Must be
+/// called before it changes its user.
+pub fn open_rule_lists() {
+    rules::open_lists();
 }
 
 /// Result of [`detach_all`].

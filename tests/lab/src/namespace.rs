@@ -114,7 +114,7 @@ impl Namespace {
         index.with_context(|| format!("no interface {interface} in {}", self.name))
     }
 
-    /// Returns the XDP and tcx programs attached to the interfaces inside (Debian 12's bpftool does not show
+    /// Returns the XDP, tcx and clsact programs attached to the interfaces inside (Debian 12's bpftool does not show
     /// tcx).
     pub fn attached_programs(&self) -> Result<Vec<String>> {
         let links = capture(Command::new("ip").args(["-n", &self.name, "-o", "link", "show"]))?;
@@ -126,6 +126,16 @@ impl Namespace {
             found.extend(
                 programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
             );
+        }
+        let qdiscs = capture(Command::new("tc").args(["-n", &self.name, "qdisc", "show"]))?;
+        for line in qdiscs.lines().filter(|line| line.starts_with("qdisc clsact ")) {
+            let name = line.split(" dev ").nth(1).and_then(|rest| rest.split(' ').next());
+            let name = name.context("tc shows the device")?;
+            let shown = capture(
+                Command::new("tc").args(["-n", &self.name, "filter", "show", "dev", name, "ingress"]),
+            )?;
+            let filters = shown.lines().filter(|line| line.contains("direct-action"));
+            found.extend(filters.map(|line| format!("{name}: {line}")));
         }
         Ok(found)
     }

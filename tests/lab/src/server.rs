@@ -192,13 +192,16 @@ impl Server {
         self.process.pid()
     }
 
-    /// Returns the server's process and its children: the attacher.
+    /// Returns the server's process and its descendants: the attacher, and the process that replaces it.
     pub fn processes(&self) -> Result<Vec<u32>> {
-        let mut found = vec![self.pid()];
-        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            // A thread may end meanwhile.
-            let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        let (mut found, mut next) = (vec![self.pid()], 0);
+        while let Some(&pid) = found.get(next) {
+            next += 1;
+            for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+                // A thread may end meanwhile.
+                let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+                found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+            }
         }
         Ok(found)
     }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -23,6 +23,8 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
+use crate::refused::{Fault, spoil};
+
 /// A listed name, and one that must be learned.
 const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
 
@@ -41,6 +43,15 @@ struct Parts {
 impl Parts {
     /// Starts the server, then the attacher.
     fn start(label: &str) -> Result<Self> {
+        let (pair, bpffs, server) = Self::start_server(label)?;
+        let attacher = start_attacher(&pair, &server, &server::program()?)?;
+        let parts = Self { attacher, server, bpffs, pair };
+        wait_for_fast_path(&parts.pair.server).with_context(|| parts.server.log())?;
+        Ok(parts)
+    }
+
+    /// Starts only the server.
+    fn start_server(label: &str) -> Result<(Pair, Bpffs, Server)> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
@@ -55,10 +66,7 @@ impl Parts {
         // Port 53 otherwise requires a capability.
         pair.server.run(|| fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"))??;
         let server = Server::start_prepared(Some(&pair.server), folder, v4(), &settings, confine)?;
-        let attacher = start_attacher(&pair, &server)?;
-        let parts = Self { attacher, server, bpffs, pair };
-        wait_for_fast_path(&parts.pair.server).with_context(|| parts.server.log())?;
-        Ok(parts)
+        Ok((pair, bpffs, server))
     }
 
     /// Queries once from the client's namespace; `None` on timeout.
@@ -97,11 +105,11 @@ fn sessions(server: &Server) -> usize {
 }
 
 /// Starts an attacher for the server.
-fn start_attacher(pair: &Pair, server: &Server) -> Result<Kept> {
+fn start_attacher(pair: &Pair, server: &Server, program: &Path) -> Result<Kept> {
     let log =
         fs::OpenOptions::new().create(true).append(true).open(server.folder.path().join("attacher.log"))?;
     let config: PathBuf = server.folder.path().join("config.json");
-    let mut command = pair.server.command(server::program()?)?;
+    let mut command = pair.server.command(program)?;
     command.args(["attach", "--config"]).arg(config).stdin(Stdio::null());
     Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
 }
@@ -171,6 +179,45 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
 }
 
 #[test]
+fn attacher_lost_while_loading_degrades() -> Result<()> {
+    /// Attempts to end the attacher while the kernel verifies a program, which takes about a second.
+    const ATTEMPTS: usize = 10;
+    requires!(namespaces, bpf);
+    let (pair, _bpffs, server) = Parts::start_server("lost")?;
+    let program = server.folder.path().join("bosh-dns-xdp");
+    spoil(&server::program()?, &program, object::TC_ANSWER_PROGRAM, Fault::TooLong.instructions())?;
+    let status = || -> Result<Value> {
+        let mut command: Command = pair.server.command(server::program()?)?;
+        let config = server.folder.path().join("config.json");
+        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
+        Ok(serde_json::from_str(&said)?)
+    };
+    for _ in 0..ATTEMPTS {
+        let before = sessions(&server);
+        let mut attacher = start_attacher(&pair, &server, &program)?;
+        wait_until("maps", REUNION, || sessions(&server) > before)?;
+        attacher.kill(PATIENCE)?;
+        let is_loading = |program: &Value| program["state"] == "loading";
+        let state = status()?;
+        let programs = state["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
+        if !programs.iter().any(is_loading) {
+            continue;
+        }
+        return wait_until("the loss to be reported", REUNION, || {
+            status().is_ok_and(|status| {
+                let checks = status["checks"].as_array().cloned().unwrap_or_default();
+                let check = checks.iter().find(|check| check["name"] == "fast path");
+                check.is_some_and(|check| {
+                    check["detail"].as_str().is_some_and(|text| text.contains("attacher"))
+                })
+            })
+        })
+        .with_context(|| format!("{:?}", status()));
+    }
+    anyhow::bail!("no attempt met a program that was being loaded")
+}
+
+#[test]
 fn unprivileged_tap_shows_queries() -> Result<()> {
     requires!(namespaces, bpf);
     let parts = Parts::start("tap")?;
@@ -221,7 +268,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
                 let before = sessions(server);
                 attacher.kill(PATIENCE)?;
                 more("answers without an attacher")?;
-                *attacher = start_attacher(pair, server)?;
+                *attacher = start_attacher(pair, server, &server::program()?)?;
                 wait_until("the server to be given maps", REUNION, || sessions(server) > before)?;
                 wait_for_fast_path(&pair.server)?;
                 more("answers with a new attacher")?;

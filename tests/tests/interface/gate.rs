@@ -233,6 +233,157 @@ fn diverted_local_queries_are_answered() -> Result<()> {
 }
 
 #[test]
+fn local_queries_keep_interface_served() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("locals")?;
+    let gated = Gated::start(&pair.server)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        let asking = scope.spawn(|| -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                // Each report of the server then has a local sender.
+                ask(&pair.server, 1)?;
+            }
+            Ok(())
+        });
+        // Several times as long as two lost probes need to close the gate.
+        let asked = (0..8).try_for_each(|round| -> Result<()> {
+            let before = hits(&pair.server)?;
+            ensure!(ask(&pair.client, 20)? == 20);
+            let by_interface = hits(&pair.server)? - before;
+            ensure!(
+                by_interface >= 10,
+                "round {round}: {by_interface} of 20: {:?}",
+                gated.states(&pair.server)?
+            );
+            Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        asking.join().expect("no panic")?;
+        asked
+    })
+    .with_context(|| gated.server.log())
+}
+
+#[test]
+fn refused_route_ends_answers() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("routes")?;
+    let gated = Gated::start(&pair.server)?;
+    for refusal in [
+        &["route", "add", "blackhole", "169.254.0.1/32"][..],
+        &["route", "add", "prohibit", "169.254.0.1/32"],
+    ] {
+        wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+        pair.server.ip(refusal)?;
+        let is_silent = || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
+        wait_until("the interface to answer no more", Duration::from_secs(60), || {
+            (0..5).all(|_| is_silent())
+        })
+        .with_context(|| format!("{refusal:?}: {:?}", gated.states(&pair.server)))?;
+        let before = hits(&pair.server)?;
+        ensure!((0..10).all(|_| is_silent()) && hits(&pair.server)? == before, "{refusal:?}");
+        let shown = gated.states(&pair.server)?.remove("srv").unwrap_or_default();
+        ensure!(shown.state == "refused" && shown.why.contains("refuses replies"), "{shown:?}");
+        let mut removal = refusal.to_vec();
+        removal[1] = "del";
+        pair.server.ip(&removal)?;
+    }
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
+}
+
+#[test]
+fn unprivileged_attacher_reads_legacy_rules() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("nobody")?;
+    // The tables exist before the attacher starts.
+    iptables(&pair.server, "iptables-legacy", &["-L", "INPUT"])?;
+    let gated = Gated::start_prepared(&pair.server, &json!({"attach_user": "nobody"}), |_| {})?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    // So high a limit holds back no probe: only reading it shows that it is there.
+    let limit = ["INPUT", "-p", "udp", "--dport", "53", "-m", "hashlimit", "--hashlimit-above", "5000/sec"];
+    let rest = ["--hashlimit-mode", "srcip", "--hashlimit-name", "dns", "-j", "DROP"];
+    iptables(&pair.server, "iptables-legacy", &[&["-A"][..], &limit, &rest].concat())?;
+    wait_until("the interface to be left to userspace", Duration::from_secs(60), || {
+        let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
+        asked
+            && gated.states(&pair.server).is_ok_and(|states| states["srv"].why.contains("limits its queries"))
+    })
+    .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))
+}
+
+#[test]
+fn foreign_program_in_our_place_is_noticed() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("place")?;
+    let named = json!({"interfaces": ["srv"]});
+    let gated = Gated::start_prepared(&pair.server, &named, whole_system_tests::old_kernel::refuse_tcx)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    let filters = || -> Result<String> {
+        let mut tc = pair.server.command("tc")?;
+        whole_system_tests::process::capture(tc.args(["filter", "show", "dev", "srv", "ingress"]))
+    };
+    let ours = filters()?;
+    let priority = ours.split("pref ").nth(1).and_then(|rest| rest.split(' ').next()).context("no filter")?;
+    let tc = |arguments: &[&str]| -> Result<()> {
+        let mut tc = pair.server.command("tc")?;
+        run(tc.args(["filter"]).args(arguments).args(["dev", "srv", "ingress", "pref", priority]))
+    };
+    tc(&["del"])?;
+    let mut tc_add = pair.server.command("tc")?;
+    run(tc_add.args([
+        "filter", "add", "dev", "srv", "ingress", "pref", priority, "protocol", "all", "u32", "match", "u32",
+        "0", "0", "flowid", ":1",
+    ]))?;
+    // At the latest after a full check of all attachments.
+    wait_until("the server to use another priority", Duration::from_secs(60), || {
+        filters().is_ok_and(|shown| shown.contains("dns_tc"))
+    })
+    .with_context(|| format!("{:?}\n{}", gated.states(&pair.server), gated.server.log()))?;
+    let shown = filters()?;
+    ensure!(shown.contains("u32"), "the foreign filter stays: {shown}");
+    tc(&["del"])?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
+}
+
+#[test]
+fn disabled_fast_path_ends_earlier_answers() -> Result<()> {
+    requires!(namespaces, bpf);
+    for (label, prepare) in [
+        ("off-tcx", None),
+        ("off-clsact", Some(whole_system_tests::old_kernel::refuse_tcx as fn(&mut Command))),
+    ] {
+        let pair = Pair::new(label)?;
+        let kept = json!({"interfaces": ["srv"], "on_stop": "keep", "lease": "1h"});
+        let mut gated = Gated::start_prepared(&pair.server, &kept, |command| {
+            if let Some(prepare) = prepare {
+                prepare(command);
+            }
+        })?;
+        wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+        gated.server.process().stop(Duration::from_secs(60))?;
+        ensure!(ask(&pair.client, 1)? == 1, "the programs stay");
+        let config = gated.server.folder.path().join("config.json");
+        let text = std::fs::read_to_string(&config)?;
+        let mut settings: serde_json::Value = serde_json::from_str(&text)?;
+        settings["xdp"]["enabled"] = json!(false);
+        std::fs::write(&config, settings.to_string())?;
+        let records = gated.server.folder.path().join("records.json");
+        std::fs::write(records, server::records_of_groups(&[2]))?;
+        gated.server.restart(Some(&pair.server))?;
+        let found = addresses(&pair.client, v4(), NAME, PATIENCE)?;
+        ensure!(found.is_none_or(|found| found.is_empty()), "an answer from the old records");
+        ensure!(gated.bpffs.links().is_empty(), "{:?}", gated.bpffs.links());
+        let mut tc = pair.server.command("tc")?;
+        let shown =
+            whole_system_tests::process::capture(tc.args(["filter", "show", "dev", "srv", "ingress"]))?;
+        ensure!(!shown.contains("dns_tc"), "{shown}");
+    }
+    Ok(())
+}
+
+#[test]
 fn removed_address_is_not_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("moved")?;

@@ -301,11 +301,31 @@ fn attacher_ends_with_server() -> Result<()> {
 }
 
 #[test]
-fn lost_attacher_leaves_queries_to_userspace() -> Result<()> {
+fn killed_attacher_is_replaced() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("alone", json!({"lease": "60s"}))?;
     let attacher = child(running.server.pid())?;
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(attacher.cast_signed()), Signal::SIGKILL)?;
+    let standby = child(attacher)?;
+    let kill =
+        |pid: u32| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    kill(attacher)?;
+    // Interfaces that appear later are served only by an attacher.
+    running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    wait_until("the late interface to be served", Duration::from_secs(60), || {
+        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
+        Metrics::read(&running.pair.server)
+            .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+    })
+    .with_context(|| running.server.log())?;
+    running.wait_for_interface_reply()?;
+    let pid = running.server.pid();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    ensure!(children.is_empty(), "a zombie: {children}");
+
+    // Without the process that replaces it, the loss is final, and userspace answers.
+    let second = child(standby)?;
+    kill(standby)?;
+    kill(second)?;
     running.server.wait_for_log("the attacher has ended")?;
     let userspace = || -> Result<u64> { Ok(Metrics::read(&running.pair.server)?.userspace_replies()) };
     let by_userspace = || -> Result<bool> {
@@ -316,11 +336,7 @@ fn lost_attacher_leaves_queries_to_userspace() -> Result<()> {
         Ok(userspace()? - before >= 20)
     };
     // The publisher ends the lease after the line in the log.
-    wait_until("userspace to give every answer", PATIENCE, || by_userspace().unwrap_or(false))?;
-    let pid = running.server.pid();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    ensure!(children.is_empty(), "a zombie: {children}");
-    Ok(())
+    wait_until("userspace to give every answer", PATIENCE, || by_userspace().unwrap_or(false))
 }
 
 #[test]

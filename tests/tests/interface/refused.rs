@@ -30,7 +30,7 @@ const NAME: &str = "q-s0.q-g3.bosh.";
 
 /// The defect of a program.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+pub(crate) enum Fault {
     /// Reads an uninitialised register: rejected immediately.
     Unreadable,
     /// Begins with a loop that exceeds the verifier's instruction limit.
@@ -39,7 +39,7 @@ enum Fault {
 
 impl Fault {
     /// Returns the program's first instructions.
-    const fn instructions(self) -> &'static [u8] {
+    pub(crate) const fn instructions(self) -> &'static [u8] {
         match self {
             // r0 = r9
             Self::Unreadable => &[0xbf, 0x90, 0, 0, 0, 0, 0, 0],
@@ -142,7 +142,7 @@ impl Spoilt {
 }
 
 /// Copies the server, replacing the first instructions of a program.
-fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
+pub(crate) fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
     let at = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
     let places = places_of(&bytes, OBJECT);

@@ -138,8 +138,10 @@ impl HookAttachment {
                 _ => None,
             },
             HookHandle::Filter(Filter { priority, .. }) => {
-                let filter = netlink.filter(ifindex, *priority).ok().flatten();
-                filter.map(|(id, _)| id).filter(|&id| id != 0)
+                let filters = netlink.filters(ifindex).unwrap_or_default();
+                let filter = filters.into_iter().find(|filter| filter.priority == *priority);
+                // Another program may have been put in our place, which is no takeover.
+                filter.filter(|filter| programs.filters.are(&filter.name)).map(|filter| filter.program)
             }
         };
         match program {

@@ -10,11 +10,13 @@
 //! Pure bookkeeping: the caller passes the time.
 
 use std::{
-    collections::BTreeMap,
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
+use dns_common::scope::LOOPBACK_IFINDEX;
 use serde::{Deserialize, Serialize};
 
 use crate::map::scope::Probed;
@@ -49,6 +51,12 @@ const MOST_WITNESSES: usize = 16;
 /// Maximum number of clients per door for which rules are checked.
 const MOST_KNOWN: usize = 8;
 
+/// How long an open door must stay undisturbed until its probes become rare.
+const PROVEN_AFTER: Duration = Duration::from_secs(60);
+
+/// Interval between probes at a proven door.
+pub(super) const PROVEN_PROBE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Maximum number of clients in an [`Arrival`].
 pub const MOST_CLIENTS: usize = 32;
 
@@ -67,6 +75,23 @@ pub struct Arrival {
     pub more: bool,
 }
 
+impl Arrival {
+    /// Returns the arrivals from other machines and containers; `None` without any. Queries of a
+    /// local process arrived over `lo`, even if the kernel reports another interface, and prove nothing about
+    /// that interface. How many of the queries they were is unknown, so each other sender
+    /// counts once.
+    pub(super) fn without_local(&self, local: &HashSet<IpAddr>) -> Option<Cow<'_, Self>> {
+        let is_local = |client: &IpAddr| local.contains(client);
+        if self.ifindex == LOOPBACK_IFINDEX || !self.clients.iter().any(is_local) {
+            return Some(Cow::Borrowed(self));
+        }
+        let clients: Vec<IpAddr> = self.clients.iter().copied().filter(|client| !is_local(client)).collect();
+        let known = u32::try_from(clients.len()).unwrap_or(u32::MAX);
+        let queries = self.queries.min(known);
+        (!clients.is_empty()).then(|| Cow::Owned(Self { queries, clients, ..self.clone() }))
+    }
+}
+
 /// The doors, by interface and by slot of the endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
@@ -81,6 +106,8 @@ pub(crate) struct Gate {
 struct Door {
     /// Whether the interface answers.
     open: bool,
+    /// Since when it has been open without a lost probe or a change of the machine's network.
+    steady_since: Option<Instant>,
     /// Queries that arrived since `since`.
     arrived: u32,
     /// Start of the count; `None` before the first query.
@@ -135,11 +162,26 @@ impl Gate {
 
     /// Opens a door without evidence, for an interface that the configuration names or a predecessor served.
     /// Probes check it like any other door.
-    pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize) {
+    pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize, now: Instant) {
         let door = self.doors.entry((ifindex, endpoint)).or_default();
-        if door.witnesses.is_empty() {
-            door.open = true;
+        if !door.open && door.witnesses.is_empty() {
+            (door.open, door.steady_since) = (true, Some(now));
         }
+    }
+
+    /// Notes a change of rules, links, addresses or routes: probes are frequent again for a while.
+    pub(crate) fn disturb(&mut self, now: Instant) {
+        for door in self.doors.values_mut() {
+            door.steady_since = Some(now);
+        }
+    }
+
+    /// Returns whether a door has been open and undisturbed for [`PROVEN_AFTER`].
+    pub(crate) fn is_proven(&self, ifindex: u32, endpoint: usize, now: Instant) -> bool {
+        self.doors.get(&(ifindex, endpoint)).is_some_and(|door| {
+            let is_long = |since: Instant| now.saturating_duration_since(since) >= PROVEN_AFTER;
+            door.open && door.lost.is_empty() && door.steady_since.is_some_and(is_long)
+        })
     }
 
     /// Processes a report. Returns whether a door has opened.
@@ -158,20 +200,20 @@ impl Gate {
         door.arrived = door.arrived.saturating_add(arrival.queries);
         let opens = !door.open && door.arrived >= ENOUGH && door.witnesses.is_empty();
         if opens {
-            (door.open, door.arrived) = (true, 0);
+            (door.open, door.arrived, door.steady_since) = (true, 0, Some(now));
             door.lost.clear();
         }
         opens
     }
 
-    /// Processes the programs' record of probes at an open door.
-    pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) {
-        let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return };
+    /// Processes the programs' record of probes at an open door; returns whether there is a new one.
+    pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) -> bool {
+        let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return false };
         // The slot was cleared when the interface was served again.
         let is_new_count = probed.count < door.probes;
         if probed.count == door.probes || is_new_count {
             door.probes = probed.count;
-            return;
+            return false;
         }
         door.probes = probed.count;
         door.know(probed.client, now);
@@ -186,6 +228,7 @@ impl Gate {
         }
         door.clients.clear();
         door.more = false;
+        true
     }
 
     /// Closes doors whose probes are lost; returns interfaces and endpoints with a witness. If
@@ -316,6 +359,7 @@ impl Door {
     /// Records a lost probe of this client.
     fn lose(&mut self, client: IpAddr, since: Instant) {
         self.lost.push((client, since));
+        self.steady_since = Some(since);
         self.witnesses.retain(|&(known, _)| known != client);
         if self.witnesses.len() >= MOST_WITNESSES {
             self.witnesses.remove(0);
@@ -442,6 +486,36 @@ mod tests {
         gate.hold(7, 0, None);
         arrive(&mut gate);
         assert!(gate.known(7, 0).all(|known| known != CLIENT), "the rules no longer hold it back");
+    }
+
+    #[test]
+    fn local_senders_prove_nothing() {
+        let local = HashSet::from([OTHER]);
+        let mixed = Arrival { clients: vec![CLIENT, OTHER], ..arrival(CLIENT, 100) };
+        let left = mixed.without_local(&local).unwrap();
+        assert_eq!((&left.clients, left.queries), (&vec![CLIENT], 1), "the other sender still counts");
+        assert_eq!(arrival(OTHER, 100).without_local(&local), None);
+        let over_lo = Arrival { ifindex: LOOPBACK_IFINDEX, ..mixed };
+        assert_eq!(over_lo.without_local(&local).as_deref(), Some(&over_lo));
+    }
+
+    #[test]
+    fn proven_door_is_probed_rarely() {
+        let (mut gate, begin) = open();
+        let proven = begin + PROVEN_AFTER;
+        assert!(
+            !gate.is_proven(7, 0, begin) && gate.is_proven(7, 0, proven) && !gate.is_proven(7, 1, proven)
+        );
+        gate.disturb(proven);
+        assert!(!gate.is_proven(7, 0, proven), "a rule has changed");
+        let again = proven + PROVEN_AFTER;
+        assert!(gate.is_proven(7, 0, again));
+        // A single lost probe suffices.
+        assert!(gate.probed(7, 0, probed(OTHER, 1), again) && !gate.probed(7, 0, probed(OTHER, 1), again));
+        (0..4).for_each(|_| gate.reported());
+        let later = again + Duration::from_secs(1);
+        assert_eq!(gate.judge(later, || false), []);
+        assert!(gate.is_open(7, 0) && !gate.is_proven(7, 0, later));
     }
 
     #[test]

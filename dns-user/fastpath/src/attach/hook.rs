@@ -17,9 +17,6 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// The tc hooks, best first.
-    pub(super) const TC: [Self; 2] = [Self::Tcx, Self::Clsact];
-
     /// Returns the label used in metrics and in the status.
     pub const fn label(self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{netlink::Socket, structure::is_near};
+use super::{netlink::Socket, topology::is_near};
 
 /// Distinguishes the loopback and container interfaces from all others.
 pub struct InterfaceKinds {

@@ -37,12 +37,15 @@ const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
 const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 /// Something changed while the dump was written; it may be incomplete.
 const DUMP_INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
+/// `RTNLGRP_IPV4_RULE` and `RTNLGRP_IPV6_RULE`: changes of routing rules.
+const RULES: u32 = 1 << (8 - 1) | 1 << (19 - 1);
 /// Multicast groups of the events to receive.
-const GROUPS: u32 = (libc::RTMGRP_LINK
-    | libc::RTMGRP_IPV4_IFADDR
-    | libc::RTMGRP_IPV6_IFADDR
-    | libc::RTMGRP_IPV4_ROUTE
-    | libc::RTMGRP_IPV6_ROUTE) as u32;
+const GROUPS: u32 = RULES
+    | (libc::RTMGRP_LINK
+        | libc::RTMGRP_IPV4_IFADDR
+        | libc::RTMGRP_IPV6_IFADDR
+        | libc::RTMGRP_IPV4_ROUTE
+        | libc::RTMGRP_IPV6_ROUTE) as u32;
 /// Attributes of a classic filter with a program (`linux/pkt_cls.h`): the program's descriptor.
 const TCA_BPF_FD: u16 = 6;
 const TCA_BPF_NAME: u16 = 7;
@@ -143,6 +146,23 @@ impl LocalAddress {
     }
 }
 
+/// The kernel's decision about a packet of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// Whether the packet is dropped or rejected.
+    pub(crate) refuses: bool,
+}
+
+/// A classic filter at ingress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FilterInfo {
+    pub(crate) priority: u16,
+    /// Id of its BPF program; 0 for another kind of filter.
+    pub(crate) program: u32,
+    /// The name that its owner gave to the program; empty for another kind of filter.
+    pub(crate) name: String,
+}
+
 /// A netlink socket of the calling thread's network namespace.
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -214,15 +234,36 @@ impl Socket {
     /// Returns whether the kernel delivers packets for this address locally (`RTM_GETROUTE`: a
     /// route of type local).
     pub(crate) fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
-        let (family, bits, octets) = match address {
-            IpAddr::V4(ip) => (libc::AF_INET, 32, ip.octets().to_vec()),
-            IpAddr::V6(ip) => (libc::AF_INET6, 128, ip.octets().to_vec()),
+        Ok(self.route_type(address, None)? == Some(libc::RTN_LOCAL))
+    }
+
+    /// Returns whether routes refuse a packet of this machine; the kernel reports a refusal of IPv4 as an
+    /// error.
+    pub(crate) fn route(&mut self, to: IpAddr, from: IpAddr) -> io::Result<Route> {
+        let kind = self.route_type(to, Some(from))?;
+        let refusing = [libc::RTN_UNREACHABLE, libc::RTN_BLACKHOLE, libc::RTN_PROHIBIT];
+        Ok(Route { refuses: kind.is_some_and(|kind| refusing.contains(&kind)) })
+    }
+
+    /// Returns the type of the route to an address (`RTM_GETROUTE`).
+    fn route_type(&mut self, to: IpAddr, from: Option<IpAddr>) -> io::Result<Option<u8>> {
+        let octets = |address: IpAddr| match address {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
         };
-        // struct rtmsg: family, length of the destination.
+        let (family, bits) = match to {
+            IpAddr::V4(_) => (libc::AF_INET, 32),
+            IpAddr::V6(_) => (libc::AF_INET6, 128),
+        };
+        // struct rtmsg: family, lengths of destination and source.
         let mut body = vec![0; 12];
         body[0] = u8::try_from(family).map_err(io::Error::other)?;
         body[1] = bits;
-        push_attribute(&mut body, libc::RTA_DST, &octets);
+        push_attribute(&mut body, libc::RTA_DST, &octets(to));
+        if let Some(from) = from {
+            body[2] = bits;
+            push_attribute(&mut body, libc::RTA_SRC, &octets(from));
+        }
         let mut kind = None;
         self.request(libc::RTM_GETROUTE, ACK, &body, |message_kind, message| {
             if message_kind == libc::RTM_NEWROUTE {
@@ -230,7 +271,7 @@ impl Socket {
                 kind = message.get(7).copied();
             }
         })?;
-        Ok(kind == Some(libc::RTN_LOCAL))
+        Ok(kind)
     }
 
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
@@ -322,21 +363,23 @@ impl Socket {
         self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
     }
 
-    /// Returns id and name of the program in the classic filter of this priority; zero and an empty
-    /// name for another kind of filter.
-    pub(crate) fn filter(&mut self, ifindex: u32, priority: u16) -> io::Result<Option<(u32, String)>> {
-        let body = traffic_message(ifindex, 0, CLSACT_INGRESS, filter_info(priority));
-        let mut found = None;
+    /// Returns the filters at ingress; none without a qdisc.
+    pub(crate) fn filters(&mut self, ifindex: u32) -> io::Result<Vec<FilterInfo>> {
+        let body = traffic_message(ifindex, 0, CLSACT_INGRESS, 0);
+        let mut found: Vec<FilterInfo> = Vec::new();
         let result = self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
-            let same = message.get(16..20).is_some_and(|info| info == filter_info(priority).to_ne_bytes());
-            if kind == libc::RTM_NEWTFILTER && same {
-                // The kernel sends a message about the priority before the filter itself.
-                found = parse_filter(message).or(found.take()).or(Some((0, String::new())));
+            let Some(filter) = (kind == libc::RTM_NEWTFILTER).then(|| parse_filter(message)).flatten() else {
+                return;
+            };
+            // The kernel sends a message about the priority before the filter itself.
+            match found.last_mut().filter(|last| last.priority == filter.priority && last.program == 0) {
+                Some(last) => *last = filter,
+                None => found.push(filter),
             }
         });
         match result {
-            // The interface has no clsact qdisc.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(None),
+            // The interface has no such qdisc.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(Vec::new()),
             other => other.map(|()| found),
         }
     }
@@ -600,19 +643,20 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     Some(LocalAddress { address: own.or(other)?, prefix: *prefix, broadcast })
 }
 
-/// Reads id and name of the program from an RTM_NEWTFILTER.
-fn parse_filter(message: &[u8]) -> Option<(u32, String)> {
-    let (_header, attributes) = message.split_first_chunk::<20>()?;
-    let (_, options) = Attributes(attributes).find(|&(kind, _)| kind == libc::TCA_OPTIONS)?;
-    let (mut id, mut name) = (None, String::new());
-    for (kind, value) in Attributes(options) {
+/// Reads an RTM_NEWTFILTER.
+fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
+    let (header, attributes) = message.split_first_chunk::<20>()?;
+    let info = u32::from_ne_bytes(*header[16..].first_chunk()?);
+    let (mut program, mut name) = (0, String::new());
+    let options = Attributes(attributes).find(|&(kind, _)| kind == libc::TCA_OPTIONS);
+    for (kind, value) in Attributes(options.map_or(&[], |(_, options)| options)) {
         match kind {
             TCA_BPF_NAME => name = text(value),
-            TCA_BPF_ID => id = value.first_chunk().map(|id| u32::from_ne_bytes(*id)),
+            TCA_BPF_ID => program = value.first_chunk().map_or(0, |id| u32::from_ne_bytes(*id)),
             _ => {}
         }
     }
-    Some((id?, name))
+    Some(FilterInfo { priority: (info >> 16) as u16, program, name })
 }
 
 /// Returns a string without its optional NUL.

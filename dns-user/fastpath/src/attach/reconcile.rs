@@ -13,25 +13,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::scope::LOOPBACK_IFINDEX;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
 use super::{
     attachment::{self, AttachContext, AttachState},
-    choice::{self, Attachment, NotServed},
-    gate::{Arrival, Gate},
+    choice::{self, Attachment, NotServed, TcOrder},
+    cni_grace::CniGrace,
+    filters::IngressSlot,
+    firewall::Firewall,
+    gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
+    hook::Hook,
     netlink::{Link, LocalAddress, Socket},
-    objections::Objections,
-    pace::{Pace, RtnlPace},
     pins::{KeptMaps, PinnedLink, Pins},
     queues,
+    rtnl_throttle::{Backlog, EventPace, RtnlThrottle},
     selection::Selection,
-    settling::Settling,
     status::InterfacesStatus,
-    structure,
+    topology,
 };
 use crate::{
+    bpf::LinkKind,
     mailbox::{self, Ended, Ringer},
     map::{
         counters::CounterPages,
@@ -60,6 +62,13 @@ const REPORT_HOLDS: Duration = Duration::from_millis(600);
 
 /// How long an interface without replies stays attached.
 const IDLE: Duration = Duration::from_secs(300);
+
+/// Interfaces that must wait together for a clsact filter to be preferred over tcx, which holds up all other
+/// network configuration a hundred times as long.
+const MANY_WAITING: usize = 8;
+
+/// Longest time for which programs are attached and detached without looking at anything else.
+const BATCH: Duration = Duration::from_millis(100);
 
 /// Settings and resources of the follower.
 pub(crate) struct Setting {
@@ -127,10 +136,13 @@ impl Interfaces {
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
             loading: BTreeSet::new(),
-            settling: Settling::default(),
-            objections: Objections::default(),
+            waiting_since: BTreeMap::new(),
+            earlier_filters: BTreeSet::new(),
+            deferred_probes: BTreeSet::new(),
+            cni_grace: CniGrace::default(),
+            firewall: Firewall::default(),
             refusals: BTreeMap::new(),
-            rtnl: RtnlPace::default(),
+            rtnl: RtnlThrottle::default(),
             postponed: false,
             reported: None,
             lost_to_queues: queues::lost(),
@@ -199,14 +211,20 @@ struct Follower {
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
-    /// Interfaces that may still change.
-    settling: Settling,
+    /// Interfaces that wait for a program, and since when.
+    waiting_since: BTreeMap<u32, Instant>,
+    /// Interfaces with a clsact filter of a predecessor that was not taken over yet.
+    earlier_filters: BTreeSet<u32>,
+    /// Interfaces and endpoints whose next probe is due later than usual.
+    deferred_probes: BTreeSet<(u32, usize)>,
+    /// Interfaces to which a CNI plugin may still add a qdisc.
+    cni_grace: CniGrace,
     /// Objections of packet filter rules and IPsec policies to interfaces.
-    objections: Objections,
+    firewall: Firewall,
     /// Reasons why interfaces with an open door must not answer.
     refusals: BTreeMap<u32, String>,
     /// Decides when the next program may be attached or detached.
-    rtnl: RtnlPace,
+    rtnl: RtnlThrottle,
     /// Whether an operation was postponed until then.
     postponed: bool,
     /// Time of the server's last report.
@@ -243,9 +261,10 @@ impl Follower {
     fn run(mut self, news: &Socket, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
         let begun = Instant::now();
         let mut last_round = begun;
-        let mut pace = Pace::new();
+        let mut pace = EventPace::new();
         let mut first = true;
         self.list_interfaces();
+        self.find_earlier_filters();
         self.order_programs();
         loop {
             let filled = !first || *self.setting.installs.borrow() > 0;
@@ -292,9 +311,26 @@ impl Follower {
                 let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
                 let _ = poll(&mut wake, wait);
                 news.heard();
+                self.gate.disturb(Instant::now());
+                self.firewall.routes_changed();
                 self.follow_addresses();
                 self.list_interfaces();
             }
+        }
+    }
+
+    /// Looks for clsact filters of a predecessor: links are found by their pins, filters only at the
+    /// interfaces.
+    fn find_earlier_filters(&mut self) {
+        let Self { setting, netlink, links, earlier_filters, .. } = self;
+        for link in links.iter() {
+            // An error means that the interface is gone.
+            if setting.programs.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
+                earlier_filters.insert(link.ifindex);
+            }
+        }
+        if !earlier_filters.is_empty() {
+            tracing::info!(filters = earlier_filters.len(), "taking over the predecessor's clsact filters");
         }
     }
 
@@ -321,13 +357,13 @@ impl Follower {
         }
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
         let wait = if is_reported { TICK } else { ROUND };
-        if self.postponed { self.rtnl.wait().clamp(SHORTEST, wait) } else { wait }
+        if self.postponed { self.rtnl.rest().clamp(SHORTEST, wait) } else { wait }
     }
 
     /// Requests the programs that will be needed, while the map is being filled.
     fn order_programs(&mut self) {
         for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
-            if let Ok(plan) = choice::plan(self.setting.mode, link) {
+            if let Ok(plan) = choice::plan(self.setting.mode, link, TcOrder::Tcx) {
                 plan.order(&mut self.setting.programs);
             }
         }
@@ -348,6 +384,7 @@ impl Follower {
             self.links.iter().map(|link| link.ifindex).filter(|&ifindex| !is_there(ifindex)).collect();
         for &ifindex in &gone {
             self.attached.remove(&ifindex);
+            self.earlier_filters.remove(&ifindex);
             self.setting.scope.remove_interface(ifindex);
             if let Some(pins) = &self.setting.pins {
                 pins.unpin_links(ifindex);
@@ -361,23 +398,19 @@ impl Follower {
         }
         self.refused.retain(|&ifindex, _| is_there(ifindex));
         self.gate.retain(|ifindex, _| is_there(ifindex));
-        self.settling.listed(&self.links, &links, Instant::now());
+        self.cni_grace.listed(&self.links, &links, Instant::now());
         self.links = links;
     }
 
-    /// Processes a report from the server. Queries of a local process bound to another interface
-    /// (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
+    /// Processes a report from the server.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
         self.gate.reported();
         let local: HashSet<IpAddr> = self.local.iter().map(|local| local.address).collect();
         for arrival in arrivals {
-            let is_local = |client: &IpAddr| local.contains(client);
-            if arrival.ifindex != LOOPBACK_IFINDEX && arrival.clients.iter().any(is_local) {
-                continue;
-            }
+            let Some(arrival) = arrival.without_local(&local) else { continue };
             if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == arrival.endpoint) {
-                self.gate.arrived(slot, arrival, now);
+                self.gate.arrived(slot, &arrival, now);
             }
         }
     }
@@ -386,11 +419,21 @@ impl Follower {
     fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
-                if let Some(probed) = self.setting.scope.probed(ifindex, slot) {
-                    self.gate.probed(ifindex, slot, probed, now);
+                let Some(probed) = self.setting.scope.probed(ifindex, slot) else { continue };
+                if self.gate.probed(ifindex, slot, probed, now) && self.gate.is_proven(ifindex, slot, now) {
+                    self.setting.scope.defer_probe(ifindex, slot, PROVEN_PROBE_INTERVAL);
+                    self.deferred_probes.insert((ifindex, slot));
                 }
             }
         }
+        let Self { setting, gate, deferred_probes, .. } = self;
+        deferred_probes.retain(|&(ifindex, slot)| {
+            let is_proven = gate.is_proven(ifindex, slot, now);
+            if !is_proven {
+                setting.scope.defer_probe(ifindex, slot, Duration::ZERO);
+            }
+            is_proven
+        });
         let is_reported = self.reported.is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
         let lost_to_queues = &mut self.lost_to_queues;
         let closed = self.gate.judge(now, || {
@@ -422,19 +465,8 @@ impl Follower {
         // is detached later.
         let unwanted: Vec<u32> =
             self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
-        for ifindex in unwanted {
+        for &ifindex in &unwanted {
             self.setting.scope.remove_interface(ifindex);
-            if !self.rtnl.may_go(now) {
-                self.postponed = true;
-            } else if let Some(on) = self.attached.remove(&ifindex) {
-                let Self { setting, netlink, rtnl, links, refusals, .. } = self;
-                // Lost probes were logged; an idle interface is no event.
-                if let Some(why) = refusals.get(&ifindex) {
-                    let interface = links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
-                    tracing::info!(interface, why, "fast path detached; queries are answered in userspace");
-                }
-                rtnl.take(|| on.attachment.detach(&setting.programs, netlink));
-            }
         }
         let mut links: Vec<Link> =
             self.links.iter().filter(|link| wanted.contains_key(&link.ifindex)).cloned().collect();
@@ -444,23 +476,22 @@ impl Follower {
         // Must precede attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);
         let before = self.attached.len();
+        let mut waiting = Vec::new();
         for link in &links {
-            let ifindex = link.ifindex;
-            if without_slot.contains(&ifindex) {
+            if without_slot.contains(&link.ifindex) {
                 self.refuse(link, "its index collides with too many other served interfaces".to_owned());
                 continue;
             }
             // Before attaching, so that a program that replaces a predecessor's answers
             // immediately.
-            self.setting.scope.admit(ifindex, wanted[&ifindex]);
-            if !self.attached.contains_key(&ifindex) {
-                if self.is_urgent(link) || self.rtnl.may_go(now) {
-                    self.attach(link, now);
-                } else {
-                    self.postponed = true;
-                }
+            self.setting.scope.admit(link.ifindex, wanted[&link.ifindex]);
+            if !self.attached.contains_key(&link.ifindex) && self.may_attach(link, now) {
+                waiting.push(link);
             }
         }
+        let limit = Instant::now() + BATCH;
+        self.attach_waiting(&waiting, limit, now);
+        self.detach_unwanted(&unwanted, limit);
         if !self.loading.is_empty() {
             // The predecessor's programs keep answering until then.
         } else if !self.complete {
@@ -474,11 +505,24 @@ impl Follower {
 
     /// Returns the interfaces to serve, with the endpoints for which the gate is open.
     fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
-        let Self { setting, links, endpoints, gate, attached, objections, refusals, .. } = self;
+        let Self {
+            setting,
+            netlink,
+            links,
+            endpoints,
+            gate,
+            attached,
+            firewall,
+            refusals,
+            earlier_filters,
+            ..
+        } = self;
         for link in links.iter() {
             let named = setting.selection.names(link);
-            if named || setting.predecessor.iter().any(|left| left.ifindex == link.ifindex) {
-                endpoints.iter().for_each(|&(_, slot)| gate.open(link.ifindex, slot));
+            let was_served = earlier_filters.contains(&link.ifindex)
+                || setting.predecessor.iter().any(|left| left.ifindex == link.ifindex);
+            if named || was_served {
+                endpoints.iter().for_each(|&(_, slot)| gate.open(link.ifindex, slot, now));
             }
         }
         for (&ifindex, on) in attached.iter_mut() {
@@ -492,8 +536,8 @@ impl Follower {
         }
         refusals.clear();
         let mut wanted = BTreeMap::new();
-        if gate.interfaces().next().is_some() {
-            objections.refresh(now);
+        if gate.interfaces().next().is_some() && firewall.refresh(now) {
+            gate.disturb(now);
         }
         for link in links.iter().filter(|link| setting.selection.takes(link)) {
             let mut mask = 0;
@@ -501,9 +545,9 @@ impl Follower {
                 if !gate.is_open(link.ifindex, slot) {
                     continue;
                 }
-                let objection = match structure::refusal(link, links) {
+                let objection = match topology::refusal(link, links) {
                     Some(refusal) => Some((refusal.to_owned(), None)),
-                    None => objections.find(link, endpoint, gate.known(link.ifindex, slot)),
+                    None => firewall.objection(link, endpoint, gate.known(link.ifindex, slot), netlink),
                 };
                 gate.hold(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
                 match objection {
@@ -522,7 +566,80 @@ impl Follower {
     /// a predecessor's program must be replaced.
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
+            || self.earlier_filters.contains(&link.ifindex)
             || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
+    }
+
+    /// Returns whether a qdisc may be added to an interface.
+    fn is_settled(&self, link: &Link, now: Instant) -> bool {
+        self.setting.selection.names(link) || self.cni_grace.is_settled(link, now)
+    }
+
+    /// Returns whether to try to attach to an interface: not if that failed before and the interface has not
+    /// changed.
+    fn may_attach(&self, link: &Link, now: Instant) -> bool {
+        let before = self.refused.get(&link.ifindex);
+        if before.is_some_and(|before| before.link == *link && !before.again) {
+            return false;
+        }
+        !self.cni_grace.is_waiting(link.ifindex) || self.is_settled(link, now)
+    }
+
+    /// Attaches to the interfaces that wait for a program, until `limit`.
+    fn attach_waiting(&mut self, waiting: &[&Link], limit: Instant, now: Instant) {
+        let before = std::mem::take(&mut self.waiting_since);
+        for link in waiting {
+            let since = before.get(&link.ifindex).copied().unwrap_or(now);
+            self.waiting_since.insert(link.ifindex, since);
+        }
+        let Some(since) = self.waiting_since.values().min().copied() else { return };
+        for (index, link) in waiting.iter().enumerate() {
+            if self.is_urgent(link) || self.rtnl.wait_before(limit) {
+                let left = Backlog { waiting: waiting.len() - index - 1, since };
+                let order = self.tc_order(link, waiting.len(), now);
+                self.attach(link, order, left, now);
+            } else {
+                self.postponed = true;
+            }
+        }
+    }
+
+    /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
+    /// either its qdisc exists or many interfaces wait; tcx otherwise.
+    fn tc_order(&mut self, link: &Link, waiting: usize, now: Instant) -> TcOrder {
+        if self.earlier_filters.contains(&link.ifindex) {
+            return TcOrder::Clsact;
+        }
+        let is_earlier_tcx = |left: &PinnedLink| left.ifindex == link.ifindex && left.kind == LinkKind::Tcx;
+        if self.setting.predecessor.iter().any(is_earlier_tcx) {
+            return TcOrder::Tcx;
+        }
+        let is_settled = self.is_settled(link, now);
+        let Self { setting, netlink, .. } = self;
+        match setting.programs.filters.slot(link.ifindex, netlink) {
+            Ok(IngressSlot::Clsact) => TcOrder::Clsact,
+            Ok(IngressSlot::Free) if waiting >= MANY_WAITING && is_settled => TcOrder::Clsact,
+            Ok(IngressSlot::Free | IngressSlot::Foreign) | Err(_) => TcOrder::Tcx,
+        }
+    }
+
+    /// Detaches programs from interfaces that are no longer served, until `limit` and only while no
+    /// other interface waits.
+    fn detach_unwanted(&mut self, unwanted: &[u32], limit: Instant) {
+        for &ifindex in unwanted {
+            if self.postponed || !self.rtnl.wait_before(limit) {
+                self.postponed = true;
+                return;
+            }
+            let Some(on) = self.attached.remove(&ifindex) else { continue };
+            let Self { setting, netlink, rtnl, links, refusals, .. } = self;
+            // Lost probes were logged; an idle interface is no event.
+            if let Some(why) = refusals.get(&ifindex) {
+                let interface = links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
+                tracing::info!(interface, why, "fast path detached; queries are answered in userspace");
+            }
+            rtnl.run(None, || on.attachment.detach(&setting.programs, netlink));
+        }
     }
 
     /// Describes an interface for the programs.
@@ -532,21 +649,14 @@ impl Follower {
             ifindex: link.ifindex,
             address: link.address,
             master: master.unwrap_or(link).address,
-            near: structure::is_near(link, &self.links),
+            near: topology::is_near(link, &self.links),
             bounded: self.bounded.contains(&link.ifindex),
         }
     }
 
-    /// Attaches to one interface, unless attaching failed before and the interface has not changed.
-    fn attach(&mut self, link: &Link, now: Instant) {
-        let before = self.refused.get(&link.ifindex);
-        if before.is_some_and(|before| before.link == *link && !before.again) {
-            return;
-        }
-        let settled = self.setting.selection.names(link) || self.settling.is_settled(link, now);
-        if self.settling.is_waiting(link.ifindex) && !settled {
-            return;
-        }
+    /// Attaches to one interface. `backlog` describes the interfaces that wait after it.
+    fn attach(&mut self, link: &Link, order: TcOrder, backlog: Backlog, now: Instant) {
+        let settled = self.is_settled(link, now);
         if self.attached.len() >= self.setting.most_interfaces {
             return self.refuse(link, format!(
                 "{} interfaces are served already, and the remaining descriptors are reserved for sockets; \
@@ -556,14 +666,17 @@ impl Follower {
         }
         let slot = self.setting.scope.interface(link.ifindex);
         slot.iter().for_each(|&slot| self.setting.counters.clear_interface(slot));
-        let Self { setting, netlink, rtnl, settling, .. } = self;
+        let Self { setting, netlink, rtnl, cni_grace, .. } = self;
         let begun = Instant::now();
-        let made = choice::plan(setting.mode, link).and_then(|plan| {
-            rtnl.take(|| Attachment::make(plan, link, &mut context(setting, netlink, settled)))
+        let made = choice::plan(setting.mode, link, order).and_then(|plan| {
+            rtnl.run(Some(backlog), || Attachment::make(plan, link, &mut context(setting, netlink, settled)))
         });
-        settling.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
+        cni_grace.set_waiting(link.ifindex, matches!(made, Err(NotServed::Unsettled)));
         match made {
             Ok(attachment) => {
+                if self.earlier_filters.remove(&link.ifindex) && attachment.hook() != Hook::Clsact {
+                    self.remove_earlier_filter(link.ifindex);
+                }
                 tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), took_us = begun.elapsed().as_micros(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(link.ifindex, OnInterface { attachment, replies: (0, now) });
@@ -608,8 +721,19 @@ impl Follower {
         for left in std::mem::take(&mut self.setting.predecessor) {
             attachment::drop_predecessor(left);
         }
+        for ifindex in std::mem::take(&mut self.earlier_filters) {
+            self.remove_earlier_filter(ifindex);
+        }
         self.setting.kept_maps.take_over();
         self.complete = true;
+    }
+
+    /// Removes a predecessor's clsact filter.
+    fn remove_earlier_filter(&mut self, ifindex: u32) {
+        let Self { setting, netlink, .. } = self;
+        if let Err(error) = setting.programs.filters.remove(ifindex, netlink) {
+            tracing::warn!(%error, ifindex, "cannot remove a filter of the previous server: it may answer until its lease expires");
+        }
     }
 
     /// Detaches the programs, or leaves them to a successor.
@@ -629,6 +753,9 @@ impl Follower {
             OnStop::Detach => {
                 for link in left {
                     attachment::drop_predecessor(link);
+                }
+                for ifindex in std::mem::take(&mut self.earlier_filters) {
+                    self.remove_earlier_filter(ifindex);
                 }
                 for (_, on) in std::mem::take(&mut self.attached) {
                     on.attachment.detach(&self.setting.programs, &mut self.netlink);

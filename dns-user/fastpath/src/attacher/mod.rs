@@ -13,7 +13,10 @@ mod session;
 use std::{
     io,
     net::{Shutdown, SocketAddr},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsFd as _,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     sync::Arc,
 };
@@ -21,7 +24,7 @@ use std::{
 use nix::unistd::Gid;
 use parking_lot::Mutex;
 
-use crate::protocol::peer;
+use crate::protocol::{peer, send_descriptors};
 use dns_core::config::{ConfigErrors, XdpConfig};
 use dns_kit::{
     logs::LineLimit,
@@ -73,6 +76,14 @@ pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigErrors> + Send 
 /// has requested that they be detached.
 pub fn serve(stream: &UnixStream, authority: &ReadAuthority) -> io::Result<()> {
     session::serve(stream, authority, &Sessions::default().begin(stream)?)
+}
+
+/// Creates a connection for an attacher that this process is about to start, and sends its other end to
+/// the server on `server`, see [`crate::AttacherConnection::receive`].
+pub fn offer_connection(server: &UnixStream) -> io::Result<UnixStream> {
+    let (ours, servers) = UnixStream::pair()?;
+    send_descriptors(server, &[servers.as_fd()])?;
+    Ok(ours)
 }
 
 /// Starts an attacher in this process, with this configuration, and returns the server's end of

@@ -9,12 +9,14 @@ use std::{
     net::IpAddr,
     os::fd::BorrowedFd,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use dns_common::scope::{
     BOUNDED, Endpoint, INTERFACE_TRIES, INTERFACES, Interface, MAX_ENDPOINTS, NEAR, Probe, SOURCE_WORDS,
     Scope, VLAN_WORDS, source_hash,
 };
+use dns_kit::clock::kernel_monotonic_ns;
 use memmap2::MmapRaw;
 
 use super::{map_shared, words};
@@ -234,6 +236,18 @@ impl ScopePage {
         let Some(slot) = self.interface(ifindex) else { return };
         let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         number.store(0, Ordering::Relaxed);
+    }
+
+    /// Postpones an interface's next probe until `pause` from now; zero: it is due. A program overwrites
+    /// the time only when a probe is due.
+    pub(crate) fn defer_probe(&self, ifindex: u32, endpoint: usize, pause: Duration) {
+        let Some(slot) = self.interface(ifindex) else { return };
+        let at = interface_offset(slot)
+            + offset_of!(Interface, probes)
+            + endpoint % MAX_ENDPOINTS * size_of::<Probe>();
+        let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        let due = if pause == 0 { 0 } else { kernel_monotonic_ns().saturating_add(pause) };
+        self.word(at + offset_of!(Probe, due_ns)).store(due, Ordering::Relaxed);
     }
 
     /// Returns the programs' record of the probes of an interface.

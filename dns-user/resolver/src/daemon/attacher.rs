@@ -21,7 +21,7 @@ use nix::{
 };
 use tracing::{info, warn};
 
-use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
+use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager, standby};
 use crate::accounts::{self, NoAccount};
 use dns_core::config::{Config, ConfigErrors, HookMode};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
@@ -51,7 +51,8 @@ enum AttacherError {
     /// The attach socket cannot be bound.
     #[error("xdp.attach_socket: {0}")]
     Socket(io::Error),
-    /// The connection to the server that started this process is missing or broken.
+    /// The connection to the server that started this process is missing or broken, or the process
+    /// that replaces a killed attacher cannot be forked.
     #[error("the connection to the server: {0}")]
     Parent(io::Error),
     /// The pin folder cannot be created.
@@ -69,7 +70,7 @@ enum AttacherError {
 }
 
 /// Starts the attacher of a server with this configuration as a child process, and returns the
-/// connection to it. The child ends with the connection.
+/// connection on which it, and after a kill its successor, offers itself. All of them end with the server.
 ///
 /// Must be called before the server gives up its privileges.
 pub(super) fn spawn(path: &Path, log_format: LogFormat) -> io::Result<UnixStream> {
@@ -109,11 +110,11 @@ pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
 }
 
 /// The servers for which the attacher works.
-enum Servers {
+enum Servers<S> {
     /// All servers that connect to a socket.
     Any(Attacher),
     /// The server that started this process.
-    Parent(UnixStream),
+    Parent(S),
 }
 
 fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), AttacherError> {
@@ -121,6 +122,10 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     let xdp = &config.xdp;
     let file = || path.display().to_string();
     if !xdp.enabled || xdp.mode == HookMode::Off {
+        // Programs of an earlier server would answer from its records until its lease expires.
+        if let Err(problem) = dns_fastpath::detach_all(xdp, &[config.listen]) {
+            eprintln!("bosh-dns-xdp: cannot detach the programs of an earlier server: {problem}");
+        }
         return Err(AttacherError::Off(file()));
     }
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
@@ -139,8 +144,17 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
         (false, None) => return Err(AttacherError::NotWanted(file())),
     };
     let first = authority(&config)?;
+    dns_fastpath::open_rule_lists();
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
+    // Forks, so it must precede the first thread.
+    let servers = match servers {
+        Servers::Parent(server) => match standby::divide(server).map_err(AttacherError::Parent)? {
+            Some(worker) => Servers::Parent(worker),
+            None => return Ok(()),
+        },
+        Servers::Any(attacher) => Servers::Any(attacher),
+    };
     // Every served interface takes a descriptor.
     dns_kit::limits::raise_file_limit();
     end_at_panics();
@@ -160,12 +174,13 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
         Err(problem) => Err(problem),
     });
     let ended = match servers {
-        Servers::Parent(stream) => {
-            if let Err(problem) = dns_fastpath::serve(&stream, &read) {
+        Servers::Parent(worker) => {
+            if let Err(problem) = dns_fastpath::serve(worker.server(), &read) {
                 warn!(
                     "connection to the server lost: {problem}; its programs stay attached and answer until its lease expires"
                 );
             }
+            worker.finish();
             Ok(())
         }
         Servers::Any(attacher) => {

@@ -1,6 +1,12 @@
 //! Lifecycle of the fast path: loading, heartbeats, take-over, shutdown.
 
-use std::{io, net::SocketAddr, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{error, info, warn};
@@ -25,6 +31,14 @@ const ATTACHER_PAUSE: Duration = Duration::from_secs(1);
 /// second of CPU time.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(5);
 
+/// How long programs answer while the server's own attacher is being started again: nothing probes
+/// their interfaces meanwhile.
+const UNFOLLOWED: Duration = Duration::from_secs(10);
+
+/// How long to wait for an attacher of this server to offer itself. The first one reads the configuration
+/// before.
+const OFFER_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The fast path of a running server, empty until its maps exist. DNS does not wait for it.
 ///
 /// A reconnected attacher brings a new fast path; until its programs are attached, the previous one
@@ -40,8 +54,9 @@ pub(super) struct Lifecycle {
     health: Option<Arc<HealthService>>,
     service_status: ServiceStatus,
     tap: Tap,
-    /// `None` with `xdp.attach_socket`, and after use, because a second one cannot be started.
-    own_attacher: Option<OwnAttacher>,
+    attacher: AttacherSource,
+    /// Time at which the attacher was lost; `None`: it is there.
+    lost_at: Option<Instant>,
     loading: Option<JoinHandle<Loaded>>,
     /// Reason why the last load attempt failed.
     problem: Option<String>,
@@ -56,8 +71,20 @@ pub(super) struct Lifecycle {
     missed_heartbeats: u32,
 }
 
-/// The connection to an attacher started by this server, or the reason why it did not start.
+/// The connection on which the attachers that this server started offer themselves, or the reason why
+/// none was started.
 pub(super) type OwnAttacher = io::Result<UnixStream>;
+
+/// The origin of connections to an attacher.
+#[derive(Clone, Debug)]
+enum AttacherSource {
+    /// The service at `xdp.attach_socket`.
+    Service,
+    /// An attacher that this server started; if it is killed, another one follows.
+    Own(Arc<UnixStream>),
+    /// It was not started, or has ended; holds the reason.
+    Gone(String),
+}
 
 /// Result of loading maps and programs.
 type Loaded = Result<Arc<FastPath>, FastPathError>;
@@ -89,7 +116,12 @@ impl Lifecycle {
             health,
             service_status,
             tap,
-            own_attacher,
+            attacher: match own_attacher {
+                None => AttacherSource::Service,
+                Some(Ok(stream)) => AttacherSource::Own(Arc::new(stream)),
+                Some(Err(error)) => AttacherSource::Gone(format!("starting the attacher: {error}")),
+            },
+            lost_at: None,
             loading: None,
             problem: None,
             unserved: None,
@@ -110,11 +142,30 @@ impl Lifecycle {
         if let Some(reason) = off {
             info!("fast path off: {reason}; every query is answered from userspace");
             self.off(FastPathOff::Intended(reason.to_owned()));
+            self.end_earlier_programs();
             return;
         }
         self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
         self.server_state.fast_path.inherit(self.config.lease);
         self.load_after(Duration::ZERO);
+    }
+
+    /// Makes the attacher's service detach what an earlier server left. A server that starts with its
+    /// own privileges has done that before it gave them up.
+    fn end_earlier_programs(&self) {
+        let Some(socket) = self.config.attach_socket.clone() else { return };
+        let (user, listen) = (self.config.attach_user.clone(), self.service_status.state().listen);
+        tokio::task::spawn_blocking(move || {
+            let detached = AttacherConnection::open(&socket, user.as_deref())
+                .and_then(|attacher| attacher.detach_earlier(&listen));
+            match detached {
+                Ok(()) => info!("the attacher has detached the programs of earlier servers"),
+                // The service does not run, and detaches them itself when it starts.
+                Err(problem) => {
+                    info!("programs of an earlier server answer until its lease expires: {problem}")
+                }
+            }
+        });
     }
 
     /// Starts creating the maps after a delay.
@@ -125,11 +176,11 @@ impl Lifecycle {
         };
         let (config, listen, states) =
             (self.config.clone(), self.service_status.state().listen, self.states.clone());
-        let own_attacher = self.own_attacher.take();
+        let source = self.attacher.clone();
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let start = move || {
-                let attacher = connect(&config, own_attacher)?;
+                let attacher = connect(&config, &source)?;
                 FastPath::start(&config, attacher, &listen, states, admission).map(Arc::new)
             };
             // Never cancelled; a panic has been logged with its location.
@@ -154,26 +205,57 @@ impl Lifecycle {
     /// none.
     pub(super) fn follow(&mut self, event: Event) {
         match event {
-            Event::AttacherLost if self.config.attach_socket.is_some() => self.load_after(ATTACHER_PAUSE),
-            Event::AttacherLost => self.withdraw(),
+            Event::AttacherLost => {
+                self.lost_at = Some(Instant::now());
+                if !self.is_attached() {
+                    const LOST: &str = "the attacher was lost before it had attached the programs";
+                    self.off(FastPathOff::Failed(LOST.to_owned()));
+                }
+                self.load_after(ATTACHER_PAUSE);
+            }
             Event::Loaded(result) => {
                 self.loading = None;
                 match result {
                     Ok(Ok(fast_path)) => self.take(fast_path),
-                    Ok(Err(problem @ FastPathError::NoAttacher { .. })) => {
-                        self.not_loaded(problem.to_string(), ATTACHER_PAUSE);
-                    }
-                    Ok(Err(problem)) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
+                    Ok(Err(problem)) => self.failed(problem),
                     // The panic has been logged with its location.
-                    Err(problem) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
+                    Err(problem) => self.not_loaded(problem.to_string(), Some(REFUSAL_PAUSE)),
                 }
             }
         }
     }
 
+    /// Returns whether the current fast path's programs have been attached.
+    fn is_attached(&self) -> bool {
+        self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready())
+    }
+
+    /// Handles a failed attempt to load: tries again if that may help.
+    fn failed(&mut self, problem: FastPathError) {
+        let pause = match (&problem, &self.attacher) {
+            (_, AttacherSource::Gone(_)) => None,
+            (FastPathError::NoAttacher { .. } | FastPathError::AttacherRestarts, _) => Some(ATTACHER_PAUSE),
+            (_, AttacherSource::Service) => Some(REFUSAL_PAUSE),
+            // It has refused for good, or its successor has ended as well.
+            (_, AttacherSource::Own(_)) => None,
+        };
+        let text = problem.to_string();
+        if pause.is_none() && self.current.is_some() {
+            self.withdraw(&text);
+        }
+        let is_late = |at: Instant| at.elapsed() >= UNFOLLOWED;
+        if matches!(self.attacher, AttacherSource::Own(_)) && self.lost_at.is_some_and(is_late) {
+            self.withdraw(&text);
+        }
+        if pause.is_none() {
+            self.attacher = AttacherSource::Gone(text.clone());
+        }
+        self.not_loaded(text, pause);
+    }
+
     /// Makes `fast_path` the current one, which receives all changes from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
-        self.problem = None;
+        (self.problem, self.lost_at) = (None, None);
         self.service_status.change(|state| state.fast_path_off = None);
         fast_path.set_echo_opt(self.echo_opt);
         if let Some(bytes) = self.max_reply {
@@ -190,31 +272,33 @@ impl Lifecycle {
         self.retiring = self.current.replace(fast_path);
     }
 
-    /// Logs each new reason once and schedules another attempt if there is an attacher.
-    fn not_loaded(&mut self, problem: String, pause: Duration) {
+    /// Logs each new reason once and schedules another attempt after `pause`, if there is one.
+    fn not_loaded(&mut self, problem: String, pause: Option<Duration>) {
         let is_new = self.problem.as_ref() != Some(&problem);
-        match self.current.is_some() {
+        match self.is_attached() {
             true if is_new => {
                 warn!("cannot load new programs: {problem}; attached programs keep answering");
             }
             false if is_new => warn!("fast path off: {problem}; every query is answered from userspace"),
             _ => {}
         }
-        if self.current.is_none() {
+        if !self.is_attached() {
             self.off(FastPathOff::Failed(problem.clone()));
         }
         self.problem = Some(problem);
-        if self.config.attach_socket.is_some() {
+        if let Some(pause) = pause {
             self.load_after(pause);
         }
     }
 
-    /// Ends the fast path after the server's own attacher has ended, because nothing would detect
+    /// Ends the fast path while the server's own attacher is gone, because nothing would detect
     /// interfaces from which the kernel stops delivering.
-    fn withdraw(&mut self) {
-        const PROBLEM: &str = "the attacher has ended; restart the server to attach programs again";
-        error!("fast path lost: {PROBLEM}; every query is answered from userspace");
-        self.off(FastPathOff::Failed(PROBLEM.to_owned()));
+    fn withdraw(&mut self, problem: &str) {
+        if self.current.is_none() {
+            return;
+        }
+        error!("fast path lost: {problem}; every query is answered from userspace");
+        self.off(FastPathOff::Failed(problem.to_owned()));
         self.server_state.fast_path.clear();
         if let Some(feeder) = self.feeder.take() {
             feeder.abort();
@@ -319,7 +403,7 @@ impl Lifecycle {
     pub(super) async fn stop(mut self) {
         match self.loading.take() {
             // The attacher detects the closed connection.
-            Some(loading) if self.config.attach_socket.is_some() => loading.abort(),
+            Some(loading) if self.config.attach_socket.is_some() || self.lost_at.is_some() => loading.abort(),
             // Programs that finish loading must be detached again.
             Some(loading) => self.current = loading.await.ok().and_then(Result::ok),
             None => {}
@@ -332,14 +416,14 @@ impl Lifecycle {
     }
 }
 
-fn connect(config: &XdpConfig, own: Option<OwnAttacher>) -> Result<AttacherConnection, FastPathError> {
-    match (&config.attach_socket, own) {
-        (Some(socket), _) => AttacherConnection::open(socket, config.attach_user.as_deref()),
-        (None, Some(Ok(stream))) => Ok(stream.into()),
-        (None, Some(Err(error))) => {
-            Err(FastPathError::Io { what: "starting the attacher".to_owned(), error })
+fn connect(config: &XdpConfig, source: &AttacherSource) -> Result<AttacherConnection, FastPathError> {
+    match (source, &config.attach_socket) {
+        (AttacherSource::Own(standby), _) => AttacherConnection::receive(standby, OFFER_PATIENCE),
+        (AttacherSource::Service, Some(socket)) => {
+            AttacherConnection::open(socket, config.attach_user.as_deref())
         }
-        (None, None) => Err(FastPathError::Refused("it has ended".to_owned())),
+        (AttacherSource::Service, None) => Err(FastPathError::AttacherEnded),
+        (AttacherSource::Gone(why), _) => Err(FastPathError::Refused(why.clone())),
     }
 }
 

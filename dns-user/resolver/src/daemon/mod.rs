@@ -6,7 +6,7 @@
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change.
 //! * `upcheck`: self-checks.
-//! * `attacher`: the privileged process that loads and attaches the programs.
+//! * `attacher`: the privileged process that loads and attaches the programs; `standby` replaces it if it is killed.
 //! * `api`: opens the API and the control socket.
 //! * `failures`: handling of panics.
 
@@ -28,6 +28,7 @@ mod service_manager;
 mod settings;
 mod signals;
 mod sources;
+mod standby;
 mod start;
 pub(crate) mod upcheck;
 mod upstreams;
@@ -37,7 +38,7 @@ pub use self::attacher::{attach, prepare_pins};
 
 use std::{io, path::Path, process::ExitCode};
 
-use tracing::error;
+use tracing::{error, info, warn};
 
 use self::config::WholeConfig;
 use crate::{ops::api::ControlSocket, server::ServerError};
@@ -130,7 +131,10 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     let bind =
         |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
     let control = settings.control.as_ref().map(bind);
-    let needs_attacher = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
+    let is_on = xdp.enabled && xdp.mode != HookMode::Off;
+    let needs_attacher = is_on && xdp.attach_socket.is_none();
+    // An earlier server's programs would answer from its records until its lease expires.
+    let earlier = (!is_on).then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
     // Must happen while the process has its capabilities and may execute programs.
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;
@@ -138,6 +142,15 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     sandbox::enter(Work::Serve).map_err(DaemonError::Sandbox)?;
     dns_kit::limits::raise_file_limit();
     let logs = Logs::init(&settings.logging, options.log_format)?;
+    match earlier {
+        Some(Ok(detached)) if detached.links + detached.filters > 0 => {
+            info!("programs of an earlier server detached: the fast path is off");
+        }
+        Some(Err(problem)) => warn!(
+            "cannot detach the programs of an earlier server: {problem}; they answer until its lease expires"
+        ),
+        Some(Ok(_)) | None => {}
+    }
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -11,7 +11,7 @@ use crate::attach::{
     gate::{ENOUGH, Waiting},
     netlink::Link,
     status::{InterfaceState, InterfaceStatus},
-    structure,
+    topology,
 };
 
 impl Follower {
@@ -74,7 +74,7 @@ impl Follower {
         let on = self.attached.get(&ifindex).filter(|_| is_open);
         let is_taken = self.setting.selection.takes(link);
         let refusal = self.refusals.get(&ifindex).cloned().or_else(|| {
-            let refusal = structure::refusal(link, &self.links).filter(|_| waiting.is_some());
+            let refusal = topology::refusal(link, &self.links).filter(|_| waiting.is_some());
             refusal.map(str::to_owned)
         });
         let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
@@ -101,7 +101,7 @@ impl Follower {
             (None, None, None, None) if self.loading.contains(&ifindex) => {
                 (InterfaceState::Waiting, NotServed::Loading.to_string())
             }
-            (None, None, None, None) if self.settling.is_waiting(ifindex) => {
+            (None, None, None, None) if self.cni_grace.is_waiting(ifindex) => {
                 (InterfaceState::Waiting, NotServed::Unsettled.to_string())
             }
             (None, None, None, None) if is_open && is_taken => {

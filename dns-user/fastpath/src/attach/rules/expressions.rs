@@ -159,6 +159,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                     "REJECT" => Action::Drop,
                     "DNAT" | "REDIRECT" | "NETMAP" | "TPROXY" | "SYNPROXY" => Action::Divert,
                     "NFQUEUE" | "QUEUE" => Action::Unknown,
+                    "MASQUERADE" | "SNAT" => Action::Translate,
                     "CT" | "NOTRACK" => {
                         let is_notrack = fields.text(1) == "NOTRACK"
                             || fields
@@ -176,26 +177,32 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 };
                 self.decide(action);
             }
-            "limit" | "quota" | "connlimit" | "numgen" | "last" => self.meets = self.meets.and(Meets::Rate),
+            "limit" | "quota" | "connlimit" | "last" => self.meets = self.meets.and(Meets::Rate),
+            "numgen" => {
+                // The register held a value of the packet until then.
+                self.forget(fields.register(1).unwrap_or(0), REGISTERS);
+                self.meets = self.meets.and(Meets::Rate);
+            }
             "dynset" => {
                 // A meter: holds expressions for each element, such as limits.
                 let is_meter = fields.get(7).is_some() || fields.get(10).is_some();
                 self.meets = self.meets.and(if is_meter { Meets::Rate } else { Meets::Maybe });
             }
             "objref" => {
-                // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`; other objects, or objects chosen by a
-                // map, are unknown.
+                // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`, `NFT_OBJECT_CONNLIMIT`; an object chosen by a map
+                // may be one of them.
                 let meets = match fields.number(1) {
-                    Some(2 | 4) => Meets::Rate,
+                    Some(2 | 4 | 5) | None => Meets::Rate,
                     Some(_) => Meets::Yes,
-                    None => Meets::Maybe,
                 };
                 self.meets = self.meets.and(meets);
             }
             "reject" => self.decide(Action::Drop),
             "nat" => {
                 // `NFT_NAT_DNAT`.
-                if fields.number(1) == Some(1) {
+                if fields.number(1) != Some(1) {
+                    self.decide(Action::Translate);
+                } else {
                     let stays = self.packet.as_ref().map(|packet| packet.to);
                     let stays =
                         stays.is_some_and(|to| self.nat_target(&fields).is_some_and(|target| target == to));
@@ -205,12 +212,17 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
             "queue" => self.decide(Action::Unknown),
             "notrack" => self.change(|packet, is_certain| packet.untracked |= is_certain),
-            // These only observe or copy the packet, or change its source address.
-            "log" | "dup" | "masq" | "counter" | "flow_offload" => {}
+            "masq" => self.decide(Action::Translate),
+            // These only observe or copy the packet.
+            "log" | "dup" | "counter" | "flow_offload" => {}
+            // Each has its destination register in another attribute.
             "rt" | "socket" | "hash" | "osf" | "xfrm" | "tunnel" | "exthdr" | "inner" => {
-                self.forget(fields.register(1).unwrap_or(0), REGISTERS);
+                self.forget(0, REGISTERS);
             }
-            _ => self.meets = self.meets.and(Meets::Maybe),
+            _ => {
+                self.forget(0, REGISTERS);
+                self.meets = self.meets.and(Meets::Maybe);
+            }
         }
     }
 
@@ -521,6 +533,43 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             _ => false,
         }
     }
+}
+
+/// Returns the only IPv4 or IPv6 destination and UDP port that a rule matches, if it compares with both.
+pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
+    // The header field in the register, as base, offset and length.
+    let (mut field, mut ip, mut port) = (None, None, None);
+    for expression in rule {
+        let fields = Fields(&expression.data);
+        match expression.name.as_str() {
+            "payload" => {
+                let of = |attribute| fields.number(attribute);
+                field = Some((of(2), of(3), of(4)));
+            }
+            "cmp" if fields.number(2) == Some(0) => {
+                let wanted = fields.get(3).map(value).unwrap_or_default();
+                match field.take() {
+                    Some((Some(1), Some(16), Some(4))) => {
+                        ip = wanted.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
+                    }
+                    Some((Some(1), Some(24), Some(16))) => {
+                        ip = wanted.first_chunk::<16>().map(|octets| IpAddr::from(*octets));
+                    }
+                    Some((Some(2), Some(2), Some(2))) => {
+                        port = wanted.first_chunk::<2>().map(|octets| u16::from_be_bytes(*octets));
+                    }
+                    _ => {}
+                }
+            }
+            // `iptables-nft` keeps the ports in a match.
+            "match" if fields.text(1) == "udp" => {
+                port = port.or(matches::only_udp_port(fields.get(3).unwrap_or_default()));
+            }
+            // A changed register no longer holds the header field.
+            _ => field = None,
+        }
+    }
+    Some(SocketAddr::new(ip?, port?))
 }
 
 /// Builds the IP header; unknown bytes are `None`.

@@ -61,6 +61,12 @@ fn ports(info: &[u8], packet: &Packet) -> Meets {
     known(both())
 }
 
+/// Returns the only destination port that `struct xt_udp` matches.
+pub(super) fn only_udp_port(info: &[u8]) -> Option<u16> {
+    let (first, last) = (u16_at(info, 4)?, u16_at(info, 6)?);
+    (first == last && info.get(8)? & 2 == 0).then_some(first)
+}
+
 fn multiport(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     if revision != 1 {
         return Meets::Maybe;

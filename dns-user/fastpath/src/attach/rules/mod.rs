@@ -21,7 +21,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-pub(crate) use self::packet::Device;
+pub(crate) use self::{packet::Device, xtables::open_lists};
 use self::{
     packet::Packet,
     walk::Ends,
@@ -52,6 +52,11 @@ pub(crate) enum Objection {
     /// NAT redirects local queries for other addresses to us.
     #[error("NAT at OUTPUT redirects local queries for other addresses to the server")]
     LocalNat,
+    /// NAT gives local queries another source address.
+    #[error(
+        "NAT changes the source address of local queries, and a fast-path reply on lo is not translated back"
+    )]
+    LocalSourceNat,
     /// NAT redirects queries for other addresses to us before they reach a bridge.
     #[error(
         "NAT at PREROUTING redirects queries for other addresses to the server before they reach the bridge"
@@ -102,7 +107,7 @@ impl Rules {
         endpoint: SocketAddr,
     ) -> Option<Objection> {
         if device.ifindex == LOOPBACK_IFINDEX {
-            return self.objection_on_lo(device, endpoint);
+            return self.objection_on_lo(device, client, endpoint);
         }
         if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
             return Some(Objection::BridgedNat);
@@ -119,31 +124,50 @@ impl Rules {
     }
 
     /// Like [`Self::objection`], for `lo`.
-    fn objection_on_lo(&self, lo: &Device, endpoint: SocketAddr) -> Option<Objection> {
+    fn objection_on_lo(&self, lo: &Device, client: IpAddr, endpoint: SocketAddr) -> Option<Objection> {
         if self.nat_leads_to(OUTPUT, endpoint) {
             return Some(Objection::LocalNat);
         }
-        let out = self.way_out(&mut Packet::local_query(lo, endpoint), true);
-        let query = out.then(self.way_in(&mut Packet::local_query_in(lo, endpoint)));
+        let mut sent = Packet::local_query(lo, client, endpoint);
+        let out = self.way_out(&mut sent, true);
+        let given = sent.local_reply_in();
+        let query = out.then(self.way_in(&mut sent.back_from_lo()));
+        if query.translated {
+            return Some(Objection::LocalSourceNat);
+        }
         if query.is_limited() {
             return Some(Objection::Limited);
         }
         if query.is_held() {
             return Some(Objection::Held);
         }
-        let reply = Packet::reply(lo, endpoint.ip(), endpoint);
-        let sent = self.way_out(&mut reply.clone(), false);
+        let sent = self.way_out(&mut Packet::reply(lo, client, endpoint), false);
         if sent.is_held() || sent.is_limited() {
             return Some(Objection::RepliesHeld);
         }
-        let given = self.way_in(&mut Packet::local_reply_in(lo, endpoint));
+        let given = self.way_in(&mut { given });
         (given.is_held() || given.is_limited()).then_some(Objection::LocalRepliesHeld)
     }
 
     /// Returns whether NAT at `hook` may redirect queries for other addresses to the endpoint. The
     /// program sees them with the new address, and its reply would not be translated back.
     fn nat_leads_to(&self, hook: usize, endpoint: SocketAddr) -> bool {
-        xtables::leads_to(&self.legacy, hook, endpoint) || self.nft.leads_to(hook, endpoint)
+        let is_exempt = |to: SocketAddr| self.is_untracked(hook, to);
+        xtables::leads_to(&self.legacy, hook, endpoint, is_exempt)
+            || self.nft.leads_to(hook, endpoint, is_exempt)
+    }
+
+    /// Returns whether rules at `hook` exempt every query for `to` from connection tracking, and so from
+    /// NAT. Conditions on interfaces or senders are not met.
+    fn is_untracked(&self, hook: usize, to: SocketAddr) -> bool {
+        let from = match to {
+            SocketAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
+            SocketAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
+        };
+        let mut packet = Packet { to_us: false, ..Packet::without_device(from, to) };
+        xtables::pass(&self.legacy, hook, &mut packet, false);
+        self.nft.pass(hook, &mut packet, false);
+        packet.untracked
     }
 
     /// Returns the possible fates of a packet on its way to our sockets.
@@ -156,7 +180,7 @@ impl Rules {
             Some(device) => self.nft.pass_device(device, true, packet),
             None => Ends::DELIVERED,
         };
-        for hook in [PREROUTING, INPUT] {
+        for (hook, with_nat) in [(PREROUTING, with_nat), (INPUT, true)] {
             ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
             ends = ends.then(self.nft.pass(hook, packet, with_nat));
         }
@@ -167,7 +191,7 @@ impl Rules {
     fn way_out(&self, packet: &mut Packet, with_nat: bool) -> Ends {
         let device = packet.output.clone();
         let mut ends = Ends::DELIVERED;
-        for (hook, with_nat) in [(OUTPUT, with_nat), (POSTROUTING, false)] {
+        for hook in [OUTPUT, POSTROUTING] {
             ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
             ends = ends.then(self.nft.pass(hook, packet, with_nat));
         }

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, io, net::SocketAddr};
 
 use super::{
-    expressions::{Expression, Machine, Verdict, expressions},
+    expressions::{Expression, Machine, Verdict, expressions, only_destination},
     packet::{Device, Packet},
     walk::{Action, Chains, Ends, Meets, walk},
 };
@@ -12,6 +12,8 @@ use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
 
 /// `NFNL_SUBSYS_NFTABLES`, in the upper byte of message types.
 const SUBSYSTEM: u16 = 10 << 8;
+/// `NFT_MSG_NEWTABLE` and the request for it.
+const TABLES: (u16, u16) = (SUBSYSTEM, SUBSYSTEM | 1);
 /// `NFT_MSG_NEWCHAIN` and the request for it.
 const CHAINS: (u16, u16) = (SUBSYSTEM | 3, SUBSYSTEM | 4);
 /// `NFT_MSG_NEWRULE` and the request for it.
@@ -107,7 +109,14 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
         socket.dump(RULES.1, &all, |kind, message| (kind == RULES.0).then(|| rule(message)).flatten())?;
     let names =
         socket.dump(SETS.1, &all, |kind, message| (kind == SETS.0).then(|| set(message)).flatten())?;
+    let dormant = socket
+        .dump(TABLES.1, &all, |kind, message| (kind == TABLES.0).then(|| dormant_table(message)).flatten())?;
     let mut ruleset = Ruleset { chains, sets: BTreeMap::new() };
+    for chain in &mut ruleset.chains {
+        if dormant.contains(&(chain.family, chain.table.clone())) {
+            chain.base = None;
+        }
+    }
     for (family, table, name, expressions) in rules {
         let of = |chain: &&mut Chain| chain.family == family && chain.table == table && chain.name == name;
         if let Some(chain) = ruleset.chains.iter_mut().find(of) {
@@ -153,23 +162,33 @@ impl Ruleset {
 
     /// Returns the possible fates of a packet in the base chains for which `is_met` holds.
     fn through(&self, packet: &mut Packet, is_met: impl Fn(&Chain, &Base) -> bool) -> Ends {
-        let mut met: Vec<(i32, usize, bool)> = Vec::new();
+        let mut met: Vec<(i32, usize, &Base)> = Vec::new();
         for (index, chain) in self.chains.iter().enumerate() {
             if let Some(base) = chain.base.as_ref().filter(|base| is_met(chain, base)) {
-                met.push((base.priority, index, base.drops));
+                met.push((base.priority, index, base));
             }
         }
-        met.sort_unstable();
+        met.sort_unstable_by_key(|&(priority, index, _)| (priority, index));
         let mut ends = Ends::DELIVERED;
-        for (_, index, drops) in met {
+        for (_, index, &Base { drops, is_nat, .. }) in met {
+            // Packets exempted from connection tracking pass no NAT.
+            if is_nat && packet.untracked {
+                continue;
+            }
             let policy = if drops { Action::Drop } else { Action::Accept };
             ends = ends.then(walk(&mut Way { ruleset: self, packet }, index, policy));
         }
         ends
     }
 
-    /// Returns whether a NAT rule at `hook` may redirect queries for other addresses to `endpoint`.
-    pub(super) fn leads_to(&self, hook: usize, endpoint: SocketAddr) -> bool {
+    /// Returns whether a NAT rule at `hook` may redirect queries for other addresses to `endpoint`; NAT
+    /// does not apply to queries for those that are `is_exempt`.
+    pub(super) fn leads_to(
+        &self,
+        hook: usize,
+        endpoint: SocketAddr,
+        is_exempt: impl Fn(SocketAddr) -> bool,
+    ) -> bool {
         let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
             chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(hook))
         });
@@ -179,6 +198,9 @@ impl Ruleset {
             next += 1;
             let chain = &self.chains[index];
             for rule in &chain.rules {
+                if only_destination(rule).is_some_and(&is_exempt) {
+                    continue;
+                }
                 let mut machine = Machine::blind(|name| self.set(chain, name));
                 for expression in rule {
                     machine.step(expression);
@@ -329,6 +351,21 @@ fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
 fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
     let (header, attributes) = message.split_first_chunk::<4>()?;
     Some((header[0], Attributes(attributes)))
+}
+
+/// Parses `NFT_MSG_NEWTABLE`: family and name of a table whose chains the kernel does not call.
+fn dormant_table(message: &[u8]) -> Option<(u8, String)> {
+    let (family, attributes) = split(message)?;
+    let (mut name, mut flags) = (None, 0);
+    for (attribute, value) in attributes {
+        match attribute {
+            1 => name = Some(text(value)),
+            2 => flags = number(value).unwrap_or(0),
+            _ => {}
+        }
+    }
+    // NFT_TABLE_F_DORMANT.
+    (flags & 1 != 0).then_some((family, name?))
 }
 
 fn chain(message: &[u8]) -> Option<Chain> {

@@ -54,8 +54,13 @@ const CLIENT_PORT: u16 = 40_000;
 impl Packet {
     /// Returns a query from `client` to `endpoint` that arrives on `device`.
     pub(super) fn query(device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
+        Self { input: Some(device.clone()), ..Self::without_device(client, endpoint) }
+    }
+
+    /// Returns a query whose interface is unknown.
+    pub(super) fn without_device(client: IpAddr, endpoint: SocketAddr) -> Self {
         Self {
-            input: Some(device.clone()),
+            input: None,
             output: None,
             from: SocketAddr::new(client, CLIENT_PORT),
             to: endpoint,
@@ -81,22 +86,22 @@ impl Packet {
         }
     }
 
-    /// Returns a local query on its way out through `lo`.
-    pub(super) fn local_query(lo: &Device, endpoint: SocketAddr) -> Self {
-        let query = Self::query(lo, endpoint.ip(), endpoint);
+    /// Returns a local query of `client` on its way out through `lo`.
+    pub(super) fn local_query(lo: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
+        let query = Self::query(lo, client, endpoint);
         Self { input: None, output: Some(lo.clone()), from_us: true, ..query }
     }
 
-    /// Returns a local query on its way in from `lo`.
-    pub(super) fn local_query_in(lo: &Device, endpoint: SocketAddr) -> Self {
-        Self { from_us: true, ..Self::query(lo, endpoint.ip(), endpoint) }
+    /// Returns this local query on its way in from `lo`: mark and exemption from connection tracking
+    /// stay.
+    pub(super) fn back_from_lo(&self) -> Self {
+        Self { input: self.output.clone(), output: None, ..self.clone() }
     }
 
-    /// Returns the program's reply on `lo`, on its way in: connection tracking considers its flow
-    /// new, like the query's.
-    pub(super) fn local_reply_in(lo: &Device, endpoint: SocketAddr) -> Self {
-        let query = Self::query(lo, endpoint.ip(), endpoint);
-        Self { from: query.to, to: query.from, from_us: true, ..query }
+    /// Returns the program's reply on `lo` to this query, on its way in: it is the same buffer, so connection
+    /// tracking considers its flow new, like the query's, or exempts it as well.
+    pub(super) fn local_reply_in(&self) -> Self {
+        Self { from: self.to, to: self.from, ..self.back_from_lo() }
     }
 
     pub(super) fn is_v6(&self) -> bool {

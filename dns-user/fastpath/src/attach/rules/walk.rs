@@ -39,6 +39,8 @@ pub(super) enum Action {
     Drop,
     /// Redirect the packet, so that our socket does not receive it.
     Divert,
+    /// Deliver the packet with another source address.
+    Translate,
     /// Decided by an unknown program or target.
     Unknown,
     /// Continue in this chain, then return.
@@ -55,18 +57,22 @@ pub(super) struct Ends {
     pub(super) deliver: bool,
     pub(super) drop: bool,
     pub(super) divert: bool,
+    /// Whether NAT may change the source address.
+    pub(super) translated: bool,
     /// Whether any of these depends on the number of earlier packets.
     pub(super) rate: bool,
 }
 
 impl Ends {
-    pub(super) const DELIVERED: Self = Self { deliver: true, drop: false, divert: false, rate: false };
+    pub(super) const DELIVERED: Self =
+        Self { deliver: true, drop: false, divert: false, translated: false, rate: false };
 
     fn or(self, other: Self) -> Self {
         Self {
             deliver: self.deliver || other.deliver,
             drop: self.drop || other.drop,
             divert: self.divert || other.divert,
+            translated: self.translated || other.translated,
             rate: self.rate || other.rate,
         }
     }
@@ -115,6 +121,7 @@ fn end(action: Action) -> Ends {
     match action {
         Action::Drop => Ends { drop: true, ..none },
         Action::Divert => Ends { divert: true, ..none },
+        Action::Translate => Ends { translated: true, ..Ends::DELIVERED },
         Action::Unknown => Ends { deliver: true, drop: true, ..none },
         _ => Ends::DELIVERED,
     }

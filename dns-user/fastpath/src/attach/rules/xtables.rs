@@ -7,9 +7,14 @@
 use std::{
     collections::HashMap,
     ffi::CString,
-    fs, io,
+    fs::{self, File},
+    io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::FileExt as _,
+    },
+    sync::OnceLock,
 };
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -45,14 +50,43 @@ pub(super) struct Table {
     entries: Vec<u8>,
 }
 
+/// The lists of the existing tables, for IPv4 and IPv6. Only root may open them (mode 0440).
+const LISTS: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// These lists, opened before the process changed its user; `None`: the file did not exist.
+static OPENED: OnceLock<[Option<File>; 2]> = OnceLock::new();
+
+/// Opens the lists of tables for the rest of the process's life. Must be called before it changes its user.
+pub(crate) fn open_lists() {
+    OPENED.get_or_init(|| LISTS.map(|list| File::open(list).ok()));
+}
+
+/// Reads a list of tables; a kernel without legacy tables has none.
+fn read_list(number: usize) -> io::Result<String> {
+    /// Longer than the names of all tables.
+    const LONGEST: usize = 4096;
+    let opened = OPENED.get().and_then(|opened| opened[number].as_ref());
+    let Some(file) = opened else {
+        return match fs::read_to_string(LISTS[number]) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            other => other.map_err(|error| {
+                io::Error::new(
+                    error.kind(),
+                    format!("{}: {error}; start the attacher again as root", LISTS[number]),
+                )
+            }),
+        };
+    };
+    let mut buffer = vec![0; LONGEST];
+    let length = file.read_at(&mut buffer, 0)?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
 /// Reads the tables of both families.
 pub(super) fn read() -> io::Result<Vec<Table>> {
     let mut tables = Vec::new();
-    for (v6, list) in
-        [(false, "/proc/thread-self/net/ip_tables_names"), (true, "/proc/thread-self/net/ip6_tables_names")]
-    {
-        // A kernel without legacy tables has no such file.
-        let names = fs::read_to_string(list).unwrap_or_default();
+    for (number, v6) in [false, true].into_iter().enumerate() {
+        let names = read_list(number)?;
         for name in ORDER.into_iter().filter(|name| names.lines().any(|line| line == *name)) {
             tables.extend(Table::read(name, v6)?);
         }
@@ -67,7 +101,9 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat:
     let of_family = tables.iter().filter(|table| table.v6 == v6 && (with_nat || table.name != "nat"));
     let mut ends = Ends::DELIVERED;
     for table in of_family {
-        if let Some(start) = table.hooks[hook] {
+        // Packets exempted from connection tracking pass no NAT.
+        let is_passed_by = table.name == "nat" && packet.untracked;
+        if let Some(start) = table.hooks[hook].filter(|_| !is_passed_by) {
             let mut way = Way { table, packet, rules: HashMap::new() };
             ends = ends.then(walk(&mut way, start, Action::Accept));
         }
@@ -75,8 +111,14 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat:
     ends
 }
 
-/// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`.
-pub(super) fn leads_to(tables: &[Table], hook: usize, endpoint: SocketAddr) -> bool {
+/// Returns whether a nat rule at `hook` may redirect queries for other addresses to `endpoint`; NAT does
+/// not apply to queries for those that are `is_exempt`.
+pub(super) fn leads_to(
+    tables: &[Table],
+    hook: usize,
+    endpoint: SocketAddr,
+    is_exempt: impl Fn(SocketAddr) -> bool,
+) -> bool {
     let nat = tables.iter().filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
     nat.filter_map(|table| Some((table, table.hooks[hook]?))).any(|(table, start)| {
         let (mut chains, mut next) = (vec![start], 0);
@@ -84,6 +126,9 @@ pub(super) fn leads_to(tables: &[Table], hook: usize, endpoint: SocketAddr) -> b
             next += 1;
             for at in table.chain(chain) {
                 let Some(entry) = table.entry(at) else { break };
+                if entry.only_destination().is_some_and(&is_exempt) {
+                    continue;
+                }
                 if entry.may_be_udp() && entry.leads_to(endpoint) {
                     return true;
                 }
@@ -281,6 +326,29 @@ impl<'a> Entry<'a> {
         }
     }
 
+    /// Returns the only destination address and UDP port that the rule matches.
+    fn only_destination(&self) -> Option<SocketAddr> {
+        let Layout { address, flags, matches: first_match, .. } = *self.layout;
+        let [wanted, mask] = [address, 3 * address].map(|at| &self.bytes[at..at + address]);
+        if self.bytes[flags + 1] & 0x10 != 0 || mask.iter().any(|byte| *byte != 0xff) {
+            return None;
+        }
+        let ip = match wanted {
+            [a, b, c, d] => IpAddr::from([*a, *b, *c, *d]),
+            wanted => IpAddr::from(*wanted.first_chunk::<16>()?),
+        };
+        let mut at = first_match;
+        while at < self.target {
+            let size = usize::from(u16_at(self.bytes, at)?);
+            let found = self.bytes.get(at..at + size).filter(|found| found.len() >= 32)?;
+            if name(&found[2..31]) == "udp" {
+                return Some(SocketAddr::new(ip, matches::only_udp_port(&found[32..])?));
+            }
+            at += size;
+        }
+        None
+    }
+
     /// Returns whether addresses, interfaces and protocol match the packet.
     fn meets_header(&self, packet: &Packet) -> Meets {
         let Layout { address, devices, flags, fragments, .. } = *self.layout;
@@ -358,7 +426,8 @@ impl<'a> Entry<'a> {
             "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "MARK" | "CONNMARK" | "CONNSECMARK"
             | "SECMARK" | "CT" | "NOTRACK" | "DSCP" | "TOS" | "TTL" | "HL" | "ECN" | "CHECKSUM"
             | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER" | "LED"
-            | "HMARK" | "MASQUERADE" | "SNAT" => Action::Continue,
+            | "HMARK" => Action::Continue,
+            "MASQUERADE" | "SNAT" => Action::Translate,
             _ => Action::Unknown,
         }
     }

@@ -22,11 +22,11 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
 }
 
 /// Returns whether an interface's clients run on this machine, as far as can be determined: `lo`, a
-/// veth, or a bridge whose ports are all veths and taps. An uplink in a bridge brings in other
-/// machines.
+/// veth or netkit device, or a bridge whose ports are all of these and taps. An uplink in a bridge brings in
+/// other machines.
 pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
-    let is_of_container = |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "tun"));
-    if link.layer == LOOPBACK || link.kind.as_deref() == Some("veth") {
+    let is_of_container = |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "netkit" | "tun"));
+    if link.layer == LOOPBACK || matches!(link.kind.as_deref(), Some("veth" | "netkit")) {
         return true;
     }
     let mut ports = all.iter().filter(|port| port.master == Some(link.ifindex));
@@ -48,6 +48,7 @@ mod tests {
         let uplink = link(4, None, Some(2));
         assert!(!is_near(&bridge, &[bridge.clone(), veth.clone(), uplink.clone()]));
         assert!(is_near(&veth, &[bridge, veth.clone()]) && !is_near(&uplink, &[]));
+        assert!(is_near(&link(5, Some("netkit"), None), &[]), "Cilium's devices");
     }
 
     #[test]

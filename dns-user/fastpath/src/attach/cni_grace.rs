@@ -14,14 +14,14 @@ pub(crate) const QUIET: Duration = Duration::from_secs(20);
 
 /// The interfaces' last changes.
 #[derive(Debug, Default)]
-pub(super) struct Settling {
+pub(super) struct CniGrace {
     /// Time of the last change, by interface index.
     changed: BTreeMap<u32, Instant>,
     /// Interfaces that wait to be settled.
     waiting: BTreeSet<u32>,
 }
 
-impl Settling {
+impl CniGrace {
     /// Processes a new list of interfaces.
     pub(super) fn listed(&mut self, before: &[Link], after: &[Link], now: Instant) {
         let before: BTreeMap<u32, &Link> = before.iter().map(|link| (link.ifindex, link)).collect();
@@ -63,22 +63,22 @@ mod tests {
 
     #[test]
     fn changes_restart_the_wait() {
-        let (mut settling, begin) = (Settling::default(), Instant::now());
+        let (mut grace, begin) = (CniGrace::default(), Instant::now());
         let uplink = Link::named(2, "eth0");
         let veth = Link { kind: Some("veth".to_owned()), ..Link::named(3, "s-1") };
         let first = [uplink.clone(), veth.clone()];
-        settling.listed(&[], &first, begin);
-        assert!(settling.is_settled(&uplink, begin), "hardware");
-        assert!(!settling.is_settled(&veth, begin + QUIET / 2));
-        settling.listed(&first, &first, begin + QUIET / 2);
-        assert!(settling.is_settled(&veth, begin + QUIET));
+        grace.listed(&[], &first, begin);
+        assert!(grace.is_settled(&uplink, begin), "hardware");
+        assert!(!grace.is_settled(&veth, begin + QUIET / 2));
+        grace.listed(&first, &first, begin + QUIET / 2);
+        assert!(grace.is_settled(&veth, begin + QUIET));
 
         let bridged = Link { master: Some(9), ..veth.clone() };
         let second = [uplink, bridged.clone()];
-        settling.listed(&first, &second, begin + QUIET);
-        assert!(!settling.is_settled(&bridged, begin + QUIET));
-        settling.set_waiting(3, true);
-        settling.listed(&second, &second[..1], begin + QUIET * 2);
-        assert!(!settling.is_settled(&bridged, begin + QUIET * 4) && !settling.is_waiting(3), "gone");
+        grace.listed(&first, &second, begin + QUIET);
+        assert!(!grace.is_settled(&bridged, begin + QUIET));
+        grace.set_waiting(3, true);
+        grace.listed(&second, &second[..1], begin + QUIET * 2);
+        assert!(!grace.is_settled(&bridged, begin + QUIET * 4) && !grace.is_waiting(3), "gone");
     }
 }

@@ -1,0 +1,154 @@
+//! Objections of the packet filter and IPsec to interfaces on which queries arrive.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use super::{
+    netlink::{LOOPBACK, Link, Socket},
+    rules::{Device, Rules},
+    xfrm::{self, Policy},
+};
+
+/// Interval at which rules and policies are read while any interface is served.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// Maximum number of cached answers.
+const MOST_KNOWN: usize = 65_536;
+
+/// Follows the rules, the policies, and the routes to clients.
+#[derive(Debug, Default)]
+pub(super) struct Firewall {
+    /// The rules as read last.
+    rules: Rules,
+    /// The policies as read last.
+    policies: Vec<Policy>,
+    read: Option<Instant>,
+    /// Whether routes may have changed since then.
+    routes_changed: bool,
+    /// Cached answers, by interface, endpoint and client.
+    known: BTreeMap<(u32, SocketAddr, IpAddr), Option<String>>,
+    /// The last reading error.
+    problem: Option<Unreadable>,
+}
+
+/// An error of reading the rules.
+#[derive(Debug, PartialEq, Eq)]
+struct Unreadable {
+    /// Whether it lasts: rules that nobody here can read may limit queries.
+    lasts: bool,
+    why: String,
+}
+
+impl Firewall {
+    /// Notes that routes may have changed.
+    pub(super) fn routes_changed(&mut self) {
+        self.routes_changed = true;
+    }
+
+    /// Reads rules and policies again when they are due; returns whether they may have changed.
+    pub(super) fn refresh(&mut self, now: Instant) -> bool {
+        if self.read.is_some_and(|read| now.saturating_duration_since(read) < ROUND) {
+            return false;
+        }
+        self.read = Some(now);
+        let mut is_changed = std::mem::take(&mut self.routes_changed);
+        match self.rules.read_again().and_then(|rules| Ok((rules, xfrm::policies()?))) {
+            Ok((rules, policies)) => {
+                self.problem = None;
+                if (&rules, &policies) != (&self.rules, &self.policies) {
+                    (self.rules, self.policies) = (rules, policies);
+                    is_changed = true;
+                }
+            }
+            Err(error) => {
+                let lasts = error.kind() == io::ErrorKind::PermissionDenied;
+                let problem = Unreadable { lasts, why: error.to_string() };
+                // Each is logged only once.
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!(%error, "cannot read the packet filter rules (getsockopt, nfnetlink): rate limits, dropped replies and NAT on lo go undetected");
+                }
+                self.problem = Some(problem);
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            self.known.clear();
+        }
+        is_changed
+    }
+
+    /// Returns the reason why an interface must not answer these clients for an endpoint, and the client
+    /// that it concerns.
+    ///
+    /// Queries that arrive do not overrule a rule that holds back a client: they may belong to flows
+    /// that connection tracking knew before the rule, while new ones are lost.
+    pub(super) fn objection(
+        &mut self,
+        link: &Link,
+        endpoint: SocketAddr,
+        clients: impl Iterator<Item = IpAddr>,
+        netlink: &mut Socket,
+    ) -> Option<(String, Option<IpAddr>)> {
+        if self.policies.iter().any(|policy| policy.covers(endpoint)) {
+            let why = "an IPsec policy covers the endpoint, and the program's replies would bypass it";
+            return Some((why.to_owned(), None));
+        }
+        if let Some(Unreadable { lasts: true, why }) = &self.problem {
+            return Some((format!("the packet filter rules cannot be read: {why}"), None));
+        }
+        if self.known.len() > MOST_KNOWN {
+            self.known.clear();
+        }
+        let device = Device::of(link);
+        let mut clients = clients.map(|client| (client, true)).peekable();
+        let any = clients.peek().is_none().then(|| match link.layer {
+            LOOPBACK => endpoint.ip(),
+            _ => any_client(endpoint),
+        });
+        for (client, is_known) in clients.chain(any.map(|client| (client, false))) {
+            let Self { rules, known, .. } = self;
+            let found = known.entry((link.ifindex, endpoint, client)).or_insert_with(|| {
+                let objection = rules.objection(&device, client, endpoint).map(|found| found.to_string());
+                let is_routed = is_known && link.layer != LOOPBACK;
+                objection.or_else(|| is_routed.then(|| route_refusal(netlink, client, endpoint)).flatten())
+            });
+            if let Some(objection) = found {
+                return Some((objection.clone(), Some(client)));
+            }
+        }
+        None
+    }
+}
+
+/// Returns why the machine's routes refuse replies to a client: the program would send them all the same.
+fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> Option<String> {
+    // The route of such an address depends on the interface.
+    let is_link_local = matches!(client, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    if is_link_local || client.is_ipv4() != endpoint.is_ipv4() {
+        return None;
+    }
+    match netlink.route(client, endpoint.ip()) {
+        Ok(route) if route.refuses => Some(format!("a route or rule refuses replies to {client}")),
+        Ok(_) => None,
+        // EINVAL: a blackhole; EACCES: prohibited. Without any route the queries arrived by mistake.
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES | libc::EHOSTUNREACH)) =>
+        {
+            Some(format!("a route or rule refuses replies to {client}: {error}"))
+        }
+        Err(_) => None,
+    }
+}
+
+/// Returns a documentation address (RFC 5737, RFC 3849), used while no client is known.
+fn any_client(endpoint: SocketAddr) -> IpAddr {
+    if endpoint.is_ipv4() {
+        Ipv4Addr::new(192, 0, 2, 1).into()
+    } else {
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()
+    }
+}

@@ -1,0 +1,159 @@
+//! Limits how often events are handled, and how long the RTNL lock is held: all network configuration
+//! of the machine needs it.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Time to wait for further events before handling them: starting a container causes several.
+const COALESCE: Duration = Duration::from_millis(20);
+
+/// Maximum of that time while events keep coming: each round lists all interfaces.
+const COALESCE_MOST: Duration = Duration::from_millis(640);
+
+/// Silence after which the next event is handled immediately.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Pause after an operation while no interface waits too long, as a multiple of its duration: the lock
+/// is free for 95 % of the time.
+const RELAXED_PAUSE: u32 = 19;
+
+/// Shortest pause, as a divisor of the operation's duration: even if many interfaces are late, the
+/// lock is free for a fifth of the time.
+const HURRIED_PAUSE: u32 = 4;
+
+/// Maximum pause: an operation longer than a twentieth of it was waiting for the lock or the CPU.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long an interface may wait for its program. Pauses shrink as far as that needs.
+const DEADLINE: Duration = Duration::from_millis(2500);
+
+/// Decides how long to gather events.
+pub(super) struct EventPace {
+    wait: Duration,
+    /// Start of the last wait; `None` before the first event.
+    last: Option<Instant>,
+}
+
+impl EventPace {
+    pub(super) fn new() -> Self {
+        Self { wait: COALESCE, last: None }
+    }
+
+    /// Returns how long to wait for more events: briefly after a quiet period, and twice as long
+    /// each time while they keep coming.
+    pub(super) fn wait(&mut self, now: Instant) -> Duration {
+        let calm = self.last.is_none_or(|last| now.saturating_duration_since(last) > CALM);
+        self.wait = if calm { COALESCE } else { (self.wait * 2).min(COALESCE_MOST) };
+        self.last = Some(now);
+        self.wait
+    }
+}
+
+/// The interfaces that still wait for a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backlog {
+    pub(super) waiting: usize,
+    /// Since when the oldest of them waits.
+    pub(super) since: Instant,
+}
+
+/// Decides when the RTNL lock may be taken again.
+#[derive(Debug, Default)]
+pub(super) struct RtnlThrottle {
+    /// Earliest time of the next operation; `None`: now.
+    next: Option<Instant>,
+}
+
+impl RtnlThrottle {
+    /// Waits for the end of the pause; returns false at once if it ends after `limit`.
+    pub(super) fn wait_before(&self, limit: Instant) -> bool {
+        let Some(next) = self.next else { return true };
+        if next > limit {
+            return false;
+        }
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        true
+    }
+
+    /// Runs an operation that takes the lock; its whole duration counts as holding it. `backlog`
+    /// describes what waits after it; `None`: nothing.
+    pub(super) fn run<T>(&mut self, backlog: Option<Backlog>, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = work();
+        let (now, took) = (Instant::now(), begun.elapsed());
+        self.next = Some(now + pause(took, backlog, now));
+        done
+    }
+
+    /// Returns the rest of the pause.
+    pub(super) fn rest(&self) -> Duration {
+        self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Returns the pause after an operation that took the lock for `took`: as long as possible, and so short that
+/// the whole backlog is served by its deadline.
+fn pause(took: Duration, backlog: Option<Backlog>, now: Instant) -> Duration {
+    let relaxed = (took * RELAXED_PAUSE).min(LONGEST_PAUSE);
+    let Some(Backlog { waiting, since }) = backlog.filter(|backlog| backlog.waiting > 0) else {
+        return relaxed;
+    };
+    let left = (since + DEADLINE).saturating_duration_since(now);
+    let share = left / u32::try_from(waiting).unwrap_or(u32::MAX);
+    share.saturating_sub(took).max(took / HURRIED_PAUSE).min(relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequent_events_are_gathered() {
+        let (mut pace, mut now, mut looks) = (EventPace::new(), Instant::now(), 0);
+        assert_eq!(pace.wait(now), COALESCE, "a single one is served at once");
+        let end = now + Duration::from_secs(10);
+        while now < end {
+            now += pace.wait(now);
+            looks += 1;
+        }
+        // Without coalescing it would be 500, one every 20 ms.
+        assert!(looks < 25, "{looks} looks in ten seconds of events");
+        assert_eq!(pace.wait(now + CALM * 2), COALESCE, "after a calm");
+    }
+
+    /// Returns how long it takes to serve this many interfaces that begin to wait together, and how long the
+    /// lock is held then, if each operation holds it for `took`.
+    fn serve(interfaces: usize, took: Duration) -> (Duration, Duration) {
+        let begin = Instant::now();
+        let (mut now, mut held) = (begin, Duration::ZERO);
+        for served in 1..=interfaces {
+            now += took;
+            held += took;
+            let backlog = Backlog { waiting: interfaces - served, since: begin };
+            if served < interfaces {
+                now += pause(took, Some(backlog), now);
+            }
+        }
+        (now - begin, held)
+    }
+
+    #[test]
+    fn five_hundred_are_served_in_time() {
+        let (needed, held) = serve(500, Duration::from_micros(130));
+        assert!(needed <= Duration::from_secs(3), "{needed:?}");
+        assert!(held * 20 <= needed, "{held:?} of {needed:?}: the lock is free for 95 % of the time");
+    }
+
+    #[test]
+    fn lock_stays_free_without_hurry() {
+        let (needed, held) = serve(8, Duration::from_millis(13));
+        assert!(needed >= held * 19, "{held:?} of {needed:?}");
+        let (needed, held) = serve(250, Duration::from_millis(13));
+        assert!(needed >= held + held / 5, "{held:?} of {needed:?}: others take it even then");
+        assert!(needed <= held * 2, "{held:?} of {needed:?}");
+        let alone = pause(Duration::from_millis(13), None, Instant::now());
+        assert_eq!(alone, Duration::from_millis(13 * 19));
+    }
+}
