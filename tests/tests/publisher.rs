@@ -52,7 +52,7 @@ impl Publisher {
         let config = Config {
             documents: vec![folder.join("documents.yml")],
             server: Some(server.to_owned()),
-            store: folder.join("store.redb"),
+            store: folder.join("store"),
             ..Config::default()
         };
         Self {
@@ -63,7 +63,7 @@ impl Publisher {
 
     /// Reads the sources; returns the published addresses and the current problem.
     fn read(&mut self) -> (BTreeSet<IpAddr>, Option<String>) {
-        let state = self.runtime.block_on(self.sources.read(&[]));
+        let state = self.runtime.block_on(self.sources.read());
         let records = &state.publication.targets["default/etcd"].desired.records;
         let targets = records.iter().flat_map(|record| &record.targets);
         let addresses = targets.map(|target| target.as_str().parse().unwrap()).collect();
@@ -71,7 +71,7 @@ impl Publisher {
     }
 
     fn wishes(&mut self) -> Vec<String> {
-        let state = self.runtime.block_on(self.sources.read(&[]));
+        let state = self.runtime.block_on(self.sources.read());
         let records = &state.publication.targets["default/etcd"].desired.records;
         records.iter().map(ToString::to_string).collect()
     }

@@ -29,11 +29,10 @@ fn main() {
         let ratio = median(all.iter().map(|one| one.first.div_duration_f64(one.nsupdate)).collect());
         println!(
             "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; nothing to do {:.2?}, \
-             unchanged serial number {:.1?}, one change {:.2?}",
+             one change {:.2?}",
             of(|one| one.first),
             of(|one| one.nsupdate),
             of(|one| one.nothing),
-            of(|one| one.unchanged),
             of(|one| one.one),
         );
         let each = all.iter().map(|one| format!("{:.2}", one.first.div_duration_f64(one.nsupdate)));

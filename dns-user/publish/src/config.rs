@@ -24,7 +24,7 @@ pub struct Config {
     pub documents: Vec<PathBuf>,
     /// `config.json` of the DNS server, with the paths of records, aliases and control socket.
     pub server: Option<PathBuf>,
-    /// File of the store.
+    /// Folder of the store.
     pub store: PathBuf,
     /// Path of the control socket.
     pub socket: PathBuf,
@@ -58,7 +58,7 @@ impl Default for Config {
         Self {
             documents: vec![PathBuf::from("/etc/bosh-dns-xdp/publish.d")],
             server: None,
-            store: PathBuf::from("/var/lib/bosh-dns-publish/store.redb"),
+            store: PathBuf::from("/var/lib/bosh-dns-publish/store"),
             socket: PathBuf::from("/run/bosh-dns-publish/control.sock"),
             group: None,
             api: None,

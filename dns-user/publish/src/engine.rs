@@ -221,6 +221,7 @@ impl Engine {
         for (index, mut wishes) in per_zone.into_iter().enumerate() {
             let Ok(view) = &listing[index].view else { continue };
             wishes.held.clone_from(&desired.held);
+            wishes.known.clone_from(&desired.known);
             let ours: Vec<Record> = view
                 .records
                 .iter()
@@ -232,8 +233,7 @@ impl Engine {
             self.keep_contested(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
-            let is_counted =
-                |change: &&NameChange| change.is_deletion() && self.quarrels.has_deleted(&change.name, now);
+            let is_counted = |change: &&NameChange| self.quarrels.has_deleted(change, now);
             let counted = plan.changes.iter().filter(is_counted).count();
             let recent = self.deletions.count(&id, now).saturating_sub(counted);
             zones.push(ZonePlan { id, plan, owned, recent });
@@ -245,13 +245,10 @@ impl Engine {
     fn keep_contested(&self, plan: &mut Plan, now: SystemTime) {
         let changes = std::mem::take(&mut plan.changes);
         for change in changes {
-            match change.actions.first() {
-                Some(Action::Delete(record))
-                    if change.is_deletion() && self.quarrels.keeps(&change.name, now) =>
-                {
-                    plan.note(record, Reason::Contested);
-                }
-                _ => plan.changes.push(change),
+            let kept = change.deleted().next().filter(|_| self.quarrels.keeps(&change, now)).cloned();
+            match kept {
+                Some(record) => plan.note(&record, Reason::Contested),
+                None => plan.changes.push(change),
             }
         }
     }
@@ -343,7 +340,7 @@ impl Engine {
         let now = SystemTime::now();
         let mut deleted = 0;
         for change in &changes {
-            let is_new = change.is_deletion() && !self.quarrels.has_deleted(&change.name, now);
+            let is_new = change.is_deletion() && !self.quarrels.has_deleted(change, now);
             deleted += usize::from(is_new);
             if self.quarrels.applied(change, now) {
                 result.contested.insert(change.name.clone());

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    plan::{NameChange, Plan},
-    record::Name,
+    plan::{Action, NameChange, Plan},
+    record::{Key, Name, Record},
 };
 
 /// Number of deletions within [`WINDOW`] that need no confirmation, whatever the zone's size.
@@ -21,10 +21,10 @@ const FREE_PERCENT: usize = 10;
 /// Time over which deletions, and quarrels over a name, are counted.
 const WINDOW: Duration = Duration::from_hours(1);
 
-/// Number of deletions of a name after which it is kept if it exists again.
+/// Number of deletions of a set after which it is kept if it exists again.
 const MAX_REPEATED_DELETIONS: u32 = 2;
 
-/// Number of creations of a name, without a deletion by this publisher, that shows a second writer.
+/// Number of creations of a set, without a deletion by this publisher, that shows a second writer.
 const REPEATED_CREATIONS: u32 = 3;
 
 /// Size of a zone and of its sources, by which deletions are judged.
@@ -144,11 +144,11 @@ fn seconds(time: SystemTime) -> u64 {
 /// of other owners are never touched.
 #[derive(Debug, Default)]
 pub struct Quarrels {
-    deleted: HashMap<Name, Repeated>,
-    created: HashMap<Name, Repeated>,
+    deleted: HashMap<Key, Repeated>,
+    created: HashMap<Key, Repeated>,
 }
 
-/// Number of equal changes of one name, and the time of the last one.
+/// Number of equal changes of one set, and the time of the last one.
 #[derive(Debug, Clone, Copy)]
 struct Repeated {
     times: u32,
@@ -156,36 +156,50 @@ struct Repeated {
 }
 
 impl Quarrels {
-    /// Returns whether a name exists again after repeated deletions.
-    pub fn keeps(&self, name: &Name, now: SystemTime) -> bool {
-        let deleted = self.deleted.get(name);
-        deleted.is_some_and(|deleted| deleted.times >= MAX_REPEATED_DELETIONS && deleted.is_recent(now))
+    /// Returns whether all sets of a deletion exist again after repeated deletions.
+    pub fn keeps(&self, change: &NameChange, now: SystemTime) -> bool {
+        self.deleted_before(change, now, MAX_REPEATED_DELETIONS)
     }
 
-    /// Returns whether a name was deleted in the last hour. Another deletion of it is not counted again.
-    pub fn has_deleted(&self, name: &Name, now: SystemTime) -> bool {
-        self.deleted.get(name).is_some_and(|deleted| deleted.is_recent(now))
+    /// Returns whether a change deletes only what was deleted in the last hour. That is not counted
+    /// again.
+    pub fn has_deleted(&self, change: &NameChange, now: SystemTime) -> bool {
+        self.deleted_before(change, now, 1)
     }
 
-    /// Records that a name was kept, which prolongs the quarrel.
+    fn deleted_before(&self, change: &NameChange, now: SystemTime, times: u32) -> bool {
+        let is_known = |record: &Record| {
+            let deleted = self.deleted.get(&record.key());
+            deleted.is_some_and(|deleted| deleted.times >= times && deleted.is_recent(now))
+        };
+        change.is_deletion() && change.deleted().all(is_known)
+    }
+
+    /// Records that the sets of a name were kept, which prolongs the quarrel.
     pub fn kept(&mut self, name: &Name, now: SystemTime) {
-        if let Some(deleted) = self.deleted.get_mut(name) {
+        for (_, deleted) in self.deleted.iter_mut().filter(|(key, _)| key.name == *name) {
             deleted.last = now;
         }
     }
 
-    /// Records an applied change. Returns whether its name was created again and again.
+    /// Records an applied change. Returns whether a set was created again and again.
     pub fn applied(&mut self, change: &NameChange, now: SystemTime) -> bool {
-        if change.is_deletion() {
-            self.created.remove(&change.name);
-            Repeated::count(&mut self.deleted, &change.name, now);
-            return false;
+        let is_replacement = change.deleted().next().is_some();
+        for record in change.deleted() {
+            self.created.remove(&record.key());
+            if change.is_deletion() {
+                Repeated::count(&mut self.deleted, record.key(), now);
+            }
         }
-        if !change.is_creation() {
-            return false;
+        let mut is_repeated = false;
+        for action in &change.actions {
+            let Action::Create(record) = action else { continue };
+            self.deleted.remove(&record.key());
+            if !is_replacement {
+                is_repeated |= Repeated::count(&mut self.created, record.key(), now) >= REPEATED_CREATIONS;
+            }
         }
-        self.deleted.remove(&change.name);
-        Repeated::count(&mut self.created, &change.name, now) >= REPEATED_CREATIONS
+        is_repeated
     }
 }
 
@@ -194,8 +208,8 @@ impl Repeated {
         now.duration_since(self.last).is_ok_and(|elapsed| elapsed < WINDOW)
     }
 
-    fn count(changes: &mut HashMap<Name, Self>, name: &Name, now: SystemTime) -> u32 {
-        let change = changes.entry(name.clone()).or_insert(Self { times: 0, last: now });
+    fn count(changes: &mut HashMap<Key, Self>, key: Key, now: SystemTime) -> u32 {
+        let change = changes.entry(key).or_insert(Self { times: 0, last: now });
         let before = if change.is_recent(now) { change.times } else { 0 };
         *change = Self { times: before + 1, last: now };
         change.times
@@ -205,10 +219,7 @@ impl Repeated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        plan::Action,
-        record::{Record, RecordType},
-    };
+    use crate::record::RecordType;
 
     fn deletions(count: usize) -> Plan {
         let change = |number: usize| {
@@ -250,14 +261,18 @@ mod tests {
         let now = SystemTime::now();
         let mut quarrels = Quarrels::default();
         for expected in [false, false, true] {
-            assert_eq!(quarrels.keeps(&change.name, now), expected);
+            assert_eq!(quarrels.keeps(&change, now), expected);
             quarrels.applied(&change, now);
         }
-        assert!(!quarrels.keeps(&change.name, now + WINDOW));
+        assert!(!quarrels.keeps(&change, now + WINDOW));
+        let mut of_both = change.clone();
+        let other = Record::parse("n0.example.org", RecordType::TXT, ["text"]).unwrap();
+        of_both.actions.push(Action::Delete(other));
+        assert!(!quarrels.keeps(&of_both, now), "sets of other types are counted apart");
         let Action::Delete(record) = change.actions[0].clone() else { unreachable!() };
         let created = NameChange { name: change.name.clone(), actions: vec![Action::Create(record)] };
         // A creation of its own ends the quarrel.
-        assert!(!quarrels.applied(&created, now) && !quarrels.keeps(&change.name, now));
+        assert!(!quarrels.applied(&created, now) && !quarrels.keeps(&change, now));
         assert!(!quarrels.applied(&created, now) && quarrels.applied(&created, now));
     }
 }

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
+use crate::record::{Record, RecordType};
+
 /// Declares the metrics: one row each.
 macro_rules! metrics {
     ($($field:ident: $kind:ident $name:literal $([$($label:literal),+])? $help:literal;)*) => {
@@ -73,6 +75,17 @@ impl Metrics {
     pub fn text(&self) -> String {
         let families = self.registry.gather();
         TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+
+    /// Returns the number of record sets by type; the default types are counted even at zero.
+    pub fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
+        let shown = RecordType::DEFAULT_MANAGED.into_iter();
+        let mut counts: BTreeMap<String, usize> =
+            shown.map(|record_type| (record_type.to_string(), 0)).collect();
+        for record in records.into_iter().filter(|record| !record.targets.is_empty()) {
+            *counts.entry(record.record_type.to_string()).or_default() += 1;
+        }
+        counts
     }
 
     /// Sets the gauges by record type; types that no longer occur are set to zero.

@@ -1,12 +1,10 @@
 //! Compares existing records with wanted records. Pure.
 
 mod change;
-mod resolve;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::change::{Action, NameChange, Note, Plan, Reason};
-use self::resolve::{Candidates, drop_conflicting_aliases, merge};
 use crate::{
     domain::DomainFilter,
     record::{Labels, Name, Record, RecordType},
@@ -97,6 +95,17 @@ pub struct Desired {
     pub records: Vec<Record>,
     /// Resources of unreadable documents, whose records stay unchanged.
     pub held: BTreeSet<String>,
+    /// If set, the records of all other resources stay unchanged as well, because a document that
+    /// cannot be identified may want them.
+    pub known: Option<BTreeSet<String>>,
+}
+
+impl Desired {
+    /// Returns whether a document that cannot be read may want a record.
+    fn holds(&self, record: &Record) -> bool {
+        let resource = record.labels.resource();
+        self.held.contains(resource) || self.known.as_ref().is_some_and(|known| !known.contains(resource))
+    }
 }
 
 /// Plans the changes from `current` to `desired`.
@@ -128,7 +137,7 @@ pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     for (name, mut rows) in names {
         drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
         let mut actions = Vec::new();
-        let around = Around { unmanaged: &rows.unmanaged, held: &desired.held, redirections: &redirections };
+        let around = Around { unmanaged: &rows.unmanaged, desired, redirections: &redirections };
         for row in rows.by_set.values() {
             actions.extend(plan_row(rules, row, &around, &mut plan));
         }
@@ -201,8 +210,7 @@ struct Row<'a> {
 struct Around<'a> {
     /// Types of existing sets of the name that are not managed.
     unmanaged: &'a BTreeSet<RecordType>,
-    /// Resources whose records stay unchanged.
-    held: &'a BTreeSet<String>,
+    desired: &'a Desired,
     redirections: &'a Redirections<'a>,
 }
 
@@ -246,7 +254,7 @@ impl<'a> Redirections<'a> {
 
 /// Plans one row. All its actions are applied in one transaction.
 fn plan_row(rules: &Rules, row: &Row<'_>, around: &Around<'_>, plan: &mut Plan) -> Vec<Action> {
-    let Around { unmanaged, held, redirections } = around;
+    let Around { unmanaged, desired, redirections } = around;
     let mut creates = Vec::new();
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {
@@ -277,7 +285,7 @@ fn plan_row(rules: &Rules, row: &Row<'_>, around: &Around<'_>, plan: &mut Plan) 
     let mut deletes = Vec::new();
     for record in row.current.values().filter(|record| !row.candidates.contains_key(&record.record_type)) {
         let replaced = !creates.is_empty() && rules.may_replace(record);
-        if held.contains(record.labels.resource()) && rules.owns(record) {
+        if desired.holds(record) && rules.owns(record) {
             plan.note(record, Reason::SourceUnreadable);
         } else if rules.owns(record) || replaced {
             deletes.push(Action::Delete((*record).clone()));
@@ -343,4 +351,46 @@ fn differs(before: &Record, after: &Record) -> bool {
         || after.ttl.is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
         || before.properties != after.properties
         || before.labels.owner() != after.labels.owner()
+}
+
+/// Wanted sets of one name and set identifier, by type.
+type Candidates<'a> = BTreeMap<RecordType, Vec<&'a Record>>;
+
+/// Drops CNAMEs where other types of the same name are wanted, under any set identifier.
+fn drop_conflicting_aliases<'a: 'b, 'b>(rows: impl Iterator<Item = &'b mut Candidates<'a>>, plan: &mut Plan) {
+    let mut rows: Vec<_> = rows.collect();
+    let is_other = |record_type: &RecordType| *record_type != RecordType::CNAME;
+    if !rows.iter().any(|row| row.keys().any(is_other)) {
+        return;
+    }
+    for alias in rows.iter_mut().filter_map(|row| row.remove(&RecordType::CNAME)).flatten() {
+        plan.note(alias, Reason::AliasConflict);
+    }
+}
+
+/// Merges candidates into one set.
+///
+/// Addresses of all candidates are combined. For other types, the candidate with the resource of
+/// the existing set wins, or else the one with the fewest, then the least targets. `None` without
+/// candidates.
+fn merge(candidates: &[&Record], current: Option<&Record>) -> Option<Record> {
+    let resource = current.map_or("", |current| current.labels.resource());
+    let holder =
+        candidates.iter().find(|candidate| !resource.is_empty() && candidate.labels.resource() == resource);
+    let least = || candidates.iter().min_by(|a, b| order(a).cmp(&order(b)));
+    let mut merged = (*holder.or_else(least)?).clone();
+    if merged.record_type.is_address() {
+        for candidate in candidates {
+            merged.targets.extend(candidate.targets.iter().cloned());
+        }
+        merged.ttl = candidates.iter().filter_map(|candidate| candidate.ttl.filter(|ttl| *ttl > 0)).min();
+    }
+    Some(merged)
+}
+
+/// Returns the sort key by preference. A set without targets comes last, because it gives no
+/// answer.
+fn order(record: &Record) -> (bool, usize, Vec<&str>, &str) {
+    let targets: Vec<&str> = record.targets.iter().map(|target| target.as_str()).collect();
+    (targets.is_empty(), targets.len(), targets, record.labels.resource())
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     endpoint,
@@ -35,17 +35,17 @@ pub fn webhook_command(record: &UpdateRecord) -> Vec<String> {
 }
 
 /// Renders every provider. Returns YAML by file name.
-pub fn manifests(publication: &Publication, image: &str) -> BTreeMap<String, String> {
+pub fn manifests(publication: &Publication, image: &str) -> Result<BTreeMap<String, String>, Unwritable> {
     let mut files = BTreeMap::new();
     for target in publication.targets.values() {
         let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
-        files.insert(format!("{name}-deployment.yaml"), yaml(&deployment(target, image)));
-        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect();
+        files.insert(format!("{name}-deployment.yaml"), yaml(&deployment(target, image))?);
+        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect::<Result<_, _>>()?;
         if !endpoints.is_empty() {
             files.insert(format!("{name}-endpoints.yaml"), endpoints.join("---\n"));
         }
     }
-    files
+    Ok(files)
 }
 
 fn deployment(target: &Target, image: &str) -> Value {
@@ -184,76 +184,17 @@ fn kubernetes_name(words: &[&str]) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Formats a value as YAML in block style.
-fn yaml(value: &Value) -> String {
-    let mut text = String::new();
-    match value {
-        Value::Object(members) => write_members(&mut text, members, 0),
-        other => text.push_str(&other.to_string()),
-    }
-    text
+/// Formats a value as YAML. All text is quoted: Kubernetes reads YAML 1.1, in which `no` is a
+/// boolean.
+fn yaml(value: &Value) -> Result<String, Unwritable> {
+    serde_saphyr::to_string_with_options(value, serde_saphyr::ser_options! { quote_all: true })
+        .map_err(|error| Unwritable(error.to_string()))
 }
 
-fn write_members(text: &mut String, members: &Map<String, Value>, depth: usize) {
-    for (name, value) in members {
-        text.push_str(&" ".repeat(depth));
-        text.push_str(&scalar(name));
-        text.push(':');
-        write_value(text, value, depth);
-    }
-}
-
-/// Appends a value after `name:`.
-fn write_value(text: &mut String, value: &Value, depth: usize) {
-    match value {
-        Value::Object(members) if !members.is_empty() => {
-            text.push('\n');
-            write_members(text, members, depth + 2);
-        }
-        Value::Array(items) if !items.is_empty() => {
-            text.push('\n');
-            for item in items {
-                text.push_str(&" ".repeat(depth));
-                text.push_str("- ");
-                match item {
-                    Value::Object(members) if !members.is_empty() => {
-                        let mut nested = String::new();
-                        write_members(&mut nested, members, depth + 2);
-                        text.push_str(nested.trim_start());
-                    }
-                    other => {
-                        text.push_str(&flow(other));
-                        text.push('\n');
-                    }
-                }
-            }
-        }
-        other => {
-            text.push(' ');
-            text.push_str(&flow(other));
-            text.push('\n');
-        }
-    }
-}
-
-fn flow(value: &Value) -> String {
-    match value {
-        Value::String(text) => scalar(text),
-        other => other.to_string(),
-    }
-}
-
-/// Formats text as a plain scalar where YAML can only parse it as text, and quoted otherwise.
-fn scalar(text: &str) -> String {
-    let starts_plain =
-        text.chars().next().is_some_and(|letter| letter.is_ascii_alphabetic() || letter == '/');
-    let is_plain = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_./".contains(letter));
-    let is_word = matches!(
-        text.to_ascii_lowercase().as_str(),
-        "true" | "false" | "yes" | "no" | "on" | "off" | "null" | "y" | "n"
-    );
-    if starts_plain && is_plain && !is_word { text.to_owned() } else { Value::from(text).to_string() }
-}
+/// A value without a form in YAML.
+#[derive(Debug, thiserror::Error)]
+#[error("a manifest cannot be written: {0}")]
+pub struct Unwritable(String);
 
 #[cfg(test)]
 mod tests {
@@ -290,7 +231,7 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
         fs::write(folder.path().join("a.yml"), DOCUMENTS).unwrap();
         let scan = Folder::new(vec![folder.path().to_owned()]).scan();
         assert_eq!(scan.problems().count(), 0);
-        let files = manifests(&publish(&scan, &[], &|_| Ok(Vec::new())), "image:1");
+        let files = manifests(&publish(&scan, &|_| Ok(Vec::new())), "image:1").unwrap();
         assert_eq!(
             files.keys().collect::<Vec<_>>(),
             ["shop-corp-bind-deployment.yaml", "shop-corp-bind-endpoints.yaml"]
@@ -334,7 +275,7 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
     #[test]
     fn ambiguous_text_is_quoted() {
         for text in ["true", "No", "12", "a: b", "", "#x", "-x", "1.2.3.4", "*"] {
-            let read: Value = serde_saphyr::from_str(&yaml(&json!({ "m": text }))).unwrap();
+            let read: Value = serde_saphyr::from_str(&yaml(&json!({ "m": text })).unwrap()).unwrap();
             assert_eq!(read["m"], text);
         }
     }

@@ -360,7 +360,7 @@ fn publisher_runs_as_separate_user() {
             panic!("{error}: {}\n{}", status(), machine.journal("bosh-dns-publish"));
         },
     );
-    let owner = machine.run(&format!("stat -c %U {file} /var/lib/bosh-dns-publish/store.redb")).unwrap();
+    let owner = machine.run(&format!("stat -c %U {file} /var/lib/bosh-dns-publish/store")).unwrap();
     assert_eq!(owner, "bosh-dns-publish\nbosh-dns-publish\n");
     let said = machine.run("bosh-dns-publish status || true").unwrap();
     assert!(said.contains("default/etcd (coredns): NOT PUBLISHED, 1 record sets wanted"), "{said}");

@@ -14,13 +14,8 @@ use std::{
 use axum::{Router, http::StatusCode};
 use dns_kit::http_server;
 use dns_kit::tls::{RotatingTls, common_name};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
 use nix::unistd::{Gid, Group, Uid, User};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
@@ -28,9 +23,6 @@ use tokio_rustls::TlsAcceptor;
 
 /// Maximum number of connections to the control socket.
 const MOST_CONNECTIONS: usize = 64;
-
-/// Timeout of receiving the head of a request.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Clients that are admitted by their certificate.
 #[derive(Clone, Debug)]
@@ -137,18 +129,11 @@ pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Acc
     http_server::accept(listener, http_server::MOST_CONNECTIONS, serve_one).await;
 }
 
-fn spawn<S>(stream: S, routes: Router, permit: OwnedSemaphorePermit)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+fn spawn(stream: UnixStream, routes: Router, permit: OwnedSemaphorePermit) {
     tokio::spawn(async move {
         let _permit = permit;
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
         // A disconnecting client is not an error.
-        drop(connection.await);
+        drop(http_server::serve(stream, routes).await);
     });
 }
 

@@ -8,15 +8,15 @@
 //! | `/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs[/{name}]` | the same |
 //! | `/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs[/{name}]` | the same |
 //! | `/v2/openapi.json` | GET |
-//! | `/status`, `/resources`, `/healthz`, `/metrics` | GET |
+//! | `/status`, `/healthz`, `/metrics` | GET |
 //! | `/reload`, `/confirm` | POST |
 //!
 //! `/v2/project/` is accepted for `/v2/projects/`, and a trailing slash is ignored, because
 //! document 003 writes its paths so.
 
-mod desk;
 mod listen;
 mod resources;
+mod state;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use axum::{
     Json, Router,
     body::{Body, Bytes, to_bytes},
     extract::{Path, Query, State, rejection::QueryRejection},
-    http::{HeaderMap, Method, StatusCode, Uri},
+    http::{HeaderMap, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
@@ -33,13 +33,10 @@ use serde_json::json;
 
 use self::resources::{Page, Preconditions, Scope};
 pub use self::{
-    desk::{Confirmation, Confirmed, Desk, Health, Overview, ProviderOverview},
     listen::{Access, ControlSocket, serve_control, serve_tls},
+    state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview},
 };
-use crate::{
-    documents::Kind,
-    update_record::{ListOwner, openapi},
-};
+use crate::{documents::Kind, update_record::ListOwner};
 
 /// Maximum size of a request body in octets.
 const MAX_BODY: usize = 1 << 20;
@@ -48,69 +45,45 @@ const MAX_BODY: usize = 1 << 20;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Values of the placeholders in a path.
-type Places = BTreeMap<String, String>;
+type PathParams = BTreeMap<String, String>;
 
 /// Builds the scope of a request from its path.
-type ScopeOf = fn(&Places) -> Scope;
+type ScopeOf = fn(&PathParams) -> Scope;
 
-/// Collections in the order of the OpenAPI document.
-const COLLECTIONS: [(openapi::Collection, ScopeOf); 4] = [
-    (
-        openapi::Collection {
-            path: "/v2/projects/{project}/dns-update-records",
-            schema: "dnsrecord",
-            item: "a DNS Update Record",
-        },
-        |places| Scope::of_project(Kind::UpdateRecord, place(places, "project")),
-    ),
-    (
-        openapi::Collection {
-            path: "/v2/projects/{project}/inbound-intents",
-            schema: "inboundintent",
-            item: "an inbound intent",
-        },
-        |places| Scope::of_project(Kind::Intent, place(places, "project")),
-    ),
-    (
-        openapi::Collection {
-            path: "/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs",
-            schema: "dnsrecordlist",
-            item: "the list of a logical cloud",
-        },
-        |places| {
-            Scope::of_list(ListOwner::LogicalCloud {
-                project: place(places, "project"),
-                name: place(places, "logical-cloud"),
-            })
-        },
-    ),
-    (
-        openapi::Collection {
-            path: "/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs",
-            schema: "dnsrecordlist",
-            item: "the list of a cluster",
-        },
-        |places| {
-            Scope::of_list(ListOwner::Cluster {
-                provider: place(places, "cluster-provider"),
-                name: place(places, "cluster"),
-            })
-        },
-    ),
+/// Collections: their paths and scopes. `openapi.json` describes them.
+const COLLECTIONS: [(&str, ScopeOf); 4] = [
+    ("/v2/projects/{project}/dns-update-records", |places| {
+        Scope::of_project(Kind::UpdateRecord, place(places, "project"))
+    }),
+    ("/v2/projects/{project}/inbound-intents", |places| {
+        Scope::of_project(Kind::Intent, place(places, "project"))
+    }),
+    ("/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs", |places| {
+        Scope::of_list(ListOwner::LogicalCloud {
+            project: place(places, "project"),
+            name: place(places, "logical-cloud"),
+        })
+    }),
+    ("/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs", |places| {
+        Scope::of_list(ListOwner::Cluster {
+            provider: place(places, "cluster-provider"),
+            name: place(places, "cluster"),
+        })
+    }),
 ];
 
-fn place(places: &Places, name: &str) -> String {
+fn place(places: &PathParams, name: &str) -> String {
     // The router has matched the path, so every placeholder has a value.
     places.get(name).cloned().unwrap_or_default()
 }
 
 /// Returns the router with all routes of the API.
-pub fn routes(desk: Arc<Desk>) -> Router {
+pub fn routes(api_state: Arc<ApiState>) -> Router {
     let mut router = Router::new();
-    for (collection, scope) in COLLECTIONS {
-        let short = collection.path.replacen("/v2/projects/", "/v2/project/", 1);
-        let mut paths = vec![collection.path.to_owned()];
-        if short != collection.path {
+    for (path, scope) in COLLECTIONS {
+        let short = path.replacen("/v2/projects/", "/v2/project/", 1);
+        let mut paths = vec![path.to_owned()];
+        if short != path {
             paths.push(short);
         }
         for path in paths {
@@ -124,7 +97,6 @@ pub fn routes(desk: Arc<Desk>) -> Router {
     router
         .route("/v2/openapi.json", get(openapi_document))
         .route("/status", get(status))
-        .route("/resources", get(stored_resources))
         .route("/reload", post(reload))
         .route("/confirm", post(confirm))
         .merge(plain_routes())
@@ -136,33 +108,41 @@ pub fn routes(desk: Arc<Desk>) -> Router {
             let reason = format!("{method} is not possible here; use one of the methods in Allow");
             resources::refusal(StatusCode::METHOD_NOT_ALLOWED, &reason)
         })
-        .with_state(desk)
+        .with_state(api_state)
 }
 
 /// Returns the routes that are served without authentication.
-pub fn metrics_routes(desk: Arc<Desk>) -> Router {
-    plain_routes().with_state(desk)
+pub fn metrics_routes(api_state: Arc<ApiState>) -> Router {
+    plain_routes().with_state(api_state)
 }
 
-fn plain_routes() -> Router<Arc<Desk>> {
+fn plain_routes() -> Router<Arc<ApiState>> {
     Router::new().route("/healthz", get(healthz)).route("/metrics", get(metrics))
 }
 
-fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
-    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, uri: Uri, page: PageOf| async move {
-        let page = match page {
-            Ok(Query(page)) => page,
-            Err(error) => return resources::refusal(StatusCode::BAD_REQUEST, &error.body_text()),
-        };
-        blocking(move || resources::list(&desk, &scope(&places), uri.path(), &page)).await
-    })
+fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
+    get(
+        move |State(api_state): State<Arc<ApiState>>,
+              Path(places): Path<PathParams>,
+              uri: Uri,
+              page: PageOf| async move {
+            let page = match page {
+                Ok(Query(page)) => page,
+                Err(error) => return resources::refusal(StatusCode::BAD_REQUEST, &error.body_text()),
+            };
+            blocking(move || resources::list(&api_state, &scope(&places), uri.path(), &page)).await
+        },
+    )
     .post(
-        move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, uri: Uri, body: Body| async move {
+        move |State(api_state): State<Arc<ApiState>>,
+              Path(places): Path<PathParams>,
+              uri: Uri,
+              body: Body| async move {
             let body = match read_body(body).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
-            blocking(move || resources::create(&desk, &scope(&places), uri.path(), &body)).await
+            blocking(move || resources::create(&api_state, &scope(&places), uri.path(), &body)).await
         },
     )
 }
@@ -170,25 +150,25 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
 /// Query of a list.
 type PageOf = Result<Query<Page>, QueryRejection>;
 
-fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<Desk>> {
-    get(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap| async move {
+fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
+    get(move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap| async move {
         let conditions = Preconditions::of(&headers);
-        blocking(move || resources::read(&desk, &scope(&places), &place(&places, "name"), &conditions)).await
+        blocking(move || resources::read(&api_state, &scope(&places), &place(&places, "name"), &conditions)).await
     })
     .put(
-        move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap, body: Body| async move {
+        move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap, body: Body| async move {
             let conditions = Preconditions::of(&headers);
             let body = match read_body(body).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
             let name = place(&places, "name");
-            blocking(move || resources::replace(&desk, &scope(&places), &name, &body, &conditions)).await
+            blocking(move || resources::replace(&api_state, &scope(&places), &name, &body, &conditions)).await
         },
     )
-    .delete(move |State(desk): State<Arc<Desk>>, Path(places): Path<Places>, headers: HeaderMap| async move {
+    .delete(move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap| async move {
         let conditions = Preconditions::of(&headers);
-        blocking(move || resources::delete(&desk, &scope(&places), &place(&places, "name"), &conditions)).await
+        blocking(move || resources::delete(&api_state, &scope(&places), &place(&places, "name"), &conditions)).await
     })
 }
 
@@ -216,24 +196,15 @@ async fn blocking(request: impl FnOnce() -> Response + Send + 'static) -> Respon
 }
 
 async fn openapi_document() -> Response {
-    let collections = COLLECTIONS.map(|(collection, _)| collection);
-    Json(openapi::document(&collections, env!("CARGO_PKG_VERSION"))).into_response()
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
 
-async fn status(State(desk): State<Arc<Desk>>) -> Response {
-    Json(desk.overview()).into_response()
+async fn status(State(api_state): State<Arc<ApiState>>) -> Response {
+    Json(api_state.overview()).into_response()
 }
 
-async fn stored_resources(State(desk): State<Arc<Desk>>) -> Response {
-    blocking(move || match desk.store().all() {
-        Ok(all) => Json(all).into_response(),
-        Err(error) => resources::failure(&error),
-    })
-    .await
-}
-
-async fn reload(State(desk): State<Arc<Desk>>) -> Response {
-    desk.wake();
+async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
+    api_state.wake();
     StatusCode::ACCEPTED.into_response()
 }
 
@@ -250,7 +221,7 @@ pub struct ConfirmRequest {
 
 /// Runs a round of each provider that may delete as many names as the operator confirms. The
 /// running publisher has the credentials that a command lacks.
-async fn confirm(State(desk): State<Arc<Desk>>, body: Body) -> Response {
+async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response {
     let body = match read_body(body).await {
         Ok(body) => body,
         Err(refusal) => return refusal,
@@ -263,10 +234,10 @@ async fn confirm(State(desk): State<Arc<Desk>>, body: Body) -> Response {
         }
     };
     let ConfirmRequest { deletions, providers } = request;
-    let providers = if providers.is_empty() { desk.providers() } else { providers };
+    let providers = if providers.is_empty() { api_state.providers() } else { providers };
     let mut results = BTreeMap::new();
     for provider in providers {
-        let Some(result) = desk.confirm(&provider, deletions).await else {
+        let Some(result) = api_state.confirm(&provider, deletions).await else {
             let reason = format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
             return resources::refusal(StatusCode::NOT_FOUND, &reason);
         };
@@ -275,16 +246,16 @@ async fn confirm(State(desk): State<Arc<Desk>>, body: Body) -> Response {
     Json(results).into_response()
 }
 
-async fn healthz(State(desk): State<Arc<Desk>>) -> Response {
-    let Health { healthy, reasons } = desk.health();
+async fn healthz(State(api_state): State<Arc<ApiState>>) -> Response {
+    let Health { healthy, reasons } = api_state.health();
     match healthy {
         true => "OK\n".into_response(),
         false => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response(),
     }
 }
 
-async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
-    desk.metrics().text().into_response()
+async fn metrics(State(api_state): State<Arc<ApiState>>) -> Response {
+    api_state.metrics().text().into_response()
 }
 
 #[cfg(test)]

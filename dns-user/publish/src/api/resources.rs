@@ -10,7 +10,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::ApiState;
 use crate::{
     documents::{Content, Document, DocumentId, DocumentStatus, Kind},
     store::{Resource, StoreError, Write, Written},
@@ -117,17 +117,12 @@ fn names_tag(tags: &str, tag: Option<&str>) -> bool {
 
 /// Lists a collection: documents of the folder and stored resources, sorted by name. A further page
 /// is linked (RFC 8288).
-pub(super) fn list(desk: &Desk, scope: &Scope, path: &str, page: &Page) -> Response {
-    let stored = match desk.store().all() {
-        Ok(stored) => stored,
-        Err(error) => return failure(&error),
-    };
-    let scan = desk.scan();
+pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
     let mut found = BTreeMap::new();
-    for resource in stored.into_iter().filter(|resource| scope.includes(&resource.id)) {
+    for resource in api_state.store().all().into_iter().filter(|resource| scope.includes(&resource.id)) {
         found.insert(resource.id.clone(), resource.body);
     }
-    for document in scan.documents.iter().filter(|document| scope.includes(&document.id)) {
+    for document in api_state.documents().iter().filter(|document| scope.includes(&document.id)) {
         found.extend(document_body(document).map(|body| (document.id.clone(), body)));
     }
     let is_after = |id: &DocumentId| page.after.as_ref().is_none_or(|after| id.name > *after);
@@ -135,7 +130,7 @@ pub(super) fn list(desk: &Desk, scope: &Scope, path: &str, page: &Page) -> Respo
     let mut items = Vec::new();
     let mut last = None;
     for (id, body) in rest.by_ref().take(page.limit.unwrap_or(usize::MAX).max(1)) {
-        items.push(with_status(body, desk.status_of(&id)));
+        items.push(with_status(body, api_state.status_of(&id)));
         last = Some(id.name);
     }
     let mut response = Json(items).into_response();
@@ -153,8 +148,8 @@ fn set(response: &mut Response, name: header::HeaderName, value: &str) {
     }
 }
 
-pub(super) fn create(desk: &Desk, scope: &Scope, path: &str, body: &[u8]) -> Response {
-    let mut response = write(desk, scope, None, body, (Write::Create, &Preconditions::default()));
+pub(super) fn create(api_state: &ApiState, scope: &Scope, path: &str, body: &[u8]) -> Response {
+    let mut response = write(api_state, scope, None, body, (Write::Create, &Preconditions::default()));
     if let Some(name) = response.extensions_mut().remove::<CreatedName>() {
         set(&mut response, header::LOCATION, &format!("{}/{}", path.trim_end_matches('/'), name.0));
     }
@@ -163,13 +158,13 @@ pub(super) fn create(desk: &Desk, scope: &Scope, path: &str, body: &[u8]) -> Res
 
 /// Replaces a resource, or creates it.
 pub(super) fn replace(
-    desk: &Desk,
+    api_state: &ApiState,
     scope: &Scope,
     name: &str,
     body: &[u8],
     preconditions: &Preconditions,
 ) -> Response {
-    write(desk, scope, Some(name), body, (Write::Put, preconditions))
+    write(api_state, scope, Some(name), body, (Write::Put, preconditions))
 }
 
 /// Name of a created resource, for its `Location`.
@@ -177,7 +172,7 @@ pub(super) fn replace(
 struct CreatedName(String);
 
 fn write(
-    desk: &Desk,
+    api_state: &ApiState,
     scope: &Scope,
     name: Option<&str>,
     body: &[u8],
@@ -203,21 +198,21 @@ fn write(
         return (StatusCode::BAD_REQUEST, Json(json!({ "problems": [problem] }))).into_response();
     }
     let id = scope.id(&own);
-    if let Some(file) = file_of(desk, &id) {
+    if let Some(file) = api_state.file_of(&id) {
         return refusal(
             StatusCode::CONFLICT,
             &format!("{id} is defined by the document {file}; change it there"),
         );
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    match desk.store().write(&id, body, how, &condition) {
+    match api_state.store().write(&id, body, how, &condition) {
         Ok((Written::Exists, _)) => refusal(
             StatusCode::CONFLICT,
             &format!("{id} exists; replace it with PUT, or choose another name"),
         ),
         Ok((Written::Unmet, _)) => unmet(&id),
         Ok((written, resource)) => {
-            desk.wake();
+            api_state.wake();
             let code = if written == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
             let tag = resource.tag();
             let mut response = (code, Json(resource.body)).into_response();
@@ -229,58 +224,61 @@ fn write(
     }
 }
 
-pub(super) fn read(desk: &Desk, scope: &Scope, name: &str, preconditions: &Preconditions) -> Response {
+pub(super) fn read(
+    api_state: &ApiState,
+    scope: &Scope,
+    name: &str,
+    preconditions: &Preconditions,
+) -> Response {
     let id = scope.id(name);
-    let scan = desk.scan();
-    let document = scan.documents.iter().find(|document| document.id == id).and_then(document_body);
+    let documents = api_state.documents();
+    let document = documents.iter().find(|document| document.id == id).and_then(document_body);
     let found = match document {
-        Some(body) => Ok(Some(Resource { id: id.clone(), generation: 0, body })),
-        None => desk.store().get(&id),
+        Some(body) => Some(Resource { id: id.clone(), generation: 0, body }),
+        None => api_state.store().get(&id),
     };
     match found {
-        Ok(Some(resource)) if scope.owner.is_none() || name == RecordList::NAME => {
+        Some(resource) if scope.owner.is_none() || name == RecordList::NAME => {
             let tag = resource.tag();
             let mut response = if preconditions.is_known(Some(&tag)) {
                 StatusCode::NOT_MODIFIED.into_response()
             } else if !preconditions.hold(Some(&tag)) {
                 unmet(&id)
             } else {
-                Json(with_status(resource.body, desk.status_of(&id))).into_response()
+                Json(with_status(resource.body, api_state.status_of(&id))).into_response()
             };
             set(&mut response, header::ETAG, &tag);
             response
         }
-        Ok(_) => missing(&id),
-        Err(error) => failure(&error),
+        _ => missing(&id),
     }
 }
 
 /// Deletes a resource. Its published records stay in their zones; `retire` deletes them.
-pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str, preconditions: &Preconditions) -> Response {
+pub(super) fn delete(
+    api_state: &ApiState,
+    scope: &Scope,
+    name: &str,
+    preconditions: &Preconditions,
+) -> Response {
     let id = scope.id(name);
     if scope.owner.is_some() && name != RecordList::NAME {
         return missing(&id);
     }
-    if let Some(file) = file_of(desk, &id) {
+    if let Some(file) = api_state.file_of(&id) {
         return refusal(
             StatusCode::CONFLICT,
             &format!("{id} is defined by the document {file}; remove it there"),
         );
     }
-    match user_of(desk, &id) {
-        Ok(Some(list)) => {
-            return refusal(
-                StatusCode::CONFLICT,
-                &format!("{id} is named in {list}; remove it from that list first"),
-            );
-        }
-        Ok(None) => {}
-        Err(error) => return failure(&error),
+    if let Some(list) = user_of(api_state, &id) {
+        let reason = format!("{id} is named in {list}; remove it from that list first");
+        return refusal(StatusCode::CONFLICT, &reason);
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    match desk.store().delete(&id, &condition) {
+    match api_state.store().delete(&id, &condition) {
         Ok(Written::Deleted) => {
-            desk.wake();
+            api_state.wake();
             StatusCode::NO_CONTENT.into_response()
         }
         Ok(Written::Unmet) => unmet(&id),
@@ -289,40 +287,24 @@ pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str, preconditions: &Pre
     }
 }
 
-/// Returns the file and line of a document.
-fn file_of(desk: &Desk, id: &DocumentId) -> Option<String> {
-    let scan = desk.scan();
-    scan.files.iter().find_map(|file| {
-        let document = file.documents.iter().find(|document| document.id == *id)?;
-        Some(format!("{}:{}", file.path.display(), document.line))
-    })
-}
-
 /// Returns a list that refers to a DNS Update Record.
-fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreError> {
+fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     if id.kind != Kind::UpdateRecord {
-        return Ok(None);
+        return None;
     }
-    let stored = desk.store().all()?;
-    let stored: Vec<Document> =
-        stored.iter().filter_map(|resource| Document::of_resource(&resource.id, &resource.body)).collect();
-    let scan = desk.scan();
-    let names = |document: &Document| match &document.content {
-        Some(Content::List(owner, list)) => {
-            // The list of a cluster may apply to any project.
-            let is_of_project = match owner {
-                ListOwner::LogicalCloud { project, .. } => *project == id.namespace,
-                ListOwner::Cluster { .. } => true,
-            };
-            is_of_project && list.records().contains(&id.name.as_str())
-        }
-        _ => false,
+    // The list of a cluster may apply to any project.
+    let is_list = |list: &DocumentId| {
+        list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
     };
-    Ok(stored
-        .iter()
-        .chain(&scan.documents)
-        .find(|document| names(document))
-        .map(|document| document.id.clone()))
+    let stored = api_state.store().all().into_iter().map(|resource| (resource.id, resource.body));
+    let documents = api_state.documents();
+    let in_files =
+        documents.iter().filter_map(|document| Some((document.id.clone(), document_body(document)?)));
+    let names = |body: &Value| {
+        let pairs = body["spec"]["kv"].as_array().into_iter().flatten();
+        pairs.filter_map(Value::as_object).flatten().any(|(_, record)| record.as_str() == Some(&id.name))
+    };
+    stored.chain(in_files).find(|(list, body)| is_list(list) && names(body)).map(|(list, _)| list)
 }
 
 struct Parsed {
@@ -415,7 +397,7 @@ pub(super) fn refusal(code: StatusCode, reason: &str) -> Response {
     (code, Json(json!({ "problems": [problem] }))).into_response()
 }
 
-pub(super) fn failure(error: &StoreError) -> Response {
+fn failure(error: &StoreError) -> Response {
     tracing::error!(%error, "the store failed; the change was not made");
     refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; check the log and the disk"))
 }

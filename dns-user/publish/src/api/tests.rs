@@ -9,17 +9,17 @@ use crate::{control, documents::Folder, metrics::Metrics, store::Store};
 /// A publisher's API on a control socket.
 struct Lab {
     folder: tempfile::TempDir,
-    desk: Arc<Desk>,
+    api_state: Arc<ApiState>,
 }
 
 impl Lab {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&folder.path().join("store.redb")).unwrap();
-        let desk = Arc::new(Desk::new(store, Metrics::new().unwrap()));
+        let store = Store::open(&folder.path().join("store")).unwrap();
+        let api_state = Arc::new(ApiState::new(store, Metrics::new().unwrap()));
         let socket = ControlSocket::bind(&folder.path().join("control.sock"), None).unwrap();
-        tokio::spawn(serve_control(socket, routes(desk.clone())));
-        Self { folder, desk }
+        tokio::spawn(serve_control(socket, routes(api_state.clone())));
+        Self { folder, api_state }
     }
 
     async fn call(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
@@ -270,7 +270,7 @@ async fn documents_win_over_the_api() {
     let text = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd, namespace: shop}\n\
                 spec: {provider: coredns}\n";
     fs::write(documents.join("a.yml"), text).unwrap();
-    lab.desk.set_scan(Folder::new(vec![documents]).scan());
+    lab.api_state.set_scan(Folder::new(vec![documents]).scan());
     let all = "/v2/projects/shop/dns-update-records";
     for (method, path) in [
         (Method::POST, all.to_owned()),
@@ -301,7 +301,15 @@ async fn openapi_describes_every_parameter() {
         assert_eq!(schema["type"], wanted, "{}", parameter.name);
         assert_eq!(schema.get("default").is_some(), parameter.default.is_some(), "{}", parameter.name);
         assert_eq!(schema.get("enum").is_some(), matches!(parameter.kind, Kind::Choice(_)));
+        let description = schema["description"].as_str().unwrap();
+        let remark = parameter.without_effect().map(|reason| format!("; {reason}")).unwrap_or_default();
+        assert!(description.ends_with(&remark) && schema.get("example").is_some(), "{}", parameter.name);
     }
+    let paths: Vec<&str> = document["paths"].as_object().unwrap().keys().map(String::as_str).collect();
+    for (path, _) in COLLECTIONS {
+        assert!(paths.contains(&path) && paths.contains(&format!("{path}/{{name}}").as_str()), "{path}");
+    }
+    assert_eq!(paths.len(), 2 * COLLECTIONS.len() + 1);
     let count = |group: &str| schemas[group]["properties"].as_object().unwrap().len();
     assert_eq!(count("extdns_general"), 26);
     assert_eq!(count("extdns_provider_aws"), 9);
@@ -333,7 +341,7 @@ async fn late_round_fails_health() {
     let socket = lab.folder.path().join("control.sock");
     let code = || async { control::call(&socket, Method::GET, "/healthz", Bytes::new()).await.unwrap() };
     assert_eq!(code().await.0, StatusCode::OK);
-    lab.desk.expect([("default/bind".to_owned(), Duration::ZERO)]);
+    lab.api_state.expect([("default/bind".to_owned(), Duration::ZERO)]);
     tokio::time::sleep(Duration::from_millis(1)).await;
     let (status, reason) = code().await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
@@ -341,9 +349,9 @@ async fn late_round_fails_health() {
         String::from_utf8_lossy(&reason).starts_with("default/bind: no successful round for 0 s"),
         "{reason:?}"
     );
-    lab.desk.note_round("default/bind", Err("192.0.2.1 refused: NOTAUTH".to_owned()));
+    lab.api_state.note_round("default/bind", Err("192.0.2.1 refused: NOTAUTH".to_owned()));
     assert!(String::from_utf8_lossy(&code().await.1).contains("NOTAUTH"));
-    lab.desk.expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
+    lab.api_state.expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
     assert_eq!(code().await.0, StatusCode::OK);
     let metrics = control::get(&socket, "/metrics").await.unwrap();
     assert!(String::from_utf8_lossy(&metrics).contains("external_dns_source_endpoints_total"));
@@ -412,7 +420,7 @@ async fn tls_admits_listed_clients() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let access = Access::Names(Arc::from(["operator".to_owned()]));
-    tokio::spawn(serve_tls(listener, tls, access, routes(lab.desk.clone())));
+    tokio::spawn(serve_tls(listener, tls, access, routes(lab.api_state.clone())));
     assert_eq!(ask(address, folder, Some("operator")).await, Some(200));
     assert_eq!(ask(address, folder, Some("stranger")).await, Some(403));
     assert_eq!(ask(address, folder, None).await, None);

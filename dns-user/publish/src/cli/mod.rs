@@ -21,9 +21,23 @@ use crate::{
     runner,
 };
 
+/// End of the help and of the manual page.
+const FILES: &str = "\
+Exit codes:
+  0  all is well
+  1  something failed, or is not published
+  2  `plan` found changes, or the call cannot be understood
+
+Files:
+  /etc/bosh-dns-xdp/publish.yml          configuration
+  /etc/bosh-dns-xdp/publish.d            documents; FILE.status has their status
+  /etc/bosh-dns-xdp/publish.env          credentials of providers, read by the unit only
+  /var/lib/bosh-dns-publish              resources from the API, health and recent deletions
+  /run/bosh-dns-publish/control.sock     control socket";
+
 /// Publish names of the fleet to external DNS: BIND, Knot, CoreDNS, Route 53
 #[derive(Debug, Parser)]
-#[command(name = "bosh-dns-publish", version, arg_required_else_help = true)]
+#[command(name = "bosh-dns-publish", version, arg_required_else_help = true, after_long_help = FILES)]
 struct CommandLine {
     /// Configuration file [default: /etc/bosh-dns-xdp/publish.yml if it exists]
     #[arg(long, value_name = "FILE", global = true, env = "BOSH_DNS_PUBLISH_CONFIG")]
@@ -69,8 +83,8 @@ struct Selection {
 
 impl Selection {
     /// Returns the selected targets; an unknown name is an error.
-    fn of<'a>(&self, read: &'a runner::Read) -> anyhow::Result<Vec<&'a Target>> {
-        let targets = &read.state.publication.targets;
+    fn of<'a>(&self, read: &'a runner::State) -> anyhow::Result<Vec<&'a Target>> {
+        let targets = &read.publication.targets;
         for name in &self.providers {
             if !targets.keys().any(|target| is_named(target, name)) {
                 let known: Vec<&str> = targets.keys().map(String::as_str).collect();
@@ -199,14 +213,14 @@ fn complain(problem: &str) {
 }
 
 /// Reads the sources once and reports their problems. Returns whether there are any.
-async fn read_sources(config: &Config) -> anyhow::Result<(runner::Read, bool)> {
+async fn read_sources(config: &Config) -> anyhow::Result<(runner::State, bool)> {
     let read = runner::read_once(config).await?;
-    let mut problems: Vec<String> = read.state.scan.problems().map(ToString::to_string).collect();
-    let of_documents = read.state.publication.problems.iter();
+    let mut problems: Vec<String> = read.scan.problems().map(ToString::to_string).collect();
+    let of_documents = read.publication.problems.iter();
     problems.extend(
         of_documents.flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
     );
-    problems.extend(read.state.fleet_problem.clone());
+    problems.extend(read.fleet_problem.clone());
     for problem in &problems {
         complain(problem);
     }

@@ -9,7 +9,7 @@ use crate::{
     api::{Overview, ProviderOverview},
     config::Config,
     control, render,
-    runner::{LaunchOptions, launch},
+    runner::{LaunchOptions, launch, options_problems},
 };
 
 #[derive(Debug, clap::Args)]
@@ -36,7 +36,11 @@ pub(super) struct Status {
 pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
     let (read, mut failed) = read_sources(config).await?;
-    for target in read.state.publication.targets.values() {
+    for problem in options_problems(config, &read.publication) {
+        complain(&problem);
+        failed = true;
+    }
+    for target in read.publication.targets.values() {
         let name = target.name();
         if let Err(problem) = launch(target, &options) {
             complain(&format!("{name}: {problem}"));
@@ -56,8 +60,8 @@ impl Render {
         let Self { selection, output, image } = self;
         let (mut read, failed) = read_sources(config).await?;
         let selected: Vec<String> = selection.of(&read)?.iter().map(|target| target.name()).collect();
-        read.state.publication.targets.retain(|name, _| selected.contains(name));
-        let manifests = render::manifests(&read.state.publication, &image);
+        read.publication.targets.retain(|name, _| selected.contains(name));
+        let manifests = render::manifests(&read.publication, &image)?;
         match output {
             None => print(&manifests.into_values().collect::<Vec<_>>().join("---\n"))?,
             Some(folder) => {

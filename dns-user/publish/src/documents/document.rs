@@ -82,6 +82,11 @@ const API_VERSION: &str = "bosh-dns-publish/v1";
 impl Kind {
     const ALL: [Self; 5] = [Self::Endpoint, Self::Fleet, Self::UpdateRecord, Self::List, Self::Intent];
 
+    /// Returns the kind with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
     /// Returns the value of `kind` in documents.
     pub fn name(self) -> &'static str {
         match self {
@@ -115,19 +120,6 @@ impl DocumentId {
             Kind::Intent => "intent",
         };
         format!("{kind}/{namespace}/{name}")
-    }
-
-    fn list_owner(&self) -> Option<ListOwner> {
-        let (kind, name) = self.name.split_once('/')?;
-        match (kind, name.split_once('/')) {
-            ("logical-cloud", None) => {
-                Some(ListOwner::LogicalCloud { project: self.namespace.clone(), name: name.to_owned() })
-            }
-            ("cluster", Some((provider, name))) => {
-                Some(ListOwner::Cluster { provider: provider.to_owned(), name: name.to_owned() })
-            }
-            _ => None,
-        }
     }
 
     /// Returns the identity of the list of `owner`.
@@ -196,24 +188,6 @@ impl Document {
         };
         Some(Self { id, labels, generation, line: root.line(), last_line, content })
     }
-
-    /// Returns the document of a resource stored through the API; `None` if a newer version wrote
-    /// it.
-    pub fn of_resource(id: &DocumentId, body: &serde_json::Value) -> Option<Self> {
-        let problems = Problems::of("store");
-        let text = body.to_string();
-        let node = crate::text::parse(crate::text::Document { line: 1, text: &text }, &problems)?;
-        let mut fields = Reader::root(&node, &problems).fields()?;
-        let content = match id.kind {
-            Kind::UpdateRecord => Content::UpdateRecord(UpdateRecord::read(&mut fields)?),
-            Kind::Intent => Content::Intent(Intent::read(&mut fields)?),
-            Kind::List => Content::List(id.list_owner()?, RecordList::read(&mut fields)?),
-            // These kinds exist only in documents.
-            Kind::Endpoint | Kind::Fleet => return None,
-        };
-        let labels = Labels::new();
-        Some(Self { id: id.clone(), labels, generation: None, line: 1, last_line: 1, content: Some(content) })
-    }
 }
 
 /// Returns the items of a list as `kubectl get -o yaml` writes it; `None` for any other document.
@@ -229,7 +203,7 @@ fn list_items<'a>(root: &Reader<'a>) -> Option<Vec<Reader<'a>>> {
 
 fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
     let text = reader.text()?;
-    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    let found = Kind::named(text);
     if found.is_none() {
         reader
             .problem(format!("unknown kind {text:?}"), remedy_for_unknown(text, &Kind::ALL.map(Kind::name)));

@@ -1,4 +1,5 @@
-//! Reads folders and files of documents, and keeps the last valid state of each document.
+//! Reads folders and files of documents, keeps the last valid state of each document, and waits for
+//! changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,6 +9,8 @@ use std::{
 };
 
 use dns_kit::files::{FileStamp, bounded};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::mpsc;
 
 use super::{Content, Document, DocumentId, Kind, StatusFile};
 use crate::text::{self, Problem, Problems};
@@ -37,6 +40,8 @@ struct Reading {
     state: FileState,
     /// Whether the identity of every document in it is known.
     is_complete: bool,
+    /// Whether nothing can be read, not even what kind of document it is.
+    is_illegible: bool,
 }
 
 /// Content of all files.
@@ -50,6 +55,9 @@ pub struct Scan {
     pub held: BTreeSet<String>,
     /// Whether a list or intent is unreadable, so that the records of all intents stay unchanged.
     pub holds_intents: bool,
+    /// Whether a file is illegible, and no earlier scan or status file tells what it held. The records
+    /// of all documents that are not found stay unchanged.
+    pub holds_unknown: bool,
 }
 
 /// State of one followed file after the last scan.
@@ -83,6 +91,7 @@ impl Folder {
                     // Files in an unreadable folder count as unreadable, not as removed.
                     let known = self.good.keys().filter(|file| file.starts_with(path));
                     files.extend(known.cloned());
+                    scan.holds_unknown |= !self.good.keys().any(|file| file.starts_with(path));
                     scan.files.push(unreadable(path, &error));
                 }
             }
@@ -97,7 +106,8 @@ impl Folder {
                 self.read.get(&path).filter(|reading| stamp.is_some() && reading.stamp == stamp).cloned();
             let reading = known.unwrap_or_else(|| read_file(&path, stamp, good.len(), &mut self.texts));
             self.read.insert(path.clone(), reading.clone());
-            let Reading { stamp: _, mut state, is_complete } = reading;
+            let Reading { stamp: _, mut state, is_complete, is_illegible } = reading;
+            scan.holds_unknown |= is_illegible && good.is_empty();
             let mut next = BTreeMap::new();
             for document in &state.documents {
                 let first = places.get(&document.id);
@@ -184,11 +194,16 @@ fn read_file(
     let text = match read_text(path) {
         Ok(text) => text,
         // Without a stamp the next scan reads it again.
-        Err(error) => return Reading { stamp: None, state: unreadable(path, &error), is_complete: false },
+        Err(error) => {
+            let state = unreadable(path, &error);
+            return Reading { stamp: None, state, is_complete: false, is_illegible: true };
+        }
     };
     let problems = Problems::of(name);
     let last_line = text.lines().count().max(1) as u64;
-    if count > 0 && text::documents(&text).is_empty() {
+    if text.trim().is_empty() && count == 0 {
+        problems.add(1, "", "the file is empty", "write documents to it, or remove the file");
+    } else if count > 0 && text::documents(&text).is_empty() {
         problems.add(
             last_line,
             "",
@@ -206,15 +221,19 @@ fn read_file(
     if problems.count() > 0 {
         let state = FileState { path: path.to_owned(), documents: Vec::new(), problems: problems.into_vec() };
         // Without a stamp the next scan reads it again.
-        return Reading { stamp: None, state, is_complete: false };
+        return Reading { stamp: None, state, is_complete: false, is_illegible: true };
     }
     let mut documents = Vec::new();
     let mut is_complete = true;
+    let mut is_illegible = false;
     for document in text::documents(&text) {
         let last_line = document.line + document.text.lines().count() as u64;
         let found = match text::parse(document, &problems) {
             Some(node) => Document::read_all(&node, last_line, &problems),
-            None => vec![None],
+            None => {
+                is_illegible = true;
+                vec![None]
+            }
         };
         is_complete &= found.iter().all(Option::is_some);
         documents.extend(found.into_iter().flatten());
@@ -223,7 +242,7 @@ fn read_file(
         texts.insert(path.to_owned(), text);
     }
     let state = FileState { path: path.to_owned(), documents, problems: problems.into_vec() };
-    Reading { stamp, state, is_complete }
+    Reading { stamp, state, is_complete, is_illegible }
 }
 
 /// How a text lacks the end of an earlier one.
@@ -297,4 +316,63 @@ pub(super) fn is_document_file(path: &Path) -> bool {
     let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
     let extension = path.extension().and_then(|extension| extension.to_str());
     !is_hidden && matches!(extension, Some("yml" | "yaml" | "json"))
+}
+
+/// Reports changes of the documents and the fleet's files.
+///
+/// Events are only a hint: everything is also read at an interval, so a lost event only causes a
+/// delay.
+pub struct Watch {
+    // Dropping it ends the watch.
+    _watcher: Option<RecommendedWatcher>,
+    events: mpsc::Receiver<()>,
+}
+
+impl Watch {
+    /// Watches folders of documents, and the folders in which other files lie.
+    pub fn start(documents: &[PathBuf], others: &[PathBuf]) -> Self {
+        let (sender, events) = mpsc::channel(1);
+        let watched: Vec<PathBuf> = others.to_vec();
+        let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
+        let concerns = move |path: &Path| {
+            is_document_file(path) || watched.iter().chain(&single).any(|file| file == path)
+        };
+        let handler = move |event: notify::Result<notify::Event>| {
+            let is_of_interest = match event {
+                Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
+                // Events may have been lost.
+                Err(_) => true,
+            };
+            if is_of_interest {
+                // One pending event is enough.
+                let _ = sender.try_send(());
+            }
+        };
+        let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
+            let mut folders: Vec<&Path> = Vec::new();
+            for path in documents.iter().chain(others) {
+                let folder = match path.parent() {
+                    _ if path.is_dir() => path.as_path(),
+                    Some(folder) if !folder.as_os_str().is_empty() => folder,
+                    _ => Path::new("."),
+                };
+                if !folders.contains(&folder) && folder.is_dir() {
+                    folders.push(folder);
+                    watcher.watch(folder, RecursiveMode::NonRecursive)?;
+                }
+            }
+            Ok(watcher)
+        });
+        let watcher = watcher.inspect_err(|error| {
+            tracing::warn!(%error, "cannot watch files; changes are noticed at the next interval");
+        });
+        Self { _watcher: watcher.ok(), events }
+    }
+
+    /// Waits for a change.
+    pub async fn changed(&mut self) {
+        if self.events.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
 }

@@ -5,15 +5,106 @@
 
 mod document;
 mod folder;
-mod status;
-mod watch;
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
 
 pub use self::{
     document::{Content, Document, DocumentId, Kind},
-    folder::{FileState, Folder, Scan},
-    status::{DocumentStatus, ProviderResult, StatusFile},
-    watch::Watch,
+    folder::{FileState, Folder, Scan, Watch},
 };
+
+/// Status of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusFile {
+    /// Status of its documents, in order.
+    pub documents: Vec<DocumentStatus>,
+    /// Problems of the file that belong to no document.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+/// Status of one document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentStatus {
+    /// Kind and name of the document.
+    #[serde(flatten)]
+    pub id: DocumentId,
+    /// `metadata.generation`, or the number of content changes seen by the publisher.
+    #[serde(rename = "observedGeneration")]
+    pub observed_generation: u64,
+    /// Digest of the content at this generation.
+    pub digest: String,
+    /// Result by provider (`PROJECT/RECORD`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub providers: BTreeMap<String, ProviderResult>,
+    /// Latest error; absent if there is none.
+    #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// Remarks, such as parameters without effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
+}
+
+/// Result of a document at one provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderResult {
+    /// Whether every record set is published as wanted.
+    pub synced: bool,
+    /// Number of record sets wanted there.
+    pub records: usize,
+    /// Reasons why records are not published as wanted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+impl StatusFile {
+    /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
+    pub fn read(documents: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
+    }
+
+    /// Writes the status file of a file of documents if the status has changed.
+    pub fn write(&self, documents: &Path) -> io::Result<()> {
+        if Self::read(documents).as_ref() == Some(self) {
+            return Ok(());
+        }
+        let path = path_beside(documents);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut beside = tempfile::Builder::new().prefix(".status-").tempfile_in(folder)?;
+        serde_json::to_writer_pretty(&mut beside, self)?;
+        beside.write_all(b"\n")?;
+        beside.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+        beside.persist(&path).map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    /// Removes the status files of documents that no longer exist in a folder.
+    pub fn sweep(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_status = path.extension().is_some_and(|extension| extension == "status");
+            let documents = path.with_extension("");
+            if is_status && folder::is_document_file(&documents) && !documents.exists() {
+                // The next round tries again.
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn path_beside(documents: &Path) -> PathBuf {
+    let mut name = documents.as_os_str().to_owned();
+    name.push(".status");
+    PathBuf::from(name)
+}
 
 #[cfg(test)]
 mod tests;

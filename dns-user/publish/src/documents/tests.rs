@@ -137,7 +137,7 @@ fn kubernetes_lists_are_read() {
 #[test]
 fn long_files_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    let entries: String = (0..40_000)
+    let entries: String = (0..24_000)
         .map(|number| {
             format!(
                 "- {{dnsName: n{number}.example.org, recordTTL: 60, recordType: A, targets: [192.0.2.1]}}\n"
@@ -150,7 +150,7 @@ fn long_files_are_read() {
     let scan = Folder::new(vec![folder.path().to_owned()]).scan();
     assert!(problems(&scan).is_empty(), "{:?}", problems(&scan));
     let Some(Content::Endpoints(endpoints)) = &scan.documents[0].content else { panic!() };
-    assert_eq!(endpoints.records.len(), 40_000);
+    assert_eq!(endpoints.records.len(), 24_000);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn status_survives_restart() {
         id,
         observed_generation: 3,
         digest: "d".to_owned(),
-        providers: std::collections::BTreeMap::from([(
+        providers: BTreeMap::from([(
             "default/bind".to_owned(),
             ProviderResult { synced: true, records: 1, problems: Vec::new() },
         )]),

@@ -5,13 +5,11 @@
 //! for the hold time, and health never empties a record set.
 
 mod document;
-mod files;
 mod health;
 mod server;
 
 pub use self::{
     document::{FleetName, FleetNames, read},
-    files::{FleetFiles, SourceError},
     health::{HealthBook, Resolved, SavedHealth, resolve},
-    server::{ServerClient, ServerError},
+    server::{FleetFiles, ServerClient, ServerError, SourceError},
 };

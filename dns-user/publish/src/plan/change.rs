@@ -58,7 +58,15 @@ pub struct NameChange {
 impl NameChange {
     /// Returns whether the name loses a record without a replacement.
     pub fn is_deletion(&self) -> bool {
-        self.actions.iter().any(|action| matches!(action, Action::Delete(_))) && !self.is_creation()
+        self.deleted().next().is_some() && !self.is_creation()
+    }
+
+    /// Returns the sets to delete.
+    pub fn deleted(&self) -> impl Iterator<Item = &Record> {
+        self.actions.iter().filter_map(|action| match action {
+            Action::Delete(record) => Some(record),
+            _ => None,
+        })
     }
 
     /// Returns whether the name gains a record.

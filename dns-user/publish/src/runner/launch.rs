@@ -19,7 +19,8 @@ use crate::{
     provider::{self, Parameters},
     publication::{Publication, Target},
     record::{Name, RecordType},
-    update_record::UpdateRecord,
+    text::remedy_for_unknown,
+    update_record::{Parameter, UpdateRecord},
 };
 
 /// Process-wide settings shared by all engines.
@@ -109,6 +110,52 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
     Ok(Engine::new(provider, registry, rules))
 }
 
+/// Settings without a parameter in document 003.
+const SETTINGS: [&str; 23] = [
+    "aws-access-key-id",
+    "aws-endpoint",
+    "aws-metadata-endpoint",
+    "aws-profile",
+    "aws-region",
+    "aws-role-arn",
+    "aws-secret-access-key",
+    "aws-session-token",
+    "aws-shared-credentials-file",
+    "aws-sts-endpoint",
+    "aws-web-identity-token-file",
+    "coredns-strictly-owned",
+    "etcd-password",
+    "etcd-urls",
+    "etcd-username",
+    "migrate-from-txt-owner",
+    "min-ttl",
+    "rfc2136-min-ttl",
+    "rfc2136-port",
+    "txt-suffix",
+    "txt-wildcard-replacement",
+    "webhook-provider-timeout",
+    "webhook-provider-url",
+];
+
+/// Returns the members of `provider_settings` that have no effect, with remedies.
+pub fn options_problems(config: &Config, publication: &Publication) -> Vec<String> {
+    let mut found = Vec::new();
+    let records: Vec<&str> = publication.targets.keys().map(String::as_str).collect();
+    for (name, settings) in &config.provider_settings {
+        if !publication.targets.contains_key(name) {
+            let remedy = remedy_for_unknown(name, &records);
+            found.push(format!("provider_settings.{name}: there is no such DNS Update Record; {remedy}"));
+        }
+        for setting in settings.keys() {
+            if !SETTINGS.contains(&setting.as_str()) && Parameter::named(setting).is_none() {
+                let remedy = remedy_for_unknown(setting, &SETTINGS);
+                found.push(format!("provider_settings.{name}.{setting}: unknown setting; {remedy}"));
+            }
+        }
+    }
+    found
+}
+
 /// What a record's publisher deletes if the documents do not want it: all names of its owner in its
 /// zones.
 struct Claim {
@@ -192,13 +239,17 @@ pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions
 }
 
 /// Parameters that external-dns and its libraries take from the environment.
-const ENVIRONMENT: [(&str, &str); 8] = [
+const ENVIRONMENT: [(&str, &str); 12] = [
     ("ETCD_URLS", "etcd-urls"),
     ("ETCD_USERNAME", "etcd-username"),
     ("ETCD_PASSWORD", "etcd-password"),
     ("AWS_ACCESS_KEY_ID", "aws-access-key-id"),
     ("AWS_SECRET_ACCESS_KEY", "aws-secret-access-key"),
     ("AWS_SESSION_TOKEN", "aws-session-token"),
+    ("AWS_PROFILE", "aws-profile"),
+    ("AWS_SHARED_CREDENTIALS_FILE", "aws-shared-credentials-file"),
+    ("AWS_ROLE_ARN", "aws-role-arn"),
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "aws-web-identity-token-file"),
     ("AWS_DEFAULT_REGION", "aws-region"),
     ("AWS_REGION", "aws-region"),
 ];
@@ -249,17 +300,15 @@ mod tests {
     use super::*;
     use crate::{
         config::Config,
-        documents::{Content, Document, DocumentId, Kind},
+        text::{Problems, Reader, documents, parse},
     };
 
     fn record(parameters: serde_json::Value) -> UpdateRecord {
-        let id = DocumentId { kind: Kind::UpdateRecord, namespace: "shop".to_owned(), name: "r".to_owned() };
         let spec = serde_json::json!({"provider": "coredns", "external-dns-parameters": parameters});
-        let body = serde_json::json!({"metadata": {"name": "r"}, "spec": spec});
-        match Document::of_resource(&id, &body).unwrap().content {
-            Some(Content::UpdateRecord(record)) => record,
-            other => panic!("{other:?}"),
-        }
+        let body = serde_json::json!({"metadata": {"name": "r"}, "spec": spec}).to_string();
+        let problems = Problems::of("body");
+        let node = parse(documents(&body)[0], &problems).unwrap();
+        UpdateRecord::read(&mut Reader::root(&node, &problems).fields().unwrap()).unwrap()
     }
 
     fn options(settings: &[(&str, &str)]) -> LaunchOptions {

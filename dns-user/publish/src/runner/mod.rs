@@ -2,16 +2,14 @@
 //! task, so that a slow or failing provider delays no other.
 
 mod launch;
-mod one_shot;
 mod report;
 mod run;
 mod sources;
 mod worker;
 
 pub use self::{
-    launch::{LaunchOptions, launch},
-    one_shot::{Read, read_once},
+    launch::{LaunchOptions, launch, options_problems},
     report::{ProviderState, statuses},
     run::run,
-    sources::Sources,
+    sources::{Sources, State, read_once},
 };

@@ -9,7 +9,6 @@ use crate::{
     engine::Report,
     publication::{Publication, Target},
     record::Name,
-    store::Resource,
 };
 
 /// Result of a provider's last round.
@@ -129,7 +128,6 @@ pub(super) fn shortened<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<Stri
 /// generations are counted.
 pub fn statuses(
     scan: &Scan,
-    stored: &[Resource],
     publication: &Publication,
     states: &BTreeMap<String, ProviderState>,
     before: &BTreeMap<DocumentId, DocumentStatus>,
@@ -139,12 +137,8 @@ pub fn statuses(
         problems.entry(id.clone()).or_default().extend(found.iter().cloned());
     }
     let mut documents = Vec::new();
-    let stored_documents = super::Sources::stored(stored);
-    let generations: BTreeMap<&DocumentId, u64> =
-        stored.iter().map(|resource| (&resource.id, resource.generation)).collect();
-    let of_files_documents = scan.files.iter().flat_map(|file| &file.documents);
     let mut seen = std::collections::BTreeSet::new();
-    for document in of_files_documents.chain(&stored_documents) {
+    for document in scan.files.iter().flat_map(|file| &file.documents) {
         if !seen.insert(&document.id) {
             continue;
         }
@@ -154,8 +148,7 @@ pub fn statuses(
             Some(known) => known.observed_generation + 1,
             None => 1,
         };
-        let observed_generation =
-            document.generation.or_else(|| generations.get(&document.id).copied()).unwrap_or(counted);
+        let observed_generation = document.generation.unwrap_or(counted);
         let mut own = problems.remove(&document.id).unwrap_or_default();
         let mut remarks = Vec::new();
         let mut providers = BTreeMap::new();

@@ -18,18 +18,19 @@ use tokio::{
 
 use super::{
     LaunchOptions, Sources,
+    launch::options_problems,
     report::statuses,
     sources::State,
-    worker::{Board, SHOWN_TYPES, Shared, work},
+    worker::{Board, Shared, work},
 };
 use crate::{
-    api::{self, Access, ControlSocket, Desk},
+    api::{self, Access, ApiState, ControlSocket},
     config::{ApiConfig, Config},
     documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
     metrics::Metrics,
     publication::{Publication, Target},
     record::Record,
-    store::{Resource, Store},
+    store::Store,
 };
 
 /// Maximum wait at shutdown for rounds in progress.
@@ -41,35 +42,47 @@ const SETTLING: Duration = Duration::from_millis(200);
 /// Publishes until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let options = LaunchOptions::of(&config).map_err(anyhow::Error::msg)?;
-    let mut sources = Sources::new(&config, true).map_err(anyhow::Error::msg)?;
     let store = Store::open(&config.store)?;
-    let desk = Arc::new(Desk::new(store, Metrics::new()?));
-    listen(&config, &desk).await?;
-    let shared = Arc::new(Shared { desk: desk.clone(), board: Board::default(), options });
-    let mut watch = Watch::start(&config.documents, &sources.fleet_files());
+    let mut sources = Sources::new(&config, true).map_err(anyhow::Error::msg)?;
+    let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
+    listen(&config, &api_state).await?;
+    let shared = Arc::new(Shared { api_state: api_state.clone(), board: Board::default(), options });
+    let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
+    let mut watch = Watch::start(&documents, &sources.fleet_files());
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut workers = Workers::default();
     let mut status = Status::default();
+    let mut is_started = false;
     loop {
-        let resources = desk.store().all()?;
-        let stored = Sources::stored(&resources);
-        let state = sources.read(&stored).await;
-        expose(&desk, &state);
-        desk.set_scan(state.scan.clone());
+        let state = sources.read().await;
+        if !is_started {
+            is_started = true;
+            tracing::info!(
+                documents = state.scan.documents.len(),
+                providers = state.publication.targets.len(),
+                control = %config.socket.display(),
+                "started"
+            );
+            for problem in options_problems(&config, &state.publication) {
+                tracing::warn!("{problem}");
+            }
+        }
+        expose(&api_state, &state);
+        api_state.set_scan(state.scan.clone());
         workers.update(&shared, &state.publication);
-        status.write(&shared, &state, &resources);
+        status.write(&shared, &state);
         // Succeeds only if systemd started the process.
         let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         loop {
             tokio::select! {
                 () = watch.changed() => {}
-                () = desk.changed() => {}
+                () = api_state.changed() => {}
                 _ = hangup.recv() => {}
                 () = tokio::time::sleep_until(state.next.into()) => {}
                 () = shared.board.changed.notified() => {
-                    status.write(&shared, &state, &resources);
+                    status.write(&shared, &state);
                     continue;
                 }
                 _ = terminate.recv() => return workers.end().await,
@@ -84,8 +97,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 /// Opens the control socket, the API and the metrics port.
-async fn listen(config: &Config, desk: &Arc<Desk>) -> anyhow::Result<()> {
-    let routes = api::routes(desk.clone());
+async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()> {
+    let routes = api::routes(api_state.clone());
     let socket = ControlSocket::bind(&config.socket, config.group.as_deref())
         .with_context(|| format!("{}: cannot open the control socket", config.socket.display()))?;
     tokio::spawn(api::serve_control(socket, routes.clone()));
@@ -100,7 +113,7 @@ async fn listen(config: &Config, desk: &Arc<Desk>) -> anyhow::Result<()> {
     if let Some(address) = config.metrics {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
-        tokio::spawn(dns_kit::http_server::serve_plain(listener, api::metrics_routes(desk.clone())));
+        tokio::spawn(dns_kit::http_server::serve_plain(listener, api::metrics_routes(api_state.clone())));
     }
     Ok(())
 }
@@ -122,7 +135,7 @@ impl Workers {
             // Its current round completes; published records stay.
             drop(self.0.remove(&name));
             shared.board.states.lock().remove(&name);
-            shared.desk.metrics().forget(&name);
+            shared.api_state.metrics().forget(&name);
             tracing::info!(
                 provider = name,
                 "provider no longer used: its DNS Update Record was removed; published records stay"
@@ -133,7 +146,7 @@ impl Workers {
             interval * 3 + Duration::from_secs(60)
         };
         let expected = publication.targets.iter().map(|(name, target)| (name.clone(), patience(target)));
-        shared.desk.expect(expected);
+        shared.api_state.expect(expected);
         for (name, target) in &publication.targets {
             match self.0.get(name) {
                 Some(worker) => {
@@ -175,7 +188,7 @@ struct Status {
 }
 
 impl Status {
-    fn write(&mut self, shared: &Shared, state: &State, resources: &[Resource]) {
+    fn write(&mut self, shared: &Shared, state: &State) {
         if !self.is_restored {
             let files = state.scan.files.iter().filter_map(|file| StatusFile::read(&file.path));
             self.known =
@@ -183,16 +196,18 @@ impl Status {
             self.is_restored = true;
         }
         let states = shared.board.states.lock().clone();
-        let mut overview = statuses(&state.scan, resources, &state.publication, &states, &self.known);
+        let mut overview = statuses(&state.scan, &state.publication, &states, &self.known);
         self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
         overview.problems.extend(state.fleet_problem.clone());
-        shared.desk.set_overview(overview);
-        self.write_files(&state.scan);
+        shared.api_state.set_overview(overview);
+        self.write_files(&state.scan, shared.api_state.store().folder());
     }
 
-    fn write_files(&mut self, scan: &Scan) {
+    /// Writes the status beside the operator's documents; the API shows that of its resources.
+    fn write_files(&mut self, scan: &Scan, store: &Path) {
         let (_, of_files) = super::sources::problems_by_document(scan);
-        for file in scan.files.iter().filter(|file| file.path.is_file()) {
+        let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);
+        for file in scan.files.iter().filter(|file| is_operators(&file.path)) {
             let documents =
                 file.documents.iter().filter_map(|document| self.known.get(&document.id).cloned());
             let prefix = format!("{}:", file.path.display());
@@ -238,10 +253,10 @@ fn missing(
 }
 
 /// Exposes the sources in metrics.
-fn expose(desk: &Desk, state: &State) {
-    let metrics = desk.metrics();
+fn expose(api_state: &ApiState, state: &State) {
+    let metrics = api_state.metrics();
     let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
-    let counts = count_types(records);
+    let counts = Metrics::count_types(records);
     metrics.source_endpoints.set(i64::try_from(counts.values().sum::<usize>()).unwrap_or(i64::MAX));
     Metrics::set_types(&metrics.source_records, None, &counts);
     let problems = state.scan.problems().count();
@@ -260,14 +275,4 @@ fn expose(desk: &Desk, state: &State) {
         })
         .sum();
     metrics.deduplicated_endpoints.set(i64::try_from(duplicates).unwrap_or(i64::MAX));
-}
-
-/// Returns the number of record sets by type.
-pub(super) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
-    let mut counts: BTreeMap<String, usize> =
-        SHOWN_TYPES.into_iter().map(|record_type| (record_type.to_string(), 0)).collect();
-    for record in records.into_iter().filter(|record| !record.targets.is_empty()) {
-        *counts.entry(record.record_type.to_string()).or_default() += 1;
-    }
-    counts
 }

@@ -15,7 +15,7 @@ use dns_core::config::Config as ServerConfig;
 use super::{LaunchOptions, launch::mark_rivals};
 use crate::{
     config::Config,
-    documents::{Content, Document, Folder, Scan},
+    documents::{Folder, Scan},
     fleet::{FleetFiles, HealthBook, SavedHealth, ServerClient, resolve},
     publication::{Publication, fleet_names, publish},
 };
@@ -48,6 +48,12 @@ struct Fleet {
     problem: Option<String>,
 }
 
+/// Reads documents and fleet once, for a command.
+pub async fn read_once(config: &Config) -> anyhow::Result<State> {
+    let mut sources = Sources::new(config, false).map_err(anyhow::Error::msg)?;
+    Ok(sources.read().await)
+}
+
 /// State of all sources.
 #[derive(Debug)]
 pub struct State {
@@ -69,7 +75,10 @@ impl Sources {
     pub fn new(config: &Config, saves_health: bool) -> Result<Self, String> {
         let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
         let options = LaunchOptions::of(config)?;
-        Ok(Self { folder: Folder::new(config.documents.clone()), fleet, options, saves_health })
+        let mut paths = config.documents.clone();
+        // Without it the API was never used.
+        paths.extend(config.store.is_dir().then(|| config.store.clone()));
+        Ok(Self { folder: Folder::new(paths), fleet, options, saves_health })
     }
 
     /// Returns the files of the fleet to watch.
@@ -78,19 +87,19 @@ impl Sources {
     }
 
     /// Reads all changed sources.
-    pub async fn read(&mut self, stored: &[Document]) -> State {
-        let mut state = self.read_all(stored).await;
+    pub async fn read(&mut self) -> State {
+        let mut state = self.read_all().await;
         mark_rivals(&mut state.publication, &self.options);
         state
     }
 
-    async fn read_all(&mut self, stored: &[Document]) -> State {
+    async fn read_all(&mut self) -> State {
         let scan = tokio::task::block_in_place(|| self.folder.scan());
         let now = Instant::now();
         let mut next = now + SCAN_INTERVAL;
         let names = fleet_names(&scan.documents);
         let Some(fleet) = &mut self.fleet else {
-            let publication = publish(&scan, stored, &|_| {
+            let publication = publish(&scan, &|_| {
                 Err("no server is configured; set `server` to the DNS server's config.json".to_owned())
             });
             return State { scan, publication, next, fleet_problem: None };
@@ -120,7 +129,7 @@ impl Sources {
         }
         fleet.log(problem.as_deref());
         let changes = std::cell::Cell::new(next);
-        let publication = publish(&scan, stored, &|name| {
+        let publication = publish(&scan, &|name| {
             let Some(snapshot) = &snapshot else {
                 return Err(problem
                     .clone()
@@ -131,15 +140,6 @@ impl Sources {
             Ok(resolved.records)
         });
         State { scan, publication, next: changes.get(), fleet_problem: problem }
-    }
-
-    /// Returns the documents of stored resources.
-    pub fn stored(resources: &[crate::store::Resource]) -> Vec<Document> {
-        let document =
-            |resource: &crate::store::Resource| Document::of_resource(&resource.id, &resource.body);
-        let found: Vec<Document> = resources.iter().filter_map(document).collect();
-        debug_assert!(found.iter().all(|document| !matches!(document.content, Some(Content::Endpoints(_)))));
-        found
     }
 }
 

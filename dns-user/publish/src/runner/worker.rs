@@ -11,13 +11,12 @@ use tokio::sync::{Notify, watch};
 
 use super::{LaunchOptions, ProviderState, launch, report::shortened};
 use crate::{
-    api::{Confirmation, Confirmed, Desk},
+    api::{ApiState, Confirmation, Confirmed},
     engine::{Engine, Report},
     guard::Refusal,
     metrics::Metrics,
     plan::Reason,
     publication::Target,
-    record::RecordType,
 };
 
 /// Minimum pause between two rounds.
@@ -31,7 +30,7 @@ pub(super) struct Board {
 }
 
 pub(super) struct Shared {
-    pub(super) desk: Arc<Desk>,
+    pub(super) api_state: Arc<ApiState>,
     pub(super) board: Board,
     pub(super) options: LaunchOptions,
 }
@@ -39,7 +38,7 @@ pub(super) struct Shared {
 /// Reconciles until the sender of targets is dropped. A round in progress is completed.
 pub(super) async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Arc<Target>>) {
     let mut launched: Option<(Arc<Target>, Engine)> = None;
-    let mut confirmations = shared.desk.receive_confirmations(&name);
+    let mut confirmations = shared.api_state.receive_confirmations(&name);
     let mut confirmation: Option<Confirmation> = None;
     loop {
         let target = targets.borrow_and_update().clone();
@@ -96,7 +95,7 @@ impl Shared {
         target: &Target,
         confirmed: Option<usize>,
     ) -> usize {
-        let metrics = self.desk.metrics();
+        let metrics = self.api_state.metrics();
         let is_dry = target.record.parameters.is_set("dry-run");
         let result = match is_dry {
             false => engine.reconcile(&target.desired, confirmed, &|_| {}).await,
@@ -105,7 +104,7 @@ impl Shared {
         self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
         metrics.last_reconcile.with_label_values(labels).set(seconds_now());
-        let counts = crate::runner::run::count_types(&target.desired.records);
+        let counts = Metrics::count_types(&target.desired.records);
         match result {
             Ok(report) => {
                 let state = ProviderState::of_report(&report, &self.state(name));
@@ -136,7 +135,7 @@ impl Shared {
     }
 
     fn count(&self, name: &str, report: &Report, state: &ProviderState) {
-        let metrics = self.desk.metrics();
+        let metrics = self.api_state.metrics();
         let labels = &[name];
         let sum = |count: &dyn Fn(&crate::engine::ZoneReport) -> usize| -> i64 {
             i64::try_from(report.zones.iter().map(count).sum::<usize>()).unwrap_or(i64::MAX)
@@ -163,7 +162,7 @@ impl Shared {
     }
 
     fn report(&self, name: &str, state: ProviderState, health: Result<(), String>) {
-        let errors = self.desk.metrics().soft_errors.with_label_values(&[name]);
+        let errors = self.api_state.metrics().soft_errors.with_label_values(&[name]);
         match &health {
             Ok(()) => errors.set(0),
             Err(_) => errors.inc(),
@@ -182,7 +181,7 @@ impl Shared {
             states.insert(name.to_owned(), state);
         }
         drop(states);
-        self.desk.note_round(name, health);
+        self.api_state.note_round(name, health);
         self.board.changed.notify_one();
     }
 }
@@ -216,6 +215,3 @@ async fn dry_round(
 pub(super) fn seconds_now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
-
-/// Types whose gauges are exposed even at zero.
-pub(super) const SHOWN_TYPES: [RecordType; 3] = RecordType::DEFAULT_MANAGED;

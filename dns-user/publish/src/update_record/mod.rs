@@ -2,11 +2,7 @@
 //! that use them, as source document 003 defines them. Pure.
 
 mod intent;
-mod list;
-pub mod openapi;
 pub mod parameters;
-mod table;
-mod values;
 
 use std::fmt;
 
@@ -14,10 +10,8 @@ use serde_json::{Value, json};
 
 use self::parameters::Group;
 pub use self::{
-    intent::{Binding, Intent, IntentOutcome, Placement},
-    list::{ListOwner, RecordList},
-    parameters::Parameter,
-    values::{Parameters, Setting},
+    intent::{Binding, Intent, IntentOutcome, ListOwner, Placement, RecordList},
+    parameters::{Parameter, Parameters, Setting},
 };
 use crate::{
     endpoint::{Labels, Selector},

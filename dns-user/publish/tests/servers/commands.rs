@@ -70,6 +70,26 @@ fn damaged_document_keeps_records() {
 }
 
 #[test]
+fn illegible_file_keeps_records_of_a_new_process() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("one", &[("a.example.org", "192.0.2.1")]);
+    publisher.endpoints("two", &[("b.example.org", "192.0.2.2")]);
+    publisher.endpoints("three", &[("c.example.org", "192.0.2.3")]);
+    publisher.expect(0, "apply");
+    for text in ["", "{", "kind: ["] {
+        publisher.write("documents/two.json", text);
+        let applied = publisher.expect(1, "apply");
+        assert!(applied.errors.contains("documents/two.json:1: "), "{applied:?}");
+        assert!(server.transfer("example.org").contains("192.0.2.2\n"), "{text:?}");
+    }
+    std::fs::remove_file(publisher.path("documents/two.json")).unwrap();
+    publisher.expect(0, "apply");
+    let zone = server.transfer("example.org");
+    assert!(!zone.contains("192.0.2.2\n") && zone.contains("192.0.2.3\n"), "{zone}");
+}
+
+#[test]
 fn foreign_owner_record_is_a_remark() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);

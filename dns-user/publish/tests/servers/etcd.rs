@@ -311,7 +311,10 @@ async fn keys_match_cases() {
     let cases: Vec<Value> = serde_json::from_str(&file).unwrap();
     let etcd = Etcd::start(None);
     for case in &cases {
-        let Some(keys) = case["keys"].as_object() else { continue };
+        let Some(keys) = case["keys"].as_object() else {
+            println!("{}: skipped, because it describes calls, not keys", case["id"]);
+            continue;
+        };
         let lines = |list: &Value| -> Vec<Record> {
             list.as_array().into_iter().flatten().map(|line| record_of(line.as_str().unwrap())).collect()
         };

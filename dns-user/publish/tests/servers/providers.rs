@@ -18,7 +18,7 @@ fn publisher(name: &str, provider: &str, settings: &[(&str, &str)]) -> Publisher
         "publish.yml",
         &json!({
             "documents": ["documents"],
-            "store": "state/store.redb",
+            "store": "state/store",
             "control": {"socket": "control.sock"},
             "provider_settings": {format!("default/{name}"): settings},
         })

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::name_server::{NameServer, SECRET};
 
 /// Longest wait for an effect that needs no further action.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Publisher {
     pub(crate) folder: tempfile::TempDir,
@@ -45,7 +45,7 @@ impl Publisher {
         fs::create_dir(publisher.path("documents")).unwrap();
         publisher.write(
             "publish.yml",
-            "documents: [documents]\nstore: state/store.redb\ncontrol: {socket: control.sock}\n",
+            "documents: [documents]\nstore: state/store\ncontrol: {socket: control.sock}\n",
         );
         publisher
     }
@@ -179,7 +179,7 @@ impl Running {
     pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
         let begin = Instant::now();
         while !is_so() {
-            assert!(begin.elapsed() < PATIENCE, "{what} does not come: {}", self.log());
+            assert!(begin.elapsed() < TIMEOUT, "{what} does not come: {}", self.log());
             thread::sleep(Duration::from_millis(50));
         }
     }

@@ -202,6 +202,40 @@ async fn instance_profile_signs() {
     assert!(error.contains("AWS_ACCESS_KEY_ID is not set"), "{error}");
 }
 
+#[tokio::test]
+async fn files_hold_credentials() {
+    let double = Double::start(&[("Z1", "example.org", false)]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (shared, token) = (folder.path().join("credentials"), folder.path().join("token"));
+    let text = format!(
+        "[default]\naws_access_key_id = other\naws_secret_access_key = wrong\n\n[publisher]\n\
+         aws_access_key_id = {KEY_ID}\naws_secret_access_key={SECRET}\n"
+    );
+    std::fs::write(&shared, text).unwrap();
+    std::fs::write(&token, "identity-token\n").unwrap();
+    let with = |extra: &[(&str, &str)]| {
+        let mut settings = settings(&double.url, extra);
+        settings.credentials = None;
+        engine(settings)
+    };
+    let shared = shared.to_str().unwrap();
+    let file = ("aws-shared-credentials-file", shared);
+    publish(&mut with(&[file, ("aws-profile", "publisher")]), &names(1)).await;
+    assert_eq!(
+        double.with(|state| std::mem::take(&mut state.signed_by)).into_iter().collect::<Vec<_>>(),
+        [KEY_ID]
+    );
+    let error = with(&[file, ("aws-profile", "missing")]).list().await.err().unwrap().to_string();
+    assert!(error.contains("the profile \"missing\" has no access key"), "{error}");
+    let identity = [
+        file,
+        ("aws-web-identity-token-file", token.to_str().unwrap()),
+        ("aws-role-arn", "arn:aws:iam::123455567:role/external-dns"),
+    ];
+    publish(&mut with(&identity), &names(2)).await;
+    assert_eq!(double.with(|state| state.signed_by.clone()).into_iter().collect::<Vec<_>>(), ["ASIAROLE"]);
+}
+
 #[test]
 fn partition_follows_region() {
     let of = |region: &str| {

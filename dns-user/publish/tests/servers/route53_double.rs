@@ -89,6 +89,12 @@ async fn answer(
         return Ok(Response::new(Full::new(Bytes::from(text))));
     }
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    // A web identity proves itself by its token.
+    let form = String::from_utf8_lossy(&body).into_owned();
+    if form.contains("Action=AssumeRoleWithWebIdentity") && form.contains("WebIdentityToken=identity-token") {
+        let text = state.answer("POST", "/", "", &form).unwrap_or_default();
+        return Ok(Response::new(Full::new(Bytes::from(text))));
+    }
     let answered = check_signature(&head, &body).and_then(|key| {
         state.signed_by.insert(key);
         let text = String::from_utf8(body.to_vec()).unwrap();

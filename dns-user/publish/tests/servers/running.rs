@@ -20,7 +20,7 @@ fn changes_are_published_at_once() {
     let publisher = Publisher::new();
     publisher.write(
         "publish.yml",
-        "documents: [documents]\nstore: state/store.redb\ncontrol: {socket: control.sock}\n",
+        "documents: [documents]\nstore: state/store\ncontrol: {socket: control.sock}\n",
     );
     publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
     let running = publisher.start();
@@ -143,7 +143,7 @@ fn refused_plan_fails_health() {
         "publish.yml",
         &json!({
             "documents": ["documents"],
-            "store": "state/store.redb",
+            "store": "state/store",
             "control": {"socket": "control.sock"},
             "provider_settings": {"default/etcd": {"etcd-urls": etcd.url}},
         })

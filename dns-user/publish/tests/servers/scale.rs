@@ -28,8 +28,6 @@ pub(crate) struct Figures {
     /// A run that transfers the zone and finds nothing to do.
     pub(crate) nothing: Duration,
     pub(crate) processor: Duration,
-    /// A run that finds an unchanged serial number.
-    pub(crate) unchanged: Duration,
     /// A run that changes one name.
     pub(crate) one: Duration,
 }
@@ -45,10 +43,10 @@ async fn knot_publishes_ten_thousand_names() {
 }
 
 async fn publish(program: Program) {
-    let Figures { first, nsupdate, nothing, processor, unchanged, one } = measure(program, false).await;
+    let Figures { first, nsupdate, nothing, processor, one } = measure(program, false).await;
     println!(
         "{program:?}: {NAMES} names {first:.2?} (nsupdate {nsupdate:.2?}), nothing to do {nothing:.2?} \
-         ({processor:.2?} of processor time), unchanged serial number {unchanged:.2?}, one change {one:.2?}"
+         ({processor:.2?} of processor time), one change {one:.2?}"
     );
     // Elapsed time depends on other load on the machine; CPU time hardly does.
     assert!(processor < NOTHING_TO_DO, "nothing to do took {processor:?} of processor time");
@@ -68,7 +66,9 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
 
     let mut parameters = server.parameters();
     parameters.0.insert("rfc2136-zone".to_owned(), "example.org".to_owned());
-    let settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    let mut settings = dns_publish::provider::rfc2136::Settings::from_parameters(&parameters).unwrap();
+    // A busy machine must not end the measurement.
+    settings.timeout = Duration::from_mins(5);
     let mut engine = crate::name_server::engine(settings);
     let mut desired = names(NAMES);
 
@@ -81,19 +81,17 @@ pub(crate) async fn measure(program: Program, nsupdate_first: bool) -> Figures {
     let (nothing, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
     let processor = processor_time() - used;
     assert_eq!(report.unwrap().applied(), 0);
-    // The first run after the writes transfers the zone; the next one compares serial numbers.
-    let (unchanged, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
-    assert_eq!(report.unwrap().applied(), 0);
 
     desired.records[17] = record("n17.example.org", RecordType::A, "203.0.113.17");
     let (one, report) = timed(engine.reconcile(&desired, None, &quiet)).await;
-    assert_eq!(report.unwrap().applied(), 1);
+    let report = report.unwrap();
+    assert_eq!(report.applied(), 1, "{report:?}");
 
     let nsupdate = before.unwrap_or_else(peer);
     for zone in ["example.org", "peer.example"] {
         assert_eq!(server.transfer(zone).matches("external-dns/owner=me").count(), NAMES, "{zone}");
     }
-    Figures { first, nsupdate, nothing, processor, unchanged, one }
+    Figures { first, nsupdate, nothing, processor, one }
 }
 
 /// Returns the same names for nsupdate, in another zone.

@@ -214,7 +214,7 @@ async fn azure_is_published_through_its_peer() {
     let publisher = Publisher::new();
     let settings = json!({
         "documents": ["documents"],
-        "store": "state/store.redb",
+        "store": "state/store",
         "control": {"socket": "control.sock"},
         "provider_settings": {"default/azure": {"webhook-provider-url": double.url}},
     });

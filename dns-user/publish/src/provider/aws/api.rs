@@ -1,15 +1,25 @@
-//! Calls to Route 53 and the token service, signed and retried.
+//! Calls to Route 53 and the token service, signed and retried; credentials for signing: configured,
+//! from the machine's instance profile, or from an assumed role.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
-use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+use serde::Deserialize;
+use time::{
+    OffsetDateTime,
+    format_description::{BorrowedFormatItem, well_known::Rfc3339},
+    macros::format_description,
+};
 
 use super::{
     Settings,
-    credentials::Keys,
     sign::{self, Credentials, Scope, encode_query},
     xml::Element,
 };
@@ -116,11 +126,7 @@ impl Api {
     }
 }
 
-pub(super) async fn exchange(
-    http: &Http,
-    server: &str,
-    request: Request<Full<Bytes>>,
-) -> Result<Element, CallError> {
+async fn exchange(http: &Http, server: &str, request: Request<Full<Bytes>>) -> Result<Element, CallError> {
     let response = http.send(server, request).await?;
     let parsed = Element::parse(&response.body);
     if response.status == StatusCode::OK {
@@ -158,7 +164,7 @@ pub(super) async fn exchange(
 }
 
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one request")]
-pub(super) fn signed(
+fn signed(
     endpoint: &str,
     method: &str,
     path: &str,
@@ -185,4 +191,200 @@ pub(super) fn signed(
         builder = builder.header(name, value);
     }
     builder.body(Full::new(Bytes::from(body.to_owned()))).map_err(|error| bad(error.to_string()))
+}
+
+/// Time before the expiration of temporary credentials at which they are renewed.
+const RENEWAL: Duration = Duration::from_mins(5);
+
+/// Content type of requests to the token service.
+const FORM: &str = "application/x-www-form-urlencoded";
+
+/// Lifetime of a metadata service token in seconds.
+const METADATA_TOKEN_SECONDS: &str = "300";
+
+/// Path of the instance profile's credentials.
+const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
+
+struct Keys {
+    given: Option<Credentials>,
+    web_identity: Option<(PathBuf, String)>,
+    shared_file: Option<(PathBuf, String)>,
+    metadata_endpoint: String,
+    token_endpoint: String,
+    region: String,
+    role: Option<String>,
+    temporary: Option<(Credentials, SystemTime)>,
+}
+
+/// Reads a profile of a shared credentials file: sections of `name = value`.
+fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderError> {
+    let text = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
+    let mut is_profile = false;
+    let mut values = BTreeMap::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            is_profile = section.trim() == profile;
+        } else if let (true, Some((name, value))) = (is_profile, line.split_once('=')) {
+            values.insert(name.trim().to_owned(), value.trim().to_owned());
+        }
+    }
+    let mut value = |name: &str| values.remove(name).filter(|value| !value.is_empty());
+    match (value("aws_access_key_id"), value("aws_secret_access_key")) {
+        (Some(key_id), Some(secret)) => Ok(Credentials { key_id, secret, token: value("aws_session_token") }),
+        _ => Err(unreadable(file, format!("the profile {profile:?} has no access key; set AWS_PROFILE"))),
+    }
+}
+
+fn unreadable(file: &Path, reason: impl std::fmt::Display) -> ProviderError {
+    ProviderError::Settings(format!("{}: {reason}", file.display()))
+}
+
+/// Response of the metadata service.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Profile {
+    access_key_id: String,
+    secret_access_key: String,
+    token: String,
+    expiration: String,
+}
+
+impl Keys {
+    fn new(settings: &Settings) -> Self {
+        Self {
+            given: settings.credentials.clone(),
+            web_identity: settings.web_identity.clone(),
+            shared_file: settings.shared_file.clone(),
+            metadata_endpoint: settings.metadata_endpoint.clone(),
+            token_endpoint: settings.token_endpoint.clone(),
+            region: settings.region.clone(),
+            role: settings.role.clone(),
+            temporary: None,
+        }
+    }
+
+    /// Returns credentials that remain valid for at least [`RENEWAL`].
+    async fn current(&mut self, http: &Http) -> Result<Credentials, ProviderError> {
+        if let (Some(given), None) = (&self.given, &self.role) {
+            return Ok(given.clone());
+        }
+        if let Some((credentials, until)) = &self.temporary
+            && SystemTime::now() + RENEWAL < *until
+        {
+            return Ok(credentials.clone());
+        }
+        let base = match (&self.given, &self.web_identity, &self.shared_file) {
+            (Some(given), _, _) => (given.clone(), SystemTime::now()),
+            (None, Some((file, role)), _) => self.of_web_identity(http, file, role).await?,
+            // Read again from time to time, because other programs renew it.
+            (None, None, Some((file, profile))) => {
+                (of_shared_file(file, profile)?, SystemTime::now() + 2 * RENEWAL)
+            }
+            (None, None, None) => self.of_machine(http).await?,
+        };
+        let temporary = match self.role.clone() {
+            Some(role) => self.assume(http, &role, &base.0).await?,
+            None => base,
+        };
+        let credentials = temporary.0.clone();
+        self.temporary = Some(temporary);
+        Ok(credentials)
+    }
+
+    /// Fetches the credentials of the machine's instance profile (IMDSv2).
+    async fn of_machine(&self, http: &Http) -> Result<(Credentials, SystemTime), ProviderError> {
+        let server = &self.metadata_endpoint;
+        let missing = |reason: String| {
+            ProviderError::Settings(format!(
+                "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
+                 profile ({server}: {reason})"
+            ))
+        };
+        let ask = async |request: hyper::http::request::Builder| {
+            let request =
+                request.body(Full::new(Bytes::new())).map_err(|error| missing(error.to_string()))?;
+            let response = http.send(server, request).await.map_err(|error| missing(error.to_string()))?;
+            match response.status {
+                StatusCode::OK => Ok(String::from_utf8_lossy(&response.body).trim().to_owned()),
+                status => Err(missing(status.to_string())),
+            }
+        };
+        let token = Request::put(format!("{server}/latest/api/token"));
+        let token = ask(token.header("x-aws-ec2-metadata-token-ttl-seconds", METADATA_TOKEN_SECONDS)).await?;
+        let get = |path: String| Request::get(path).header("x-aws-ec2-metadata-token", &token);
+        let name = ask(get(format!("{server}{PROFILE}"))).await?;
+        let text = ask(get(format!("{server}{PROFILE}{name}"))).await?;
+        let profile: Profile = serde_json::from_str(&text).map_err(|error| missing(error.to_string()))?;
+        let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)
+            .map_err(|error| missing(error.to_string()))?;
+        let Profile { access_key_id: key_id, secret_access_key: secret, token, expiration: _ } = profile;
+        Ok((Credentials { key_id, secret, token: Some(token) }, until.into()))
+    }
+
+    async fn assume(
+        &self,
+        http: &Http,
+        role: &str,
+        base: &Credentials,
+    ) -> Result<(Credentials, SystemTime), ProviderError> {
+        let form = [
+            ("Action", "AssumeRole"),
+            ("DurationSeconds", "3600"),
+            ("RoleArn", role),
+            ("RoleSessionName", "bosh-dns-publish"),
+            ("Version", "2011-06-15"),
+        ];
+        let endpoint = &self.token_endpoint;
+        let scope = Scope { region: self.region.clone(), service: "sts" };
+        let request = signed(endpoint, "POST", "/", &[], FORM, &encode_query(&form), base, &scope)?;
+        self.credentials_of(http, request).await
+    }
+
+    /// Exchanges the token of a web identity for credentials of its role.
+    async fn of_web_identity(
+        &self,
+        http: &Http,
+        file: &Path,
+        role: &str,
+    ) -> Result<(Credentials, SystemTime), ProviderError> {
+        let token = fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
+        let form = [
+            ("Action", "AssumeRoleWithWebIdentity"),
+            ("DurationSeconds", "3600"),
+            ("RoleArn", role),
+            ("RoleSessionName", "bosh-dns-publish"),
+            ("Version", "2011-06-15"),
+            ("WebIdentityToken", token.trim()),
+        ];
+        let request = Request::post(format!("{}/", self.token_endpoint)).header("content-type", FORM);
+        let request = request.body(Full::new(Bytes::from(encode_query(&form))));
+        let request = request.map_err(|error| ProviderError::Settings(format!("token service: {error}")))?;
+        self.credentials_of(http, request).await
+    }
+
+    /// Sends a request to the token service, and returns the credentials in its response.
+    async fn credentials_of(
+        &self,
+        http: &Http,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Credentials, SystemTime), ProviderError> {
+        let endpoint = &self.token_endpoint;
+        let answer =
+            exchange(http, endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
+        let bad = || ProviderError::BadAnswer {
+            server: endpoint.clone(),
+            reason: "the token service returned no credentials".to_owned(),
+        };
+        let found = answer.find("Credentials").ok_or_else(bad)?;
+        let credentials = Credentials {
+            key_id: found.text_of("AccessKeyId").to_owned(),
+            secret: found.text_of("SecretAccessKey").to_owned(),
+            token: Some(found.text_of("SessionToken").to_owned()),
+        };
+        if credentials.key_id.is_empty() || credentials.secret.is_empty() {
+            return Err(bad());
+        }
+        // `Expiration` matches the requested duration.
+        Ok((credentials, SystemTime::now() + Duration::from_hours(1)))
+    }
 }

@@ -4,15 +4,14 @@
 //! and creating the new one in one batch is a compare-and-set.
 
 mod api;
-mod balancers;
 mod batch;
-mod credentials;
 mod sets;
 mod sign;
 mod xml;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -51,8 +50,13 @@ pub struct Settings {
     pub metadata_endpoint: String,
     /// AWS region that signatures name.
     pub region: String,
-    /// Credentials of the account; `None` to use the machine's instance profile.
+    /// Credentials of the account; `None` to use a web identity, the shared file, or the machine's
+    /// instance profile, in this order.
     pub credentials: Option<Credentials>,
+    /// File with the token of a web identity, and the ARN of its role.
+    pub web_identity: Option<(PathBuf, String)>,
+    /// Shared credentials file, and the profile in it.
+    pub shared_file: Option<(PathBuf, String)>,
     /// ARN of the role to assume.
     pub role: Option<String>,
     /// Restricts the zones by visibility.
@@ -81,7 +85,8 @@ pub struct Settings {
 
 impl Settings {
     /// Parses the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
-    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`. `aws-region` only
+    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`, or come from
+    /// `aws-web-identity-token-file`, `aws-shared-credentials-file` and `aws-profile`. `aws-region` only
     /// selects the partition: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let credentials =
@@ -128,6 +133,11 @@ impl Settings {
             metadata_endpoint: endpoint("aws-metadata-endpoint", "http://169.254.169.254"),
             region: region.to_owned(),
             credentials,
+            web_identity: parameters
+                .path("aws-web-identity-token-file")
+                .map(|file| Ok::<_, ProviderError>((file, parameters.required("aws-role-arn")?.to_owned())))
+                .transpose()?,
+            shared_file: shared_file(parameters),
             role: parameters.text("aws-assume-role").map(str::to_owned),
             visibility,
             tags: parameters.list("aws-zone-tags").into_iter().map(tag).collect(),
@@ -143,6 +153,16 @@ impl Settings {
             patience: Duration::from_secs(30),
         })
     }
+}
+
+/// Returns the shared credentials file and its profile: the given ones, or the usual file if it
+/// exists.
+fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
+    let profile = parameters.text("aws-profile");
+    let usual = || std::env::home_dir().map(|home| home.join(".aws/credentials"));
+    let file = parameters.path("aws-shared-credentials-file").or_else(usual)?;
+    let is_meant = profile.is_some() || parameters.text("aws-shared-credentials-file").is_some();
+    (is_meant || file.exists()).then(|| (file, profile.unwrap_or("default").to_owned()))
 }
 
 /// Provider for one account.

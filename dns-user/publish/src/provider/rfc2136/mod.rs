@@ -4,11 +4,10 @@
 //! listed sets, so it either finds the planned state or changes nothing.
 
 mod connection;
+mod messages;
 #[cfg(test)]
 mod tests;
-mod transfer;
 mod tsig;
-mod update;
 mod wire;
 
 use std::{
@@ -24,19 +23,18 @@ pub use self::{
 };
 use self::{
     connection::{Connection, ConnectionError},
-    transfer::{ListedTexts, Transfer, TransferError, Transferred},
+    messages::{Encoded, ListedTexts, Transfer, TransferError, Transferred},
     tsig::TsigError,
-    update::Encoded,
     wire::{Message, Reader, TYPE_AXFR, WireError},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TransactionResult,
-    Visibility, Zone, send_groups, tls::TlsFiles,
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, TransactionResult,
+    Visibility, Zone, send_groups,
 };
 use crate::record::{Name, Record};
 
 /// Default TTL of new records in seconds.
-pub const DEFAULT_TTL: u32 = update::DEFAULT_TTL;
+pub const DEFAULT_TTL: u32 = messages::DEFAULT_TTL;
 
 /// Timeout of a connection or a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -250,7 +248,7 @@ impl GroupSender for Sender<'_> {
     type Item = Encoded;
 
     fn fitting(&self, transactions: &[Encoded]) -> usize {
-        update::fitting(transactions)
+        messages::fitting(transactions)
     }
 
     async fn send(&mut self, group: &[Encoded]) -> TransactionResult {
@@ -281,7 +279,7 @@ impl Sender<'_> {
             code = header.rcode();
             Ok(true)
         };
-        let message = update::message(id, &self.zone, group);
+        let message = messages::message(id, &self.zone, group);
         let Settings { key, .. } = &self.provider.settings;
         let asked = connection.ask(message, key.as_ref(), take).await;
         asked.map_err(|error| ListError::from(error).of(self.provider.settings.server(), &self.zone))?;

@@ -6,9 +6,8 @@ use proptest::prelude::*;
 
 use super::{
     Algorithm, Key,
-    transfer::{Transfer, TransferError},
+    messages::{self, Encoded, Transfer, TransferError},
     tsig::TsigError,
-    update::{self, Encoded},
     wire::{CLASS_IN, Message, Reader, Records, Sets, TYPE_AXFR, decode, encode},
 };
 use crate::{
@@ -143,9 +142,9 @@ fn names_share_a_message() {
         Encoded::new(&apex(), &Transaction { name, steps }, &HashMap::new()).unwrap()
     };
     let encoded: Vec<Encoded> = (0..1_000).map(transaction).collect();
-    assert_eq!(update::fitting(&encoded[..120]), 120, "120 names go in one message");
-    let fitting = update::fitting(&encoded);
-    let message = update::message(1, &apex(), &encoded[..fitting]);
+    assert_eq!(messages::fitting(&encoded[..120]), 120, "120 names go in one message");
+    let fitting = messages::fitting(&encoded);
+    let message = messages::message(1, &apex(), &encoded[..fitting]);
     assert!((50_000..=64_000).contains(&message.len()), "{}", message.len());
 }
 

@@ -1,7 +1,7 @@
 //! State behind the API.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::{
-    documents::{DocumentId, DocumentStatus, Scan},
+    documents::{Document, DocumentId, DocumentStatus, Scan},
     metrics::Metrics,
     store::Store,
 };
 
 /// Resources, documents of the folder, and state of the publisher.
 #[derive(Debug)]
-pub struct Desk {
+pub struct ApiState {
     store: Store,
     scan: Mutex<Arc<Scan>>,
     overview: Mutex<Arc<Overview>>,
@@ -96,8 +96,8 @@ struct Round {
     problem: Option<String>,
 }
 
-impl Desk {
-    /// Creates a desk without documents.
+impl ApiState {
+    /// Creates a api_state without documents.
     pub fn new(store: Store, metrics: Metrics) -> Self {
         Self {
             store,
@@ -145,6 +145,25 @@ impl Desk {
     /// Returns the documents of the folder.
     pub fn scan(&self) -> Arc<Scan> {
         self.scan.lock().clone()
+    }
+
+    /// Returns the valid documents of the operator's files, without those of the store.
+    pub fn documents(&self) -> Vec<Document> {
+        let scan = self.scan();
+        let files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        let own: BTreeSet<&DocumentId> =
+            files.flat_map(|file| &file.documents).map(|document| &document.id).collect();
+        scan.documents.iter().filter(|document| own.contains(&document.id)).cloned().collect()
+    }
+
+    /// Returns the operator's file and line of a document.
+    pub fn file_of(&self, id: &DocumentId) -> Option<String> {
+        let scan = self.scan();
+        let mut files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
+        files.find_map(|file| {
+            let document = file.documents.iter().find(|document| document.id == *id)?;
+            Some(format!("{}:{}", file.path.display(), document.line))
+        })
     }
 
     /// Sets the documents of the folder.

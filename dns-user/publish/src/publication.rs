@@ -56,30 +56,22 @@ impl Target {
             && self.rival == other.rival
             && self.desired.records == other.desired.records
             && self.desired.held == other.desired.held
+            && self.desired.known == other.desired.known
     }
 }
 
-/// Combines the documents of the folder with stored resources. A document of the folder takes
-/// precedence over a resource with the same name.
-pub fn publish(scan: &Scan, stored: &[Document], resolve_fleet: ResolveFleet<'_>) -> Publication {
+/// Computes the wanted records of every provider.
+pub fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
-    let in_folder: BTreeSet<&DocumentId> = scan
-        .files
-        .iter()
-        .flat_map(|file| &file.documents)
-        .chain(&scan.documents)
-        .map(|document| &document.id)
-        .collect();
-    let stored = stored.iter().filter(|document| !in_folder.contains(&document.id));
-    let all: Vec<&Document> = scan.documents.iter().chain(stored).collect();
-
+    let all: Vec<&Document> = scan.documents.iter().collect();
+    let known = scan.holds_unknown.then(|| all.iter().map(|document| document.id.resource()).collect());
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
     for document in &all {
         if let Some(Content::UpdateRecord(record)) = &document.content {
             let target = Target {
                 id: document.id.clone(),
                 record: record.clone(),
-                desired: Desired { held: scan.held.clone(), ..Desired::default() },
+                desired: Desired { held: scan.held.clone(), known: known.clone(), ..Desired::default() },
                 origins: BTreeMap::new(),
                 counts: BTreeMap::new(),
                 rival: None,
@@ -203,4 +195,83 @@ pub fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTr
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::documents::Folder;
+
+    const PROVIDERS: &str = "
+apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: bind, namespace: shop}
+spec: {provider: rfc2136}
+---
+apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: etcd, namespace: shop}
+spec: {provider: coredns, selector: 'tier in (edge)'}
+---
+";
+
+    fn published(text: &str) -> Publication {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("all.yml"), format!("{PROVIDERS}{text}")).unwrap();
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        publish(&scan, &|name| match name.internal.to_string().trim_end_matches('.') {
+            "router.internal" => {
+                Ok(vec![Record::parse(name.external.as_str(), RecordType::A, ["10.0.0.1"]).unwrap()])
+            }
+            _ => Err("matches no instance; correct the name".to_owned()),
+        })
+    }
+
+    fn wishes(publication: &Publication, target: &str) -> Vec<String> {
+        let records = &publication.targets[target].desired.records;
+        records.iter().map(|record| format!("{record} of {}", record.labels.resource())).collect()
+    }
+
+    #[test]
+    fn labels_select_providers() {
+        let publication = published(
+            "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\n\
+         metadata: {name: one, namespace: shop, labels: {dnsprovider: bind, tier: edge}}\n\
+         spec: {endpoints: [{dnsName: a.example.org, targets: [192.0.2.1]}]}\n---\n\
+         apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\n\
+         metadata: {name: two, namespace: other, labels: {dnsprovider: bind}}\n\
+         spec: {endpoints: [{dnsName: b.example.org, targets: [192.0.2.2]}]}\n",
+        );
+        let wanted = ["a.example.org 0 A 192.0.2.1 of crd/shop/one"];
+        assert_eq!(wishes(&publication, "shop/bind"), wanted);
+        assert_eq!(wishes(&publication, "shop/etcd"), wanted);
+        let problems: Vec<_> =
+            publication.problems.iter().map(|(id, problems)| format!("{id}: {}", problems[0])).collect();
+        assert_eq!(
+            problems,
+            ["DNSEndpoint other/two: no DNS Update Record of project other selects it; add the label \
+          dnsprovider: NAME"]
+        );
+    }
+
+    #[test]
+    fn unresolved_name_keeps_records() {
+        let publication = published(
+            "apiVersion: bosh-dns-publish/v1\nkind: FleetName\n\
+         metadata: {name: f, namespace: shop, labels: {dnsprovider: bind}}\n\
+         spec: {names: [{name: r.example.org, alias: router.internal}, {name: g.example.org, alias: gone.internal}]}\n",
+        );
+        assert_eq!(
+            wishes(&publication, "shop/bind"),
+            [
+                "r.example.org 0 A 10.0.0.1 of fleet/shop/f",
+                "g.example.org 0 A  of fleet/shop/f",
+                "g.example.org 0 AAAA  of fleet/shop/f",
+            ]
+        );
+        let problems: Vec<_> = publication.problems.into_values().flatten().collect();
+        assert_eq!(
+            problems,
+            ["g.example.org: matches no instance; correct the name; its records stay unchanged"]
+        );
+    }
+}

@@ -1,0 +1,307 @@
+//! Store of the resources written through the API: a folder with one document for each, which the
+//! publisher reads like the operator's documents.
+//!
+//! A resource is acknowledged after its file is on disk. The file is written beside, synchronised
+//! and renamed, so `kill -9` or a power loss at any time leaves the state before or after a write.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::documents::{DocumentId, Kind};
+
+/// An open store. Only one process can open it at a time; others read the folder.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    resources: Mutex<BTreeMap<DocumentId, Resource>>,
+    _lock: Flock<File>,
+}
+
+/// A document stored through the API.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resource {
+    /// Kind and name of the document.
+    pub id: DocumentId,
+    /// Number of different contents so far, from 1.
+    pub generation: u64,
+    /// `{metadata, spec}` as accepted.
+    pub body: Value,
+}
+
+/// Mode of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Leaves an existing resource unchanged.
+    Create,
+    /// Replaces an existing resource.
+    Put,
+}
+
+/// Result of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The resource did not exist before.
+    Created,
+    /// An existing resource was overwritten.
+    Replaced,
+    /// The resource exists and was not changed.
+    Exists,
+    /// The resource was deleted.
+    Deleted,
+    /// There is nothing to delete.
+    Missing,
+    /// The condition of the write does not hold; nothing was changed.
+    Unmet,
+}
+
+/// Condition of a write on the resource before.
+pub type Condition<'a> = &'a dyn Fn(Option<&Resource>) -> bool;
+
+/// Failure of the store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has opened it.
+    #[error("{}: in use by another bosh-dns-publish; use that one through its control socket", .0.display())]
+    InUse(PathBuf),
+    /// The folder cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Unusable {
+        /// Path of the store's folder, or of a file in it.
+        path: PathBuf,
+        /// Cause of the failure, and a remedy.
+        reason: String,
+    },
+}
+
+impl Resource {
+    /// Returns the entity tag of metadata and spec (RFC 9110, section 8.8.3).
+    pub fn tag(&self) -> String {
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.body.to_string().as_bytes());
+        let digest: String = digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect();
+        format!("\"{}-{digest}\"", self.generation)
+    }
+
+    /// Returns the resource as a document, in which the path of the API is part of the content.
+    fn document(&self) -> Value {
+        let Self { id, generation, body } = self;
+        let mut document = body.clone();
+        document["apiVersion"] = id.kind.api_version().into();
+        document["kind"] = id.kind.name().into();
+        document["metadata"]["generation"] = (*generation).into();
+        if !id.namespace.is_empty() {
+            document["metadata"]["namespace"] = id.namespace.as_str().into();
+        }
+        match id.name.split_once('/') {
+            Some(("cluster", cluster)) => document["spec"]["cluster"] = cluster.into(),
+            Some((_, cloud)) => document["spec"]["logicalCloud"] = cloud.into(),
+            None => {}
+        }
+        document
+    }
+
+    /// Parses a document of the store; `None` for any other.
+    fn of_document(mut document: Value) -> Option<Self> {
+        let kind = Kind::named(document["kind"].as_str()?)?;
+        let metadata = document["metadata"].as_object_mut()?;
+        let generation = metadata.remove("generation")?.as_u64()?;
+        let namespace = metadata.remove("namespace");
+        let namespace = namespace.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+        let mut name = metadata.get("name")?.as_str()?.to_owned();
+        let spec = document["spec"].as_object_mut()?;
+        if kind == Kind::List {
+            let cloud = spec.remove("logicalCloud").map(|cloud| ("logical-cloud", cloud));
+            let (owner, value) = cloud.or_else(|| Some(("cluster", spec.remove("cluster")?)))?;
+            name = format!("{owner}/{}", value.as_str()?);
+        }
+        let id = DocumentId { kind, namespace, name };
+        let body = json!({ "metadata": document["metadata"], "spec": document["spec"] });
+        Some(Self { id, generation, body })
+    }
+}
+
+impl Store {
+    /// Opens a store, and creates it if it is missing. Unreadable files are left unchanged; the
+    /// scan of documents reports them.
+    pub fn open(folder: &Path) -> Result<Self, StoreError> {
+        let unusable = |error: io::Error| StoreError::Unusable {
+            path: folder.to_owned(),
+            reason: format!("{error}; name a folder that the publisher may write to"),
+        };
+        fs::create_dir_all(folder).map_err(unusable)?;
+        let lock = File::options().create(true).truncate(false).write(true).open(folder.join(".lock"));
+        let lock = Flock::lock(lock.map_err(unusable)?, FlockArg::LockExclusiveNonblock)
+            .map_err(|_| StoreError::InUse(folder.to_owned()))?;
+        let mut resources = BTreeMap::new();
+        for entry in fs::read_dir(folder).map_err(unusable)? {
+            let path = entry.map_err(unusable)?.path();
+            let document = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let resource = document.and_then(Resource::of_document);
+            resources.extend(resource.map(|resource| (resource.id.clone(), resource)));
+        }
+        Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
+    }
+
+    /// Returns the folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Returns every resource, sorted by identity.
+    pub fn all(&self) -> Vec<Resource> {
+        self.resources.lock().values().cloned().collect()
+    }
+
+    /// Returns one resource; `None` if it does not exist.
+    pub fn get(&self, id: &DocumentId) -> Option<Resource> {
+        self.resources.lock().get(id).cloned()
+    }
+
+    /// Writes a resource. It is on disk when the function returns.
+    pub fn write(
+        &self,
+        id: &DocumentId,
+        body: Value,
+        how: Write,
+        condition: Condition<'_>,
+    ) -> Result<(Written, Resource), StoreError> {
+        let mut resources = self.resources.lock();
+        let before = resources.get(id);
+        if let (Write::Create, Some(before)) = (how, before) {
+            return Ok((Written::Exists, before.clone()));
+        }
+        let generation = match before {
+            Some(before) if before.body == body => before.generation,
+            Some(before) => before.generation + 1,
+            None => 1,
+        };
+        let resource = Resource { id: id.clone(), generation, body };
+        if !condition(before) {
+            return Ok((Written::Unmet, resource));
+        }
+        let written = if before.is_some() { Written::Replaced } else { Written::Created };
+        self.save(&resource).map_err(|error| self.failed(id, &error))?;
+        resources.insert(id.clone(), resource.clone());
+        Ok((written, resource))
+    }
+
+    /// Deletes a resource.
+    pub fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
+        let mut resources = self.resources.lock();
+        let Some(before) = resources.get(id) else { return Ok(Written::Missing) };
+        if !condition(Some(before)) {
+            return Ok(Written::Unmet);
+        }
+        let removed = fs::remove_file(self.path(id)).and_then(|()| self.synchronise());
+        removed.map_err(|error| self.failed(id, &error))?;
+        resources.remove(id);
+        Ok(Written::Deleted)
+    }
+
+    fn save(&self, resource: &Resource) -> io::Result<()> {
+        let mut beside = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.folder)?;
+        serde_json::to_writer_pretty(&mut beside, &resource.document())?;
+        beside.write_all(b"\n")?;
+        beside.as_file().sync_all()?;
+        beside.persist(self.path(&resource.id)).map_err(|error| error.error)?;
+        self.synchronise()
+    }
+
+    /// Writes the folder's entries to disk.
+    fn synchronise(&self) -> io::Result<()> {
+        File::open(&self.folder)?.sync_all()
+    }
+
+    fn path(&self, id: &DocumentId) -> PathBuf {
+        let DocumentId { kind, namespace, name } = id;
+        // No identifier contains a tilde.
+        self.folder.join(format!("{}~{namespace}~{}.json", kind.name(), name.replace('/', "~")))
+    }
+
+    fn failed(&self, id: &DocumentId, error: &io::Error) -> StoreError {
+        StoreError::Unusable { path: self.path(id), reason: format!("cannot be written: {error}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::documents::Folder;
+
+    fn id(name: &str) -> DocumentId {
+        DocumentId { kind: Kind::UpdateRecord, namespace: "shop".to_owned(), name: name.to_owned() }
+    }
+
+    fn body(prefix: &str) -> Value {
+        json!({
+            "metadata": {"name": "a"},
+            "spec": {"provider": "coredns", "external-dns-parameters": {"coredns-prefix": prefix}},
+        })
+    }
+
+    #[test]
+    fn generation_counts_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state/store");
+        let store = Store::open(&path).unwrap();
+        let write = |prefix, how| {
+            let (written, resource) = store.write(&id("a"), body(prefix), how, &|_| true).unwrap();
+            (written, resource.generation)
+        };
+        assert_eq!(write("1", Write::Create), (Written::Created, 1));
+        assert_eq!(write("2", Write::Create), (Written::Exists, 1));
+        assert_eq!(write("2", Write::Put), (Written::Replaced, 2));
+        assert_eq!(write("2", Write::Put), (Written::Replaced, 2));
+        assert!(matches!(Store::open(&path), Err(StoreError::InUse(_))));
+        drop(store);
+        let store = Store::open(&path).unwrap();
+        assert_eq!(store.get(&id("a")).unwrap().body, body("2"));
+        assert_eq!(store.delete(&id("a"), &|_| false).unwrap(), Written::Unmet);
+        assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Deleted);
+        assert_eq!(store.delete(&id("a"), &|_| true).unwrap(), Written::Missing);
+        assert_eq!(store.all(), []);
+    }
+
+    #[test]
+    fn resources_are_documents() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let list = json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"k": "a"}]}});
+        let owned = |namespace: &str, name: &str| DocumentId {
+            kind: Kind::List,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let ids = [id("a"), owned("shop", "logical-cloud/lc1"), owned("", "cluster/p/edge")];
+        for (id, body) in ids.iter().zip([body("p"), list.clone(), list]) {
+            store.write(id, body, Write::Create, &|_| true).unwrap();
+        }
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        assert_eq!(scan.problems().count(), 0, "{:?}", scan.problems().collect::<Vec<_>>());
+        let mut found: Vec<DocumentId> = scan.documents.into_iter().map(|document| document.id).collect();
+        found.sort();
+        let mut expected = ids.to_vec();
+        expected.sort();
+        assert_eq!(found, expected);
+        let all = store.all();
+        drop(store);
+        assert_eq!(Store::open(folder.path()).unwrap().all(), all);
+    }
+
+    #[test]
+    fn file_in_place_of_the_folder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store.redb");
+        fs::write(&path, "this is not a folder").unwrap();
+        let error = Store::open(&path).unwrap_err().to_string();
+        assert!(error.contains("store.redb") && error.contains("name a folder"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"this is not a folder");
+    }
+}
