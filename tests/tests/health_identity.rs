@@ -23,6 +23,7 @@ use dns_fastpath::FastPathHandle;
 use dns_health::{HEALTH_NAME, HealthService};
 use dns_identity::{
     authority::{Authority, certificates},
+    certificate::Validity,
     folder::{IdentityFolder, Pair, read_pair},
     keys::{KeyType, PrivateKey},
     profile::Profile,
@@ -75,7 +76,9 @@ impl Machines {
                 let profile = Profile::new(HEALTH_NAME, &[], [id.as_str()], [ip]).unwrap();
                 let day = Duration::from_secs(24 * 3600);
                 let issued =
-                    authority.issue(&profile, key.public_key_info(), SystemTime::now(), day).unwrap();
+                    authority
+                        .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                        .unwrap();
                 Pair { certificate: issued.pem, key: key.to_pem().unwrap() }
             }
         };

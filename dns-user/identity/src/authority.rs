@@ -11,13 +11,16 @@ use std::{
 
 use aws_lc_rs::digest;
 use rustls::{RootCertStore, server::WebPkiClientVerifier};
-use rustls_pki_types::{CertificateDer, UnixTime, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, UnixTime,
+    pem::{self, PemObject},
+};
 use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
 
 use crate::{
-    certificate::{self, Issuer, Validity, moment, seconds},
-    keys::{KeyError, KeyType, PrivateKey, pem},
+    certificate::{self, Issuer, Standing, Validity, moment, seconds},
+    keys::{KeyError, KeyType, PrivateKey, pem as encode},
     profile::Profile,
 };
 
@@ -80,6 +83,12 @@ pub enum Fault {
          extension or use anyExtendedKeyUsage"
     )]
     ExtendedKeyUsage(usize),
+    /// A critical extension that peers may not know.
+    #[error(
+        "certificate {0} has the critical extension {1}, which some verifiers refuse; issue it without, or not \
+         critical"
+    )]
+    CriticalExtension(usize, String),
     /// The validity ended at the given time.
     #[error("certificate {0} expired at {1}; replace the CA")]
     Expired(usize, String),
@@ -121,6 +130,12 @@ impl Fingerprint {
     pub fn of(der: &[u8]) -> Self {
         let hash = digest::digest(&digest::SHA256, der);
         Self(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Returns whether the text has the form of a fingerprint; one that was deserialised may not.
+    pub fn is_well_formed(&self) -> bool {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        self.0.len() == 64 && self.0.bytes().all(is_digit)
     }
 
     /// Returns the fingerprint in lower-case hexadecimal.
@@ -169,9 +184,8 @@ impl Authority {
         let text = |error: &dyn fmt::Display| error.to_string();
         let key = PrivateKey::generate(KeyType::P256).map_err(|error| text(&error))?;
         let profile = Profile::new("trial", &[], [], []).map_err(|error| text(&error))?;
-        let issued = self
-            .issue(&profile, key.public_key_info(), now, Duration::from_secs(3600))
-            .map_err(|error| text(&error))?;
+        let hour = Validity::starting(now, Duration::from_secs(3600));
+        let issued = self.issue(&profile, key.public_key_info(), hour).map_err(|error| text(&error))?;
         let mut chain = certificates(issued.pem.as_bytes()).map_err(|error| text(&error))?;
         let leaf = chain.remove(0);
         let mut roots = RootCertStore::empty();
@@ -187,26 +201,25 @@ impl Authority {
         verifier.verify_client_cert(&leaf, &chain, now).map(|_| ()).map_err(|error| text(&error))
     }
 
-    /// Issues a certificate valid from `now` for `length`, at most until the CA's own end.
+    /// Issues a certificate that ends with the CA at the latest. It may start before the CA, which no
+    /// verifier minds: a new CA must not shorten the tolerance for slow clocks.
     pub fn issue(
         &self,
         profile: &Profile,
         public_key_info: &[u8],
-        now: SystemTime,
-        length: Duration,
+        wanted: Validity,
     ) -> Result<Issued, KeyError> {
-        let mut validity = Validity::starting(now, length);
-        validity.not_after = validity.not_after.min(self.validity.not_after);
+        let validity = Validity { not_after: wanted.not_after.min(self.validity.not_after), ..wanted };
         let issuer = Issuer { key: &self.key, subject: &self.subject, key_id: &self.key_id };
         let leaf = certificate::issue(issuer, profile, public_key_info, validity)?;
-        let mut text = pem("CERTIFICATE", &leaf).to_string();
+        let mut text = encode("CERTIFICATE", &leaf).to_string();
         text.push_str(&self.chain_pem());
         Ok(Issued { pem: text, validity })
     }
 
     /// Returns the CA's certificates, PEM.
     pub fn chain_pem(&self) -> String {
-        self.chain.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect()
+        self.chain.iter().map(|der| encode("CERTIFICATE", der).to_string()).collect()
     }
 
     /// Returns the CA's certificates, DER; its own first.
@@ -226,7 +239,7 @@ impl Authority {
 
     /// Returns whether the CA can still issue at `now`.
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
-        self.validity.not_before <= now && now < self.validity.not_after
+        self.validity.standing(now) == Standing::Valid
     }
 
     /// Returns warnings about issuing leaves of this length.
@@ -240,16 +253,26 @@ impl Authority {
 pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
     let mut ders = Vec::new();
     for (number, read) in CertificateDer::pem_slice_iter(text).enumerate() {
-        ders.push(read.map_err(|error| Fault::Damaged(number + 1, error.to_string()))?);
+        ders.push(read.map_err(|error| Fault::Damaged(number + 1, explain(&error).to_owned()))?);
     }
     if ders.is_empty() { Err(Fault::NoCertificate) } else { Ok(ders) }
+}
+
+/// Explains a defect of PEM; the library's own text lists the bytes of the line as numbers.
+fn explain(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "the END line is missing",
+        pem::Error::IllegalSectionStart { .. } => "the BEGIN line is malformed",
+        pem::Error::Base64Decode(_) => "the text between BEGIN and END is not base64",
+        _ => "it is not PEM",
+    }
 }
 
 /// Encodes certificates as PEM, each once.
 pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) -> String {
     let mut held = HashSet::new();
     let first = ders.into_iter().filter(|der| held.insert(der.clone()));
-    first.map(|der| pem("CERTIFICATE", &der).to_string()).collect()
+    first.map(|der| encode("CERTIFICATE", &der).to_string()).collect()
 }
 
 /// Parses certificates in DER.
@@ -287,17 +310,28 @@ pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
         {
             faults.push(Fault::ExtendedKeyUsage(number));
         }
-        let Validity { not_before, not_after } = validity(certificate);
-        if not_after <= now {
-            faults.push(Fault::Expired(number, date(not_after)));
-        } else if now < not_before {
-            faults.push(Fault::NotYetValid(number, date(not_before)));
+        faults.extend(unknown_critical(certificate).map(|oid| Fault::CriticalExtension(number, oid)));
+        let stated = validity(certificate);
+        match stated.standing(now) {
+            Standing::Expired => faults.push(Fault::Expired(number, date(stated.not_after))),
+            Standing::NotYet => faults.push(Fault::NotYetValid(number, date(stated.not_before))),
+            Standing::Valid => {}
         }
         if chain.get(number).is_some_and(|above| above.subject().as_raw() != certificate.issuer().as_raw()) {
             faults.push(Fault::Order(number, number + 1));
         }
     }
     faults
+}
+
+/// Returns the OIDs of critical extensions that not all of OpenSSL, Go and webpki process: a peer must
+/// refuse a chain with an unknown one (RFC 5280, section 4.2).
+fn unknown_critical(certificate: &X509Certificate<'_>) -> impl Iterator<Item = String> {
+    // Key usage, alternative name, basic constraints, name constraints, distribution points and
+    // extended key usage.
+    const KNOWN: [&str; 6] = ["2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.30", "2.5.29.31", "2.5.29.37"];
+    let critical = certificate.extensions().iter().filter(|extension| extension.critical);
+    critical.map(|extension| extension.oid.to_id_string()).filter(|oid| !KNOWN.contains(&oid.as_str()))
 }
 
 /// Returns the validity stated in a certificate.

@@ -26,6 +26,13 @@ pub struct CaFiles {
 #[derive(Debug)]
 pub struct CaError(Vec<(PathBuf, String)>);
 
+impl CaError {
+    /// Returns the error of one file.
+    pub(crate) fn of(path: &Path, problem: String) -> Self {
+        Self(vec![(path.to_owned(), problem)])
+    }
+}
+
 impl fmt::Display for CaError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (path, problem)) in self.0.iter().enumerate() {
@@ -45,9 +52,7 @@ impl CaFiles {
     /// Loads and checks the CA; the error lists every fault with its file.
     pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
         let read = |path: &Path| {
-            let failed = |error: io::Error| {
-                CaError(vec![(path.to_owned(), format!("{error}; choose a readable PEM file"))])
-            };
+            let failed = |error: io::Error| CaError::of(path, format!("{error}; choose a readable PEM file"));
             bounded::read(path).map(Zeroizing::new).map_err(failed)
         };
         let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);

@@ -37,10 +37,37 @@ impl Validity {
         Self { not_before, not_after: not_before + length }
     }
 
+    /// Returns a validity that lasts `length` from `now` and starts `backdate` earlier, so that peers
+    /// with slow clocks accept it.
+    pub fn backdated(now: SystemTime, length: Duration, backdate: Duration) -> Self {
+        let Self { not_before, not_after } = Self::starting(now, length);
+        Self { not_before: not_before.checked_sub(backdate).unwrap_or(not_before), not_after }
+    }
+
     /// Returns the length; zero if the end precedes the start.
     pub fn length(&self) -> Duration {
         self.not_after.duration_since(self.not_before).unwrap_or_default()
     }
+
+    /// Compares the validity with a time: the only definition of "valid" in this crate.
+    pub fn standing(&self, now: SystemTime) -> Standing {
+        match now {
+            now if now < self.not_before => Standing::NotYet,
+            now if now < self.not_after => Standing::Valid,
+            _ => Standing::Expired,
+        }
+    }
+}
+
+/// A validity at a certain time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It starts later.
+    NotYet,
+    /// It has started and not ended.
+    Valid,
+    /// It has ended.
+    Expired,
 }
 
 /// Returns the seconds since 1970; earlier times count as 1970.
@@ -206,7 +233,11 @@ fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
                 }
             });
         }
-        writer.next().write_set(|writer| write_attribute(writer.next(), COMMON_NAME, profile.common_name()));
+        if !profile.common_name().is_empty() {
+            writer
+                .next()
+                .write_set(|writer| write_attribute(writer.next(), COMMON_NAME, profile.common_name()));
+        }
     });
 }
 
@@ -257,10 +288,12 @@ fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile
         });
     });
     // Identifiers of RFC 5280, section 4.2.1.
+    let has_subject = !profile.common_name().is_empty() || !profile.organizational_units().is_empty();
     let extensions =
-        [(15, true, key_usage), (37, false, extended), (35, false, authority), (17, false, names)];
+        [(15, true, key_usage), (37, false, extended), (35, false, authority), (17, !has_subject, names)];
+    let has_names = !profile.dns_names().is_empty() || !profile.addresses().is_empty();
     writer.write_sequence(|writer| {
-        for (number, is_critical, value) in extensions {
+        for (number, is_critical, value) in extensions.into_iter().filter(|it| it.0 != 17 || has_names) {
             writer.next().write_sequence(|writer| {
                 writer.next().write_oid(&ObjectIdentifier::from_slice(&[2, 5, 29, number]));
                 if is_critical {

@@ -1,22 +1,28 @@
 //! `check`: finds defects of a CA, of an identity folder, or in the names of a certificate.
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    fmt, fs, io,
+    net::IpAddr,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::{
+    catalog::{AliasFiles, Records, Snapshot},
+    name::Name,
+    resolve::{AllRunning, Existence, resolve},
+};
 use dns_kit::files::bounded;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
 use crate::{
-    authority::{certificates, date, inspect, parse_all, validity},
+    authority::{Fault, certificates, date, inspect, parse_all, validity},
     ca_files::CaFiles,
+    certificate::Standing,
     folder::read_pair,
     keys::PrivateKey,
-    names::unresolved,
-    window::RenewalWindow,
+    schedule::RenewalWindow,
 };
 
 /// Findings of a check.
@@ -138,16 +144,19 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     }
     let valid = validity(&parsed[0]);
     let window = RenewalWindow::of(valid.length());
-    if valid.not_after <= now {
-        found.error(
-            &crt,
-            format!("expired at {}; see `status` for the failed renewal", date(valid.not_after)),
-        );
-    } else if now < valid.not_before {
-        found.error(&crt, format!("valid only from {}; check the clock", date(valid.not_before)));
-    } else if valid.not_before + window.end < now {
-        let ends = date(valid.not_after);
-        found.warning(&crt, format!("past its renewal window, expires at {ends}; see `status`"));
+    match valid.standing(now) {
+        Standing::Expired => {
+            let ended = date(valid.not_after);
+            found.error(&crt, format!("expired at {ended}; see `status` for the failed renewal"));
+        }
+        Standing::NotYet => {
+            found.error(&crt, format!("valid only from {}; check the clock", date(valid.not_before)));
+        }
+        Standing::Valid if valid.not_before + window.end < now => {
+            let ends = date(valid.not_after);
+            found.warning(&crt, format!("past its renewal window, expires at {ends}; see `status`"));
+        }
+        Standing::Valid => {}
     }
     if parsed.len() < 2 {
         found
@@ -165,37 +174,67 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     }
 }
 
+/// A file that a comparison of names cannot use.
+#[derive(Debug, thiserror::Error)]
+pub enum NamesError {
+    /// The file cannot be read.
+    #[error("{}: {cause}", path.display())]
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// The certificate cannot be parsed.
+    #[error("{}: {fault}", path.display())]
+    Certificate {
+        /// Path of the file.
+        path: PathBuf,
+        /// Defect of the certificate.
+        fault: Fault,
+    },
+    /// The records cannot be parsed.
+    #[error("{}: {problem}", path.display())]
+    Records {
+        /// Path of the file.
+        path: PathBuf,
+        /// Position and cause.
+        problem: String,
+    },
+    /// An alias file cannot be parsed.
+    #[error("{0}")]
+    Aliases(String),
+}
+
 /// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
-pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<Vec<String>, String> {
-    let named = |path: &Path| {
-        let path = path.display().to_string();
-        move |problem: String| format!("{path}: {problem}")
-    };
-    let text = fs::read(certificate).map_err(|error| named(certificate)(error.to_string()))?;
-    let ders = certificates(&text).map_err(|fault| named(certificate)(fault.to_string()))?;
-    let parsed = parse_all(&ders).map_err(|fault| named(certificate)(fault.to_string()))?;
+pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<Vec<String>, NamesError> {
+    let path = || certificate.to_owned();
+    let text = fs::read(certificate).map_err(|cause| NamesError::File { path: path(), cause })?;
+    let ders = certificates(&text).map_err(|fault| NamesError::Certificate { path: path(), fault })?;
+    let parsed = parse_all(&ders).map_err(|fault| NamesError::Certificate { path: path(), fault })?;
     let (names, addresses) = subject_names(&parsed[0]);
     let snapshot = snapshot(records, aliases)?;
     Ok(unresolved(&snapshot, &names, &addresses).iter().map(ToString::to_string).collect())
 }
 
 /// Reads a fleet's records and aliases.
-pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, String> {
-    let read = |path: &Path| bounded::read(path).map_err(|error| format!("{}: {error}", path.display()));
-    let (parsed, _) =
-        Records::parse(&read(records)?).map_err(|error| format!("{}: {error}", records.display()))?;
+pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, NamesError> {
+    let read =
+        |path: &Path| bounded::read(path).map_err(|cause| NamesError::File { path: path.to_owned(), cause });
+    let (parsed, _) = Records::parse(&read(records)?)
+        .map_err(|error| NamesError::Records { path: records.to_owned(), problem: error.to_string() })?;
     let files: Vec<(String, Vec<u8>)> = aliases
         .iter()
         .map(|path| Ok((path.display().to_string(), read(path)?)))
-        .collect::<Result<_, String>>()?;
+        .collect::<Result<_, NamesError>>()?;
     let files = files.iter().map(|(path, text)| (path.as_str(), text.as_slice()));
-    let (aliases, _) = AliasFiles::parse(files).map_err(|error| error.to_string())?;
+    let (aliases, _) = AliasFiles::parse(files).map_err(|error| NamesError::Aliases(error.to_string()))?;
     Ok(Snapshot::build(parsed, &aliases).0)
 }
 
 /// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host
 /// name.
-fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<std::net::IpAddr>) {
+fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<IpAddr>) {
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
     if let Some(name) = certificate.subject().iter_common_name().find_map(|name| name.as_str().ok())
         && name.contains('.')
@@ -221,4 +260,56 @@ fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<std::ne
         }
     }
     (names, addresses)
+}
+
+//----------- Unresolved -----------------------------------------------------
+
+/// A name or address of a certificate that has no counterpart in the fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unresolved {
+    /// The name is in a domain of the fleet, but no instance answers it.
+    Name(String),
+    /// The name does not follow the query language.
+    Malformed(String),
+    /// No instance has the address.
+    Address(IpAddr),
+}
+
+impl fmt::Display for Unresolved {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => {
+                write!(out, "{name}: no instance has this name; deploy the group or correct the name")
+            }
+            Self::Malformed(name) => write!(out, "{name}: not a valid query of a fleet's domain; correct it"),
+            Self::Address(address) => {
+                write!(out, "{address}: no instance has this address; reissue with the current one")
+            }
+        }
+    }
+}
+
+/// Returns the names and addresses that are not in the fleet. Names outside the fleet's domains are
+/// ignored. A wildcard resolves if `q-s0` in its place does.
+pub fn unresolved(snapshot: &Snapshot, names: &[String], addresses: &[IpAddr]) -> Vec<Unresolved> {
+    let mut missing: Vec<Unresolved> = names.iter().filter_map(|name| resolve_name(snapshot, name)).collect();
+    if !addresses.is_empty() {
+        let known: BTreeSet<IpAddr> = snapshot.instances().filter_map(|instance| instance.ip).collect();
+        let unknown = addresses.iter().filter(|address| !address.is_loopback() && !known.contains(address));
+        missing.extend(unknown.map(|address| Unresolved::Address(*address)));
+    }
+    missing
+}
+
+fn resolve_name(snapshot: &Snapshot, text: &str) -> Option<Unresolved> {
+    let asked = match text.strip_prefix("*.") {
+        Some(rest) => format!("q-s0.{rest}"),
+        None => text.to_owned(),
+    };
+    let Ok(name) = Name::from_text(&asked) else { return Some(Unresolved::Malformed(text.to_owned())) };
+    match resolve(snapshot, &AllRunning, &name)?.existence {
+        Existence::Found => None,
+        Existence::NoSuchName => Some(Unresolved::Name(text.to_owned())),
+        Existence::Malformed => Some(Unresolved::Malformed(text.to_owned())),
+    }
 }

@@ -1,17 +1,14 @@
 //! The control socket: one JSON object per line, one reply per line.
 
 use std::{
-    fs,
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     thread,
     time::Duration,
 };
 
+use dns_kit::unix_socket::{self, Access};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -23,7 +20,7 @@ use crate::{
 const LONGEST_COMMAND: u64 = 1 << 20;
 
 /// Maximum time that a client may stay idle.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A command for a rotator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,6 +40,12 @@ pub enum Command {
     Destroy {
         /// Id of the identity to remove.
         guid: Guid,
+    },
+    /// Confirm that descriptions of many identities may disappear at once.
+    #[serde(rename = "confirm-removals")]
+    ConfirmRemovals {
+        /// Largest number of identities to remove.
+        number: usize,
     },
     /// Return the state of all identities.
     Status,
@@ -68,23 +71,22 @@ pub struct ControlError {
     problem: String,
 }
 
-/// Serves commands until the process ends; `execute` runs each.
-pub fn serve(
-    path: &Path,
-    execute: impl Fn(Command) -> Reply + Clone + Send + 'static,
-) -> Result<(), ControlError> {
+/// Binds the socket, with access for this user only from its creation. To be called before the process
+/// starts threads, because the umask changes meanwhile.
+pub fn bind(path: &Path) -> Result<UnixListener, ControlError> {
     let failed = |problem: String| ControlError { path: path.to_owned(), problem };
     if UnixStream::connect(path).is_ok() {
         return Err(failed("another rotator serves this socket; stop it or choose another path".to_owned()));
     }
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error.to_string())),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path)
-        .map_err(|error| failed(format!("{error}; create its folder, writable for this user")))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-        .map_err(|error| failed(error.to_string()))?;
+    unix_socket::bind(path, Access { user: None, group: None }, &[])
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// Serves commands until the process ends; `execute` runs each.
+pub fn serve(
+    listener: UnixListener,
+    execute: impl Fn(Command) -> Reply + Clone + Send + 'static,
+) -> io::Result<()> {
     let accept = move || {
         for stream in listener.incoming() {
             match stream {
@@ -103,13 +105,12 @@ pub fn serve(
             }
         }
     };
-    let spawned = thread::Builder::new().name("control".to_owned()).spawn(accept);
-    spawned.map(|_| ()).map_err(|error| failed(error.to_string()))
+    thread::Builder::new().name("control".to_owned()).spawn(accept).map(|_| ())
 }
 
 fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();

@@ -10,9 +10,13 @@ use std::{
 use dns_kit::files::bounded;
 
 use crate::{
+    guard::Guard,
     profile::{Container, Guid},
-    rotator::Rotator,
+    rotator::{Problem, Rotator, RotatorError},
 };
+
+/// Maximum size of a description in bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// Delay before an unchanged description that failed is retried.
 const RETRY: Duration = Duration::from_secs(10);
@@ -23,29 +27,42 @@ pub struct Descriptions {
     folder: PathBuf,
     /// Applied descriptions by guid.
     applied: BTreeMap<Guid, Container>,
-    /// Failures by file, so that each is reported once.
+    /// Failures by file and the time of the last attempt, so that each is reported once.
     problems: BTreeMap<PathBuf, (String, SystemTime)>,
+    guard: Guard,
 }
 
 impl Descriptions {
     /// Creates a watcher of `folder`, without reading it.
     pub fn new(folder: PathBuf) -> Self {
-        Self { folder, applied: BTreeMap::new(), problems: BTreeMap::new() }
+        let (applied, problems) = (BTreeMap::new(), BTreeMap::new());
+        Self { folder, applied, problems, guard: Guard::default() }
+    }
+
+    /// Returns the files and folders without an identity.
+    pub fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.problems
+            .iter()
+            .map(|(path, (message, _))| Problem { path: path.clone(), message: message.clone() })
+    }
+
+    /// Confirms that up to `number` identities may be removed at once.
+    pub fn confirm_removals(&mut self, number: usize) {
+        self.guard.confirm(number);
     }
 
     /// Creates, updates and destroys identities to match the files. If a file cannot be read, its
     /// identity stays unchanged; if the folder cannot be listed, all stay unchanged.
     pub fn reconcile(&mut self, rotator: &mut Rotator, now: SystemTime) {
         tracing::trace!(folder = %self.folder.display(), "reading descriptions");
-        let files = match list(&self.folder) {
+        let folder = self.folder.clone();
+        let files = match list(&folder) {
             Ok(files) => files,
             Err(error) => {
-                let folder = self.folder.clone();
                 self.report(folder, format!("{error}; identities stay unchanged"), now);
                 return;
             }
         };
-        self.problems.remove(&self.folder.clone());
         let mut present = BTreeSet::new();
         for path in files {
             let Some(guid) = guid_of(&path) else {
@@ -56,33 +73,75 @@ impl Descriptions {
             if self.problems.get(&path).is_some_and(|(_, at)| now < *at + RETRY && *at <= now) {
                 continue;
             }
-            let applied = read(&path, &guid).and_then(|container| {
-                if self.applied.get(&guid) != Some(&container) {
-                    rotator.create(container.clone(), now).map_err(|error| error.to_string())?;
-                    self.applied.insert(guid, container);
-                }
-                Ok(())
-            });
-            match applied {
+            match self.apply(&path, guid, rotator, now) {
                 Ok(()) => drop(self.problems.remove(&path)),
-                Err(problem) => self.report(path, problem, now),
+                Err((problem, failure)) => {
+                    if self.report(path, problem, now)
+                        && let Some(failure) = failure
+                    {
+                        rotator.count_failure(&failure);
+                    }
+                }
             }
         }
-        self.problems.retain(|path, _| *path == self.folder || path.exists());
-        for guid in rotator.guids().difference(&present) {
+        self.problems.retain(|path, _| *path == folder || path.exists());
+        let known = rotator.guids();
+        let missing: Vec<&Guid> = known.difference(&present).collect();
+        if let Err(held) = self.guard.check(known.len(), missing.len(), now) {
+            self.report(folder, held.to_string(), now);
+            return;
+        }
+        self.problems.remove(&folder);
+        for guid in missing {
             match rotator.destroy(guid) {
                 Ok(()) => drop(self.applied.remove(guid)),
-                Err(error) => self.report(self.folder.join(guid.as_str()), error.to_string(), now),
+                Err(error) => drop(self.report(folder.join(guid.as_str()), error.to_string(), now)),
             }
         }
     }
 
-    fn report(&mut self, path: PathBuf, problem: String, now: SystemTime) {
+    /// Applies one description if it changed; the error also has the rotator's, if it is one.
+    fn apply(
+        &mut self,
+        path: &Path,
+        guid: Guid,
+        rotator: &mut Rotator,
+        now: SystemTime,
+    ) -> Result<(), (String, Option<RotatorError>)> {
+        let container = read(path, &guid).map_err(|error| (error.to_string(), None))?;
+        if self.applied.get(&guid) != Some(&container) {
+            rotator.create(container.clone(), now).map_err(|error| (error.to_string(), Some(error)))?;
+            self.applied.insert(guid, container);
+        }
+        Ok(())
+    }
+
+    /// Records a problem; returns whether it is new.
+    fn report(&mut self, path: PathBuf, problem: String, now: SystemTime) -> bool {
         let before = self.problems.insert(path.clone(), (problem.clone(), now));
-        if before.is_none_or(|(before, _)| before != problem) {
+        let is_new = before.is_none_or(|(before, _)| before != problem);
+        if is_new {
             tracing::error!("{}: {problem}", path.display());
         }
+        is_new
     }
+}
+
+/// Defect of a description.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptionError {
+    /// The file cannot be read.
+    #[error("{0}")]
+    File(io::Error),
+    /// The file is larger than any description.
+    #[error("it is larger than 1 MiB; a description has a few hundred bytes")]
+    Length,
+    /// The text is not a description.
+    #[error("{0}; correct the description")]
+    Malformed(serde_json::Error),
+    /// The file has the name of another instance.
+    #[error("its guid is {0}, but the file is named after {1}; rename it")]
+    OtherGuid(Guid, Guid),
 }
 
 /// Lists the files ending in `.json`, except hidden ones (temporary files of editors and writers).
@@ -105,15 +164,21 @@ fn guid_of(path: &Path) -> Option<Guid> {
 }
 
 /// Reads one description; the error names the position of the mistake.
-pub fn read(path: &Path, guid: &Guid) -> Result<Container, String> {
-    let text = bounded::read(path).map_err(|error| error.to_string())?;
-    let container: Container =
-        serde_json::from_slice(&text).map_err(|error| format!("{error}; correct the description"))?;
-    if container.guid == *guid {
-        Ok(container)
-    } else {
-        Err(format!("its guid is {}, but the file is named after {guid}; rename it", container.guid))
+pub fn read(path: &Path, guid: &Guid) -> Result<Container, DescriptionError> {
+    let container = read_any(path)?;
+    match container.guid == *guid {
+        true => Ok(container),
+        false => Err(DescriptionError::OtherGuid(container.guid, guid.clone())),
     }
+}
+
+/// Reads the description of any instance.
+pub fn read_any(path: &Path) -> Result<Container, DescriptionError> {
+    if fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > LONGEST) {
+        return Err(DescriptionError::Length);
+    }
+    let text = bounded::read(path).map_err(DescriptionError::File)?;
+    serde_json::from_slice(&text).map_err(DescriptionError::Malformed)
 }
 
 #[cfg(test)]
@@ -126,6 +191,10 @@ mod tests {
         let path = folder.path().join("a.json");
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let error = read(&path, &Guid::try_from("a".to_owned()).unwrap()).unwrap_err();
-        assert_eq!(error, "it is not a regular file");
+        assert_eq!(error.to_string(), "it is not a regular file");
+        let file = fs::File::create(folder.path().join("b.json")).unwrap();
+        file.set_len(LONGEST + 1).unwrap();
+        let error = read_any(&folder.path().join("b.json")).unwrap_err();
+        assert!(matches!(error, DescriptionError::Length), "{error}");
     }
 }

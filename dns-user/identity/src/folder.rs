@@ -13,18 +13,31 @@
 //! A reader that opens two of the top-level names can still see two generations; one that resolves
 //! `..data` once ([`read_pair`]), or reads `instance.pem`, cannot. The previous generation stays
 //! until the next change, so that a resolved path does not disappear under a reader.
+//!
+//! Programs that watch the names must also learn of a change, as they do when the reference renames
+//! each file. After `..data` was switched, a fresh link is therefore renamed over each name, keys
+//! first: both names of a pair lead to the new one before the first event. A watch on a file itself
+//! follows the links to the previous generation, so its files are replaced by copies of themselves.
 
 use std::{
     ffi::OsStr,
-    fs::{self, File, OpenOptions, Permissions},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown, symlink},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, symlink},
     path::{Path, PathBuf},
 };
 
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use zeroize::Zeroizing;
 
-use crate::profile::Owner;
+use crate::{
+    authority::{certificates, parse_all},
+    keys::PrivateKey,
+    profile::Owner,
+};
 
 /// The symlink to the current generation.
 const DATA: &str = "..data";
@@ -54,12 +67,12 @@ pub struct Entry<'a> {
 
 /// A failed change; the current generation stays in use.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; the current certificate and key stay in use; {}", path.display(), remedy(source))]
+#[error("{}: {cause}; the current certificate and key stay in use; {}", path.display(), remedy(cause))]
 pub struct FolderError {
     /// The file or folder.
     pub path: PathBuf,
-    /// The system's error.
-    pub source: io::Error,
+    /// The system's error; not a `source`, because the message contains it.
+    pub cause: io::Error,
 }
 
 /// Returns the remedy for a file system error.
@@ -83,6 +96,14 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Returns whether the key is the certificate's.
+    pub fn is_matching(&self) -> bool {
+        let ders = certificates(self.certificate.as_bytes());
+        let parsed = ders.as_ref().ok().and_then(|ders| parse_all(ders).ok());
+        let key = PrivateKey::from_pem(self.key.as_bytes());
+        parsed.zip(key.ok()).is_some_and(|(parsed, key)| parsed[0].public_key().raw == key.public_key_info())
+    }
+
     /// Returns certificate chain and key in one text, for `instance.pem`.
     pub fn joined(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(self.certificate.len() + self.key.len()));
@@ -115,9 +136,9 @@ impl IdentityFolder {
     pub fn replace(&self, entries: &[Entry<'_>], owner: Option<Owner>) -> Result<(), FolderError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| FolderError { path, source }
+            move |cause| FolderError { path, cause }
         };
-        fs::create_dir_all(&self.path).map_err(failed(&self.path))?;
+        make_folders(&self.path).map_err(failed(&self.path))?;
         let before = self.current();
         // Done first, because the space may be needed.
         self.sweep(before.as_deref())?;
@@ -138,13 +159,36 @@ impl IdentityFolder {
         // The generation is in use from here on and must not be removed on drop.
         let _ = generation.keep();
         sync(&self.path).map_err(failed(&self.path))?;
-        for Entry { name, .. } in entries {
-            let target = Path::new(DATA).join(name);
-            if fs::read_link(self.path.join(name)).ok().as_deref() != Some(&target) {
-                self.point(name, &target)?;
-            }
+        let mut names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
+        names.sort_by_key(|name| !name.ends_with(".key"));
+        for name in names {
+            self.point(name, &Path::new(DATA).join(name))?;
+        }
+        if let Some(before) = before {
+            signal_watchers(&before);
         }
         self.remove_stale_links(entries);
+        Ok(())
+    }
+
+    /// Renames the links that an interrupted change did not reach, so that watchers learn of it.
+    pub fn complete_change(&self) -> Result<(), FolderError> {
+        let changed =
+            |path: &Path| fs::symlink_metadata(path).ok().map(|facts| (facts.ctime(), facts.ctime_nsec()));
+        let (Some(generation), Some(switched)) = (self.current(), changed(&self.path.join(DATA))) else {
+            return Ok(());
+        };
+        let failed = |cause| FolderError { path: generation.clone(), cause };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&generation).map_err(failed)? {
+            names.extend(entry.map_err(failed)?.file_name().into_string());
+        }
+        names.sort_by_key(|name| !name.ends_with(".key"));
+        for name in names {
+            if changed(&self.path.join(&name)).is_none_or(|at| at < switched) {
+                self.point(&name, &Path::new(DATA).join(&name))?;
+            }
+        }
         Ok(())
     }
 
@@ -163,7 +207,7 @@ impl IdentityFolder {
     /// Makes `name` a symlink to `target`, by a rename.
     fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
         let (next, path) = (self.path.join(format!("..{name}.next")), self.path.join(name));
-        let failed = |source| FolderError { path: path.clone(), source };
+        let failed = |cause| FolderError { path: path.clone(), cause };
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -174,7 +218,7 @@ impl IdentityFolder {
 
     /// Removes leftovers of earlier changes: everything except the current generation.
     fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
-        let failed = |source| FolderError { path: self.path.clone(), source };
+        let failed = |cause| FolderError { path: self.path.clone(), cause };
         for entry in fs::read_dir(&self.path).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -200,7 +244,11 @@ impl IdentityFolder {
 
     /// Removes the folder. A kill in between leaves a hidden folder for [`sweep_removed`].
     pub fn destroy(self) -> Result<(), FolderError> {
-        let failed = |source| FolderError { path: self.path.clone(), source };
+        let failed = |cause| FolderError { path: self.path.clone(), cause };
+        if !fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
+            // Nothing of ours is there.
+            return Ok(());
+        }
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let hidden = self.path.with_file_name(format!("{REMOVED}{name}"));
         match fs::rename(&self.path, &hidden) {
@@ -211,15 +259,63 @@ impl IdentityFolder {
     }
 }
 
-/// Removes the leftovers of identities whose destruction was interrupted.
-pub fn sweep_removed(folder: &Path) -> io::Result<()> {
+/// Removes the leftovers of identities whose creation or destruction was interrupted.
+pub fn sweep_interrupted(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(REMOVED) {
+        let removed = entry.file_name().to_string_lossy().starts_with(REMOVED);
+        if entry.file_type()?.is_dir() && (removed || is_unfinished(&entry.path())?) {
             fs::remove_dir_all(entry.path())?;
         }
     }
     Ok(())
+}
+
+/// Returns whether a folder has nothing except a generation that never came into use.
+fn is_unfinished(folder: &Path) -> io::Result<bool> {
+    let mut generations = 0;
+    for entry in fs::read_dir(folder)? {
+        match entry?.file_name().to_string_lossy() {
+            name if name.starts_with(GENERATION) || name == format!("..{DATA}.next") => generations += 1,
+            _ => return Ok(false),
+        }
+    }
+    Ok(generations > 0)
+}
+
+/// Creates a folder and its missing ancestors; no umask makes them writable for others.
+pub fn make_folders(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+/// Locks a folder for one process until the returned file is closed; `None` if another has it.
+pub fn lock(path: &Path) -> io::Result<Option<Flock<File>>> {
+    match Flock::lock(File::open(path)?, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, error)) => Err(error.into()),
+    }
+}
+
+/// Replaces each file of the previous generation by a copy of itself. A watch on the old file then
+/// reports its end, as after a rename over it; a reader that resolved the path still finds the
+/// content. Without space for a copy, the file stays as it is.
+fn signal_watchers(generation: &Path) {
+    let copy = |path: &Path| {
+        let facts = fs::metadata(path)?;
+        let next = path.with_file_name("..next");
+        let _ = fs::remove_file(&next);
+        let (mode, owner) = (facts.mode() & 0o777, Owner { uid: facts.uid(), gid: facts.gid() });
+        let contents = Zeroizing::new(fs::read(path)?);
+        create(&next, &contents, mode, Some(owner).filter(|owner| owner.uid != 0 || owner.gid != 0))?;
+        fs::rename(&next, path)
+    };
+    for path in fs::read_dir(generation).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if let Err(error) = copy(&path) {
+            tracing::debug!("{}: watchers of the file itself are not signalled: {error}", path.display());
+            let _ = fs::remove_file(path.with_file_name("..next"));
+        }
+    }
 }
 
 /// Reads a matching pair: `NAME.crt` and `NAME.key` of one generation.
@@ -246,12 +342,16 @@ pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
 /// Writes a new file, private from its creation if it is secret.
 fn write(path: &Path, entry: &Entry<'_>, owner: Option<Owner>) -> io::Result<()> {
     let mode = if entry.secret { 0o600 } else { 0o644 };
+    create(path, entry.contents, mode, owner.filter(|_| entry.secret))?.sync_all()
+}
+
+fn create(path: &Path, contents: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    if let Some(Owner { uid, gid }) = owner.filter(|_| entry.secret) {
+    if let Some(Owner { uid, gid }) = owner {
         fchown(&file, Some(uid), Some(gid))?;
     }
-    file.write_all(entry.contents)?;
-    file.sync_all()
+    file.write_all(contents)?;
+    Ok(file)
 }
 
 fn sync(folder: &Path) -> io::Result<()> {
@@ -260,7 +360,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 
 /// Replaces a single file atomically, with mode 0600.
 pub fn replace_file(path: &Path, contents: &[u8]) -> Result<(), FolderError> {
-    let failed = |source| FolderError { path: path.to_owned(), source };
+    let failed = |cause| FolderError { path: path.to_owned(), cause };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let replace = || {

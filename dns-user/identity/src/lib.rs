@@ -3,9 +3,10 @@
 //! Pure, without I/O or clock:
 //!
 //! * [`profile`]: contents of a certificate, from the description of a container.
-//! * [`window`], [`schedule`]: the renewal window, an instance's moment in it, and backoff.
+//! * [`schedule`]: the renewal window, an instance's moment in it, clock skew and backoff.
+//! * `guard`: holds up the removal of many entries at once.
 //! * [`keys`], [`certificate`], [`authority`]: keys, DER, and the CA that signs.
-//! * [`san`], [`manifest`], [`names`]: names of link providers, and certificates compared with a fleet.
+//! * [`san`], [`manifest`]: names of link providers.
 //!
 //! With I/O:
 //!
@@ -23,19 +24,17 @@ pub mod check;
 mod cli;
 pub mod control;
 pub mod descriptions;
-mod envoy;
 pub mod fleet;
 pub mod folder;
+mod guard;
 pub mod keys;
 pub mod manifest;
 pub mod metrics;
-pub mod names;
 pub mod pool;
 pub mod profile;
 pub mod rotator;
 pub mod run;
 pub mod san;
 pub mod schedule;
-pub mod window;
 
 pub use cli::main;

@@ -35,6 +35,11 @@ struct Shared {
 struct State {
     ready: Vec<PrivateKey>,
     stopped: bool,
+    /// CPU time of the thread that generates keys.
+    used: Duration,
+    /// Number of keys that [`KeyPool::on_key`]'s function waits for.
+    wanted: Option<usize>,
+    on_key: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl KeyPool {
@@ -68,6 +73,25 @@ impl KeyPool {
             Some(key) => Ok(key),
             None => PrivateKey::generate(self.kind),
         }
+    }
+
+    /// Sets the function that is called when a wanted key is ready.
+    pub fn on_key(&self, ready: impl Fn() + Send + Sync + 'static) {
+        self.shared.state.lock().on_key = Some(Arc::new(ready));
+    }
+
+    /// Returns whether `count` keys are ready; if not, the function of [`Self::on_key`] is called once
+    /// they are.
+    pub fn call_when(&self, count: usize) -> bool {
+        let mut state = self.shared.state.lock();
+        let ready = state.ready.len() >= count;
+        state.wanted = (!ready).then_some(count);
+        ready
+    }
+
+    /// Returns the CPU time that the generation of keys took so far.
+    pub fn used(&self) -> Duration {
+        self.shared.state.lock().used
     }
 
     /// Returns the number of keys that are ready.
@@ -121,8 +145,18 @@ impl Shared {
                     Some(Duration::from_secs(10))
                 }
             };
-            self.state.lock().ready.extend(generated);
+            let call = {
+                let mut state = self.state.lock();
+                state.ready.extend(generated);
+                state.used = thread_time();
+                let ready = state.ready.len();
+                let wanted = state.wanted.take_if(|wanted| *wanted <= ready);
+                wanted.and(state.on_key.clone())
+            };
             self.changed.notify_all();
+            if let Some(call) = call {
+                call();
+            }
             if let Some(pause) = pause {
                 let mut state = self.state.lock();
                 self.changed.wait_while_for(&mut state, |state| !state.stopped, pause);

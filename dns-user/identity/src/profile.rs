@@ -1,11 +1,14 @@
 //! Contents of an instance's certificates, derived from the description of its container.
 
-use std::{fmt, net::IpAddr};
+use std::{borrow::Cow, fmt, net::IpAddr};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// Maximum length of a common name, `ub-common-name` of RFC 5280, appendix A.1.
 pub(crate) const MAX_COMMON_NAME: usize = 64;
+
+/// Maximum length of an organizational unit, `ub-organizational-unit-name` of RFC 5280, appendix A.1.
+const MAX_UNIT: usize = 64;
 
 /// Id of an instance: a label that is safe in file names and certificates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -22,10 +25,10 @@ pub struct Container {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ous: Vec<String>,
     /// Address inside the platform; preferred for the address SAN.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
     pub internal_ip: Option<IpAddr>,
     /// Address of the cell; used if the container has no internal one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
     pub external_ip: Option<IpAddr>,
     /// Names for container-to-container traffic; if present, a second pair carries them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,6 +36,18 @@ pub struct Container {
     /// User and group that own the private keys; the rotator's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
+    /// Whether the container has stopped: its pairs then identify nobody, as the reference's do, so
+    /// that a proxy that still runs cannot act as the instance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
+}
+
+/// Deserialises an address; an empty text counts as none, as in the reference.
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    let text = Option::<Cow<'de, str>>::deserialize(deserializer)?;
+    text.filter(|text| !text.is_empty())
+        .map(|text| text.parse().map_err(|_| D::Error::custom(format!("{text:?} is not an IP address"))))
+        .transpose()
 }
 
 /// Numeric user and group of key files.
@@ -58,7 +73,10 @@ pub struct Profile {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
     /// The id is not valid as a folder name and a DNS name.
-    #[error("guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, not starting with `.`")]
+    #[error(
+        "guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between two \
+         dots and no empty part"
+    )]
     Guid(String),
     /// The common name exceeds the limit of X.520.
     #[error("common name {0:?} is longer than 64 characters (X.520); use an alternative name")]
@@ -69,6 +87,12 @@ pub enum ProfileError {
     /// An organizational unit is empty.
     #[error("an organizational unit is empty; remove it from `ous`")]
     EmptyUnit,
+    /// An organizational unit is too long or has control characters.
+    #[error(
+        "organizational unit {0:?} is not usable; use at most 64 characters (RFC 5280), none of them a control \
+         character"
+    )]
+    Unit(String),
 }
 
 impl Guid {
@@ -82,10 +106,8 @@ impl TryFrom<String> for Guid {
     type Error = ProfileError;
 
     fn try_from(text: String) -> Result<Self, ProfileError> {
-        let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        let usable = (1..=MAX_COMMON_NAME).contains(&text.len())
-            && !text.starts_with('.')
-            && text.bytes().all(is_safe);
+        // The id is also the first label or labels of a DNS name in the certificate.
+        let usable = text.len() <= MAX_COMMON_NAME && !text.starts_with('*') && is_dns_name(&text);
         if usable { Ok(Self(text)) } else { Err(ProfileError::Guid(text)) }
     }
 }
@@ -106,6 +128,9 @@ impl Container {
     /// Returns the profile of the identity pair: the id, and the internal or else the external
     /// address.
     pub fn identity(&self) -> Result<Profile, ProfileError> {
+        if self.stopped {
+            return Profile::unnamed(&self.ous);
+        }
         let address = self.internal_ip.or(self.external_ip);
         Profile::new(self.guid.as_str(), &self.ous, [], address)
     }
@@ -114,6 +139,9 @@ impl Container {
     /// the internal routes after the id. `None` if the description has no `internal_routes`.
     pub fn container_to_container(&self) -> Option<Result<Profile, ProfileError>> {
         let routes = self.internal_routes.as_ref()?;
+        if self.stopped {
+            return Some(Profile::unnamed(&self.ous));
+        }
         Some(Profile::new(self.guid.as_str(), &self.ous, routes.iter().map(String::as_str), []))
     }
 }
@@ -129,9 +157,6 @@ impl Profile {
         if common_name.is_empty() || common_name.chars().count() > MAX_COMMON_NAME {
             return Err(ProfileError::CommonName(common_name.to_owned()));
         }
-        if organizational_units.iter().any(String::is_empty) {
-            return Err(ProfileError::EmptyUnit);
-        }
         let mut dns_names: Vec<String> = Vec::new();
         for name in std::iter::once(common_name).chain(more_names) {
             if !is_dns_name(name) {
@@ -143,10 +168,29 @@ impl Profile {
         }
         Ok(Self {
             common_name: common_name.to_owned(),
-            organizational_units: organizational_units.to_vec(),
             dns_names,
             addresses: addresses.into_iter().collect(),
+            ..Self::unnamed(organizational_units)?
         })
+    }
+
+    /// Validates the organizational units; the profile has no common name and no alternative name.
+    /// Equal units count once, because a SET has no duplicates.
+    fn unnamed(organizational_units: &[String]) -> Result<Self, ProfileError> {
+        let mut units: Vec<String> = Vec::new();
+        for unit in organizational_units {
+            if unit.is_empty() {
+                return Err(ProfileError::EmptyUnit);
+            }
+            if unit.chars().count() > MAX_UNIT || unit.chars().any(char::is_control) {
+                return Err(ProfileError::Unit(unit.clone()));
+            }
+            if !units.contains(unit) {
+                units.push(unit.clone());
+            }
+        }
+        let (dns_names, addresses) = (Vec::new(), Vec::new());
+        Ok(Self { common_name: String::new(), organizational_units: units, dns_names, addresses })
     }
 
     /// Returns the common name.
@@ -199,7 +243,8 @@ mod tests {
     #[test]
     fn unsafe_guids_are_refused() {
         let long = "x".repeat(65);
-        for bad in ["", "..", ".hidden", "a/b", "a b", "é", long.as_str()] {
+        let label = "x".repeat(64);
+        for bad in ["", "..", ".hidden", "a/b", "a b", "é", "a..b", "a.", "*.a", &label, long.as_str()] {
             let text = serde_json::json!({ "guid": bad }).to_string();
             let error = container(&text).unwrap_err().to_string();
             assert!(error.contains("is not usable"), "{bad}: {error}");
@@ -211,5 +256,39 @@ mod tests {
         let bad = container(r#"{"guid":"g","internal_routes":["a b.apps.internal"]}"#).unwrap();
         let error = bad.container_to_container().unwrap().unwrap_err();
         assert_eq!(error, ProfileError::DnsName("a b.apps.internal".to_owned()));
+    }
+
+    #[test]
+    fn empty_address_counts_as_none() {
+        let read = container(r#"{"guid":"g","internal_ip":"","external_ip":"192.0.2.1"}"#).unwrap();
+        assert_eq!(read.identity().unwrap().addresses(), ["192.0.2.1".parse::<IpAddr>().unwrap()]);
+        let error = container(r#"{"guid":"g","internal_ip":"10.0.0"}"#).unwrap_err().to_string();
+        assert!(error.contains("\"10.0.0\" is not an IP address"), "{error}");
+    }
+
+    #[test]
+    fn units_are_limited_and_distinct() {
+        let with = |units: &[&str]| {
+            let text = serde_json::json!({ "guid": "g", "ous": units }).to_string();
+            container(&text).unwrap().identity()
+        };
+        let (long, fits) = ("x".repeat(65), "é".repeat(64));
+        for bad in [long.as_str(), "app:a\0", "app:a\nspace:b"] {
+            assert_eq!(with(&[bad]).unwrap_err(), ProfileError::Unit(bad.to_owned()));
+        }
+        assert_eq!(with(&["app:a", &fits, "app:a"]).unwrap().organizational_units(), ["app:a", &fits]);
+    }
+
+    #[test]
+    fn stopped_container_has_no_name() {
+        let text = r#"{"guid":"g","ous":["app:a"],"internal_ip":"10.0.0.1","internal_routes":["r.x"],"stopped":true}"#;
+        let stopped = container(text).unwrap();
+        for profile in [stopped.identity().unwrap(), stopped.container_to_container().unwrap().unwrap()] {
+            assert_eq!(
+                (profile.common_name(), profile.organizational_units()),
+                ("", &["app:a".to_owned()][..])
+            );
+            assert!(profile.dns_names().is_empty() && profile.addresses().is_empty());
+        }
     }
 }

@@ -3,27 +3,30 @@
 use std::{
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::mpsc,
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
-use parking_lot::Mutex;
 
 use crate::{
     ca_files::CaFiles,
     control::{self, Command, Reply},
     descriptions::Descriptions,
+    folder::{lock, make_folders},
     keys::KeyType,
-    metrics,
+    metrics::{self, Exposition},
     pool::KeyPool,
-    rotator::{Rotator, Settings, Status},
+    rotator::{Next, Rotator, Settings},
 };
 
 /// Interval at which the folder of descriptions is read even without a change notification.
 const RESCAN: Duration = Duration::from_secs(10);
+
+/// Maximum number of events between two steps.
+const EVENTS_A_STEP: usize = 64;
 
 /// Minimum validity (seed document 004).
 const SHORTEST_VALIDITY: Duration = Duration::from_secs(3600);
@@ -47,6 +50,12 @@ pub struct RunOptions {
     /// Number of keys to generate in advance
     #[arg(long, value_name = "NUMBER", default_value_t = 16)]
     pool: usize,
+    /// PEM file with CAs of other cells, which all identities trust as well; repeatable
+    #[arg(long, value_name = "FILE")]
+    also_trust: Vec<PathBuf>,
+    /// Time for which identities still trust a CA that was replaced
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
+    keep_old_ca: Duration,
     /// Also write Envoy SDS files
     #[arg(long)]
     envoy: bool,
@@ -61,40 +70,70 @@ pub struct LeafOptions {
     /// Validity of certificates, at least 1h, such as 24h or 90m
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_validity)]
     pub validity: Duration,
+    /// Time by which certificates start before now, for peers with slow clocks
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_time)]
+    pub backdate: Duration,
     /// Key type
     #[arg(long, value_enum, value_name = "TYPE", default_value = "rsa-3072")]
     pub key_type: KeyType,
 }
 
 /// Parses a validity such as `24h`.
-pub(crate) fn parse_validity(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_validity(text: &str) -> Result<Duration, TimeError> {
+    let validity = parse_time(text)?;
+    if validity < SHORTEST_VALIDITY { Err(TimeError::TooShort) } else { Ok(validity) }
+}
+
+/// Parses a time such as `5m`.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, TimeError> {
     let unit = match text.chars().last() {
         Some('h') => 3600,
         Some('m') => 60,
-        _ => return Err("use a number with a unit, such as 24h or 90m".to_owned()),
+        Some('s') => 1,
+        _ => return Err(TimeError::Malformed),
     };
-    let number: u32 = text[..text.len() - 1].parse().map_err(|_| "use a number with a unit".to_owned())?;
-    let validity = Duration::from_secs(u64::from(number) * unit);
-    match validity < SHORTEST_VALIDITY {
-        true => Err("the minimum is 1h".to_owned()),
-        false => Ok(validity),
-    }
+    let number: u32 = text[..text.len() - 1].parse().map_err(|_| TimeError::Malformed)?;
+    Ok(Duration::from_secs(u64::from(number) * unit))
+}
+
+/// Mistake in a time of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TimeError {
+    #[error("use a number with a unit, such as 24h or 90m")]
+    Malformed,
+    #[error("the minimum is 1h")]
+    TooShort,
 }
 
 enum Event {
     Command(Command, mpsc::Sender<Reply>),
     Rescan,
+    /// The pool has a key that a renewal waits for.
+    Key,
     Stop,
 }
 
 /// Runs a rotator until SIGTERM or SIGINT.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let RunOptions { ca, folder, containers, control, leaf, pool, envoy, metrics } = options;
+    let RunOptions { ca, folder, containers, control, leaf, pool, also_trust, keep_old_ca, envoy, metrics } =
+        options;
+    let LeafOptions { validity, backdate, key_type } = leaf;
     let now = SystemTime::now();
-    let pool = KeyPool::start(leaf.key_type, pool).context("key pool")?;
-    let rotator = Rotator::open(Settings { folder, validity: leaf.validity, envoy }, ca, pool, now)?;
-    let shown = Arc::new(Mutex::new(rotator.status(now)));
+    make_folders(&folder).with_context(|| folder.display().to_string())?;
+    let _lock = lock(&folder).with_context(|| folder.display().to_string())?.with_context(|| {
+        format!("{}: another rotator uses this folder; stop it or choose another one", folder.display())
+    })?;
+    // Bound before this program's threads start, because the umask changes meanwhile.
+    let control = control.as_deref().map(control::bind).transpose()?;
+    let pool = KeyPool::start(key_type, pool).context("key pool")?;
+    let settings = Settings { folder, validity, backdate, envoy, also_trust, keep_old_ca };
+    let rotator = Rotator::open(settings, ca, pool, now)?;
     let (events, inbox) = mpsc::channel();
+    let key_ready = events.clone();
+    rotator.pool().on_key(move || {
+        // The rotator may be stopping.
+        let _ = key_ready.send(Event::Key);
+    });
 
     // Kept alive as long as the rotator.
     let mut _watcher = None;
@@ -114,19 +153,22 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             .with_context(|| format!("{}: create the folder of descriptions", containers.display()))?;
         _watcher = Some(watcher);
     }
-    if let Some(path) = &control {
-        let events = Mutex::new(events.clone());
-        let events = Arc::new(events);
-        control::serve(path, move |command| execute(&events, command))?;
+    if let Some(listener) = control {
+        let events = events.clone();
+        control::serve(listener, move |command| execute(&events, command))?;
     }
     if let Some(address) = metrics {
-        let shown = shown.clone();
-        metrics::serve(address, move || metrics::of_rotator(&shown.lock())).await?;
+        let events = events.clone();
+        let status = move || match tokio::task::block_in_place(|| execute(&events, Command::Status)) {
+            Reply::Status(status) => metrics::of_rotator(&status),
+            Reply::Done | Reply::Error(_) => Ok(Exposition::default()),
+        };
+        metrics::serve(address, status).await?;
     }
     let descriptions = containers.map(Descriptions::new);
     let worker = thread::Builder::new()
         .name("rotator".to_owned())
-        .spawn(move || work(rotator, descriptions, &inbox, &shown))?;
+        .spawn(move || work(rotator, descriptions, &inbox))?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     dns_kit::signals::ended().await;
@@ -134,21 +176,16 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     worker.join().map_err(|_| anyhow::anyhow!("the rotator panicked"))
 }
 
-fn execute(events: &Mutex<mpsc::Sender<Event>>, command: Command) -> Reply {
+fn execute(events: &mpsc::Sender<Event>, command: Command) -> Reply {
     let (reply, answer) = mpsc::channel();
-    let sent = events.lock().send(Event::Command(command, reply));
+    let sent = events.send(Event::Command(command, reply));
     let stopped = || Reply::Error("the rotator is stopping".to_owned());
     if sent.is_err() { stopped() } else { answer.recv().unwrap_or_else(|_| stopped()) }
 }
 
 /// Runs the rotator on its thread. Sleeps are short, so that a clock jump is noticed within a
 /// second.
-fn work(
-    mut rotator: Rotator,
-    mut descriptions: Option<Descriptions>,
-    inbox: &mpsc::Receiver<Event>,
-    shown: &Mutex<Status>,
-) {
+fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mpsc::Receiver<Event>) {
     let mut rescan_at = Instant::now();
     loop {
         if let Some(descriptions) = &mut descriptions
@@ -157,36 +194,53 @@ fn work(
             descriptions.reconcile(&mut rotator, SystemTime::now());
             rescan_at = Instant::now() + RESCAN;
         }
-        let now = SystemTime::now();
-        let next = rotator.step(now);
-        *shown.lock() = rotator.status(now);
-        let pause = next.duration_since(SystemTime::now()).unwrap_or_default();
-        let pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
-        match inbox.recv_timeout(pause.max(Duration::from_millis(1))) {
-            Ok(Event::Command(command, reply)) => {
-                // A client that has disconnected needs no reply.
-                let _ = reply.send(obey(&mut rotator, command, descriptions.is_some()));
+        let pause = match rotator.step(SystemTime::now()) {
+            Next::At(next) => next.duration_since(SystemTime::now()).unwrap_or_default(),
+            Next::Key => Duration::from_secs(1),
+        };
+        let mut pause = pause.min(rescan_at.saturating_duration_since(Instant::now()));
+        // Everything that has arrived is handled before the next step.
+        for _ in 0..EVENTS_A_STEP {
+            let Ok(event) = inbox.recv_timeout(pause) else { break };
+            match event {
+                Event::Command(command, reply) => {
+                    // A client that has disconnected needs no reply.
+                    let _ = reply.send(handle_command(&mut rotator, command, descriptions.as_mut()));
+                }
+                Event::Rescan => rescan_at = Instant::now(),
+                Event::Key => {}
+                Event::Stop => return,
             }
-            Ok(Event::Rescan) => rescan_at = Instant::now(),
-            Ok(Event::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            pause = Duration::ZERO;
         }
     }
 }
 
-fn obey(rotator: &mut Rotator, command: Command, by_files: bool) -> Reply {
+fn handle_command(rotator: &mut Rotator, command: Command, files: Option<&mut Descriptions>) -> Reply {
     let now = SystemTime::now();
-    let done = match command {
-        Command::Status => return Reply::Status(Box::new(rotator.status(now))),
-        _ if by_files => {
+    let done = match (command, files) {
+        (Command::Status, files) => {
+            let mut status = rotator.status(now);
+            status.problems.extend(files.into_iter().flat_map(|files| files.problems()));
+            return Reply::Status(Box::new(status));
+        }
+        (Command::ConfirmRemovals { number }, Some(files)) => {
+            files.confirm_removals(number);
+            return Reply::Done;
+        }
+        (Command::ConfirmRemovals { .. }, None) => {
+            return Reply::Error("identities are managed by commands; nothing is to be confirmed".to_owned());
+        }
+        (_, Some(_)) => {
             let problem = "identities are managed by the files of --containers; change the file there";
             return Reply::Error(problem.to_owned());
         }
-        Command::Create { container } => rotator.create(container, now),
-        Command::Update { container } => rotator.update(container, now),
-        Command::Destroy { guid } => rotator.destroy(&guid),
+        (Command::Create { container }, None) => rotator.create(container, now),
+        (Command::Update { container }, None) => rotator.update(container, now),
+        (Command::Destroy { guid }, None) => rotator.destroy(&guid),
     };
-    done.map_or_else(|error| Reply::Error(error.to_string()), |()| Reply::Done)
+    done.inspect_err(|error| rotator.count_failure(error))
+        .map_or_else(|error| Reply::Error(error.to_string()), |()| Reply::Done)
 }
 
 #[cfg(test)]
@@ -197,6 +251,7 @@ mod tests {
     fn validity_has_minimum() {
         assert_eq!(parse_validity("24h"), Ok(Duration::from_secs(86_400)));
         assert_eq!(parse_validity("90m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_time("0s"), Ok(Duration::ZERO));
         for bad in ["59m", "24", "", "h", "-1h", "1d", "é"] {
             assert!(parse_validity(bad).is_err(), "{bad}");
         }

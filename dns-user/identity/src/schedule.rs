@@ -1,13 +1,11 @@
-//! Renewal time of a pair: its window, early requests, and backoff after failures. Pure.
+//! Time of a pair's renewal: its window, early requests, clock skew, and backoff after failures. Pure.
 
 use std::time::{Duration, SystemTime};
 
+use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    certificate::{Validity, unix},
-    window::{RenewalWindow, Share},
-};
+use crate::certificate::{Standing, Validity, unix};
 
 /// Tolerated lead of a certificate's start over the local clock, because NTP corrects clocks in
 /// small steps.
@@ -24,8 +22,15 @@ const LONGEST_DELAY: Duration = Duration::from_secs(300);
 pub struct Schedule {
     share: Share,
     validity: Option<Validity>,
+    /// Lead of the certificate's start over the local clock when the pair was issued. The issuer's
+    /// clock is ahead by that much, so a further pair would not be valid earlier.
+    lead: Duration,
     requested: Option<SystemTime>,
     failure: Option<Failure>,
+    /// Consecutive pairs that were due as soon as they were issued.
+    hasty: u32,
+    /// Earliest renewal after such a pair.
+    hold: Option<SystemTime>,
 }
 
 /// Attempts that failed since the last success.
@@ -43,7 +48,8 @@ pub struct Failure {
 impl Schedule {
     /// Creates the schedule of a pair with this validity; `None` if there is no pair yet.
     pub fn new(share: Share, validity: Option<Validity>) -> Self {
-        Self { share, validity, requested: None, failure: None }
+        let (requested, failure, hold) = (None, None, None);
+        Self { share, validity, lead: Duration::ZERO, requested, failure, hasty: 0, hold }
     }
 
     /// Returns the validity of the pair in use.
@@ -56,32 +62,35 @@ impl Schedule {
         self.failure.as_ref()
     }
 
+    /// Returns the end of the renewal window: a healthy pair is renewed before.
+    pub fn deadline(&self) -> Option<SystemTime> {
+        let validity = self.validity?;
+        Some(validity.not_before + RenewalWindow::of(validity.length()).end)
+    }
+
     /// Returns the time of the next attempt; it may be in the past.
     pub fn due(&self, now: SystemTime) -> SystemTime {
-        let Some(validity) = self.validity else { return self.not_before_retry(now, now) };
+        let due = self.due_by_validity(now);
+        let retry = self.failure.as_ref().map(|failure| failure.retry_at);
+        // A time later than any delay dates from before the clock was set back.
+        let waits = retry.into_iter().chain(self.hold).filter(|at| *at <= now + LONGEST_DELAY);
+        waits.fold(due, SystemTime::max)
+    }
+
+    fn due_by_validity(&self, now: SystemTime) -> SystemTime {
+        let Some(validity) = self.validity else { return now };
         // The clock was set back: peers with a correct clock reject the pair.
-        if validity.not_before > now + CLOCK_TOLERANCE {
-            return self.not_before_retry(now, now);
+        if validity.standing(now + self.lead + CLOCK_TOLERANCE) == Standing::NotYet {
+            return now;
         }
         let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
-        let due = self.requested.map_or(renewal, |requested| requested.min(renewal));
-        self.not_before_retry(due, now)
+        self.requested.map_or(renewal, |requested| requested.min(renewal))
     }
 
     /// Returns whether the pair is valid and its renewal window lasts at least `time` longer.
     pub fn can_wait(&self, now: SystemTime, time: Duration) -> bool {
-        self.validity.is_some_and(|validity| {
-            let end = validity.not_before + RenewalWindow::of(validity.length()).end;
-            validity.not_before <= now && now + time < end
-        })
-    }
-
-    fn not_before_retry(&self, due: SystemTime, now: SystemTime) -> SystemTime {
-        match &self.failure {
-            // A retry later than any delay dates from before the clock was set back.
-            Some(failure) if failure.retry_at <= now + LONGEST_DELAY => due.max(failure.retry_at),
-            _ => due,
-        }
+        self.validity.is_some_and(|validity| validity.standing(now) == Standing::Valid)
+            && self.deadline().is_some_and(|end| now + time < end)
     }
 
     /// Requests a renewal ahead of its window, at the identity's share of `spread`.
@@ -90,19 +99,88 @@ impl Schedule {
         self.requested = Some(self.requested.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Records a new pair.
-    pub fn succeeded(&mut self, validity: Validity) {
+    /// Records a new pair. A pair that is due at once, because the clocks of this machine and of the
+    /// issuer disagree or the CA ends, is renewed with increasing delays.
+    pub fn succeeded(&mut self, now: SystemTime, validity: Validity) {
+        let hasty = self.hasty;
         *self = Self::new(self.share, Some(validity));
+        self.lead = validity.not_before.duration_since(now).unwrap_or_default();
+        if self.due_by_validity(now) <= now {
+            self.hasty = hasty + 1;
+            self.hold = Some(now + delay(self.hasty));
+        }
+    }
+
+    /// Records that the pair is lost or damaged: it is due at once.
+    pub fn lost(&mut self) {
+        self.validity = None;
     }
 
     /// Records a failed attempt; returns whether the failure is new and must be reported.
     pub fn failed(&mut self, now: SystemTime, message: String) -> bool {
         let before = self.failure.take();
-        let attempts = before.as_ref().map_or(0, |failure| failure.attempts) + 1;
-        let delay = FIRST_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(LONGEST_DELAY);
+        let attempts = before.as_ref().map_or(0, |failure| failure.attempts).saturating_add(1);
         let is_new = before.is_none_or(|before| before.message != message);
-        self.failure = Some(Failure { attempts, message, retry_at: now + delay });
+        self.failure = Some(Failure { attempts, message, retry_at: now + delay(attempts) });
         is_new
+    }
+}
+
+/// Returns the delay after a number of attempts.
+fn delay(attempts: u32) -> Duration {
+    FIRST_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(LONGEST_DELAY)
+}
+
+//----------- RenewalWindow ---------------------------------------------------
+
+/// Longest validity for which the window is a fraction of it (seed document 004).
+const SHORT: Duration = Duration::from_secs(4 * 3600);
+
+/// Renewal window, as offsets from the start of the validity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RenewalWindow {
+    /// First time at which a renewal is allowed.
+    pub start: Duration,
+    /// Last time at which a healthy rotator renews.
+    pub end: Duration,
+}
+
+impl RenewalWindow {
+    /// Returns the documented window. For a validity above 4 h: from 1 h to 20 min before the end.
+    /// Otherwise: from 1/4 to 1/12 of the validity before the end.
+    pub fn of(validity: Duration) -> Self {
+        let (early, late) = if validity > SHORT {
+            (Duration::from_secs(3600), Duration::from_secs(20 * 60))
+        } else {
+            (validity / 4, validity / 12)
+        };
+        Self { start: validity - early, end: validity - late }
+    }
+
+    /// Returns the offset at which an identity is renewed: the start of the window plus the
+    /// identity's share of its length. This spreads renewals, and a restart changes nothing.
+    pub fn moment(&self, share: Share) -> Duration {
+        self.start + share.of_length(self.end - self.start)
+    }
+}
+
+/// Fraction below one, derived from a guid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(f64);
+
+impl Share {
+    /// Returns the share of `guid`: the first bits of its SHA-256 as a fraction.
+    pub fn of(guid: &str) -> Self {
+        let hash = digest::digest(&digest::SHA256, guid.as_bytes());
+        let mut first = [0; 8];
+        first.copy_from_slice(&hash.as_ref()[..8]);
+        // 53 bits are exact in an f64, so the fraction stays below one.
+        Self((u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+
+    /// Returns this share of `length`.
+    pub fn of_length(self, length: Duration) -> Duration {
+        length.mul_f64(self.0)
     }
 }
 
@@ -147,7 +225,7 @@ mod tests {
         let reported = ["full", "full", "read-only", "read-only", "full"]
             .map(|cause| schedule.failed(start(), cause.to_owned()));
         assert_eq!(reported, [true, false, true, false, true]);
-        schedule.succeeded(Validity::starting(start(), HOUR));
+        schedule.succeeded(start(), Validity::starting(start(), HOUR));
         assert!(schedule.failed(start(), "full".to_owned()));
     }
 
@@ -170,5 +248,63 @@ mod tests {
         assert!(due < start() + HOUR);
         schedule.request(start() + HOUR, HOUR);
         assert_eq!(schedule.due(start()), due, "an earlier request stands");
+    }
+
+    #[test]
+    fn slow_clock_renews_once() {
+        let lead = Duration::from_secs(600);
+        let mut schedule = day();
+        schedule.succeeded(start() - lead, Validity::starting(start(), 24 * HOUR));
+        for passed in [0, 1, 60, 600, 3600] {
+            let now = start() - lead + Duration::from_secs(passed);
+            assert!(schedule.due(now) > now + HOUR, "{passed} s later");
+        }
+        let earlier = start() - 2 * lead;
+        assert_eq!(schedule.due(earlier), earlier, "a further step back renews");
+    }
+
+    #[test]
+    fn pair_due_at_once_backs_off() {
+        let mut schedule = day();
+        // The local clock is two days ahead of the issuer's.
+        let mut now = start() + 48 * HOUR;
+        let mut delays = Vec::new();
+        for _ in 0..10 {
+            schedule.succeeded(now, Validity::starting(start(), 24 * HOUR));
+            let due = schedule.due(now);
+            delays.push(due.duration_since(now).unwrap().as_secs());
+            now = due;
+        }
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        schedule.succeeded(now, Validity::starting(now, 24 * HOUR));
+        assert_eq!(schedule.hasty, 0);
+    }
+
+    #[test]
+    fn lost_pair_is_due_now() {
+        let mut schedule = day();
+        schedule.lost();
+        assert_eq!(schedule.due(start()), start());
+        assert!(!schedule.can_wait(start(), Duration::ZERO));
+    }
+
+    #[test]
+    fn renewals_spread_over_window() {
+        let window = RenewalWindow::of(Duration::from_secs(24 * 3600));
+        let length = window.end - window.start;
+        let mut tenths = [0; 10];
+        for number in 0..1000 {
+            let moment = window.moment(Share::of(&format!("container-{number}")));
+            assert!(moment >= window.start && moment < window.end);
+            let tenth = (moment - window.start).as_secs_f64() / length.as_secs_f64() * 10.0;
+            tenths[tenth as usize] += 1;
+        }
+        assert!(tenths.iter().all(|&count| (60..=140).contains(&count)), "{tenths:?}");
+    }
+
+    #[test]
+    fn moment_survives_restart() {
+        // A literal, because a change of the hash would move every renewal at an upgrade.
+        assert_eq!(Share::of("").of_length(Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
     }
 }

@@ -1,7 +1,6 @@
 //! The command line. Exit codes: 0 success; 1 failure or findings; 2 the call is not understood.
 
 mod certificates;
-mod fleet;
 mod names;
 
 use std::{
@@ -10,11 +9,13 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use dns_kit::command_line;
 
 use crate::{
     control::{self, Command as Order, Reply},
+    descriptions::read_any,
     fleet::{
         agent::{self, AgentOptions},
         issuer::{self, IssuerOptions},
@@ -46,14 +47,16 @@ enum Command {
     Update(Describe),
     /// Remove an identity and its files from a running rotator
     Destroy(Destroy),
-    /// Show all identities of a running rotator; exit with code 1 if a renewal has failed
+    /// Show all identities of a running rotator; exit with code 1 if a renewal failed or a description has no identity
     Status(Status),
     /// Print the names of link providers for certificates
     San(names::San),
     /// Issue certificates to the agents of a fleet
     Issuer(Box<IssuerOptions>),
     /// Create a bootstrap token for one instance
-    Token(fleet::Token),
+    Token(certificates::Token),
+    /// Confirm that many identities or instances may disappear at once
+    ConfirmRemovals(certificates::ConfirmRemovals),
     /// Renew this machine's certificates and keys through the issuer
     Agent(Box<AgentOptions>),
     /// Rotate the fleet's CA in three steps; each waits for all agents
@@ -119,6 +122,7 @@ impl Command {
             Self::San(san) => san.run(),
             Self::Issuer(options) => block_on(issuer::run(*options)),
             Self::Token(token) => token.run(),
+            Self::ConfirmRemovals(confirm) => confirm.run(),
             Self::Agent(options) => block_on(agent::run(*options)),
             Self::RotateCa(options) => block_on(rotate::run(options)),
             Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
@@ -138,7 +142,7 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
 impl Describe {
     fn send(self, order: impl FnOnce(crate::profile::Container) -> Order) -> anyhow::Result<ExitCode> {
         let Self { control, description } = self;
-        let container = certificates::read_description(&description)?;
+        let container = read_any(&description).with_context(|| description.display().to_string())?;
         done(control::send(&control, &order(container))?)
     }
 }
@@ -164,19 +168,22 @@ impl Status {
         } else {
             print_status(&status);
         }
-        let well = !failing && status.authority.problem.is_none();
+        let well = !failing && status.authority.problem.is_none() && status.problems.is_empty();
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 fn print_status(status: &crate::rotator::Status) {
-    use crate::{authority::date, certificate::moment};
+    use crate::{authority::date, certificate::moment, rotator::Problem};
     let authority = &status.authority;
     println!("CA {} ends {}", authority.file.display(), date(authority.not_after));
     if let Some(problem) = &authority.problem {
         println!("  new CA refused: {problem}");
     }
     println!("key pool {} of {}, {} renewals", status.pool_ready, status.pool_size, status.renewals);
+    for Problem { path, message } in &status.problems {
+        println!("{}: no identity: {message}", path.display());
+    }
     for identity in &status.identities {
         let ends = identity.not_after.map_or_else(|| "-".to_owned(), |end| date(moment(end)));
         println!("{}  ends {ends}  renews {}", identity.guid, date(identity.renews_at));
@@ -230,6 +237,12 @@ mod tests {
             ("rotate-ca --state s --ca a --ca-key k", true),
             ("rotate-ca --state s --back", true),
             ("rotate-ca --state s", false),
+            ("confirm-removals 20 --control s", true),
+            ("confirm-removals 20", false),
+            (
+                "run --ca a --ca-key k --folder f --control s --also-trust p --keep-old-ca 0h --backdate 10m",
+                true,
+            ),
         ] {
             let line = std::iter::once("bosh-dns-identity").chain(words.split(' '));
             assert_eq!(CommandLine::try_parse_from(line).is_ok(), understood, "{words}");

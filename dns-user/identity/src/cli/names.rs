@@ -6,9 +6,8 @@ use anyhow::Context;
 use dns_core::{canonical::canonical, catalog::Snapshot};
 
 use crate::{
-    check::snapshot,
+    check::{snapshot, unresolved},
     manifest::{self, Provider},
-    names::unresolved,
     san::{Ids, Link, Names},
 };
 
@@ -63,7 +62,7 @@ pub(super) struct San {
 impl San {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let fleet = match &self.records {
-            Some(records) => Some(snapshot(records, &self.aliases).map_err(|error| anyhow::anyhow!(error))?),
+            Some(records) => Some(snapshot(records, &self.aliases)?),
             None => None,
         };
         let mut missing = false;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -19,8 +18,7 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
-use dns_kit::http_server;
-use dns_kit::tls::common_name;
+use dns_kit::{files::FileStamp, http_server, tls::common_name};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
@@ -28,18 +26,19 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    message::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
     policy,
-    state::StateFolder,
+    protocol::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
+    state::{IssuerFacts, StateFolder},
     trust::Trust,
 };
 use crate::{
-    authority::{self, Authority, certificates},
+    authority::{self, Authority, Fingerprint, certificates},
     ca_files::CaFiles,
-    certificate::{SigningRequest, seconds},
+    certificate::{SigningRequest, Validity, seconds},
     check::snapshot,
+    guard::Guard,
     keys::{KeyType, PrivateKey},
-    metrics::{self, Exposition},
+    metrics::{self, Exposition, no_labels},
     profile::Profile,
 };
 
@@ -49,8 +48,19 @@ const MOST_CONNECTIONS: usize = 1024;
 /// Maximum size of a call in bytes.
 const LARGEST_CALL: usize = 64 << 10;
 
-/// Validity of the issuer's own certificate, which is renewed at half of it.
+/// Validity of the issuer's own certificate, which is renewed at half of it. It starts as long before
+/// it is issued, so that agents with slow clocks can connect.
 const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+
+/// Maximum number of CAs that an agent's pairs are from.
+const MOST_ISSUERS: usize = 8;
+
+/// Delay before renewed certificates are saved: pairs are renewed at least 20 minutes before they end,
+/// so the older end in the file is still in the future.
+const SAVE_DELAY: Duration = Duration::from_secs(600);
+
+/// Minimum time between two log lines with the same reason of refusal.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Command-line options of the subcommand `issuer`.
 #[derive(Debug, clap::Args)]
@@ -79,18 +89,22 @@ pub struct IssuerOptions {
     /// Validity of certificates, at least 1h, such as 24h or 90m
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = crate::run::parse_validity)]
     validity: Duration,
+    /// Time by which certificates start before now, for machines with slow clocks
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = crate::run::parse_time)]
+    backdate: Duration,
     /// Serve Prometheus metrics at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 }
 
 /// State shared by all connections.
-struct Desk {
+struct IssuerService {
     state: StateFolder,
     records: PathBuf,
     name: String,
     roles: Vec<String>,
     validity: Duration,
+    backdate: Duration,
     shared: Mutex<Shared>,
 }
 
@@ -99,17 +113,33 @@ struct Shared {
     authority: Arc<Authority>,
     bundle: String,
     fleet: Arc<Fleet>,
-    fleet_stamp: Option<SystemTime>,
+    fleet_stamp: Option<FileStamp>,
+    /// New records that are not in use yet.
+    pending: Option<Arc<Fleet>>,
+    guard: Guard,
     members: Members,
-    /// Whether the members differ from the file.
-    unsaved: bool,
+    /// Differences of the members from the file.
+    unsaved: Unsaved,
+    saved_at: SystemTime,
     tls: Arc<ServerConfig>,
     /// Renewal time of the issuer's own certificate.
     tls_until: SystemTime,
     issued: u64,
     refused: BTreeMap<&'static str, u64>,
+    /// Time of the last log line by reason, and the number of refusals since.
+    logged: BTreeMap<&'static str, (SystemTime, u64)>,
     /// The last file error, so that each is reported once.
     problem: Option<String>,
+}
+
+/// Differences of the members from their file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Unsaved {
+    Nothing,
+    /// Only later ends of validity.
+    Renewals,
+    /// Something that a rotation waits for.
+    Progress,
 }
 
 /// The fleet of the records.
@@ -121,7 +151,7 @@ struct Fleet {
 
 impl Fleet {
     fn read(records: &Path) -> anyhow::Result<Self> {
-        let snapshot = snapshot(records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+        let snapshot = snapshot(records, &[])?;
         let ids = snapshot.instances().map(|row| row.id.to_owned()).collect();
         Ok(Self { snapshot, ids })
     }
@@ -140,9 +170,10 @@ struct Refusal {
 
 /// Serves agents until SIGTERM or SIGINT.
 pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
-    let IssuerOptions { state, ca, ca_key, records, listen, name, roles, validity, metrics } = options;
+    let IssuerOptions { state, ca, ca_key, records, listen, name, roles, validity, backdate, metrics } =
+        options;
     let now = SystemTime::now();
-    let state = StateFolder::open(state)?;
+    let (state, _lock) = StateFolder::create(state)?;
     let trust = match (state.trust()?, ca.zip(ca_key)) {
         (Some(trust), _) => trust,
         (None, Some((certificate, key))) => {
@@ -152,7 +183,9 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         }
         (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
     };
-    let fleet = Fleet::read(&records)?;
+    state.set_facts(&IssuerFacts { records: std::path::absolute(&records)? })?;
+    let fleet_stamp = FileStamp::of(&records);
+    let fleet = Arc::new(Fleet::read(&records)?);
     let authority = state.authority(&trust.issuing, now)?;
     let bundle = bundle(&state, &trust)?;
     let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
@@ -161,42 +194,46 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         trust,
         authority: Arc::new(authority),
         bundle,
-        fleet: Arc::new(fleet),
-        fleet_stamp: modified(&records),
+        pending: Some(fleet.clone()),
+        fleet,
+        fleet_stamp,
+        guard: Guard::default(),
         members,
-        unsaved: false,
+        unsaved: Unsaved::Nothing,
+        saved_at: now,
         tls,
         tls_until: now + OWN_VALIDITY / 2,
         issued: 0,
         refused: BTreeMap::new(),
+        logged: BTreeMap::new(),
         problem: None,
     };
     let shared = Mutex::new(shared);
-    let desk = Arc::new(Desk { state, records, name, roles, validity, shared });
+    let service = Arc::new(IssuerService { state, records, name, roles, validity, backdate, shared });
     if let Some(address) = metrics {
-        let desk = desk.clone();
-        metrics::serve(address, move || desk.metrics()).await?;
+        let service = service.clone();
+        metrics::serve(address, move || service.metrics()).await?;
     }
     let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen at {listen}"))?;
     tracing::info!(address = %listener.local_addr()?, "issuer started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    tokio::spawn(refresh(desk.clone()));
+    tokio::spawn(refresh(service.clone()));
     tokio::select! {
-        () = accept(listener, desk.clone()) => {}
+        () = accept(listener, service.clone()) => {}
         () = dns_kit::signals::ended() => {}
     }
-    desk.save();
+    service.save(Unsaved::Renewals);
     Ok(())
 }
 
-async fn accept(listener: TcpListener, desk: Arc<Desk>) {
+async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
     let router = Router::new()
         .route("/v1/pair", post(pair))
         .route("/v1/report", post(report))
         .layer(DefaultBodyLimit::max(LARGEST_CALL))
-        .with_state(desk.clone());
+        .with_state(service.clone());
     let serve_one = move |stream| {
-        let acceptor = TlsAcceptor::from(desk.shared.lock().tls.clone());
+        let acceptor = TlsAcceptor::from(service.shared.lock().tls.clone());
         let router = router.clone();
         async move {
             let served = async {
@@ -214,18 +251,14 @@ async fn accept(listener: TcpListener, desk: Arc<Desk>) {
 }
 
 /// Reloads changed files and renews the issuer's own certificate.
-async fn refresh(desk: Arc<Desk>) {
+async fn refresh(service: Arc<IssuerService>) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     loop {
         ticks.tick().await;
-        let desk = desk.clone();
+        let service = service.clone();
         // A panic in the task logs its own message; the next tick continues.
-        let _ = tokio::task::spawn_blocking(move || desk.follow(SystemTime::now())).await;
+        let _ = tokio::task::spawn_blocking(move || service.follow(SystemTime::now())).await;
     }
-}
-
-fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|facts| facts.modified()).ok()
 }
 
 /// Returns the certificates of all trusted CAs, PEM, without duplicates.
@@ -247,7 +280,8 @@ fn server_config(
 ) -> anyhow::Result<ServerConfig> {
     let key = PrivateKey::generate(KeyType::P256)?;
     let profile = Profile::new(name, &[], [], [])?;
-    let issued = authority.issue(&profile, key.public_key_info(), now, OWN_VALIDITY)?;
+    let validity = Validity::backdated(now, OWN_VALIDITY, OWN_VALIDITY);
+    let issued = authority.issue(&profile, key.public_key_info(), validity)?;
     let chain = certificates(issued.pem.as_bytes())?;
     let key = PrivateKeyDer::from_pem_slice(key.to_pem()?.as_bytes())?;
     let mut roots = RootCertStore::empty();
@@ -264,7 +298,7 @@ fn server_config(
         .with_single_cert(chain, key)?)
 }
 
-impl Desk {
+impl IssuerService {
     /// Reads changed files; if a file cannot be used, the last good state stays.
     fn follow(&self, now: SystemTime) {
         if let Err(error) = self.try_follow(now) {
@@ -277,7 +311,11 @@ impl Desk {
         } else {
             self.shared.lock().problem = None;
         }
-        self.save();
+        let shared = self.shared.lock();
+        // A time in the future dates from before the clock was set back.
+        let late = shared.saved_at + SAVE_DELAY <= now || now < shared.saved_at;
+        drop(shared);
+        self.save(if late { Unsaved::Renewals } else { Unsaved::Progress });
     }
 
     fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
@@ -301,32 +339,49 @@ impl Desk {
             (shared.trust, shared.authority, shared.bundle) = (trust, authority, bundle);
             (shared.tls, shared.tls_until) = (tls, now + OWN_VALIDITY / 2);
         }
-        let stamp = modified(&self.records);
+        let stamp = FileStamp::of(&self.records);
         if stamp != self.shared.lock().fleet_stamp {
-            let fleet = Fleet::read(&self.records)?;
+            let fleet = Arc::new(Fleet::read(&self.records)?);
             let mut shared = self.shared.lock();
-            (shared.fleet, shared.fleet_stamp) = (Arc::new(fleet), stamp);
+            (shared.pending, shared.fleet_stamp) = (Some(fleet), stamp);
         }
+        let confirmed = self.state.take_confirmation();
         let mut shared = self.shared.lock();
-        let fleet = shared.fleet.clone();
+        if let Some(number) = confirmed {
+            shared.guard.confirm(number);
+        }
         let before = shared.members.len();
-        shared.members.retain(|id, member| member.not_after > seconds(now) && fleet.ids.contains(id));
-        shared.unsaved |= shared.members.len() != before;
+        shared.members.retain(|_, member| member.not_after > seconds(now));
+        if let Some(fleet) = shared.pending.take() {
+            let known = shared.members.len();
+            let missing = shared.members.keys().filter(|id| !fleet.ids.contains(*id)).count();
+            if let Err(held) = shared.guard.check(known, missing, now) {
+                shared.pending = Some(fleet);
+                anyhow::bail!("{}: instances with certificates: {held}", self.records.display());
+            }
+            shared.members.retain(|id, _| fleet.ids.contains(id));
+            shared.fleet = fleet;
+        }
+        if shared.members.len() != before {
+            shared.unsaved = Unsaved::Progress;
+        }
         Ok(())
     }
 
-    /// Writes changed members to the file for `rotate-ca`.
-    fn save(&self) {
+    /// Writes members with differences of at least this kind to the file for `rotate-ca`.
+    fn save(&self, least: Unsaved) {
         let members = {
             let mut shared = self.shared.lock();
-            if !std::mem::take(&mut shared.unsaved) {
+            if shared.unsaved < least {
                 return;
             }
+            shared.unsaved = Unsaved::Nothing;
+            shared.saved_at = SystemTime::now();
             shared.members.clone()
         };
         if let Err(error) = self.state.set_members(&members) {
             tracing::error!("members not saved; rotate-ca misses the newest reports: {error}");
-            self.shared.lock().unsaved = true;
+            self.shared.lock().unsaved = Unsaved::Progress;
         }
     }
 
@@ -336,6 +391,7 @@ impl Desk {
             generation: shared.trust.generation,
             bundle: shared.bundle.clone(),
             issuing: shared.trust.issuing.clone(),
+            now: Some(seconds(SystemTime::now())),
         }
     }
 
@@ -351,9 +407,9 @@ impl Desk {
             (metrics::CA_EXPIRY, metrics::timestamp(shared.authority.validity().not_after)),
             (metrics::FILES_USABLE, i64::from(shared.problem.is_none())),
         ] {
-            shown.gauge(&family, [(vec![], value)])?;
+            shown.gauge(&family, [(no_labels(), value)])?;
         }
-        shown.counter(&metrics::ISSUED, [(vec![], shared.issued)])?;
+        shown.counter(&metrics::ISSUED, [(no_labels(), shared.issued)])?;
         let refused = shared.refused.iter().map(|(reason, count)| (vec![*reason], *count));
         shown.counter(&metrics::REFUSED, refused)?;
         Ok(shown)
@@ -401,8 +457,9 @@ impl Desk {
         if !authority.is_valid_at(now) {
             return Err(unable("the CA expired; rotate to a new one".to_owned()));
         }
+        let wanted = Validity::backdated(now, self.validity, self.backdate);
         let issued = authority
-            .issue(&profile, &proved.public_key_info, now, self.validity)
+            .issue(&profile, &proved.public_key_info, wanted)
             .map_err(|error| unable(error.to_string()))?;
         // The token is used last, so that a rejected request does not consume it; a certificate
         // that loses the race for it never leaves the issuer.
@@ -415,25 +472,18 @@ impl Desk {
         shared.issued += 1;
         let issuers = std::iter::once(authority.fingerprint().clone());
         let end = seconds(issued.validity.not_after);
-        let is_new = !shared.members.contains_key(&request.instance);
-        shared
-            .members
-            .entry(request.instance.clone())
-            .and_modify(|member| {
-                member.issuers.extend(issuers.clone());
-                member.not_after = member.not_after.max(end);
-            })
-            .or_insert_with(|| Member {
-                generation: 0,
-                issuers: issuers.clone().collect(),
-                not_after: end,
-                reported_at: seconds(now),
-            });
-        shared.unsaved = true;
+        let before = shared.members.get(&request.instance);
+        let is_new = before.is_none();
+        let (issuers, reported_at) = (issuers.collect(), seconds(now));
+        let mut member =
+            before.cloned().unwrap_or(Member { generation: 0, issuers, not_after: end, reported_at });
+        member.issuers.insert(authority.fingerprint().clone());
+        member.not_after = member.not_after.max(end);
+        shared.set_member(request.instance.clone(), member);
         drop(shared);
         if is_new {
             // A rotation must know a member before the member gets a certificate.
-            self.save();
+            self.save(Unsaved::Progress);
         }
         Ok(PairReply { certificate: issued.pem, orders: self.orders() })
     }
@@ -449,45 +499,77 @@ impl Desk {
             return Err(refuse(StatusCode::FORBIDDEN, error));
         }
         let Report { generation, issuers, not_after } = report;
-        let reported_at = seconds(SystemTime::now());
-        shared.members.insert(instance, Member { generation, issuers, not_after, reported_at });
-        shared.unsaved = true;
+        if issuers.len() > MOST_ISSUERS || !issuers.iter().all(Fingerprint::is_well_formed) {
+            let error =
+                format!("a report names at most {MOST_ISSUERS} CAs by their SHA-256; update the agent");
+            return Err(Refusal { status: StatusCode::BAD_REQUEST, reason: "report", error });
+        }
+        // No pair ends later than the last one issued; a rotation would wait for it.
+        let now = SystemTime::now();
+        let issued = shared.members.get(&instance).map_or(0, |member| member.not_after);
+        let not_after = not_after.min(issued.max(seconds(now + self.validity)));
+        shared.set_member(instance, Member { generation, issuers, not_after, reported_at: seconds(now) });
         drop(shared);
         Ok(self.orders())
     }
 
     fn refused(&self, refusal: Refusal) -> Response {
         let Refusal { status, reason, error } = refusal;
-        tracing::warn!(reason, "request refused: {error}");
-        *self.shared.lock().refused.entry(reason).or_default() += 1;
+        let now = SystemTime::now();
+        let mut shared = self.shared.lock();
+        *shared.refused.entry(reason).or_default() += 1;
+        let (at, suppressed) = shared.logged.entry(reason).or_insert((SystemTime::UNIX_EPOCH, 0));
+        if *at <= now && now < *at + REFUSAL_PAUSE {
+            *suppressed += 1;
+        } else {
+            tracing::warn!(reason, suppressed, "request refused: {error}");
+            (*at, *suppressed) = (now, 0);
+        }
+        drop(shared);
         (status, Json(Refused { error })).into_response()
     }
 }
 
+impl Shared {
+    /// Records a member; what a rotation waits for is saved sooner than a renewal.
+    fn set_member(&mut self, instance: String, member: Member) {
+        let Some(before) = self.members.insert(instance, member.clone()) else {
+            self.unsaved = Unsaved::Progress;
+            return;
+        };
+        let Member { generation, issuers, not_after, reported_at: _ } = member;
+        if (generation, &issuers) != (before.generation, &before.issuers) {
+            self.unsaved = Unsaved::Progress;
+        } else if not_after != before.not_after {
+            self.unsaved = self.unsaved.max(Unsaved::Renewals);
+        }
+    }
+}
+
 async fn pair(
-    Extract(desk): Extract<Arc<Desk>>,
+    Extract(service): Extract<Arc<IssuerService>>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     Json(request): Json<PairRequest>,
 ) -> Response {
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
-    let worker = desk.clone();
+    let worker = service.clone();
     let done = tokio::task::spawn_blocking(move || worker.pair(&peer, token.as_deref(), &request)).await;
     match done {
         Ok(Ok(reply)) => Json(reply).into_response(),
-        Ok(Err(refusal)) => desk.refused(refusal),
+        Ok(Err(refusal)) => service.refused(refusal),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
 async fn report(
-    Extract(desk): Extract<Arc<Desk>>,
+    Extract(service): Extract<Arc<IssuerService>>,
     Extension(peer): Extension<Peer>,
     Json(report): Json<Report>,
 ) -> Response {
-    match desk.report(&peer, report) {
+    match service.report(&peer, report) {
         Ok(orders) => Json(orders).into_response(),
-        Err(refusal) => desk.refused(refusal),
+        Err(refusal) => service.refused(refusal),
     }
 }

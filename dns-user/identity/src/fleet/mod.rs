@@ -5,10 +5,9 @@
 //! With I/O: [`state`] (files of the issuer), [`issuer`], [`agent`], [`rotate`].
 
 pub mod agent;
-mod client;
 pub mod issuer;
-pub mod message;
 pub mod policy;
+pub mod protocol;
 pub mod rotate;
 pub mod state;
 pub mod trust;

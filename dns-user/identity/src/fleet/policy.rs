@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use dns_core::catalog::Snapshot;
 
-use super::message::PairRequest;
+use super::protocol::PairRequest;
 use crate::profile::{Profile, ProfileError};
 
 /// Reason for which a request is rejected.

@@ -45,7 +45,7 @@ pub struct RotateOptions {
 pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
     let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
-    let _lock = state.lock()?.context("another rotate-ca is running; wait for it or stop it")?;
+    let _lock = state.lock_rotation()?.context("another rotate-ca is running; wait for it or stop it")?;
     let trust = state.trust()?.context("no CA is installed; start the issuer with --ca first")?;
     let now = SystemTime::now();
     let direction = match (ca.zip(ca_key), back) {
@@ -88,7 +88,9 @@ impl Steps {
             // The target is verified again, because days may have passed since its import.
             self.state.authority(&self.target, SystemTime::now())?;
             let Some((step, next)) = trust.next(&self.target) else {
-                self.state.set_trust(&trust.completed())?;
+                let trust = trust.completed();
+                self.state.set_trust(&trust)?;
+                self.state.forget_keys(&trust)?;
                 println!("done: only CA {} is trusted", self.target);
                 return Ok(());
             };

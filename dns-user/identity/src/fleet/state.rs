@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! authorities/FINGERPRINT/ca.crt, ca.key
-//! trust.json, members.json
+//! trust.json, members.json, issuer.json, confirmed-removals.json
 //! tokens/SHA-256-OF-THE-TOKEN.json
 //! ```
 
@@ -20,12 +20,12 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeroize::Zeroizing;
 
-use super::{message::Members, trust::Trust};
+use super::{protocol::Members, trust::Trust};
 use crate::{
     authority::{Authority, Fingerprint},
     ca_files::{CaError, CaFiles},
     certificate::seconds,
-    folder::replace_file,
+    folder::{lock, replace_file},
 };
 
 /// The issuer's state folder.
@@ -38,26 +38,32 @@ pub struct StateFolder {
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A CA has a defect.
-    #[error("{0}")]
+    #[error(transparent)]
     Authority(#[from] CaError),
     /// Reading or writing failed.
-    #[error("{}: {source}; check the issuer's folder of state", path.display())]
+    #[error("{}: {cause}; check the issuer's folder of state", path.display())]
     File {
         /// Path of the file that failed.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
+    /// The folder is not an issuer's.
+    #[error("{}: not the state folder of an issuer: it has no trust.json; correct the path", .0.display())]
+    NoIssuer(PathBuf),
+    /// Another issuer runs with the folder.
+    #[error("{}: another issuer uses this folder; stop it, or choose another folder", .0.display())]
+    InUse(PathBuf),
     /// The file is not JSON of the expected form.
-    #[error("{}: {source}; restore the file from a backup", path.display())]
+    #[error("{}: {cause}; restore the file from a backup", path.display())]
     Json {
         /// Path of the malformed file.
         path: PathBuf,
         /// Position and cause of the syntax error.
-        source: serde_json::Error,
+        cause: serde_json::Error,
     },
     /// Replacing a file failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Replace(#[from] crate::folder::FolderError),
 }
 
@@ -82,18 +88,80 @@ struct StoredToken {
     expires: u64,
 }
 
+/// Settings of the issuer that other commands need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IssuerFacts {
+    /// The fleet's records.json, an absolute path.
+    pub records: PathBuf,
+}
+
 impl StateFolder {
-    /// Opens the folder; creates it with access for its owner only.
-    pub fn open(path: PathBuf) -> Result<Self, StateError> {
+    /// Opens the folder of an issuer; creates it with access for its owner only. The lock ends with
+    /// the returned file.
+    pub fn create(path: PathBuf) -> Result<(Self, Flock<File>), StateError> {
         let this = Self { path };
         for folder in [this.path.clone(), this.path.join("authorities"), this.path.join("tokens")] {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&folder)
-                .map_err(|source| StateError::File { path: folder, source })?;
+                .map_err(|cause| StateError::File { path: folder, cause })?;
         }
-        Ok(this)
+        let locked = lock(&this.path).map_err(|cause| StateError::File { path: this.path.clone(), cause })?;
+        let locked = locked.ok_or_else(|| StateError::InUse(this.path.clone()))?;
+        Ok((this, locked))
+    }
+
+    /// Opens the folder of an existing issuer.
+    pub fn open(path: PathBuf) -> Result<Self, StateError> {
+        match path.join("trust.json").exists() {
+            true => Ok(Self { path }),
+            false => Err(StateError::NoIssuer(path)),
+        }
+    }
+
+    /// Returns the settings of the last issuer; `None` before the first start of this version.
+    pub fn facts(&self) -> Result<Option<IssuerFacts>, StateError> {
+        self.read("issuer.json")
+    }
+
+    /// Replaces the settings if they differ.
+    pub fn set_facts(&self, facts: &IssuerFacts) -> Result<(), StateError> {
+        // A damaged file is replaced as well.
+        if self.facts().ok().flatten().as_ref() == Some(facts) {
+            return Ok(());
+        }
+        self.write("issuer.json", facts)
+    }
+
+    /// Confirms that up to `number` members may be removed at once.
+    pub fn confirm_removals(&self, number: usize) -> Result<(), StateError> {
+        self.write("confirmed-removals.json", &number)
+    }
+
+    /// Consumes a confirmation.
+    pub fn take_confirmation(&self) -> Option<usize> {
+        let number = self.read("confirmed-removals.json").ok().flatten()?;
+        fs::remove_file(self.path.join("confirmed-removals.json")).ok()?;
+        Some(number)
+    }
+
+    /// Removes the keys of CAs that are neither trusted nor the origin of the last rotation.
+    pub fn forget_keys(&self, trust: &Trust) -> Result<(), StateError> {
+        let folder = self.path.join("authorities");
+        let failed = |cause| StateError::File { path: folder.clone(), cause };
+        let needed = || trust.trusted.iter().chain(&trust.origin).chain([&trust.issuing]);
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let key = entry.path().join("ca.key");
+            if key.exists() && !needed().any(|ca| entry.file_name() == ca.as_str()) {
+                // Without its key, an imported CA is incomplete; importing it again restores it.
+                for file in [entry.path().join("ca.crt"), key] {
+                    fs::remove_file(&file).map_err(|cause| StateError::File { path: file, cause })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Verifies a CA and copies it into the folder.
@@ -106,7 +174,7 @@ impl StateFolder {
         }
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| StateError::File { path, source }
+            move |cause| StateError::File { path, cause }
         };
         DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed(&folder))?;
         // The certificate is written last: its presence marks the CA as complete.
@@ -130,7 +198,7 @@ impl StateFolder {
     /// Returns the certificates of an imported CA, PEM; works even after it expired.
     pub fn chain(&self, fingerprint: &Fingerprint) -> Result<String, StateError> {
         let path = self.files(fingerprint).certificate;
-        fs::read_to_string(&path).map_err(|source| StateError::File { path, source })
+        fs::read_to_string(&path).map_err(|cause| StateError::File { path, cause })
     }
 
     /// Returns the fleet's trust; `None` before the first CA.
@@ -157,10 +225,10 @@ impl StateFolder {
         let path = self.path.join(name);
         match fs::read(&path) {
             Ok(text) => {
-                serde_json::from_slice(&text).map(Some).map_err(|source| StateError::Json { path, source })
+                serde_json::from_slice(&text).map(Some).map_err(|cause| StateError::Json { path, cause })
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StateError::File { path, source }),
+            Err(cause) => Err(StateError::File { path, cause }),
         }
     }
 
@@ -168,16 +236,16 @@ impl StateFolder {
         let path = self.path.join(name);
         let text = match serde_json::to_vec_pretty(value) {
             Ok(text) => text,
-            Err(source) => return Err(StateError::Json { path, source }),
+            Err(cause) => return Err(StateError::Json { path, cause }),
         };
         Ok(replace_file(&path, &text)?)
     }
 
-    /// Locks rotations; `None` if another command holds the lock.
-    pub fn lock(&self) -> Result<Option<Flock<File>>, StateError> {
+    /// Locks rotations, beside a running issuer; `None` if another command holds the lock.
+    pub fn lock_rotation(&self) -> Result<Option<Flock<File>>, StateError> {
         let path = self.path.join("rotation.lock");
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = open.map_err(|source| StateError::File { path, source })?;
+        let file = open.map_err(|cause| StateError::File { path, cause })?;
         Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
     }
 
@@ -192,7 +260,7 @@ impl StateFolder {
         let path = self.path.join("tokens");
         SystemRandom::new().fill(&mut *bytes).map_err(|_| StateError::File {
             path: path.clone(),
-            source: io::Error::other("no random numbers"),
+            cause: io::Error::other("no random numbers"),
         })?;
         let token = Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice()));
         let stored = StoredToken { instance: instance.to_owned(), expires: seconds(now + lifetime) };
@@ -202,7 +270,7 @@ impl StateFolder {
             file.write_all(&serde_json::to_vec(&stored)?)?;
             file.sync_all()
         };
-        write().map_err(|source| StateError::File { path: path.clone(), source })?;
+        write().map_err(|cause| StateError::File { path: path.clone(), cause })?;
         Ok(token)
     }
 
@@ -235,7 +303,7 @@ mod tests {
     #[test]
     fn token_works_once() {
         let folder = tempfile::tempdir().unwrap();
-        let state = StateFolder::open(folder.path().join("state")).unwrap();
+        let state = StateFolder::create(folder.path().join("state")).unwrap().0;
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
         let token = state.create_token("i1", now, hour).unwrap();
         assert_eq!(state.use_token(&token, "i2", now), Err(TokenError::OtherInstance));

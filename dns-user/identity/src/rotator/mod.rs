@@ -1,38 +1,51 @@
 //! Maintains the pairs of a set of identities. Time is an argument of every step, so that tests can
 //! simulate a day in seconds.
 
-mod contents;
-mod status;
+mod identity;
+mod trusted;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use self::contents::{CONTAINER, Contents};
-pub use self::status::{AuthorityStatus, IdentityStatus, Status};
+use serde::{Deserialize, Serialize};
+
+pub use self::identity::IdentityStatus;
+use self::{
+    identity::{Contents, Identity, IssuedBy},
+    trusted::Trusted,
+};
 use crate::{
-    authority::{Authority, Fingerprint, bundle, certificates, parse_all, validity},
+    authority::{Authority, Fingerprint},
     ca_files::{CaError, CaFiles, Stamps},
-    certificate::{Validity, seconds},
-    folder::{FolderError, IdentityFolder, Pair, read_pair, sweep_removed},
-    keys::{KeyError, pem},
+    certificate::{Validity, unix},
+    folder::{FolderError, IdentityFolder, Pair, make_folders, sweep_interrupted},
+    keys::KeyError,
     pool::KeyPool,
     profile::{Container, Guid, Profile, ProfileError},
-    schedule::Schedule,
-    window::Share,
 };
 
 /// Maximum number of pairs issued per step, so that commands do not wait long.
 const PAIRS_A_STEP: usize = 16;
+
+/// Maximum number of trust bundles rewritten per step.
+const BUNDLES_A_STEP: usize = 256;
+
+/// Maximum number of overdue identities that are queued at once.
+const BACKLOG: usize = 256;
 
 /// Period over which identities are reissued after a change of the CA.
 const REISSUE_SPREAD: Duration = Duration::from_secs(300);
 
 /// Maximum interval between checks of the clock and of the CA's files.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Number of seconds in which all identities are checked for lost files.
+const CHECK_PERIOD: usize = 10;
 
 /// Settings of a rotator.
 #[derive(Clone, Debug)]
@@ -41,8 +54,14 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Validity of new certificates.
     pub validity: Duration,
+    /// Time by which certificates start before they are issued, for peers with slow clocks.
+    pub backdate: Duration,
     /// Whether to write Envoy's SDS files.
     pub envoy: bool,
+    /// PEM files with the CAs of other cells, which all identities trust.
+    pub also_trust: Vec<PathBuf>,
+    /// Time for which a replaced CA stays trusted.
+    pub keep_old_ca: Duration,
 }
 
 /// A set of identities and the CA that issues them.
@@ -53,32 +72,41 @@ pub struct Rotator {
     authority: Authority,
     /// Reason why the CA's current files cannot be used.
     ca_problem: Option<String>,
+    trusted: Trusted,
+    /// Trust bundle of new and rewritten folders.
+    bundle: Arc<str>,
+    /// Whether an identity may have another bundle.
+    stale_bundles: bool,
     pool: KeyPool,
     identities: BTreeMap<Guid, Identity>,
+    /// Overdue identities, the most urgent last.
+    backlog: Vec<Guid>,
+    /// The last identity checked for lost files, and the time of the next check.
+    checked: (Option<Guid>, SystemTime),
+    /// Folders whose identity could not be taken over.
+    problems: Vec<Problem>,
     renewals: u64,
     failures: BTreeMap<&'static str, u64>,
 }
 
-struct Identity {
-    container: Container,
-    folder: IdentityFolder,
-    schedule: Schedule,
-    /// CA certificates of the pair in use, its issuer first, PEM; empty without a pair.
-    issuer_chain: String,
-    issuer: Option<Fingerprint>,
-    /// Trust bundle in the folder.
-    bundle: String,
+/// Time of the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// At this time, at most a second away.
+    At(SystemTime),
+    /// As soon as the pool has a key, or within a second.
+    Key,
 }
 
 /// Error when creating, changing or renewing an identity.
 #[derive(Debug, thiserror::Error)]
 pub enum RotatorError {
     /// The description is invalid.
-    #[error("{0}")]
+    #[error(transparent)]
     Profile(#[from] ProfileError),
     /// Generating a key or signing failed.
     #[error("cannot issue: {0}")]
-    Key(#[from] KeyError),
+    Key(KeyError),
     /// The CA has expired.
     #[error("{path}: the CA expired; replace the CA")]
     Authority {
@@ -86,7 +114,7 @@ pub enum RotatorError {
         path: String,
     },
     /// The files could not be written or read.
-    #[error("{0}")]
+    #[error(transparent)]
     Folder(#[from] FolderError),
     /// No identity has this guid.
     #[error("no identity {0}; `status` lists them")]
@@ -110,15 +138,15 @@ impl RotatorError {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The CA cannot be used.
-    #[error("{0}")]
+    #[error(transparent)]
     Authority(#[from] CaError),
     /// The folder cannot be used.
-    #[error("{}: {source}; create it writable for the rotator's user", path.display())]
+    #[error("{}: {cause}; create it writable for the rotator's user", path.display())]
     Folder {
         /// Path of the folder of identities.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
@@ -130,19 +158,51 @@ impl Rotator {
         for caution in authority.cautions(now, settings.validity) {
             tracing::warn!("{}: {caution}", ca.certificate.display());
         }
-        let failed = |source| StartError::Folder { path: settings.folder.clone(), source };
-        fs::create_dir_all(&settings.folder).map_err(failed)?;
-        sweep_removed(&settings.folder).map_err(failed)?;
-        let mut identities = BTreeMap::new();
+        let failed = |cause| StartError::Folder { path: settings.folder.clone(), cause };
+        make_folders(&settings.folder).map_err(failed)?;
+        sweep_interrupted(&settings.folder).map_err(failed)?;
+        let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone())?;
+        let (mut identities, mut problems) = (BTreeMap::new(), Vec::new());
         for entry in fs::read_dir(&settings.folder).map_err(failed)? {
-            let folder = IdentityFolder::new(entry.map_err(failed)?.path());
-            if let Some(identity) = Identity::take_over(folder) {
-                identities.insert(identity.container.guid.clone(), identity);
+            let path = entry.map_err(failed)?.path();
+            match Identity::take_over(IdentityFolder::new(path.clone())) {
+                Ok(Some(identity)) => {
+                    if let Some(issuer) = &identity.issuer {
+                        trusted.add(&issuer.chain);
+                    }
+                    identities.insert(identity.container.guid.clone(), identity);
+                }
+                Ok(None) => {}
+                Err(problem) => {
+                    tracing::warn!("{}: {problem}", path.display());
+                    problems.push(Problem { path, message: problem.to_string() });
+                }
             }
         }
-        let (renewals, failures, ca_problem) = (0, BTreeMap::new(), None);
-        let mut rotator =
-            Self { settings, ca, stamps, authority, ca_problem, pool, identities, renewals, failures };
+        // The CA was replaced while no rotator ran.
+        for chain in trusted.others_in_use(&authority.chain_pem()) {
+            if !settings.keep_old_ca.is_zero() {
+                trusted.retire(&chain, now + settings.keep_old_ca);
+            }
+        }
+        let bundle = trusted.bundle(&authority.chain_pem());
+        let mut rotator = Self {
+            settings,
+            ca,
+            stamps,
+            authority,
+            ca_problem: None,
+            trusted,
+            bundle,
+            stale_bundles: true,
+            pool,
+            identities,
+            backlog: Vec::new(),
+            checked: (None, now),
+            problems,
+            renewals: 0,
+            failures: BTreeMap::new(),
+        };
         rotator.request_reissue(now);
         Ok(rotator)
     }
@@ -156,14 +216,13 @@ impl Rotator {
         let guid = container.guid.clone();
         let mut identity =
             Identity::new(container, IdentityFolder::new(self.settings.folder.join(guid.as_str())));
-        let bundle = self.bundle();
-        match self.issue(&mut identity, &bundle, now, Renew::All) {
+        match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
+                self.problems.retain(|problem| problem.path != identity.folder.path());
                 self.identities.insert(guid, identity);
                 Ok(())
             }
             Err(error) => {
-                self.count_failure(&error);
                 if let Err(rest) = identity.folder.destroy() {
                     tracing::warn!("files of the refused identity {guid} remain: {rest}");
                 }
@@ -191,11 +250,9 @@ impl Rotator {
         let mut result = Ok(());
         if let Some(renew) = renew {
             identity.container = container;
-            let bundle = self.bundle_with(&identity);
-            result = self.issue(&mut identity, &bundle, now, renew);
-            if let Err(error) = &result {
+            result = self.issue(&mut identity, now, renew);
+            if result.is_err() {
                 identity.container = before;
-                self.count_failure(error);
             }
         }
         self.identities.insert(identity.container.guid.clone(), identity);
@@ -206,8 +263,18 @@ impl Rotator {
     pub fn destroy(&mut self, guid: &Guid) -> Result<(), RotatorError> {
         let identity = self.identities.get(guid).ok_or_else(|| RotatorError::Unknown(guid.clone()))?;
         identity.folder.clone().destroy()?;
-        self.identities.remove(guid);
+        let removed = self.identities.remove(guid);
+        if let Some(IssuedBy { chain, .. }) = removed.and_then(|identity| identity.issuer)
+            && self.trusted.remove(&chain)
+        {
+            self.renew_bundle();
+        }
         Ok(())
+    }
+
+    /// Counts a failure that is reported for the first time.
+    pub fn count_failure(&mut self, error: &RotatorError) {
+        *self.failures.entry(error.reason()).or_default() += 1;
     }
 
     /// Returns the ids of all identities.
@@ -215,47 +282,77 @@ impl Rotator {
         self.identities.keys().cloned().collect()
     }
 
-    /// Reloads changed CA files, updates trust bundles, and renews pairs that are due. Returns the
-    /// time of the next step, at most a second away.
-    pub fn step(&mut self, now: SystemTime) -> SystemTime {
+    /// Reloads changed CA files, updates trust bundles, and renews pairs that are due.
+    pub fn step(&mut self, now: SystemTime) -> Next {
         self.reload_authority(now);
-        self.publish_bundle(now);
-        let mut due: Vec<(SystemTime, Guid)> = self
-            .identities
-            .values()
-            .map(|identity| (identity.due(now), identity.container.guid.clone()))
-            .filter(|(due, _)| *due <= now)
-            .collect();
-        due.sort_unstable();
-        let more = due.len() > PAIRS_A_STEP;
-        for (_, guid) in due.into_iter().take(PAIRS_A_STEP) {
-            self.renew(&guid, now);
+        if self.trusted.reload(now) {
+            self.renew_bundle();
+        }
+        let distributed = self.distribute_bundle(now);
+        self.check_files(now);
+        if self.backlog.is_empty() {
+            self.backlog = self.overdue(now);
+        }
+        for _ in 0..PAIRS_A_STEP {
+            let Some(guid) = self.backlog.pop() else { break };
+            if self.renew(&guid, now, distributed) == Renewal::NeedsKey {
+                // More urgent ones may become due before the key is ready.
+                self.backlog.clear();
+                return Next::Key;
+            }
+        }
+        if !self.backlog.is_empty() || distributed == Distributed::InPart {
+            return Next::At(now);
         }
         let next = self.next_renewal(now);
-        match more {
-            true => now,
-            false => next.map_or(now + LONGEST_SLEEP, |next| next.clamp(now, now + LONGEST_SLEEP)),
-        }
+        Next::At(next.map_or(now + LONGEST_SLEEP, |next| next.clamp(now, now + LONGEST_SLEEP)))
     }
 
     /// Returns the earliest time at which an identity is due; `None` without identities.
     pub fn next_renewal(&self, now: SystemTime) -> Option<SystemTime> {
-        self.identities.values().map(|identity| identity.due(now)).min()
+        self.identities.values().map(|identity| identity.schedule.due(now)).min()
     }
 
-    fn renew(&mut self, guid: &Guid, now: SystemTime) {
-        let Some(mut identity) = self.identities.remove(guid) else { return };
+    /// Returns the pool of keys.
+    pub fn pool(&self) -> &KeyPool {
+        &self.pool
+    }
+
+    /// Returns the most urgent identities that are due, the first to renew last: those at the end of
+    /// their window, then by due time.
+    fn overdue(&self, now: SystemTime) -> Vec<Guid> {
+        let mut due: Vec<(bool, SystemTime, &Guid)> = self
+            .identities
+            .iter()
+            .map(|(guid, identity)| {
+                (identity.schedule.can_wait(now, REISSUE_SPREAD), identity.schedule.due(now), guid)
+            })
+            .filter(|(_, due, _)| *due <= now)
+            .collect();
+        if due.len() > BACKLOG {
+            due.select_nth_unstable(BACKLOG);
+            due.truncate(BACKLOG);
+        }
+        due.sort_unstable_by(|one, other| other.cmp(one));
+        due.into_iter().map(|(_, _, guid)| guid.clone()).collect()
+    }
+
+    fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
+        if self.identities.get(guid).is_none_or(|identity| now < identity.schedule.due(now)) {
+            return Renewal::Done;
+        }
+        let Some(mut identity) = self.identities.remove(guid) else { return Renewal::Done };
         // Early in the window, a renewal waits for the pool, so that no key is generated at normal
-        // priority.
+        // priority, and for trust bundles, so that peers accept the new pair.
         let can_wait = identity.schedule.can_wait(now, REISSUE_SPREAD);
         let keys = if identity.container.internal_routes.is_some() { 2 } else { 1 };
-        if can_wait && self.pool.ready() < keys.min(self.pool.size()) {
+        let has_key = !can_wait || self.pool.call_when(keys.min(self.pool.size()));
+        if !has_key || can_wait && distributed == Distributed::InPart {
             self.identities.insert(guid.clone(), identity);
-            return;
+            return if has_key { Renewal::Done } else { Renewal::NeedsKey };
         }
-        let bundle = self.bundle_with(&identity);
         let failed_before = identity.schedule.failure().is_some();
-        match self.issue(&mut identity, &bundle, now, Renew::All) {
+        match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
                 self.renewals += 1;
                 if failed_before {
@@ -276,15 +373,10 @@ impl Rotator {
             }
         }
         self.identities.insert(guid.clone(), identity);
+        Renewal::Done
     }
 
-    fn issue(
-        &self,
-        identity: &mut Identity,
-        bundle: &str,
-        now: SystemTime,
-        renew: Renew,
-    ) -> Result<(), RotatorError> {
+    fn issue(&mut self, identity: &mut Identity, now: SystemTime, renew: Renew) -> Result<(), RotatorError> {
         if !self.authority.is_valid_at(now) {
             return Err(RotatorError::Authority { path: self.ca.certificate.display().to_string() });
         }
@@ -302,24 +394,37 @@ impl Rotator {
         let contents = Contents {
             pair: &pair,
             second: second.as_ref(),
-            bundle,
+            bundle: &self.bundle,
             container: &identity.container,
             envoy: self.settings.envoy,
         };
         contents.write(&identity.folder)?;
-        identity.bundle = bundle.to_owned();
+        identity.bundle = self.bundle.clone();
         if let Some(validity) = validity {
-            identity.schedule.succeeded(validity);
-            identity.issuer_chain = self.authority.chain_pem();
-            identity.issuer = Some(self.authority.fingerprint().clone());
+            identity.schedule.succeeded(now, validity);
+            let issuer = IssuedBy {
+                fingerprint: self.authority.fingerprint().clone(),
+                chain: Arc::from(self.authority.chain_pem()),
+            };
+            // The bundle holds the current CA in any case.
+            self.trusted.add(&issuer.chain);
+            if let Some(before) = identity.issuer.replace(issuer)
+                && self.trusted.remove(&before.chain)
+            {
+                self.renew_bundle();
+            }
         }
         Ok(())
     }
 
-    fn pair(&self, profile: &Profile, now: SystemTime) -> Result<(Pair, Validity), KeyError> {
-        let key = self.pool.take()?;
-        let issued = self.authority.issue(profile, key.public_key_info(), now, self.settings.validity)?;
-        Ok((Pair { certificate: issued.pem, key: key.to_pem()? }, issued.validity))
+    fn pair(&self, profile: &Profile, now: SystemTime) -> Result<(Pair, Validity), RotatorError> {
+        let Settings { validity, backdate, .. } = self.settings;
+        let wanted = Validity::backdated(now, validity, backdate);
+        let key = self.pool.take().map_err(RotatorError::Key)?;
+        let issued =
+            self.authority.issue(profile, key.public_key_info(), wanted).map_err(RotatorError::Key)?;
+        let key = key.to_pem().map_err(RotatorError::Key)?;
+        Ok((Pair { certificate: issued.pem, key }, issued.validity))
     }
 
     /// Reloads the CA if a file changed. If it cannot be used, the last good one stays.
@@ -336,12 +441,16 @@ impl Rotator {
                         "CA replaced; identities are reissued over 5 minutes, and both CAs are trusted \
                          meanwhile"
                     );
+                    if !self.settings.keep_old_ca.is_zero() {
+                        self.trusted.retire(&self.authority.chain_pem(), now + self.settings.keep_old_ca);
+                    }
                 }
                 for caution in authority.cautions(now, self.settings.validity) {
                     tracing::warn!("{}: {caution}", self.ca.certificate.display());
                 }
                 self.authority = authority;
                 self.ca_problem = None;
+                self.renew_bundle();
                 self.request_reissue(now);
             }
             Err(error) => {
@@ -359,55 +468,81 @@ impl Rotator {
     /// Requests a renewal of every identity whose certificate is from another CA.
     fn request_reissue(&mut self, now: SystemTime) {
         for identity in self.identities.values_mut() {
-            if identity.issuer.as_ref() != Some(self.authority.fingerprint()) {
+            if !identity.is_from(self.authority.fingerprint()) {
                 identity.schedule.request(now, REISSUE_SPREAD);
             }
         }
     }
 
-    /// Writes the trust bundle to all identities that have a different one.
-    fn publish_bundle(&mut self, now: SystemTime) {
-        let bundle = self.bundle();
-        let (envoy, failures) = (self.settings.envoy, &mut self.failures);
+    fn renew_bundle(&mut self) {
+        let bundle = self.trusted.bundle(&self.authority.chain_pem());
+        if bundle != self.bundle {
+            self.bundle = bundle;
+            self.stale_bundles = true;
+        }
+    }
+
+    /// Writes the trust bundle to identities that have a different one. Those that failed are
+    /// retried after a delay.
+    fn distribute_bundle(&mut self, now: SystemTime) -> Distributed {
+        if !self.stale_bundles {
+            return Distributed::Everywhere;
+        }
+        let (bundle, envoy, failures) = (&self.bundle, self.settings.envoy, &mut self.failures);
+        let (mut written, mut failing) = (0, false);
         for (guid, identity) in &mut self.identities {
-            let waits = identity.schedule.failure().is_some_and(|failure| now < failure.retry_at);
-            if identity.bundle == bundle || identity.issuer.is_none() || waits {
+            if Arc::ptr_eq(&identity.bundle, bundle) || identity.issuer.is_none() {
                 continue;
             }
-            if let Err(error) = identity.rewrite(&bundle, envoy) {
+            if *identity.bundle == **bundle {
+                identity.bundle = bundle.clone();
+                continue;
+            }
+            if identity.schedule.failure().is_some_and(|failure| now < failure.retry_at) {
+                failing = true;
+                continue;
+            }
+            if written == BUNDLES_A_STEP {
+                return Distributed::InPart;
+            }
+            written += 1;
+            if let Err(error) = identity.rewrite(bundle, envoy) {
+                failing = true;
+                let error = RotatorError::from(error);
                 if identity.schedule.failed(now, error.to_string()) {
                     *failures.entry(error.reason()).or_default() += 1;
                     tracing::error!(%guid, "trust bundle not written; retrying: {error}");
                 }
             } else {
-                identity.bundle.clone_from(&bundle);
+                identity.bundle = bundle.clone();
             }
         }
+        self.stale_bundles = failing;
+        Distributed::Everywhere
     }
 
-    /// Returns the current CA, then every CA that issued a pair still in use.
-    fn bundle(&self) -> String {
-        self.bundle_of(self.identities.values())
-    }
-
-    /// Returns the same as [`Self::bundle`] while one identity is taken out of the set.
-    fn bundle_with(&self, identity: &Identity) -> String {
-        self.bundle_of(self.identities.values().chain([identity]))
-    }
-
-    fn bundle_of<'a>(&self, identities: impl Iterator<Item = &'a Identity>) -> String {
-        let own = self.authority.chain_pem();
-        let others: BTreeSet<&str> = identities
-            .map(|identity| identity.issuer_chain.as_str())
-            .filter(|chain| !chain.is_empty() && *chain != own)
-            .collect();
-        // The chains were validated when they were taken over.
-        let chains = std::iter::once(own.as_str()).chain(others);
-        bundle(chains.flat_map(|chain| certificates(chain.as_bytes()).unwrap_or_default()))
-    }
-
-    fn count_failure(&mut self, error: &RotatorError) {
-        *self.failures.entry(error.reason()).or_default() += 1;
+    /// Checks a part of the identities once a second; one whose files were lost is due at once.
+    fn check_files(&mut self, now: SystemTime) {
+        let (after, next) = &mut self.checked;
+        // A time later than the interval dates from before the clock was set back.
+        if now < *next && *next <= now + LONGEST_SLEEP {
+            return;
+        }
+        *next = now + LONGEST_SLEEP;
+        let count = self.identities.len().div_ceil(CHECK_PERIOD);
+        let from = after.take().map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        let mut passed = 0;
+        for (guid, identity) in self.identities.range_mut((from, std::ops::Bound::Unbounded)).take(count) {
+            passed += 1;
+            *after = Some(guid.clone());
+            if identity.schedule.validity().is_some() && !identity.has_files() {
+                tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
+                identity.schedule.lost();
+            }
+        }
+        if passed < count {
+            *after = None;
+        }
     }
 
     /// Returns the state of the CA, the pool and every identity.
@@ -417,13 +552,14 @@ impl Rotator {
                 file: self.ca.certificate.clone(),
                 fingerprint: self.authority.fingerprint().clone(),
                 not_after: self.authority.validity().not_after,
-                problem: self.ca_problem.clone(),
+                problem: self.ca_problem.as_deref().or(self.trusted.problem()).map(str::to_owned),
             },
             pool_ready: self.pool.ready(),
             pool_size: self.pool.size(),
             renewals: self.renewals,
             failures: self.failures.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
             identities: self.identities.values().map(|identity| identity.status(now)).collect(),
+            problems: self.problems.clone(),
         }
     }
 }
@@ -435,72 +571,65 @@ enum Renew {
     ContainerToContainer,
 }
 
-impl Identity {
-    fn new(container: Container, folder: IdentityFolder) -> Self {
-        let (issuer_chain, bundle) = (String::new(), String::new());
-        let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
-        Self { container, folder, schedule, issuer_chain, issuer: None, bundle }
-    }
+/// Result of an attempt to renew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Renewal {
+    /// Renewed, failed, or not due any more.
+    Done,
+    /// The pool has no key, and the renewal can wait for one.
+    NeedsKey,
+}
 
-    /// Reads an identity written by an earlier process; `None` if the folder contains none.
-    fn take_over(folder: IdentityFolder) -> Option<Self> {
-        let data = folder.current()?;
-        let container = fs::read(data.join(CONTAINER)).ok()?;
-        let container: Container = match serde_json::from_slice(&container) {
-            Ok(container) => container,
-            Err(error) => {
-                tracing::warn!("{}: {error}; the folder stays unchanged", data.join(CONTAINER).display());
-                return None;
-            }
-        };
-        let mut identity = Self::new(container, folder);
-        // Without a readable pair, the identity is due immediately.
-        if let Ok(pair) = identity.folder_pair()
-            && let Ok(ders) = certificates(pair.certificate.as_bytes())
-            && let Ok(parsed) = parse_all(&ders)
-        {
-            identity.schedule.succeeded(validity(&parsed[0]));
-            identity.issuer = ders.get(1).map(|issuer| Fingerprint::of(issuer));
-            identity.issuer_chain = ders[1..].iter().map(|der| pem("CERTIFICATE", der).to_string()).collect();
-            identity.bundle = fs::read_to_string(data.join(contents::BUNDLE)).unwrap_or_default();
-        }
-        Some(identity)
-    }
+/// Progress of a new trust bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Distributed {
+    /// Every identity has it, or failed to take it.
+    Everywhere,
+    /// The next step continues.
+    InPart,
+}
 
-    fn due(&self, now: SystemTime) -> SystemTime {
-        self.schedule.due(now)
-    }
+//----------- Status ----------------------------------------------------------
 
-    fn folder_pair(&self) -> io::Result<Pair> {
-        read_pair(self.folder.path(), "instance")
-    }
+/// State of a rotator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// The CA in use.
+    pub authority: AuthorityStatus,
+    /// Number of keys that are ready.
+    pub pool_ready: usize,
+    /// Number of keys that the pool keeps ready.
+    pub pool_size: usize,
+    /// Number of renewals since the start.
+    pub renewals: u64,
+    /// Number of failures since the start, by reason.
+    pub failures: BTreeMap<String, u64>,
+    /// All identities, by guid.
+    pub identities: Vec<IdentityStatus>,
+    /// Descriptions and folders without an identity.
+    #[serde(default)]
+    pub problems: Vec<Problem>,
+}
 
-    fn read(&self, name: &str) -> Result<Pair, FolderError> {
-        read_pair(self.folder.path(), name)
-            .map_err(|source| FolderError { path: self.folder.path().join(name), source })
-    }
+/// State of the CA.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuthorityStatus {
+    /// Path of the CA's file.
+    pub file: PathBuf,
+    /// Fingerprint of the certificate in use.
+    pub fingerprint: Fingerprint,
+    /// End of its validity.
+    #[serde(with = "unix")]
+    pub not_after: SystemTime,
+    /// Reason why the current files cannot be used; `None` if they can.
+    pub problem: Option<String>,
+}
 
-    /// Writes the same pairs with another trust bundle.
-    fn rewrite(&self, bundle: &str, envoy: bool) -> Result<(), RotatorError> {
-        let pair = self.read("instance")?;
-        let second = match self.container.internal_routes {
-            Some(_) => Some(self.read("c2c")?),
-            None => None,
-        };
-        let (second, container) = (second.as_ref(), &self.container);
-        Ok(Contents { pair: &pair, second, bundle, container, envoy }.write(&self.folder)?)
-    }
-
-    fn status(&self, now: SystemTime) -> IdentityStatus {
-        let validity = self.schedule.validity();
-        IdentityStatus {
-            guid: self.container.guid.clone(),
-            folder: self.folder.path().to_owned(),
-            not_before: validity.map(|validity| seconds(validity.not_before)),
-            not_after: validity.map(|validity| seconds(validity.not_after)),
-            renews_at: self.due(now),
-            issuer: self.issuer.clone(),
-            failure: self.schedule.failure().cloned(),
-        }
-    }
+/// A file or folder without an identity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Path of the description or folder.
+    pub path: PathBuf,
+    /// Cause and remedy.
+    pub message: String,
 }

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use tempfile::TempDir;
 
-use crate::tools::{openssl, text};
+use crate::tools::{openssl, openssl_at, text};
 
 /// Extensions of a valid CA.
 pub(crate) const SOUND: &str =
@@ -29,8 +29,17 @@ impl TestAuthority {
         Self::with(name, SOUND, CaKey::P256, 3650)
     }
 
+    /// Like [`Self::new`], a day old: valid for processes with slow clocks.
+    pub(crate) fn aged(name: &str) -> Self {
+        Self::at(-86_400, name, SOUND, CaKey::P256, 3650)
+    }
+
     /// A self-signed CA.
     pub(crate) fn with(name: &str, extensions: &str, key: CaKey, days: i32) -> Self {
+        Self::at(0, name, extensions, key, days)
+    }
+
+    fn at(ahead: i64, name: &str, extensions: &str, key: CaKey, days: i32) -> Self {
         let this = Self { folder: tempfile::tempdir().unwrap() };
         this.make_key(key);
         let config = this.config(name, extensions);
@@ -39,7 +48,7 @@ impl TestAuthority {
             vec!["req", "-x509", "-config", text(&config), "-extensions", "ca", "-days", &days];
         let (key, certificate) = (this.key_path(), this.certificate_path());
         arguments.extend(["-key", text(&key), "-out", text(&certificate)]);
-        openssl(&arguments, b"").unwrap();
+        openssl_at(ahead, &arguments, b"").unwrap();
         this
     }
 

@@ -122,4 +122,8 @@ fn damaged_files_are_explained() {
     assert!(matches!(faults[..], [Fault::Damaged(1, _) | Fault::NoCertificate]), "{faults:?}");
     let faults = Authority::parse(half.as_bytes(), b"", now).unwrap_err();
     assert!(matches!(faults[..], [Fault::Key(_)]), "{faults:?}");
+    // The library's own text would list the bytes of the line.
+    let malformed = authority.certificate().replacen("CERTIFICATE-----", "CERTIFICATE", 1);
+    let faults = Authority::parse(malformed.as_bytes(), &authority.key(), now).unwrap_err();
+    assert!(faults[0].to_string().contains("the BEGIN line is malformed"), "{}", faults[0]);
 }

@@ -8,6 +8,7 @@ use std::{
 
 use dns_identity::{
     authority::{Authority, certificates, parse_all, validity},
+    certificate::Validity,
     keys::{KeyType, PrivateKey},
     profile::{Container, Profile},
 };
@@ -44,7 +45,9 @@ fn openssl_accepts_every_combination() {
             let key = PrivateKey::generate(kind).unwrap();
             let profile = container().identity().unwrap();
             let day = Duration::from_secs(24 * 3600);
-            let issued = loaded.issue(&profile, key.public_key_info(), SystemTime::now(), day).unwrap();
+            let issued = loaded
+                .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                .unwrap();
             let leaf = folder.path().join("leaf.crt");
             fs::write(&leaf, &issued.pem).unwrap();
             let ca_file = made.certificate_path();
@@ -109,7 +112,9 @@ fn rustls_accepts_both_ends() {
             let key = PrivateKey::generate(kind).unwrap();
             let profile = container().identity().unwrap();
             let day = Duration::from_secs(24 * 3600);
-            let issued = loaded.issue(&profile, key.public_key_info(), SystemTime::now(), day).unwrap();
+            let issued = loaded
+                .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                .unwrap();
             let key = key.to_pem().unwrap();
             for name in ["g1", "10.255.0.7"] {
                 handshake(&made.certificate(), &issued.pem, &key, name).unwrap();
@@ -127,7 +132,8 @@ fn chain_follows_leaf() {
     let key = PrivateKey::generate(KeyType::P256).unwrap();
     let profile = container().identity().unwrap();
     let hour = Duration::from_secs(3600);
-    let issued = loaded.issue(&profile, key.public_key_info(), SystemTime::now(), hour).unwrap();
+    let issued =
+        loaded.issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), hour)).unwrap();
     assert!(issued.pem.ends_with(&below.certificate()), "{}", issued.pem);
     handshake(&root.certificate(), &issued.pem, &key.to_pem().unwrap(), "g1").unwrap();
 }
@@ -137,7 +143,9 @@ fn leaf_ends_with_authority() {
     let (_, loaded) = authority(CaKey::P256);
     let (now, year) = (SystemTime::now(), Duration::from_secs(365 * 24 * 3600));
     let key = PrivateKey::generate(KeyType::P256).unwrap();
-    let issued = loaded.issue(&container().identity().unwrap(), key.public_key_info(), now, year).unwrap();
+    let issued = loaded
+        .issue(&container().identity().unwrap(), key.public_key_info(), Validity::starting(now, year))
+        .unwrap();
     assert_eq!(issued.validity.not_after, loaded.validity().not_after);
     assert!(loaded.cautions(now, year)[0].to_string().contains("before a new leaf would"));
     assert_eq!(loaded.cautions(now, Duration::from_secs(3600)), []);
@@ -153,7 +161,7 @@ fn dates_past_2050_are_encoded() {
     assert!(profile.is_err(), "a common name is also a DNS name");
     let profile = Profile::new("g_1", &["org & space: ü*".to_owned()], [], []).unwrap();
     let length = Duration::from_secs(40 * 365 * 24 * 3600);
-    let issued = loaded.issue(&profile, key.public_key_info(), now, length).unwrap();
+    let issued = loaded.issue(&profile, key.public_key_info(), Validity::starting(now, length)).unwrap();
     let ders = certificates(issued.pem.as_bytes()).unwrap();
     let parsed = parse_all(&ders).unwrap();
     assert_eq!(validity(&parsed[0]), issued.validity);
@@ -170,7 +178,9 @@ fn serials_are_random_uuids() {
     let mut lengths = [0; 18];
     for _ in 0..64 {
         let hour = Duration::from_secs(3600);
-        let issued = loaded.issue(&profile, key.public_key_info(), SystemTime::now(), hour).unwrap();
+        let issued = loaded
+            .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), hour))
+            .unwrap();
         let ders = certificates(issued.pem.as_bytes()).unwrap();
         let parsed = parse_all(&ders).unwrap();
         let serial = parsed[0].raw_serial();

@@ -151,11 +151,13 @@ fn full_and_read_only_disks_keep_pair() {
 }
 
 #[test]
-pub(crate) fn failed_create_leaves_no_identity() {
+fn failed_create_leaves_no_identity() {
     let mut world = World::new();
     fs::write(world.path("g1"), "a file in place of the folder").unwrap();
     let error = world.rotator.create(container(json!({ "guid": "g1" })), world.now).unwrap_err();
     assert!(error.to_string().starts_with(world.path("g1").to_str().unwrap()), "{error}");
+    let shown = format!("{:#}", anyhow::Error::from(error));
+    assert_eq!(shown.matches("os error").count(), 1, "the cause is shown once: {shown}");
     assert!(world.rotator.guids().is_empty());
     let routes = json!({ "guid": "g2", "internal_routes": ["not a name"] });
     let error = world.rotator.create(container(routes), world.now).unwrap_err();

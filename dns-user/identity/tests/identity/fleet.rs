@@ -26,16 +26,18 @@ const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deploy
                     ["i2","web","default","app","10.0.0.2","bosh"],
                     ["i3","web","default","app","10.0.0.3","bosh"]]}"#;
 
-struct Fleet {
-    folder: TempDir,
-    authority: TestAuthority,
-    address: SocketAddr,
-    _issuer: Running,
-    agents: Vec<Running>,
+pub(crate) struct Fleet {
+    pub(crate) folder: TempDir,
+    pub(crate) authority: TestAuthority,
+    pub(crate) address: SocketAddr,
+    pub(crate) issuer: Running,
+    pub(crate) agents: Vec<Running>,
+    /// Environment of agents that start from now on.
+    pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 impl Fleet {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (folder, authority) = (memory(), TestAuthority::new("old"));
         let path = |name: &str| folder.path().join(name);
         fs::write(path("records.json"), RECORDS).unwrap();
@@ -59,16 +61,16 @@ impl Fleet {
             ],
             &path("log"),
         );
-        let fleet = Self { folder, authority, address, _issuer: issuer, agents: Vec::new() };
+        let fleet = Self { folder, authority, address, issuer, agents: Vec::new(), environment: Vec::new() };
         until("the issuer", || std::net::TcpStream::connect(address).is_ok());
         fleet
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn token(&self, instance: &str) -> String {
+    pub(crate) fn token(&self, instance: &str) -> String {
         let state = self.path("state");
         let output =
             program().args(["token", "--state", text(&state), "--instance", instance]).output().unwrap();
@@ -76,7 +78,7 @@ impl Fleet {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn agent(&mut self, instance: &str, token: &str, more: &[&str]) {
+    pub(crate) fn agent(&mut self, instance: &str, token: &str, more: &[&str]) {
         let file = self.path(&format!("{instance}.token"));
         fs::write(&file, token).unwrap();
         let (issuer, folder, trust) = (self.address.to_string(), self.path(instance), self.path("trust.crt"));
@@ -98,20 +100,20 @@ impl Fleet {
             "5",
         ];
         arguments.extend(more);
-        self.agents.push(Running::start(&arguments, &self.path("log")));
+        self.agents.push(Running::start_with(&arguments, &self.path("log"), &self.environment));
     }
 
-    fn pair(&self, instance: &str, role: &str) -> PathBuf {
+    pub(crate) fn pair(&self, instance: &str, role: &str) -> PathBuf {
         self.path(instance).join(role)
     }
 
-    fn has_pairs(&self, instance: &str) -> bool {
+    pub(crate) fn has_pairs(&self, instance: &str) -> bool {
         ["instance", "health.bosh-dns", "api.bosh-dns"]
             .iter()
             .all(|role| read_pair(&self.pair(instance, role), "instance").is_ok())
     }
 
-    fn rotate(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn rotate(&self, arguments: &[&str]) -> Command {
         let state = self.path("state");
         let mut command = program();
         command.args(["rotate-ca", "--state", text(&state), "--settle", "1"]).args(arguments);
@@ -119,7 +121,7 @@ impl Fleet {
     }
 
     /// Returns whether every pair of an instance is issued by the CA and trusts these CAs.
-    fn follows(&self, instance: &str, issuer: &TestAuthority, trusted: &[&TestAuthority]) -> bool {
+    pub(crate) fn follows(&self, instance: &str, issuer: &TestAuthority, trusted: &[&TestAuthority]) -> bool {
         ["instance", "health.bosh-dns", "api.bosh-dns"].iter().all(|role| {
             let folder = self.pair(instance, role);
             let pair = read_pair(&folder, "instance").unwrap();
@@ -131,7 +133,7 @@ impl Fleet {
     }
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
@@ -242,7 +244,7 @@ fn owner_gets_keys_of_roles() {
 }
 
 /// A fleet whose agents have their pairs and have reported them.
-fn converged(instances: &[&str]) -> Fleet {
+pub(crate) fn converged(instances: &[&str]) -> Fleet {
     let mut fleet = Fleet::start();
     for instance in instances {
         let token = fleet.token(instance);

@@ -6,11 +6,16 @@
 mod authorities;
 mod ca;
 mod cases;
+mod cells;
 mod certificates;
 mod faults;
 mod fleet;
+mod guards;
+mod machines;
 mod pool;
 mod program;
 mod rotator;
+mod soak;
 mod tools;
 mod tutorial;
+mod watchers;

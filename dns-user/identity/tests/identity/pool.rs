@@ -13,7 +13,7 @@ use dns_identity::{
     folder::read_pair,
     keys::{KeyType, PrivateKey},
     pool::{KeyPool, thread_time},
-    rotator::{Rotator, Settings},
+    rotator::Rotator,
 };
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -24,7 +24,7 @@ use serde_json::json;
 use crate::{
     authorities::TestAuthority,
     program::{Running, until},
-    rotator::{HOUR, container, files, matches, memory},
+    rotator::{container, files, matches, memory, settings},
 };
 
 /// Returns the thread `key-pool` of this process once it has the policy SCHED_IDLE.
@@ -112,9 +112,8 @@ fn filled_pool_makes_start_fast() {
     let pool = KeyPool::start(KeyType::Rsa2048, 1).unwrap();
     // At idle priority this takes longer on a busy machine.
     assert!(pool.wait(1, Duration::from_secs(600)));
-    let settings = Settings { folder: folder.path().to_owned(), validity: 24 * HOUR, envoy: false };
     let now = SystemTime::now();
-    let mut rotator = Rotator::open(settings, files(&authority), pool, now).unwrap();
+    let mut rotator = Rotator::open(settings(folder.path()), files(&authority), pool, now).unwrap();
     // The CPU time of this thread, because others may run in between.
     let used = thread_time();
     rotator.create(container(json!({ "guid": "g1" })), now).unwrap();

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::{
     authorities::TestAuthority,
     rotator::{container, guid, joined, matches, memory},
-    tools::{not_run, text},
+    tools::{fires, not_run, text},
 };
 
 /// Longer than any step takes on a busy machine.
@@ -45,8 +45,14 @@ impl Drop for Running {
 impl Running {
     /// Starts the program; everything it logs is appended to `log`.
     pub(crate) fn start(arguments: &[&str], log: &Path) -> Self {
+        Self::start_with(arguments, log, &[])
+    }
+
+    pub(crate) fn start_with(arguments: &[&str], log: &Path, environment: &[(&str, String)]) -> Self {
         let log = fs::File::options().create(true).append(true).open(log).unwrap();
-        Self(program().args(arguments).env("RUST_LOG", "trace").stderr(log).spawn().unwrap())
+        let mut program = program();
+        program.args(arguments).env("RUST_LOG", "trace").envs(environment.iter().cloned());
+        Self(program.stderr(log).spawn().unwrap())
     }
 
     /// Sends SIGTERM; returns whether the process exited successfully.
@@ -156,6 +162,24 @@ fn folder_of_descriptions_is_followed() {
     fs::remove_file(world.folder.path().join("containers/g2.json")).unwrap();
     until("the end of g2", || !world.identity("g2").exists());
     assert!(world.identity("g1").exists());
+    // A description without an identity is visible everywhere.
+    world.describe("g9.json", r#"{"guid":"g8"}"#);
+    let described = || {
+        let Ok(Reply::Status(status)) = control::send(&world.control(), &Order::Status) else { panic!() };
+        status.problems
+    };
+    until("the description without identity", || described().len() == 2);
+    let problem = described().remove(1);
+    assert!(problem.message.contains("named after g9"), "{problem:?}");
+    until("metrics of the problem", || {
+        get(metrics, "/metrics").is_some_and(|text| text.contains("bosh_dns_identity_without_identity 2"))
+    });
+    let scraped = get(metrics, "/metrics").unwrap();
+    assert!(fires(&scraped, "BoshDnsIdentityWithoutIdentity"), "{scraped}");
+    assert!(scraped.contains("bosh_dns_identity_pair_failing{guid=\"g1\"} 0"), "{scraped}");
+    let (well, said) = output(&["status", "--control", text(&world.control())]);
+    assert!(!well && said.contains("g9.json: no identity"), "{said}");
+    fs::remove_file(world.folder.path().join("containers/g9.json")).unwrap();
     // The folder determines the identities; commands are refused.
     let create = Order::Create { container: container(json!({ "guid": "g3" })) };
     let Reply::Error(problem) = control::send(&world.control(), &create).unwrap() else { panic!() };

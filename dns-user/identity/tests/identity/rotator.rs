@@ -20,7 +20,7 @@ use dns_identity::{
     pool::{KeyPool, thread_time},
     profile::{Container, Guid},
     rotator::{Rotator, Settings},
-    window::{RenewalWindow, Share},
+    schedule::{RenewalWindow, Share},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -47,9 +47,20 @@ pub(crate) fn memory() -> TempDir {
 }
 
 pub(crate) fn open(folder: &Path, authority: &TestAuthority, pool: usize, now: SystemTime) -> Rotator {
-    let settings = Settings { folder: folder.to_owned(), validity: 24 * HOUR, envoy: true };
     let pool = KeyPool::start(KeyType::P256, pool).unwrap();
-    Rotator::open(settings, files(authority), pool, now).unwrap()
+    Rotator::open(settings(folder), files(authority), pool, now).unwrap()
+}
+
+/// Settings for tests: certificates start now, and a replaced CA leaves the bundles with its last pair.
+pub(crate) fn settings(folder: &Path) -> Settings {
+    Settings {
+        folder: folder.to_owned(),
+        validity: 24 * HOUR,
+        backdate: Duration::ZERO,
+        envoy: true,
+        also_trust: Vec::new(),
+        keep_old_ca: Duration::ZERO,
+    }
 }
 
 impl World {
@@ -186,7 +197,7 @@ fn restart_keeps_renewal_times() {
 }
 
 #[test]
-pub(crate) fn routes_renew_second_pair_only() {
+fn routes_renew_second_pair_only() {
     let mut world = World::new();
     let with = |routes: &[&str]| container(json!({ "guid": "g1", "internal_routes": routes }));
     world.rotator.create(with(&["a.apps.internal"]), world.now).unwrap();
@@ -211,7 +222,7 @@ pub(crate) fn routes_renew_second_pair_only() {
 }
 
 #[test]
-pub(crate) fn files_match_the_reference() {
+fn files_match_the_reference() {
     // A umask of 0 would show a key that is created with more than 0600.
     nix::sys::stat::umask(nix::sys::stat::Mode::empty());
     let mut world = World::new();
@@ -235,7 +246,7 @@ pub(crate) fn files_match_the_reference() {
 }
 
 #[test]
-pub(crate) fn destroy_removes_files() {
+fn destroy_removes_files() {
     let mut world = World::new();
     world.create("g1");
     world.rotator.destroy(&guid("g1")).unwrap();

@@ -1,0 +1,254 @@
+//! One identity of a rotator: its schedule, its folder, and the files of a generation.
+
+use std::{fs, path::PathBuf, sync::Arc, time::SystemTime};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use crate::{
+    authority::{Fingerprint, certificates, parse_all, validity},
+    certificate::{seconds, unix},
+    folder::{Entry, FolderError, IdentityFolder, Pair, read_pair},
+    keys::pem,
+    profile::{Container, Guid},
+    schedule::{Failure, Schedule, Share},
+};
+
+/// Type of the resources, Envoy API v3.
+const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
+
+/// An identity and the state of its pair.
+pub(super) struct Identity {
+    pub(super) container: Container,
+    pub(super) folder: IdentityFolder,
+    pub(super) schedule: Schedule,
+    /// CA of the pair in use; `None` without a pair.
+    pub(super) issuer: Option<IssuedBy>,
+    /// Trust bundle in the folder.
+    pub(super) bundle: Arc<str>,
+}
+
+/// The CA of a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct IssuedBy {
+    pub(super) fingerprint: Fingerprint,
+    /// CA certificates, the issuer first, PEM.
+    pub(super) chain: Arc<str>,
+}
+
+/// A folder whose identity cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}; the folder stays unchanged: remove it, or restore its files")]
+pub(super) struct UnusableFolder {
+    cause: String,
+}
+
+impl Identity {
+    pub(super) fn new(container: Container, folder: IdentityFolder) -> Self {
+        let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
+        Self { container, folder, schedule, issuer: None, bundle: Arc::from("") }
+    }
+
+    /// Reads an identity written by an earlier process; `None` if the folder is of another kind.
+    pub(super) fn take_over(folder: IdentityFolder) -> Result<Option<Self>, UnusableFolder> {
+        let Some(data) = folder.current() else { return Ok(None) };
+        let unusable = |cause: String| UnusableFolder { cause };
+        let description =
+            fs::read(data.join(CONTAINER)).map_err(|error| unusable(format!("{CONTAINER}: {error}")))?;
+        let container = serde_json::from_slice(&description)
+            .map_err(|error| unusable(format!("{CONTAINER}: {error}")))?;
+        if let Err(error) = folder.complete_change() {
+            tracing::warn!("links of an interrupted change are not renewed: {error}");
+        }
+        let mut identity = Self::new(container, folder);
+        // Without a readable pair, the identity is due immediately.
+        if let Ok(pair) = read_pair(identity.folder.path(), "instance")
+            && pair.is_matching()
+            && let Ok(ders) = certificates(pair.certificate.as_bytes())
+            && let Ok(parsed) = parse_all(&ders)
+        {
+            let share = Share::of(identity.container.guid.as_str());
+            identity.schedule = Schedule::new(share, Some(validity(&parsed[0])));
+            let chain: String = ders[1..].iter().map(|der| pem("CERTIFICATE", der).to_string()).collect();
+            identity.issuer = ders
+                .get(1)
+                .map(|issuer| IssuedBy { fingerprint: Fingerprint::of(issuer), chain: Arc::from(chain) });
+            identity.bundle = Arc::from(fs::read_to_string(data.join(BUNDLE)).unwrap_or_default());
+        }
+        Ok(Some(identity))
+    }
+
+    /// Returns whether certificate and key can be opened by their names.
+    pub(super) fn has_files(&self) -> bool {
+        ["instance.key", "instance.crt"].iter().all(|name| self.folder.path().join(name).exists())
+    }
+
+    /// Returns whether the pair in use is from this CA.
+    pub(super) fn is_from(&self, authority: &Fingerprint) -> bool {
+        self.issuer.as_ref().is_some_and(|issuer| issuer.fingerprint == *authority)
+    }
+
+    /// Reads a pair of the folder.
+    pub(super) fn read(&self, name: &str) -> Result<Pair, FolderError> {
+        read_pair(self.folder.path(), name)
+            .map_err(|cause| FolderError { path: self.folder.path().join(name), cause })
+    }
+
+    /// Writes the same pairs with another trust bundle.
+    pub(super) fn rewrite(&self, bundle: &str, envoy: bool) -> Result<(), FolderError> {
+        let pair = self.read("instance")?;
+        let second = match self.container.internal_routes {
+            Some(_) => Some(self.read("c2c")?),
+            None => None,
+        };
+        let (second, container) = (second.as_ref(), &self.container);
+        Contents { pair: &pair, second, bundle, container, envoy }.write(&self.folder)
+    }
+
+    pub(super) fn status(&self, now: SystemTime) -> IdentityStatus {
+        let validity = self.schedule.validity();
+        IdentityStatus {
+            guid: self.container.guid.clone(),
+            folder: self.folder.path().to_owned(),
+            not_before: validity.map(|validity| seconds(validity.not_before)),
+            not_after: validity.map(|validity| seconds(validity.not_after)),
+            renews_at: self.schedule.due(now),
+            renew_by: self.schedule.deadline().map(seconds),
+            issuer: self.issuer.as_ref().map(|issuer| issuer.fingerprint.clone()),
+            failure: self.schedule.failure().cloned(),
+        }
+    }
+}
+
+/// State of one identity.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IdentityStatus {
+    /// Id of the identity.
+    pub guid: Guid,
+    /// Folder that holds its files.
+    pub folder: PathBuf,
+    /// Start of validity of the pair in use, in seconds since 1970.
+    pub not_before: Option<u64>,
+    /// End of validity of the pair in use, in seconds since 1970.
+    pub not_after: Option<u64>,
+    /// Time of the next renewal or retry.
+    #[serde(with = "unix")]
+    pub renews_at: SystemTime,
+    /// End of the renewal window, in seconds since 1970: a healthy rotator renews before.
+    #[serde(default)]
+    pub renew_by: Option<u64>,
+    /// CA of the pair in use.
+    pub issuer: Option<Fingerprint>,
+    /// The current failure; `None` after a success.
+    pub failure: Option<Failure>,
+}
+
+//----------- Contents --------------------------------------------------------
+
+/// The description that the pair was issued for; a restarted rotator continues from it.
+const CONTAINER: &str = "container.json";
+
+/// CAs that a peer's certificate may be issued by, PEM.
+const BUNDLE: &str = "ca.crt";
+
+/// Contents of an identity's folder.
+pub(super) struct Contents<'a> {
+    pub(super) pair: &'a Pair,
+    /// Pair for container-to-container traffic.
+    pub(super) second: Option<&'a Pair>,
+    pub(super) bundle: &'a str,
+    pub(super) container: &'a Container,
+    /// Whether to write Envoy's files.
+    pub(super) envoy: bool,
+}
+
+impl Contents<'_> {
+    /// Replaces the folder's files atomically.
+    pub(super) fn write(&self, folder: &IdentityFolder) -> Result<(), FolderError> {
+        let Self { pair, second, bundle, container, envoy } = self;
+        let description = serde_json::to_vec(container).expect("a description has text keys");
+        let joined = pair.joined();
+        let joined_second = second.map(Pair::joined);
+        let secret = |name, contents| Entry { name, contents, secret: true };
+        let public = |name, contents| Entry { name, contents, secret: false };
+        let mut entries = vec![
+            public("instance.crt", pair.certificate.as_bytes()),
+            secret("instance.key", pair.key.as_bytes()),
+            secret("instance.pem", joined.as_bytes()),
+            public(BUNDLE, bundle.as_bytes()),
+            public(CONTAINER, &description),
+        ];
+        if let (Some(second), Some(joined)) = (second, &joined_second) {
+            entries.push(public("c2c.crt", second.certificate.as_bytes()));
+            entries.push(secret("c2c.key", second.key.as_bytes()));
+            entries.push(secret("c2c.pem", joined.as_bytes()));
+        }
+        let identity_secret = envoy.then(|| envoy_certificate("id-cert-and-key", pair));
+        let second_secret =
+            second.filter(|_| *envoy).map(|second| envoy_certificate("c2c-cert-and-key", second));
+        let validation = envoy.then(|| envoy_validation("id-validation-context", bundle));
+        for (name, contents) in [
+            ("sds-id-cert-and-key.json", &identity_secret),
+            ("sds-c2c-cert-and-key.json", &second_secret),
+            ("sds-id-validation-context.json", &validation),
+        ] {
+            entries.extend(contents.as_ref().map(|contents| secret(name, contents.as_bytes())));
+        }
+        folder.replace(&entries, container.owner)
+    }
+}
+
+/// Returns a discovery response with a `tls_certificate`.
+fn envoy_certificate(name: &str, pair: &Pair) -> Zeroizing<String> {
+    // Formatted by hand around the key, because a JSON value would keep a copy that is not wiped.
+    // In PEM only the line ends need escaping.
+    let before = json!({
+        "resources": [{
+            "@type": SECRET,
+            "name": name,
+            "tls_certificate": { "certificate_chain": { "inline_string": pair.certificate } },
+        }],
+    })
+    .to_string();
+    let mut text = Zeroizing::new(String::with_capacity(before.len() + 2 * pair.key.len() + 64));
+    let (head, tail) = before.split_at(before.find(r#"{"certificate_chain""#).unwrap_or(0) + 1);
+    text.push_str(head);
+    text.push_str(r#""private_key":{"inline_string":""#);
+    for line in pair.key.lines() {
+        text.push_str(line);
+        text.push_str("\\n");
+    }
+    text.push_str("\"},");
+    text.push_str(tail);
+    text
+}
+
+/// Returns a discovery response with a `validation_context`.
+fn envoy_validation(name: &str, bundle: &str) -> Zeroizing<String> {
+    let resource = json!({
+        "@type": SECRET,
+        "name": name,
+        "validation_context": { "trusted_ca": { "inline_string": bundle } },
+    });
+    Zeroizing::new(json!({ "resources": [resource] }).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resources_carry_pair_inline() {
+        let key = Zeroizing::new("-----BEGIN X-----\nAA==\n-----END X-----\n".to_owned());
+        let pair = Pair { certificate: "-----BEGIN C-----\n".to_owned(), key };
+        let text = envoy_certificate("id", &pair);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let resource = &value["resources"][0];
+        assert_eq!(resource["@type"], SECRET);
+        assert_eq!(resource["name"], "id");
+        let held = &resource["tls_certificate"];
+        assert_eq!(held["private_key"]["inline_string"], pair.key.as_str());
+        assert_eq!(held["certificate_chain"]["inline_string"], pair.certificate);
+    }
+}

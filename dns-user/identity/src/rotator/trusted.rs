@@ -1,0 +1,172 @@
+//! The CAs that peers of a rotator's identities may have: its own, those of pairs still in use, those
+//! of other cells (`--also-trust`), and former ones for a while.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use dns_kit::files::{FileStamp, bounded};
+use rustls_pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    authority::{bundle, certificates, parse_all},
+    ca_files::CaError,
+    certificate::unix,
+    folder::replace_file,
+};
+
+/// Name of the file with former CAs, in the folder of the identities.
+const FORMER: &str = ".former-cas.json";
+
+/// Everything that the trust bundle consists of, except the current CA.
+pub(super) struct Trusted {
+    /// `--also-trust`.
+    files: Vec<PathBuf>,
+    stamps: Vec<Option<FileStamp>>,
+    others: Vec<CertificateDer<'static>>,
+    /// Reason why a changed file cannot be used.
+    problem: Option<String>,
+    /// Number of pairs by their CA's chain, PEM.
+    in_use: BTreeMap<Arc<str>, usize>,
+    former: Vec<Former>,
+    path: PathBuf,
+}
+
+/// A CA that was in use until the files of the CA changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Former {
+    /// Its certificates, PEM.
+    chain: String,
+    /// Time at which it leaves the bundles.
+    #[serde(with = "unix")]
+    until: SystemTime,
+}
+
+impl Trusted {
+    /// Reads the files. A file that cannot be used is an error: without it, the first bundle would
+    /// exclude the other cells.
+    pub(super) fn open(folder: &Path, files: Vec<PathBuf>) -> Result<Self, CaError> {
+        let path = folder.join(FORMER);
+        let former = match bounded::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).unwrap_or_else(|error| {
+                tracing::warn!("{}: {error}; former CAs are no longer trusted", path.display());
+                Vec::new()
+            }),
+            Err(_) => Vec::new(),
+        };
+        let stamps = files.iter().map(FileStamp::of).collect();
+        let others = read(&files)?;
+        Ok(Self { files, stamps, others, problem: None, in_use: BTreeMap::new(), former, path })
+    }
+
+    /// Reads changed files and drops former CAs whose time is over; returns whether the bundle
+    /// changes.
+    pub(super) fn reload(&mut self, now: SystemTime) -> bool {
+        let before = self.former.len();
+        self.former.retain(|former| now < former.until);
+        let mut changed = self.former.len() != before;
+        if changed {
+            self.save();
+        }
+        let stamps: Vec<_> = self.files.iter().map(FileStamp::of).collect();
+        if stamps != self.stamps {
+            self.stamps = stamps;
+            match read(&self.files) {
+                Ok(others) => {
+                    changed |= others != self.others;
+                    (self.others, self.problem) = (others, None);
+                }
+                Err(error) => {
+                    let problem = error.to_string();
+                    tracing::error!(
+                        "CAs of --also-trust refused; the last good ones stay trusted: {problem}"
+                    );
+                    self.problem = Some(problem);
+                }
+            }
+        }
+        changed
+    }
+
+    /// Returns the reason why a changed file cannot be used.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Keeps a CA in the bundles until a time.
+    pub(super) fn retire(&mut self, chain: &str, until: SystemTime) {
+        self.former.retain(|former| former.chain != chain);
+        self.former.push(Former { chain: chain.to_owned(), until });
+        self.save();
+    }
+
+    fn save(&self) {
+        let text = serde_json::to_vec(&self.former).unwrap_or_default();
+        if let Err(error) = replace_file(&self.path, &text) {
+            tracing::warn!("former CAs are not saved; a restart forgets them: {error}");
+        }
+    }
+
+    /// Counts a pair of a CA; returns whether it is the first one.
+    pub(super) fn add(&mut self, chain: &Arc<str>) -> bool {
+        let count = self.in_use.entry(chain.clone()).or_default();
+        *count += 1;
+        *count == 1
+    }
+
+    /// Discounts a pair of a CA; returns whether it was the last one.
+    pub(super) fn remove(&mut self, chain: &Arc<str>) -> bool {
+        let Some(count) = self.in_use.get_mut(chain) else { return false };
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            self.in_use.remove(chain);
+        }
+        is_last
+    }
+
+    /// Returns the chains of CAs other than `own` that have pairs in use.
+    pub(super) fn others_in_use(&self, own: &str) -> Vec<Arc<str>> {
+        self.in_use.keys().filter(|chain| ***chain != *own).cloned().collect()
+    }
+
+    /// Returns the bundle, PEM: the current CA, CAs of pairs in use, other cells' and former ones.
+    pub(super) fn bundle(&self, own: &str) -> Arc<str> {
+        let chains = std::iter::once(own)
+            .chain(self.in_use.keys().map(|chain| &**chain))
+            .chain(self.former.iter().map(|former| former.chain.as_str()));
+        let chains: Vec<&str> = chains.collect();
+        let mut seen = BTreeSet::new();
+        // The chains were validated when they were taken over.
+        let ders = chains
+            .into_iter()
+            .filter(|chain| seen.insert(*chain))
+            .flat_map(|chain| certificates(chain.as_bytes()).unwrap_or_default());
+        Arc::from(bundle(ders.chain(self.others.iter().cloned())))
+    }
+}
+
+/// Reads the certificates of all files; each must be a CA's.
+fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
+    let mut all = Vec::new();
+    for path in files {
+        let failed = |problem: String| CaError::of(path, problem);
+        let text = bounded::read(path)
+            .map_err(|error: io::Error| failed(format!("{error}; choose a readable PEM file")))?;
+        let ders = certificates(&text).map_err(|fault| failed(fault.to_string()))?;
+        for (number, parsed) in
+            parse_all(&ders).map_err(|fault| failed(fault.to_string()))?.iter().enumerate()
+        {
+            if !matches!(parsed.basic_constraints(), Ok(Some(constraints)) if constraints.value.ca) {
+                return Err(failed(format!("certificate {} is not a CA; list CAs only", number + 1)));
+            }
+        }
+        all.extend(ders);
+    }
+    Ok(all)
+}
