@@ -7,8 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
-    clock::now_ms,
-    limit::LogLimit,
+    clock::{LogLimit, now_ms},
     tls::{self, TlsFiles},
 };
 

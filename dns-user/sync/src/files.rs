@@ -25,11 +25,11 @@ impl Permissions {
 
 /// A failed replacement; the old file is unchanged.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {source}; the file stays unchanged", path.display())]
+#[error("{}: {cause}; the file stays unchanged", path.display())]
 pub struct ReplaceError {
     path: PathBuf,
     /// Error from the operating system.
-    source: io::Error,
+    cause: io::Error,
 }
 
 /// Replaces a file atomically: at any moment, and after a crash, it is the old or the new one. If
@@ -38,7 +38,7 @@ pub struct ReplaceError {
 pub fn replace(path: &Path, bytes: &[u8], permissions: Permissions) -> Result<Metadata, ReplaceError> {
     target(path)
         .and_then(|target| try_replace(&target, bytes, permissions))
-        .map_err(|source| ReplaceError { path: path.to_owned(), source })
+        .map_err(|cause| ReplaceError { path: path.to_owned(), cause })
 }
 
 /// Resolves symbolic links at the end of a path; the last target need not exist.

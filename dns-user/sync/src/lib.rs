@@ -10,10 +10,10 @@
 //! * [`dav`]: paths and signatures of blobs.
 //! * [`hosts`][]: the file `/etc/hosts`.
 //! * [`nats_config`]: the configuration of nats-server.
-//! * [`publisher`]'s `plan` and `book`: its decisions.
+//! * [`distributor`]'s `plan` and `registry`: its decisions.
 //!
 //! Modules with I/O: [`files`] (atomic replacement), [`tls`], [`bus`] (NATS), [`http`], [`store`]
-//! (blobs), [`agent`], [`publisher`], and the command line, [`main`].
+//! (blobs), [`agent`], [`distributor`], and the command line, [`main`].
 
 pub mod agent;
 pub mod bus;
@@ -22,16 +22,15 @@ mod clock;
 pub mod dataset;
 pub mod dav;
 pub mod digest;
+pub mod distributor;
 pub mod files;
 pub mod hosts;
 pub mod http;
 pub mod ids;
 pub mod inventory;
-mod limit;
 pub mod message;
 pub mod nats_config;
 pub mod patch;
-pub mod publisher;
 pub mod store;
 pub mod tls;
 

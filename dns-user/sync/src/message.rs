@@ -16,6 +16,9 @@ pub const ASK: &str = "bosh-dns-sync";
 /// [`Report`] in the reply; a director gets the reply it expects.
 pub const OURS: &str = "bosh-dns-sync-";
 
+/// Method of announcements with a signed link.
+pub const SIGNED_METHOD: &str = "sync_dns_with_signed_url";
+
 /// Maximum length of a text from another party that is kept, shown or logged, in characters.
 const LONGEST_TEXT: usize = 300;
 
@@ -188,7 +191,7 @@ impl Announcement {
                 ("sync_dns", vec![Argument::Text(id), Argument::Text(digest), Argument::Number(*version)])
             }
             Source::Signed { url, headers } => (
-                "sync_dns_with_signed_url",
+                SIGNED_METHOD,
                 vec![Argument::Signed(SignedArgument {
                     signed_url: url,
                     multi_digest: digest,
@@ -257,7 +260,7 @@ pub fn read_call(body: &[u8]) -> Option<Received> {
     }
     let call = match method.as_str() {
         "sync_dns" => read_sync_dns(&arguments),
-        "sync_dns_with_signed_url" => read_signed(&arguments),
+        SIGNED_METHOD => read_signed(&arguments),
         other => Err(CallError::UnknownMethod(printable(other))),
     };
     Some(Received { reply_to, call })

@@ -20,8 +20,8 @@ use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
 use dns_sync::{
     nats_config::UsersBy,
-    publisher::{
-        book::Book,
+    distributor::{
+        registry::AgentRegistry,
         state::{Made, State},
     },
 };
@@ -290,7 +290,7 @@ async fn until(what: &str, limit: Duration, ready: impl Fn() -> bool) -> anyhow:
 }
 
 /// Reads the book that the publisher wrote last.
-fn book(ground: &Ground) -> Option<Book> {
+fn book(ground: &Ground) -> Option<AgentRegistry> {
     serde_json::from_slice(&std::fs::read(ground.path("state/agents.json")).ok()?).ok()
 }
 

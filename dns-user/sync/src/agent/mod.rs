@@ -6,7 +6,6 @@
 
 mod apply;
 mod disk;
-mod metrics;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,11 +14,13 @@ use dns_kit::http_server;
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 
-use self::{apply::Applier, disk::Disk, metrics::Metrics};
+use self::{
+    apply::{Applier, Metrics},
+    disk::Disk,
+};
 use crate::{
     bus::{Bus, BusOptions},
-    clock::now_ms,
-    limit::LogLimit,
+    clock::{LogLimit, now_ms},
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
     store::{Store, StoreOptions},
 };

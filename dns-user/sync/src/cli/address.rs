@@ -8,8 +8,8 @@ use dns_core::canonical::canonical;
 use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
 
 use crate::{
+    distributor::state::{Folder, State},
     ids::{INSTANCE_GROUP, Ids, LINK},
-    publisher::state::{Folder, State},
 };
 
 #[derive(Debug, Args)]

@@ -1,15 +1,18 @@
 //! `instance add|remove|move`.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
 use anyhow::Context;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 
 use crate::{
+    distributor::{source::InventoryOptions, state::Folder},
     http::{Call, HttpClient},
-    inventory::{changes::Change, file::RawInstance},
-    publisher::{source::InventoryOptions, state::Folder},
+    inventory::{
+        changes::Change,
+        file::{Addresses, RawInstance},
+    },
     tls::{self, TlsFiles, TlsOptions},
 };
 
@@ -97,7 +100,14 @@ impl Instance {
     pub(super) async fn run(self) -> anyhow::Result<()> {
         let (change, place) = match self {
             Self::Add(Add { id, deployment, instance_group, networks, index, az, agent_id, place }) => {
-                let networks = networks.into_iter().collect();
+                let mut addresses: BTreeMap<String, Addresses> = BTreeMap::new();
+                for (network, address) in networks {
+                    addresses
+                        .entry(network)
+                        .and_modify(|held| held.add(address))
+                        .or_insert_with(|| address.into());
+                }
+                let networks = addresses;
                 let instance = RawInstance { id, index: Some(index), az, agent_id, networks };
                 (Change::Add { deployment, group: instance_group, instance }, place)
             }
@@ -114,8 +124,7 @@ impl Instance {
             }
             (None, Some(state)) if inventory.is_some() || nodes.is_some() => {
                 let source = InventoryOptions { inventory, nodes };
-                std::fs::create_dir_all(&state).with_context(|| state.display().to_string())?;
-                Ok(source.change(&Folder::open(&state), change)?)
+                Ok(source.change(&Folder::existing(&state)?, change)?)
             }
             _ => anyhow::bail!("--api URL, or --state FOLDER and --inventory FILE, is required"),
         }

@@ -17,9 +17,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
     agent,
+    distributor::{self, PublishOptions, registry::Count, source::InventoryOptions, state::Folder},
     files::{self, Permissions},
     nats_config,
-    publisher::{self, PublishOptions, book::Count, source::InventoryOptions, state::Folder},
     tls::TlsFiles,
 };
 
@@ -67,7 +67,7 @@ struct ConfirmRemovals {
 
 impl ConfirmRemovals {
     fn run(self) -> anyhow::Result<()> {
-        Ok(Folder::open(&self.state).write(publisher::keeper::CONFIRMED, &self.instances)?)
+        Ok(Folder::existing(&self.state)?.write(distributor::state_writer::CONFIRMED, &self.instances)?)
     }
 }
 
@@ -163,12 +163,12 @@ impl io::Write for Log {
 /// `publish`, with a progress bar where standard error is a terminal.
 async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
     if options.watch || options.local.is_some() {
-        return publisher::run(options, |_| {}).await.map(|_| ExitCode::SUCCESS);
+        return distributor::run(options, |_| {}).await.map(|_| ExitCode::SUCCESS);
     }
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} agents, {elapsed} {msg}")?;
     let bar = bars.add(ProgressBar::new(0).with_style(style));
     let last = std::cell::Cell::new(Count::default());
-    let all = publisher::run(options, |count| {
+    let all = distributor::run(options, |count| {
         last.set(count);
         bar.set_length(count.agents as u64);
         bar.set_position(count.synced as u64);
@@ -252,7 +252,7 @@ mod tests {
 
 #[test]
 fn metrics_reference_is_current() {
-    let families = [publisher::metric_families(), agent::metric_families()].concat();
+    let families = [distributor::metric_families(), agent::metric_families()].concat();
     let rows = families.iter().map(|family| {
         let labels =
             family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));

@@ -9,11 +9,11 @@ use dns_core::terminal;
 use super::instance::call;
 use crate::{
     clock::now_ms,
-    message::printable,
-    publisher::{
-        book::{Agent, AgentState, Book, Count},
+    distributor::{
+        registry::{Agent, AgentRegistry, AgentState, Count},
         state::{Folder, State},
     },
+    message::printable,
     tls::TlsOptions,
 };
 
@@ -40,38 +40,39 @@ pub(super) struct Status {
 impl Status {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let Self { state, api, tls, all, json } = self;
-        let (book, newest): (Book, u64) = match (api, tls.files()) {
+        let (registry, newest): (AgentRegistry, u64) = match (api, tls.files()) {
             (Some(api), Some(files)) => {
-                let book: Book = serde_json::from_slice(&call(&api, "/v1/status", &files, None).await?)?;
-                let newest = book.version;
-                (book, newest)
+                let registry: AgentRegistry =
+                    serde_json::from_slice(&call(&api, "/v1/status", &files, None).await?)?;
+                let newest = registry.version;
+                (registry, newest)
             }
             _ => {
                 let path =
                     state.context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
                 let folder = Folder::open(&path);
-                let book: Option<Book> = folder.read("agents.json")?;
-                let book = book.with_context(|| {
+                let registry: Option<AgentRegistry> = folder.read("agents.json")?;
+                let registry = registry.with_context(|| {
                     format!(
                         "{}: no agent reports: nothing has been published from this state folder, or the \
                          disk is full (see the publisher's log)",
                         path.display()
                     )
                 })?;
-                // A version is committed before it is announced, and announced before the book is
-                // saved: reading the state after the book shows whether the book is current.
+                // A version is committed before it is announced, and announced before the registry is
+                // saved: reading the state after the registry shows whether the registry is current.
                 let state: State = folder.read("state.json")?.unwrap_or_default();
-                (book, state.versions.last().map_or(0, |made| made.version))
+                (registry, state.versions.last().map_or(0, |made| made.version))
             }
         };
-        let count = book.count();
-        let synced = count.complete() && book.version > 0 && newest <= book.version;
+        let count = registry.count();
+        let synced = count.complete() && registry.version > 0 && newest <= registry.version;
         let code = if synced { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         if json {
-            println!("{}", terminal::json(&serde_json::to_string(&book)?));
+            println!("{}", terminal::json(&serde_json::to_string(&registry)?));
         } else {
-            print!("{}", terminal::lines(&table(&book, all, now_ms())));
-            if newest > book.version {
+            print!("{}", terminal::lines(&table(&registry, all, now_ms())));
+            if newest > registry.version {
                 println!("announcing version {newest}");
             }
         }
@@ -79,26 +80,30 @@ impl Status {
     }
 }
 
-/// Formats the book as text.
-fn table(book: &Book, all: bool, now: u64) -> String {
-    let count = book.count();
+/// Formats the registry as text.
+fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
+    let count = registry.count();
     let Count { agents, synced, .. } = count;
     let ago = |at: Option<u64>| {
         at.map_or("never".to_owned(), |at| format!("{} s ago", now.saturating_sub(at) / 1000))
     };
-    let mut text = format!(
-        "version {}, made {}\n{synced} of {agents} agents have it, {count}\n{} bytes of messages sent for it\n",
-        book.version,
-        ago(Some(book.made)),
-        book.bytes_sent
-    );
-    let shown = book.agents.iter().filter(|(_, agent)| all || book.state(agent) != AgentState::Synced);
+    let mut text = match registry.version {
+        0 => format!("no version was announced yet\n0 of {agents} agents have one, {count}\n"),
+        version => format!(
+            "version {version}, made {}\n{synced} of {agents} agents have it, {count}\n{} bytes of messages \
+             sent for it\n",
+            ago(Some(registry.made)),
+            registry.bytes_sent
+        ),
+    };
+    let shown =
+        registry.agents.iter().filter(|(_, agent)| all || registry.state(agent) != AgentState::Synced);
     let mut rows =
         vec![["AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR"].map(str::to_owned)];
     for (id, agent) in shown {
         let Agent { held, heard, asked, failures, error, .. } = agent;
         let version = held.as_ref().map_or(0, |held| held.version);
-        let error = match (book.state(agent), error) {
+        let error = match (registry.state(agent), error) {
             (AgentState::Disagreeing, _) => {
                 let digest = held.as_ref().and_then(|held| held.digest.as_deref()).unwrap_or_default();
                 format!("disagrees: holds {digest}")
@@ -109,7 +114,7 @@ fn table(book: &Book, all: bool, now: u64) -> String {
         rows.push([
             printable(id),
             version.to_string(),
-            book.version.saturating_sub(version).to_string(),
+            registry.version.saturating_sub(version).to_string(),
             ago(*heard),
             ago(*asked),
             failures.to_string(),
@@ -138,24 +143,24 @@ fn table(book: &Book, all: bool, now: u64) -> String {
 mod tests {
     use super::*;
     use crate::{
+        distributor::registry::Call,
         message::{Reply, Report},
-        publisher::book::Call,
     };
 
     #[test]
     fn unsynced_agents_are_listed() {
         let call = Call { version: 5, nonce: 1 };
-        let mut book = Book::default();
-        book.set_agents(["a", "b", "c"].into_iter());
-        book.set_version(5, "five", 0);
+        let mut registry = AgentRegistry::default();
+        registry.set_agents(["a", "b", "c"].into_iter());
+        registry.set_version(5, "five", 0);
         for id in ["a", "b", "c"] {
-            book.asked(id, call, 0, 0, 0.5);
+            registry.asked(id, call, 0, 0, 0.5);
         }
         let report = |digest: &str| Report { version: 5, digest: Some(digest.to_owned()), patches: true };
-        book.replied("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
-        book.replied("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
-        book.replied("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
-        let text = table(&book, false, 4000);
+        registry.replied("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
+        registry.replied("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        registry.replied("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
+        let text = table(&registry, false, 4000);
         assert_eq!(
             text,
             "version 5, made 4 s ago\n1 of 3 agents have it, 1 failing, 0 silent, 1 disagreeing\n\
@@ -164,6 +169,8 @@ mod tests {
              b      0        5    3 s ago  4 s ago  1         disk full\n\
              c      5        0    3 s ago  4 s ago  0         disagrees: holds other\n"
         );
-        assert!(table(&book, true, 4000).contains("\na "));
+        assert!(table(&registry, true, 4000).contains("\na "));
+        let early = table(&AgentRegistry::default(), false, 1_795_721_272_000);
+        assert_eq!(early, "no version was announced yet\n0 of 0 agents have one, 0 failing, 0 silent\n");
     }
 }

@@ -105,10 +105,10 @@ impl Changes {
                 let network = network
                     .or(only)
                     .ok_or_else(|| InventoryError::new(&id, "it has several networks; choose one"))?;
-                let Some(address) = networks.get_mut(&network) else {
+                let Some(addresses) = networks.get_mut(&network) else {
                     return Err(InventoryError::new(id, format!("it is not on network {network}")));
                 };
-                *address = ip;
+                addresses.replace(ip);
                 (id, Some(placed))
             }
         };

@@ -2,12 +2,15 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fmt, fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, SeqAccess, Visitor},
+};
 
 use super::Alias;
 
@@ -27,6 +30,16 @@ pub struct RawInventory {
     /// Deployments; those with the same name in several files are merged.
     #[serde(default)]
     pub deployments: Vec<RawDeployment>,
+}
+
+impl RawInventory {
+    /// Returns the instances of all groups.
+    pub fn instances(&self) -> impl Iterator<Item = &RawInstance> {
+        self.deployments
+            .iter()
+            .flat_map(|deployment| &deployment.instance_groups)
+            .flat_map(|group| &group.instances)
+    }
 }
 
 /// A deployment as written in a file.
@@ -85,19 +98,101 @@ pub struct RawInstance {
     pub agent_id: Option<String>,
     /// Addresses by network name.
     #[serde(default)]
-    pub networks: BTreeMap<String, IpAddr>,
+    pub networks: BTreeMap<String, Addresses>,
+}
+
+/// Addresses of an instance on one network: usually one, or one of each family. Written as a text or a
+/// list of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addresses(Vec<IpAddr>);
+
+impl From<IpAddr> for Addresses {
+    fn from(address: IpAddr) -> Self {
+        Self(vec![address])
+    }
+}
+
+impl Addresses {
+    /// Returns the addresses in the order of the file.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.iter().copied()
+    }
+
+    /// Adds an address unless it is present.
+    pub fn add(&mut self, address: IpAddr) {
+        if !self.0.contains(&address) {
+            self.0.push(address);
+        }
+    }
+
+    /// Replaces the address of the same family, or the only one.
+    pub fn replace(&mut self, address: IpAddr) {
+        let same = self.0.iter().position(|held| held.is_ipv4() == address.is_ipv4());
+        match same {
+            Some(at) => self.0[at] = address,
+            None if self.0.len() == 1 => self.0[0] = address,
+            None => self.0.push(address),
+        }
+    }
+}
+
+impl fmt::Display for Addresses {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<String> = self.iter().map(|address| address.to_string()).collect();
+        out.write_str(&texts.join(" "))
+    }
+}
+
+impl Serialize for Addresses {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [only] => only.serialize(serializer),
+            all => all.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Addresses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrMore;
+        impl<'de> Visitor<'de> for OneOrMore {
+            type Value = Addresses;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an IP address or a list of them")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Addresses, E> {
+                let address: IpAddr =
+                    text.parse().map_err(|_| E::custom(format_args!("{text:?} is not an IP address")))?;
+                Ok(address.into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut texts: A) -> Result<Addresses, A::Error> {
+                let mut all = Addresses(Vec::new());
+                while let Some(address) = texts.next_element()? {
+                    all.add(address);
+                }
+                match all.0.is_empty() {
+                    true => Err(de::Error::invalid_length(0, &self)),
+                    false => Ok(all),
+                }
+            }
+        }
+        deserializer.deserialize_any(OneOrMore)
+    }
 }
 
 /// Reasons why a file or folder cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// A system call failed.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// The file or the folder.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The content is invalid.
     #[error("{}: {problem}", path.display())]
@@ -145,7 +240,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     let mut all = RawInventory::default();
     for file in files(path)? {
         let content = |problem| FileError::Content { path: file.clone(), problem };
-        let failed = |source| FileError::Io { path: file.clone(), source };
+        let failed = |cause| FileError::Io { path: file.clone(), cause };
         let text = crate::files::read(&file, LONGEST_FILE).map_err(failed)?;
         let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
@@ -165,7 +260,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
 
 /// Returns the files of an inventory, sorted by name.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    let failed = |cause| FileError::Io { path: path.to_owned(), cause };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }

@@ -7,7 +7,10 @@ pub mod changes;
 pub mod file;
 pub mod nodes;
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{
+    collections::{HashMap, HashSet},
+    net::IpAddr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +45,7 @@ pub struct Instance {
     pub zone: Option<String>,
     /// Id of the agent on the VM, if there is one.
     pub agent: Option<String>,
-    /// Network names with the instance's address in each; sorted by name.
+    /// Addresses with the name of their network; sorted by it. A network can have one of each family.
     pub networks: Vec<(String, IpAddr)>,
 }
 
@@ -61,7 +64,21 @@ pub struct Link {
     pub aliases: Vec<Alias>,
 }
 
+impl Instance {
+    /// Returns whether the instance has an address of the same family on a network.
+    fn is_on(&self, network: &str, like: IpAddr) -> bool {
+        self.networks.iter().any(|(name, address)| name == network && address.is_ipv4() == like.is_ipv4())
+    }
+}
+
 impl Link {
+    /// Returns whether both are the same link, perhaps with other aliases.
+    fn is_same(&self, other: &Self) -> bool {
+        let key =
+            |link: &Self| (link.deployment.clone(), link.group.clone(), link.name.clone(), link.kind.clone());
+        key(self) == key(other)
+    }
+
     /// Returns the name of the link's group.
     pub fn group_name(&self) -> String {
         format!("{}-{}", self.name, self.kind)
@@ -125,6 +142,55 @@ impl Inventory {
         Ok(checked)
     }
 
+    /// Returns whether something of `before` is missing: an instance, one of its networks, a link or an
+    /// alias. An incomplete file can be the cause.
+    pub fn is_cut(&self, before: &Self) -> bool {
+        let instances: HashMap<&str, &Instance> = self.instances_by_id();
+        let lost = before.instances.iter().any(|old| {
+            let new = instances.get(old.id.as_str());
+            new.is_none_or(|new| old.networks.iter().any(|(network, at)| !new.is_on(network, *at)))
+        });
+        lost || before.links.iter().any(|old| {
+            let new = self.links.iter().find(|new| new.is_same(old));
+            new.is_none_or(|new| old.aliases.iter().any(|alias| !new.aliases.contains(alias)))
+        })
+    }
+
+    /// Adds everything of `before` that is missing. An error if both together are no inventory.
+    pub fn keeping(mut self, before: &Self) -> Result<Self, InventoryError> {
+        let positions: HashMap<String, usize> =
+            self.instances.iter().enumerate().map(|(at, instance)| (instance.id.clone(), at)).collect();
+        for old in &before.instances {
+            let Some(at) = positions.get(&old.id) else {
+                self.instances.push(old.clone());
+                continue;
+            };
+            let new = &mut self.instances[*at];
+            for (network, address) in &old.networks {
+                if !new.is_on(network, *address) {
+                    new.networks.push((network.clone(), *address));
+                }
+            }
+            new.networks.sort();
+        }
+        for old in &before.links {
+            match self.links.iter_mut().find(|new| new.is_same(old)) {
+                Some(new) => {
+                    let missing = old.aliases.iter().filter(|alias| !new.aliases.contains(alias));
+                    let missing: Vec<Alias> = missing.cloned().collect();
+                    new.aliases.extend(missing);
+                }
+                None => self.links.push(old.clone()),
+            }
+        }
+        self.check_unique()?;
+        Ok(self)
+    }
+
+    fn instances_by_id(&self) -> HashMap<&str, &Instance> {
+        self.instances.iter().map(|instance| (instance.id.as_str(), instance)).collect()
+    }
+
     /// Validates and adds an instance group.
     fn add_group(&mut self, deployment: &str, group: file::RawGroup) -> Result<(), InventoryError> {
         let place = format!("{deployment}/{}", group.name);
@@ -159,14 +225,18 @@ impl Inventory {
             for network in raw.networks.keys() {
                 named("network", network, &place)?;
             }
+            let addresses = raw.networks.into_iter().flat_map(|(network, addresses)| {
+                addresses.iter().map(|address| (network.clone(), address)).collect::<Vec<_>>()
+            });
             self.instances.push(Instance {
-                id: raw.id,
+                // Queries are compared in lower case (RFC 4343).
+                id: raw.id.to_ascii_lowercase(),
                 index: raw.index.unwrap_or(position as u64),
                 deployment: deployment.to_owned(),
                 group: group.name.clone(),
                 zone: raw.az,
                 agent: raw.agent_id,
-                networks: raw.networks.into_iter().collect(),
+                networks: addresses.collect(),
             });
         }
         Ok(())

@@ -123,12 +123,12 @@ pub enum StoreError {
     #[error(transparent)]
     Http(#[from] HttpError),
     /// A file of the folder, or the credentials file, cannot be used.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     File {
         /// Path of the unusable file.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A file could not be written.
     #[error(transparent)]
@@ -246,7 +246,7 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let read = move |path: &Path| {
-                    let failed = |source| StoreError::File { path: path.to_owned(), source };
+                    let failed = |cause| StoreError::File { path: path.to_owned(), cause };
                     Ok(files::read(path, longest as u64).map_err(failed)?.into())
                 };
                 self.in_folder(folder.join(id), read).await
@@ -280,7 +280,7 @@ impl Store {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let remove = |path: &Path| {
-                    fs::remove_file(path).map_err(|source| StoreError::File { path: path.to_owned(), source })
+                    fs::remove_file(path).map_err(|cause| StoreError::File { path: path.to_owned(), cause })
                 };
                 self.in_folder(folder.join(id), remove).await
             }
@@ -295,7 +295,7 @@ impl Store {
             Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
         match gone {
-            Err(StoreError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(StoreError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(StoreError::Http(HttpError::Status { status, .. }))
                 if status == hyper::StatusCode::NOT_FOUND =>
             {
@@ -395,7 +395,7 @@ fn no_store() -> StoreError {
 /// Reads the credentials file.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
     let text =
-        files::read(path, 1 << 20).map_err(|source| StoreError::File { path: path.to_owned(), source })?;
+        files::read(path, 1 << 20).map_err(|cause| StoreError::File { path: path.to_owned(), cause })?;
     serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
 

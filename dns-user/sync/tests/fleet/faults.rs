@@ -14,7 +14,7 @@ use crate::process::{capture, wait_until};
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     nginx::Nginx,
     speaker::Speaker,
 };
@@ -52,7 +52,7 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
     // Moves that arrive together may share a version; only the last address counts.
     lab.instance(&["move", "i0", "10.2.0.0"])?;
     let _agent = lab.agent("a0", &[])?;
-    wait_until("the last address", PATIENCE, || {
+    wait_until("the last address", TIMEOUT, || {
         fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains("10.2.0.0"))
     })
     .with_context(|| lab.log("a0"))?;
@@ -92,7 +92,7 @@ fn killed_publisher_loses_no_version() -> Result<()> {
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.wait_for_log("publisher", "new version of the records created version=2")?;
     let blob = lab.newest_blob()?;
-    wait_until("the blob", PATIENCE, || lab.path("blobs").join(&blob).exists())?;
+    wait_until("the blob", TIMEOUT, || lab.path("blobs").join(&blob).exists())?;
     publisher.kill()?;
     lab.start_nats()?;
     thread::sleep(Duration::from_millis(300));
@@ -123,7 +123,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     let _publisher = lab.watch(&["--no-patches"])?;
     lab.wait_for_log("publisher", "new version of the records created version=2")?;
     let path = place(&lab.newest_blob()?);
-    wait_until("the blob", PATIENCE, || {
+    wait_until("the blob", TIMEOUT, || {
         fs::read(&path).is_ok_and(|bytes| Ok(bytes) == lab.dataset(2).map_err(drop))
     })?;
     let good = fs::read(&path)?;
@@ -331,7 +331,7 @@ fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let reply_to = third["reply_to"].as_str().context("reply_to")?;
     by_hand.say(reply_to, synced)?;
     by_hand.say(reply_to, synced)?;
-    wait_until("the publisher to notice", PATIENCE, || {
+    wait_until("the publisher to notice", TIMEOUT, || {
         lab.run(&["status", "--state", &state])
             .is_ok_and(|text| text.contains("2 of 2 agents have it") && text.contains("1 unverified"))
     })?;

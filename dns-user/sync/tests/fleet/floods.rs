@@ -15,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
 use crate::{
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     process::{Kept, capture, wait_until},
     speaker::Speaker,
 };
@@ -71,7 +71,7 @@ fn idle_connections_are_evicted() -> Result<()> {
     let (ca, certificate, key) = (file("ca.crt"), file("director.crt"), file("director.key"));
     let status = format!("https://{api}/v1/status");
     // The API shows the state of up to a second ago.
-    wait_until("version 1 in the API", PATIENCE, || {
+    wait_until("version 1 in the API", TIMEOUT, || {
         let text = curl(&["--cacert", &ca, "--cert", &certificate, "--key", &key, &status]);
         text.is_ok_and(|text| text.starts_with(r#"{"version":1,"#))
     })?;
@@ -104,7 +104,7 @@ fn rapid_changes_share_versions() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     let publisher = lab.watch(&[])?;
     // A debug build takes milliseconds for each of the other, nonexistent agents.
-    wait_until("the first version", 5 * PATIENCE, || lab.version("a0").is_ok_and(|found| found == 1))?;
+    wait_until("the first version", 5 * TIMEOUT, || lab.version("a0").is_ok_and(|found| found == 1))?;
     // The burst comes first.
     let (mut changes, mut measured) = (0, None);
     let begun = Instant::now();
@@ -123,7 +123,7 @@ fn rapid_changes_share_versions() -> Result<()> {
     ensure!(per_hour < MOST_PER_HOUR, "{per_hour:.0} bytes an hour");
     // The last change arrives.
     let last = format!("10.200.{}.{}", changes / 250, changes % 250);
-    wait_until("the last change", PATIENCE, || {
+    wait_until("the last change", TIMEOUT, || {
         fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains(&last))
     })
 }
@@ -174,7 +174,7 @@ fn jetstream_lets_agents_only_read() -> Result<()> {
         "$JS.API.STREAM.DELETE.OBJ_dns",
     ] {
         hostile.say(subject, consumer)?;
-        wait_until("nats-server to refuse", PATIENCE, || {
+        wait_until("nats-server to refuse", TIMEOUT, || {
             lab.nats_log().contains(&format!("Publish Violation - Subject \"{subject}\""))
                 || lab
                     .nats_log()

@@ -17,7 +17,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::{
     faults::is_root,
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     process::wait_until,
     stuck::{PROMPT, stop_promptly},
 };
@@ -126,7 +126,7 @@ fn hung_blobstore_delays_no_patch() -> Result<()> {
     let told = || lab.log("a0").matches(&reason).count();
     let before = told();
     fs::remove_file(lab.records("a0"))?;
-    wait_until("the next call to hang", PATIENCE, || told() > before)?;
+    wait_until("the next call to hang", TIMEOUT, || told() > before)?;
     stop_promptly(&mut agent)
 }
 
@@ -163,7 +163,7 @@ fn hung_records_folder_is_reported() -> Result<()> {
     point(&link, &lab.path("repaired"))?;
     drop(hung);
     let repaired = lab.path("repaired/records.json");
-    wait_until("the version", PATIENCE, || {
+    wait_until("the version", TIMEOUT, || {
         fs::read(&repaired).is_ok_and(|bytes| lab.dataset(2).is_ok_and(|dataset| bytes == dataset))
     })
     .with_context(|| lab.log("again"))?;

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::certificates::Authority;
 
 /// Time limit for any wait; test machines are slow at times.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
 pub(crate) struct Lab {
     /// nats-server, while it runs.
@@ -147,7 +147,7 @@ impl Lab {
         server.arg("-c").arg(self.path("nats.conf")).stdout(log.try_clone()?).stderr(log);
         self.nats = Some(Kept::spawn(&mut server)?);
         let port = self.nats_port;
-        wait_until("nats-server", PATIENCE, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
+        wait_until("nats-server", TIMEOUT, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
     }
 
     /// Stores blobs in JetStream's object store from now on.
@@ -279,7 +279,7 @@ impl Lab {
 
     /// Waits until an agent has a version.
     pub(crate) fn wait_for(&self, id: &str, version: u64) -> Result<()> {
-        let waited = wait_until(&format!("version {version} at {id}"), PATIENCE, || {
+        let waited = wait_until(&format!("version {version} at {id}"), TIMEOUT, || {
             self.version(id).is_ok_and(|found| found == version)
         });
         waited.with_context(|| {
@@ -289,7 +289,7 @@ impl Lab {
 
     /// Waits for a line in a log.
     pub(crate) fn wait_for_log(&self, who: &str, text: &str) -> Result<()> {
-        wait_until(text, PATIENCE, || self.log(who).contains(text))
+        wait_until(text, TIMEOUT, || self.log(who).contains(text))
             .with_context(|| format!("{who}:\n{}", self.log(who)))
     }
 

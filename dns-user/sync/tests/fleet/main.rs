@@ -1,6 +1,7 @@
 //! Record distribution: the real programs with a real nats-server, with generated permissions, and real
 //! blobstores: nginx, S3, JetStream.
 
+mod alone;
 mod certificates;
 mod director;
 mod faults;
@@ -9,6 +10,7 @@ mod hung_mount;
 mod lab;
 mod nginx;
 mod oracle;
+mod page;
 mod process;
 mod s3;
 mod s3_double;

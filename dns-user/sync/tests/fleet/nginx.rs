@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     faults::bad_blobs,
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
+    speaker::Speaker,
 };
 
 /// Secret of the signatures.
@@ -94,7 +95,7 @@ http {{
         command.arg("-p").arg(lab.path("")).arg("-c").arg(lab.path("nginx.conf"));
         self.process = Some(lab.keep(command, "nginx-output.log")?);
         let port = self.port;
-        wait_until("nginx", PATIENCE, || TcpStream::connect(("127.0.0.1", port)).is_ok())
+        wait_until("nginx", TIMEOUT, || TcpStream::connect(("127.0.0.1", port)).is_ok())
             .with_context(|| format!("{}{}", lab.log("nginx-output"), lab.log("nginx")))
     }
 
@@ -194,4 +195,32 @@ fn wrong_clock_is_reported() -> Result<()> {
     ensure!(lab.publish(&[])?.status.success(), "{}", lab.log("a0"));
     assert_eq!(lab.version("a0")?, 1);
     Ok(())
+}
+
+/// An older BOSH agent knows no signed links: after its exception it gets the blob's id.
+#[test]
+fn agent_without_signed_links_gets_id() -> Result<()> {
+    let mut lab = Lab::new(1)?;
+    let _nginx = Nginx::start(&mut lab, true)?;
+    let mut agent = Speaker::new(&lab, "a0", "agent.a0")?;
+    let _publisher = lab.watch(&[])?;
+    let mut methods = Vec::new();
+    loop {
+        let call: serde_json::Value = serde_json::from_slice(&agent.hear()?.payload)?;
+        let (method, reply_to) = (call["method"].as_str().context("method")?, &call["reply_to"]);
+        let reply = match method {
+            "sync_dns" => r#"{"value":"synced"}"#,
+            _ => r#"{"exception":{"message":"unknown message sync_dns_with_signed_url"}}"#,
+        };
+        agent.say(reply_to.as_str().context("reply_to")?, reply)?;
+        let version = call["arguments"].as_array().and_then(|all| all.get(2)).and_then(|one| one.as_u64());
+        methods.push(method.to_owned());
+        if method == "sync_dns" && version.is_some_and(|version| version > 0) {
+            break;
+        }
+        ensure!(methods.len() < 10, "{methods:?}");
+    }
+    let state = lab.path("state").display().to_string();
+    wait_until("status", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())
+        .with_context(|| lab.log("publisher"))
 }

@@ -6,7 +6,7 @@ use test_support::free_address;
 use crate::process::{capture, wait_until};
 use anyhow::{Result, ensure};
 
-use crate::lab::{Lab, PATIENCE};
+use crate::lab::{Lab, TIMEOUT};
 
 /// Another agent's certificate permits neither to subscribe nor to publish.
 #[test]
@@ -15,7 +15,7 @@ fn agents_cannot_impersonate() -> Result<()> {
     let _false_agent = lab.keep(lab.agent_as("a1", "a0", &[])?, "a1.log")?;
     let violations =
         ["Subscription Violation", "Publish Violation"].map(|kind| (kind, "CN=a0.agent.bosh-internal"));
-    wait_until("nats-server to refuse", PATIENCE, || {
+    wait_until("nats-server to refuse", TIMEOUT, || {
         let log = lab.nats_log();
         violations.iter().all(|(kind, who)| log.lines().any(|line| line.contains(kind) && line.contains(who)))
     })?;
@@ -35,7 +35,7 @@ fn dns_name_users_cannot_impersonate() -> Result<()> {
     let _agent = lab.agent("a0", &[])?;
     let false_agent = lab.keep(lab.agent_as("a1", "a0", &[])?, "a1.log")?;
     for kind in ["Subscription Violation", "Publish Violation"] {
-        wait_until("nats-server to refuse", PATIENCE, || {
+        wait_until("nats-server to refuse", TIMEOUT, || {
             let log = lab.nats_log();
             log.lines().any(|line| line.contains(kind) && line.contains("\"a0.agent.bosh-internal\""))
         })?;
@@ -46,7 +46,7 @@ fn dns_name_users_cannot_impersonate() -> Result<()> {
     // A subject alone no longer identifies a user.
     lab.authority.issue(&lab.path(""), "a1", "a1.agent.bosh-internal")?;
     let _nameless = lab.keep(lab.agent_as("a1", "a1", &[])?, "a1-again.log")?;
-    wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("authentication error"))
+    wait_until("nats-server to refuse", TIMEOUT, || lab.nats_log().contains("authentication error"))
 }
 
 /// A certificate from another CA, and a server whose name is not below nats.bosh-internal.
@@ -72,13 +72,13 @@ fn foreign_certificates_are_refused() -> Result<()> {
         command = anew;
     }
     let stranger = lab.keep(command, "a0.log")?;
-    wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("unknown authority"))?;
+    wait_until("nats-server to refuse", TIMEOUT, || lab.nats_log().contains("unknown authority"))?;
     drop(stranger);
     lab.kill_nats()?;
     lab.authority.issue(&lab.path(""), "nats", "somebody.else")?;
     lab.start_nats()?;
     let _agent = lab.keep(lab.agent_as("a0", "a0", &[])?, "a0-again.log")?;
-    wait_until("the agent to refuse", PATIENCE, || lab.nats_log().contains("remote error: tls"))?;
+    wait_until("the agent to refuse", TIMEOUT, || lab.nats_log().contains("remote error: tls"))?;
     assert!(!lab.publish(&["--timeout", "2"])?.status.success());
     Ok(())
 }
@@ -136,7 +136,7 @@ fn api_requires_a_certificate() -> Result<()> {
     let unknown = lab.run(&[&["instance", "remove", "x"][..], &place].concat());
     assert!(unknown.is_err());
     // The API shows the state of up to a second ago.
-    wait_until("the status", PATIENCE, || {
+    wait_until("the status", TIMEOUT, || {
         let status = lab.run(&[&["status"][..], &place].concat());
         status.is_ok_and(|text| text.starts_with("version 2, ") && text.contains("1 of 1 agents have it"))
     })?;

@@ -19,7 +19,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::{
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     process::{capture, wait_until},
     speaker::Speaker,
 };
@@ -134,7 +134,7 @@ fn exposition(address: SocketAddr) -> String {
 /// Waits until the exposition equals this text: families, help, types, series and values.
 fn wait_for_exposition(address: SocketAddr, golden: &str) -> Result<()> {
     let mut last = String::new();
-    let told = wait_until("these metrics", PATIENCE, || {
+    let told = wait_until("these metrics", TIMEOUT, || {
         last = exposition(address);
         is_told(golden, &last)
     });

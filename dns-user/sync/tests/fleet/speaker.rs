@@ -9,7 +9,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::lab::{Lab, PATIENCE};
+use crate::lab::{Lab, TIMEOUT};
 
 /// A connection with its subscription.
 pub(crate) struct Speaker {
@@ -35,7 +35,7 @@ impl Speaker {
 
     pub(crate) fn hear(&mut self) -> Result<Message> {
         let Self { runtime, heard, .. } = self;
-        let next = runtime.block_on(async { tokio::time::timeout(PATIENCE, heard.next()).await });
+        let next = runtime.block_on(async { tokio::time::timeout(TIMEOUT, heard.next()).await });
         next.context("nothing is heard")?.context("the subscription ended")
     }
 

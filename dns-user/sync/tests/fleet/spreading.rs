@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, ensure};
 
 use crate::{
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     process::wait_until,
 };
 
@@ -171,9 +171,9 @@ fn patches_respect_bandwidth() -> Result<()> {
     lab.wait_for_log("publisher", "publishing starts")?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     let has_it = |id: &String| lab.version(id).is_ok_and(|found| found == 2);
-    wait_until("the first agent", PATIENCE, || ids.iter().any(has_it))?;
+    wait_until("the first agent", TIMEOUT, || ids.iter().any(has_it))?;
     let begun = Instant::now();
-    wait_until("all agents", PATIENCE, || ids.iter().all(has_it))?;
+    wait_until("all agents", TIMEOUT, || ids.iter().all(has_it))?;
     println!("first to last of {AGENTS} patches at {BANDWIDTH} bytes/s: {:?}", begun.elapsed());
     ensure!(begun.elapsed() > LEAST, "all had it within {:?}", begun.elapsed());
     for id in &ids {

@@ -146,7 +146,7 @@ fn fifo_records_are_survived() -> Result<()> {
     let mut agent = lab.agent("a0", &[])?;
     let _publisher = lab.watch(&[])?;
     // The FIFO is replaced like any unusable file.
-    wait_until("the file", crate::lab::PATIENCE, || lab.records("a0").is_file())
+    wait_until("the file", crate::lab::TIMEOUT, || lab.records("a0").is_file())
         .with_context(|| lab.log("a0"))?;
     lab.wait_for("a0", 1)?;
     stop_promptly(&mut agent)

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     faults::{Disk, is_root},
-    lab::{Lab, PATIENCE},
+    lab::{Lab, TIMEOUT},
     process::wait_until,
 };
 
@@ -68,12 +68,12 @@ fn second_publisher_is_reported() -> Result<()> {
     lab.wait_for("a0", 1)?;
     lab.wait_for("a1", 1)?;
     let state = lab.path("state").display().to_string();
-    wait_until("the first publisher to know", PATIENCE, || lab.run(&["status", "--state", &state]).is_ok())?;
+    wait_until("the first publisher to know", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())?;
     let mut second = lab.command(&["publish"])?;
     second.arg("--state").arg(lab.path("second")).args(lab.source()).args(lab.bus("director"));
     ensure!(second.args(&lab.blobstore).status()?.success());
     assert_eq!(lab.version("a0")?, 2);
-    wait_until("the first publisher to object", PATIENCE, || {
+    wait_until("the first publisher to object", TIMEOUT, || {
         let output = lab.command(&["status", "--state", &state]).and_then(|mut status| Ok(status.output()?));
         output.is_ok_and(|output| !output.status.success() && said(&output).contains("2 disagreeing"))
     })
@@ -91,14 +91,14 @@ fn later_file_change_beats_a_command() -> Result<()> {
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     lab.instance(&["remove", "i1"])?;
     let has = |text: &str| fs::read_to_string(lab.records("a0")).is_ok_and(|file| file.contains(text));
-    wait_until("the commands' effect", PATIENCE, || has("10.9.9.9") && !has("\"i1\""))?;
+    wait_until("the commands' effect", TIMEOUT, || has("10.9.9.9") && !has("\"i1\""))?;
     // The file follows with the same content, then changes again.
     let address =
         |agent: usize| if agent == 0 { "10.9.9.9".to_owned() } else { format!("10.0.0.{}", agent + 1) };
     lab.write_inventory(1, address)?;
     lab.wait_for_log("publisher", "a change made by command is now in")?;
     lab.write_inventory(3, |agent| format!("10.5.0.{agent}"))?;
-    wait_until("the file's effect", PATIENCE, || has("10.5.0.0") && has("\"i1\"") && !has("10.9.9.9"))
+    wait_until("the file's effect", TIMEOUT, || has("10.5.0.0") && has("\"i1\"") && !has("10.9.9.9"))
         .with_context(|| lab.log("publisher"))
 }
 
@@ -186,7 +186,7 @@ fn full_disk_needs_no_operator() -> Result<()> {
     }
     lab.wait_for("a0", 7)?;
     let state = lab.path("state").display().to_string();
-    wait_until("the book", PATIENCE, || lab.run(&["status", "--state", &state]).is_ok())?;
+    wait_until("the book", TIMEOUT, || lab.run(&["status", "--state", &state]).is_ok())?;
     let mut filler = OpenOptions::new().create(true).append(true).open(lab.path("disk/filler"))?;
     while filler.write_all(&[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.99".to_owned())?;
@@ -205,7 +205,7 @@ fn altered_records_are_restored() -> Result<()> {
     let good = fs::read(lab.records("a0"))?;
     let restored = || fs::read(lab.records("a0")).is_ok_and(|bytes| bytes == good);
     fs::remove_file(lab.records("a0"))?;
-    wait_until("the removed file", PATIENCE, restored).with_context(|| lab.log("a0"))?;
+    wait_until("the removed file", TIMEOUT, restored).with_context(|| lab.log("a0"))?;
     fs::write(lab.records("a0"), [&good[..], b"\n"].concat())?;
-    wait_until("the edited file", PATIENCE, restored).with_context(|| lab.log("a0"))
+    wait_until("the edited file", TIMEOUT, restored).with_context(|| lab.log("a0"))
 }

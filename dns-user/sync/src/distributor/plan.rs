@@ -10,12 +10,12 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    book::{Book, Call, Held, Verdict},
-    keeper::Committed,
+    registry::{AgentRegistry, AgentVersion, Call, Verdict},
     state::Made,
+    state_writer::Committed,
 };
 use crate::{
-    limit::LogLimit,
+    clock::LogLimit,
     message::{self, Announcement, Extra, Patch, Reply, Report, Source},
 };
 
@@ -26,10 +26,10 @@ const INQUIRY_MS: u64 = 2000;
 const PAUSE_MS: u64 = 2000;
 
 /// Minimum time between two writes of `agents.json`, in milliseconds.
-const BOOK_INTERVAL_MS: u64 = 1000;
+const REGISTRY_INTERVAL_MS: u64 = 1000;
 
 /// Maximum wait for a patch before the whole blob is announced instead, in milliseconds.
-const PATCH_PATIENCE_MS: u64 = 2000;
+const PATCH_TIMEOUT_MS: u64 = 2000;
 
 /// Number of consecutive versions that need no pause.
 const BURST: f64 = 4.0;
@@ -91,7 +91,7 @@ pub(super) enum Action {
     },
     /// Send announcements at the configured bandwidth. A previous batch is abandoned.
     Send(Vec<Outgoing>),
-    WriteBook(Vec<u8>),
+    WriteRegistry(Vec<u8>),
 }
 
 /// One announcement to one agent.
@@ -154,7 +154,7 @@ struct Current {
 pub(super) struct Plan {
     settings: Settings,
     /// Reported version of each agent.
-    pub(super) book: Book,
+    pub(super) registry: AgentRegistry,
     phase: Phase,
     commit: Commit,
     /// The next version is above this one.
@@ -168,7 +168,7 @@ pub(super) struct Plan {
     unwritten: bool,
     write_at: u64,
     /// A disagreement not yet returned by `take_disagreement`.
-    disagreement: Option<(String, Held)>,
+    disagreement: Option<(String, AgentVersion)>,
     complaints: LogLimit,
     /// Number of messages that answered no open call.
     pub(super) ignored: u64,
@@ -176,20 +176,25 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan from the newest version of the state folder and the book of the previous
+    /// Creates a plan from the newest version of the state folder and the registry of the previous
     /// process.
-    pub(super) fn new(settings: Settings, mut book: Book, newest: Option<&Made>, above: u64) -> Self {
-        book.forget_reports();
+    pub(super) fn new(
+        settings: Settings,
+        mut registry: AgentRegistry,
+        newest: Option<&Made>,
+        above: u64,
+    ) -> Self {
+        registry.forget_reports();
         match newest {
             Some(Made { version, digest, .. }) => {
-                let made = book.made;
-                book.set_version(*version, digest, made);
+                let made = registry.made;
+                registry.set_version(*version, digest, made);
             }
-            None => book.set_version(0, "", 0),
+            None => registry.set_version(0, "", 0),
         }
         Self {
             settings,
-            book,
+            registry,
             phase: Phase::Starting,
             commit: Commit::Idle,
             floor: above,
@@ -207,7 +212,7 @@ impl Plan {
 
     /// Sets the agents of a newly read inventory.
     pub(super) fn inventory(&mut self, agents: &[String], now: u64) {
-        self.book.set_agents(agents.iter().map(String::as_str));
+        self.registry.set_agents(agents.iter().map(String::as_str));
         self.unwritten = true;
         if self.phase == Phase::Starting {
             self.phase = Phase::Asking { until: None };
@@ -242,7 +247,7 @@ impl Plan {
 
     /// Returns whether a version exists that the fleet can keep.
     pub(super) fn has_version(&self) -> bool {
-        self.current.is_some() || self.book.version > 0
+        self.current.is_some() || self.registry.version > 0
     }
 
     /// Records the result of a blob upload.
@@ -252,7 +257,7 @@ impl Plan {
         };
         current.blob = if stored { Blob::Stored } else { Blob::Due(now + PAUSE_MS) };
         if stored {
-            self.book.set_version(version, &current.made.digest, now);
+            self.registry.set_version(version, &current.made.digest, now);
             self.unwritten = true;
         }
     }
@@ -269,12 +274,12 @@ impl Plan {
         if self.sending == Some(version) {
             self.sending = None;
         }
-        self.book.bytes_sent += bytes;
+        self.registry.bytes_sent += bytes;
         self.unwritten = true;
     }
 
     /// Records that `agents.json` could not be written.
-    pub(super) fn book_failed(&mut self, now: u64) {
+    pub(super) fn registry_failed(&mut self, now: u64) {
         self.unwritten = true;
         self.write_at = now + PAUSE_MS;
     }
@@ -283,17 +288,17 @@ impl Plan {
     pub(super) fn announced(&self) -> bool {
         self.commit == Commit::Idle
             && self.current.as_ref().is_some_and(|current| {
-                current.blob == Blob::Stored && current.made.version == self.book.version
+                current.blob == Blob::Stored && current.made.version == self.registry.version
             })
     }
 
     /// Returns an agent that began to disagree since the last call.
-    pub(super) fn take_disagreement(&mut self) -> Option<(String, Held)> {
+    pub(super) fn take_disagreement(&mut self) -> Option<(String, AgentVersion)> {
         self.disagreement.take()
     }
 
     /// Processes a message from the bus.
-    pub(super) fn heard(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
+    pub(super) fn on_message(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
         let Some((agent, request)) = message::read_reply_subject(subject) else { return };
         if self.phase == Phase::Starting {
             // All agents are contacted once the inventory is read.
@@ -305,14 +310,14 @@ impl Plan {
         }
         let verdict = match subject.split('.').nth(1) {
             Some(message::ASK) => match Report::read(body) {
-                Some(report) => self.book.report(agent, report, now),
+                Some(report) => self.registry.report(agent, report, now),
                 None => Verdict::Ignored,
             },
             _ => match Call::parse(request) {
                 Some(call) => {
                     let reply = Reply::read(body);
                     self.exceptions += u64::from(matches!(reply, Reply::Exception(_)) && call.version > 0);
-                    self.book.replied(agent, call, reply, now, random)
+                    self.registry.replied(agent, call, reply, now, random)
                 }
                 None => Verdict::Ignored,
             },
@@ -322,7 +327,7 @@ impl Plan {
             Verdict::Noted => self.unwritten = true,
             Verdict::Complains(problem) => {
                 self.unwritten = true;
-                let version = self.book.version;
+                let version = self.registry.version;
                 if let Some(omitted) = self.complaints.allow(now) {
                     tracing::warn!(
                         agent,
@@ -338,7 +343,7 @@ impl Plan {
                     tracing::warn!(
                         agent,
                         version,
-                        ours = self.book.version,
+                        ours = self.registry.version,
                         "an agent holds an unknown version: the state folder was lost or restored; the next version will be higher"
                     );
                     self.floor = version;
@@ -350,12 +355,12 @@ impl Plan {
             Verdict::Disagrees(held) => {
                 self.unwritten = true;
                 if let Some(omitted) = self.complaints.allow(now) {
-                    let Held { version, digest } = &held;
+                    let AgentVersion { version, digest } = &held;
                     tracing::error!(
                         agent,
                         version,
                         digest,
-                        ours = self.book.version,
+                        ours = self.registry.version,
                         omitted,
                         "an agent has a version or digest that this publisher did not make; stop any other publisher, then restart this one"
                     );
@@ -374,12 +379,12 @@ impl Plan {
             self.put_blob(now, &mut actions);
             self.announce(now, &mut actions);
         }
-        // A book without agents would read as a fleet in which every agent has the version.
-        let names_agents = self.phase != Phase::Starting || !self.book.agents.is_empty();
+        // A registry without agents would read as a fleet in which every agent has the version.
+        let names_agents = self.phase != Phase::Starting || !self.registry.agents.is_empty();
         if self.unwritten && names_agents && now.ms >= self.write_at {
             // Strings and numbers always serialise.
-            actions.push(Action::WriteBook(serde_json::to_vec(&self.book).unwrap_or_default()));
-            (self.unwritten, self.write_at) = (false, now.ms + BOOK_INTERVAL_MS);
+            actions.push(Action::WriteRegistry(serde_json::to_vec(&self.registry).unwrap_or_default()));
+            (self.unwritten, self.write_at) = (false, now.ms + REGISTRY_INTERVAL_MS);
         }
         actions
     }
@@ -387,23 +392,23 @@ impl Plan {
     fn ask(&mut self, now: &mut Now<'_>, actions: &mut Vec<Action>) {
         let Phase::Asking { until } = self.phase else { return };
         match until {
-            None if self.book.agents.is_empty() => self.phase = Phase::Open,
+            None if self.registry.agents.is_empty() => self.phase = Phase::Open,
             None if now.max_payload.is_some() => {
-                let ids: Vec<String> = self.book.agents.keys().cloned().collect();
+                let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
                 let questions = ids.into_iter().map(|id| {
                     let call = Call { version: 0, nonce: (now.random)() };
-                    self.book.asked(&id, call, now.ms, 0, 0.0);
+                    self.registry.asked(&id, call, now.ms, 0, 0.0);
                     (id, call)
                 });
                 actions.push(Action::Ask(questions.collect()));
                 self.phase = Phase::Asking { until: Some(now.ms + INQUIRY_MS) };
             }
             None => {}
-            Some(until) if now.ms >= until || self.book.all_met() => {
-                let silent = self.book.count().silent;
+            Some(until) if now.ms >= until || self.registry.all_reported() => {
+                let silent = self.registry.count().silent;
                 tracing::info!(
                     silent,
-                    version = self.book.version,
+                    version = self.registry.version,
                     "agents have reported; publishing starts"
                 );
                 self.phase = Phase::Open;
@@ -444,7 +449,7 @@ impl Plan {
         if self.sending == Some(current.made.version) {
             return;
         }
-        let due = self.book.due(now.ms);
+        let due = self.registry.due(now.ms);
         if due.is_empty() {
             return;
         }
@@ -474,23 +479,25 @@ impl Plan {
         // Agents whose patch does not fit the message download the whole blob like the others.
         let patched_spread: u64 = time((ready.len() as u64).saturating_mul(length));
         let mut batch = Vec::with_capacity(ready.len());
-        let mut shared: HashMap<(u64, bool), Arc<Announcement>> = HashMap::new();
+        let mut shared: HashMap<(u64, bool, bool), Arc<Announcement>> = HashMap::new();
         let mut queued = 0_u64;
         for (agent, patch, ours) in ready {
             let from = patch.as_ref().map_or(0, |patch| patch.from);
             queued += patch.as_ref().map_or(0, |patch| patch.zstd.len() as u64) + 512;
-            let announcement = shared.entry((from, ours)).or_insert_with(|| {
+            let unsigned = self.registry.agents.get(&agent).is_some_and(|agent| agent.unsigned);
+            let announcement = shared.entry((from, ours, unsigned)).or_insert_with(|| {
                 let spread_ms = if patch.is_some() { patched_spread } else { spread };
                 let extra = Extra { patch: patch.as_deref().cloned(), spread_ms, size: length };
                 // A BOSH agent logs surplus arguments as errors.
                 let extra = (ours && self.settings.patches).then_some(extra);
-                let Made { version, digest, .. } = current.made.clone();
-                Arc::new(Announcement { source: source.clone(), digest, version, extra })
+                let Made { version, digest, blob, .. } = current.made.clone();
+                let source = if unsigned { Source::Blob(blob) } else { source.clone() };
+                Arc::new(Announcement { source, digest, version, extra })
             });
             let call = Call { version: current.made.version, nonce: (now.random)() };
             let random = (now.random)() as f64 / u64::MAX as f64;
             let wait = if patch.is_none() && ours && self.settings.patches { spread } else { 0 };
-            self.book.asked(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
+            self.registry.asked(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
             batch.push(Outgoing { agent, call, announcement: announcement.clone() });
         }
         self.sending = Some(current.made.version);
@@ -520,7 +527,7 @@ impl Current {
     fn find_patch(&mut self, from: u64, now: u64, actions: &mut Vec<Action>) -> Option<Option<Arc<Patch>>> {
         match self.patches.get(&from) {
             Some(PatchState::Made(patch)) => Some(patch.clone()),
-            Some(PatchState::Requested(at)) if now < at + PATCH_PATIENCE_MS => None,
+            Some(PatchState::Requested(at)) if now < at + PATCH_TIMEOUT_MS => None,
             Some(PatchState::Requested(_)) => Some(None),
             None => {
                 self.patches.insert(from, PatchState::Requested(now));

@@ -13,7 +13,9 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
-    source::{CHANGES, InventoryOptions, Quiet, SourceError, Stamps, is_old, is_renamed, stamps},
+    source::{
+        CHANGES, InventoryOptions, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps,
+    },
     state::{Folder, Made, State, StateError},
 };
 use crate::{
@@ -69,12 +71,12 @@ pub(super) enum Job {
         to: u64,
         bytes: Bytes,
     },
-    WriteBook(Vec<u8>),
+    WriteRegistry(Vec<u8>),
 }
 
 /// A result of the thread.
 #[derive(Debug)]
-pub(super) enum Note {
+pub(super) enum StateEvent {
     /// The inventory was read; the ids of its agents.
     Inventory(Vec<String>),
     /// The newest version after a commit.
@@ -84,7 +86,7 @@ pub(super) enum Note {
     /// A patch; `None` if the old version is gone or the patch would be too long.
     Patch { from: u64, to: u64, patch: Option<Patch> },
     /// `agents.json` was written.
-    BookWritten(Result<(), StateError>),
+    RegistryWritten(Result<(), StateError>),
 }
 
 /// The newest version after a commit.
@@ -98,9 +100,24 @@ pub(super) struct Committed {
     pub(super) gone: Vec<Made>,
 }
 
+/// State of the inventory's files when they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Files {
+    /// Replaced by a rename, or unchanged for long enough.
+    Whole,
+    /// Their writer may have paused.
+    PerhapsCut,
+}
+
+/// Age of files that are read at once.
+const COMPLETE: Duration = Duration::from_secs(2);
+
+/// Age of files in which a missing instance counts as removed.
+const SETTLED: Duration = Duration::from_millis(REMOVAL_QUIET_MS);
+
 /// The state folder and the inventory.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct StateWriter {
     source: InventoryOptions,
     folder: Folder,
     state: State,
@@ -113,17 +130,23 @@ pub(super) struct Keeper {
     /// Time of the next read without a file change, in milliseconds.
     read_again: Option<u64>,
     inventory: Option<Inventory>,
+    /// Whether instances are missing from files that may be incomplete.
+    removals_wait: bool,
+    /// Stamps of files that were whole when they were read.
+    whole: Option<Stamps>,
     /// Ids of the instances in the newest version.
     known: HashSet<String>,
 }
 
-impl Keeper {
+impl StateWriter {
     /// Opens the folder and locks it.
     pub(super) fn open(options: &super::PublishOptions) -> Result<Self, StateError> {
         let folder = Folder::lock(&options.state)?;
         let state: State = folder.read("state.json")?.unwrap_or_default();
         let newest = state.versions.last().and_then(|made| folder.dataset(made.version));
         let known = newest.and_then(|bytes| dataset::instance_ids(&bytes).ok()).unwrap_or_default();
+        // Earlier versions kept the case of the inventory.
+        let known = known.iter().map(|id| id.to_ascii_lowercase()).collect();
         Ok(Self {
             source: options.source.clone(),
             folder,
@@ -134,6 +157,8 @@ impl Keeper {
             commands: Stamps::new(),
             read_again: None,
             inventory: None,
+            removals_wait: false,
+            whole: None,
             known,
         })
     }
@@ -158,18 +183,27 @@ impl Keeper {
             self.quiet.forget();
         }
         let stamps = self.source.stamps();
-        let complete = is_old(&stamps) || self.quiet.is_replaced(&stamps, is_renamed);
-        let changed = self.quiet.poll(stamps, now, again || complete);
-        if !changed && !by_command {
+        let renamed = self.quiet.is_replaced(&stamps, is_renamed);
+        let settled = self.quiet.is_settled(&stamps, now) || is_old(&stamps, SETTLED);
+        let complete = is_old(&stamps, COMPLETE) || renamed;
+        let changed = self.quiet.poll(stamps.clone(), now, again || complete);
+        let is_due = changed || by_command || self.removals_wait && settled;
+        if !is_due {
             return None;
         }
         self.commands = commands;
         self.read_again = None;
-        Some(self.load().inspect_err(|error| {
+        let files = match settled || changed && renamed || self.whole.as_ref() == Some(&stamps) {
+            true => Files::Whole,
+            false => Files::PerhapsCut,
+        };
+        self.whole = (files == Files::Whole).then_some(stamps);
+        let read = self.load(files).inspect_err(|error| {
             if is_of_the_disk(error) {
                 self.read_again = Some(now + DISK_PAUSE_MS);
             }
-        }))
+        });
+        read.transpose()
     }
 
     /// Schedules another read of the inventory after a pause.
@@ -177,19 +211,45 @@ impl Keeper {
         self.read_again = Some(now_ms() + DISK_PAUSE_MS);
     }
 
-    fn load(&mut self) -> anyhow::Result<Vec<String>> {
-        let inventory = self.source.load(&self.folder)?;
-        self.check_removals(&inventory)?;
+    /// Reads the inventory; `None` if it can only be used once the files are whole.
+    fn load(&mut self, files: Files) -> anyhow::Result<Option<Vec<String>>> {
+        let mut inventory = self.source.load(&self.folder)?;
+        let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
+        let removed = self.known.iter().filter(|id| !present.contains(id.as_str())).count();
+        let waited = std::mem::take(&mut self.removals_wait);
+        if files == Files::PerhapsCut {
+            let cut = match &self.inventory {
+                Some(before) => inventory.is_cut(before),
+                None => removed > 0,
+            };
+            self.removals_wait = cut;
+            if cut && !waited {
+                tracing::warn!(
+                    removed,
+                    "the inventory lacks instances or links; they stay until its files are unchanged for 5 s, \
+                     or until a file is replaced by a rename"
+                );
+            }
+            match &self.inventory {
+                Some(before) if cut => match inventory.keeping(before) {
+                    Ok(kept) => inventory = kept,
+                    // A new instance has the address of a missing one: both wait.
+                    Err(_) => return Ok(None),
+                },
+                None if cut => return Ok(None),
+                _ => {}
+            }
+        } else {
+            self.check_removals(removed)?;
+        }
         let agents = inventory.instances.iter().filter_map(|instance| instance.agent.clone()).collect();
         self.inventory = Some(inventory);
-        Ok(agents)
+        Ok(Some(agents))
     }
 
     /// Rejects an inventory that removes many instances, unless an operator confirmed the number.
-    fn check_removals(&self, inventory: &Inventory) -> anyhow::Result<()> {
-        let present: HashSet<&str> = inventory.instances.iter().map(|instance| &*instance.id).collect();
+    fn check_removals(&self, removed: usize) -> anyhow::Result<()> {
         let known = self.known.len();
-        let removed = self.known.iter().filter(|id| !present.contains(id.as_str())).count();
         let allowed = FREE_REMOVALS.max(known / 10);
         if removed <= allowed {
             return Ok(());
@@ -234,32 +294,32 @@ impl Keeper {
     }
 
     /// Processes jobs and watches the files until the other side is gone.
-    pub(super) fn run(mut self, jobs: &Receiver<Job>, notes: &UnboundedSender<Note>) {
+    pub(super) fn run(mut self, jobs: &Receiver<Job>, events: &UnboundedSender<StateEvent>) {
         loop {
-            let note = match jobs.recv_timeout(TICK) {
+            let event = match jobs.recv_timeout(TICK) {
                 Ok(Job::Commit { floor }) => match self.commit(floor) {
-                    Ok(committed) => Some(Note::Committed(committed)),
-                    Err(error) => Some(Note::Failed(error)),
+                    Ok(committed) => Some(StateEvent::Committed(committed)),
+                    Err(error) => Some(StateEvent::Failed(error)),
                 },
                 Ok(Job::Patch { from, to, bytes }) => {
-                    Some(Note::Patch { from, to, patch: self.patch(from, &bytes) })
+                    Some(StateEvent::Patch { from, to, patch: self.patch(from, &bytes) })
                 }
-                Ok(Job::WriteBook(book)) => {
-                    let written = self.folder.write_bytes("agents.json", &book).inspect_err(|_| {
+                Ok(Job::WriteRegistry(registry)) => {
+                    let written = self.folder.write_bytes("agents.json", &registry).inspect_err(|_| {
                         // A leftover report could list an agent as synced that no longer is.
                         let _ = self.folder.remove("agents.json");
                     });
-                    Some(Note::BookWritten(written))
+                    Some(StateEvent::RegistryWritten(written))
                 }
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             let polled = self.poll().map(|polled| match polled {
-                Ok(agents) => Note::Inventory(agents),
-                Err(error) => Note::Failed(error),
+                Ok(agents) => StateEvent::Inventory(agents),
+                Err(error) => StateEvent::Failed(error),
             });
-            for note in note.into_iter().chain(polled) {
-                if notes.send(note).is_err() {
+            for event in event.into_iter().chain(polled) {
+                if events.send(event).is_err() {
                     return;
                 }
             }

@@ -4,20 +4,24 @@ use std::path::Path;
 
 use super::{
     PublishOptions,
-    keeper::{Keeper, TICK, is_of_the_disk},
+    state_writer::{StateWriter, TICK, is_of_the_disk},
 };
 use crate::files::{self, Permissions};
 
 /// Writes the dataset to a file whenever the inventory changes.
-pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Path) -> anyhow::Result<()> {
+pub(super) async fn run(
+    options: &PublishOptions,
+    mut writer: StateWriter,
+    file: &Path,
+) -> anyhow::Result<()> {
     let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
     files::sweep(file);
     let mut ended = std::pin::pin!(dns_kit::signals::ended());
     let mut done = false;
     loop {
-        let written = keeper.poll().map(|read| {
+        let written = writer.poll().map(|read| {
             read.and_then(|_| {
-                let committed = keeper.commit(options.above)?;
+                let committed = writer.commit(options.above)?;
                 if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
                     files::replace(file, &committed.bytes, permissions)?;
                     let version = committed.made.version;
@@ -28,10 +32,10 @@ pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Pat
         });
         match written {
             Some(Ok(())) => done = true,
-            Some(Err(error)) if options.watch && keeper.newest().is_some() => {
+            Some(Err(error)) if options.watch && writer.newest().is_some() => {
                 tracing::error!("cannot use the inventory; the last good version stays in use: {error:#}");
                 if is_of_the_disk(&error) {
-                    keeper.retry();
+                    writer.retry();
                 }
             }
             Some(Err(error)) => return Err(error),

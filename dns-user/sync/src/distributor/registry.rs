@@ -1,14 +1,14 @@
-//! The book: the version that each agent holds, and the agents to contact next. Pure: time is passed
+//! The registry: the version that each agent holds, and the agents to contact next. Pure: time is passed
 //! in, in milliseconds.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Reply, Report};
+use crate::message::{self, Reply, Report};
 
 /// Time an agent has to reply, in addition to the period over which downloads are spread.
-pub const PATIENCE_MS: u64 = 10_000;
+pub const REPLY_TIMEOUT_MS: u64 = 10_000;
 
 /// Longest pause before a silent agent is retried.
 const LONGEST_PAUSE_MS: u64 = 300_000;
@@ -28,7 +28,7 @@ pub const LARGEST_RAISE: u64 = 1_000_000;
 
 /// The file that an agent holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct AgentVersion {
     /// Version of the file; 0 without one.
     pub version: u64,
     /// Digest of the file; `None` from a BOSH agent, which reports none.
@@ -39,7 +39,7 @@ pub struct Held {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     /// Its file, as last reported to this publisher process.
-    pub held: Option<Held>,
+    pub held: Option<AgentVersion>,
     /// Time of its last message, in milliseconds since 1970.
     pub heard: Option<u64>,
     /// Time of the last call, in milliseconds since 1970.
@@ -51,13 +51,16 @@ pub struct Agent {
     /// Whether the agent applies patches, as ours do.
     #[serde(default)]
     pub patches: bool,
+    /// Whether the agent knows no signed links, as older BOSH agents; it gets the blob's id instead.
+    #[serde(default)]
+    pub unsigned: bool,
     /// Time of the next call if the agent lags.
     #[serde(default)]
     next: u64,
     /// Whether the agent has reported to this process: an unexpected report afterwards means a
     /// second publisher.
     #[serde(skip)]
-    met: bool,
+    has_reported: bool,
     /// Open calls, oldest first.
     #[serde(skip)]
     calls: Vec<Call>,
@@ -102,7 +105,7 @@ pub enum AgentState {
 
 /// The publisher's record of all agents, kept in `agents.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Book {
+pub struct AgentRegistry {
     /// Version that all agents should hold; 0 before the first one.
     pub version: u64,
     /// Digest of the version's dataset.
@@ -159,25 +162,24 @@ impl std::fmt::Display for Count {
 /// Consequence of an agent's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Only the book changed.
+    /// Only the registry changed.
     Noted,
     /// The agent replied with a new exception.
     Complains(String),
     /// The agent's first report disagrees: the next version must be above the reported one.
     Raise(u64),
     /// An agent that reported before now disagrees: another publisher is active.
-    Disagrees(Held),
+    Disagrees(AgentVersion),
     /// The message answers no open call, or comes from an unknown agent.
     Ignored,
 }
 
-impl Book {
-    /// Prepares the book of a previous process: all agents must report again.
+impl AgentRegistry {
+    /// Prepares the registry of a previous process: all agents must report again.
     pub fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
-            let Agent { held: _, heard, asked, failures: _, error: _, patches: _, next: _, met: _, calls: _ } =
-                agent;
-            *agent = Agent { heard: *heard, asked: *asked, ..Agent::default() };
+            let Agent { held: _, heard, asked, failures: _, error: _, patches: _, unsigned, .. } = agent;
+            *agent = Agent { heard: *heard, asked: *asked, unsigned: *unsigned, ..Agent::default() };
         }
     }
 
@@ -201,16 +203,16 @@ impl Book {
     /// Returns an agent's state.
     pub fn state(&self, agent: &Agent) -> AgentState {
         match &agent.held {
-            Some(Held { version, digest: None }) if *version > 0 && *version >= self.version => {
+            Some(AgentVersion { version, digest: None }) if *version > 0 && *version >= self.version => {
                 AgentState::Unverified
             }
-            Some(Held { version, digest }) if *version == self.version && *version > 0 => {
+            Some(AgentVersion { version, digest }) if *version == self.version && *version > 0 => {
                 match digest.as_deref() == Some(&*self.digest) {
                     true => AgentState::Synced,
                     false => AgentState::Disagreeing,
                 }
             }
-            Some(Held { version, .. }) if *version > self.version => AgentState::Disagreeing,
+            Some(AgentVersion { version, .. }) if *version > self.version => AgentState::Disagreeing,
             _ if agent.heard.is_some() && agent.heard >= agent.asked && agent.error.is_some() => {
                 AgentState::Failing
             }
@@ -233,8 +235,8 @@ impl Book {
     }
 
     /// Returns whether every agent has answered this process.
-    pub fn all_met(&self) -> bool {
-        self.agents.values().all(|agent| agent.met)
+    pub fn all_reported(&self) -> bool {
+        self.agents.values().all(|agent| agent.has_reported)
     }
 
     /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
@@ -248,7 +250,7 @@ impl Book {
         if call.version == 0 {
             return;
         }
-        let pause = (PATIENCE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
+        let pause = (REPLY_TIMEOUT_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
         agent.asked = Some(at);
         agent.failures = agent.failures.saturating_add(1);
         agent.next = at + spread + jitter(pause, random);
@@ -267,13 +269,13 @@ impl Book {
                 self.report(id, report, now)
             }
             Reply::Synced(None) => {
-                agent.met = true;
+                agent.has_reported = true;
                 if call.version == 0 {
                     return Verdict::Noted;
                 }
                 let before = agent.held.as_ref().map_or(0, |held| held.version);
                 if before < call.version {
-                    agent.held = Some(Held { version: call.version, digest: None });
+                    agent.held = Some(AgentVersion { version: call.version, digest: None });
                 }
                 if call.version < self.version {
                     // The reply is late; the current version is due now.
@@ -285,11 +287,16 @@ impl Book {
             // A BOSH agent without a file replies to a request to report with an exception; an
             // older version no longer matters.
             Reply::Exception(_) if call.version < self.version => {
-                agent.met = true;
+                agent.has_reported = true;
                 Verdict::Noted
             }
             Reply::Exception(problem) => {
-                agent.met = true;
+                agent.has_reported = true;
+                if !agent.unsigned && is_unknown_method(&problem) {
+                    agent.unsigned = true;
+                    agent.next = now + SHORTEST_GAP_MS;
+                    return Verdict::Noted;
+                }
                 let known = agent.error.as_ref() == Some(&problem);
                 agent.error = Some(problem.clone());
                 let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
@@ -303,9 +310,9 @@ impl Book {
     pub fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
         let Report { version, digest, patches } = report;
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
-        let held = Held { version, digest: Some(digest.unwrap_or_default()) };
+        let held = AgentVersion { version, digest: Some(digest.unwrap_or_default()) };
         let changed = agent.held.as_ref() != Some(&held);
-        let first = !std::mem::replace(&mut agent.met, true);
+        let first = !std::mem::replace(&mut agent.has_reported, true);
         agent.patches = patches;
         agent.heard = Some(now);
         if changed || first || version < self.version {
@@ -348,12 +355,17 @@ impl Book {
     }
 
     /// Returns the first disagreeing agent.
-    pub fn disagreeing(&self) -> Option<(&str, &Held)> {
+    pub fn disagreeing(&self) -> Option<(&str, &AgentVersion)> {
         self.agents.iter().find_map(|(id, agent)| {
             let held = agent.held.as_ref()?;
             (self.state(agent) == AgentState::Disagreeing).then_some((&**id, held))
         })
     }
+}
+
+/// Returns whether an exception says that the agent does not know signed links.
+fn is_unknown_method(problem: &str) -> bool {
+    problem.to_ascii_lowercase().contains("unknown message") && problem.contains(message::SIGNED_METHOD)
 }
 
 /// Returns a pause of 75 % to 125 % of `pause`.
@@ -377,113 +389,128 @@ mod tests {
         Reply::Synced(Some(report(version, digest)))
     }
 
-    /// Returns a book of three agents at version 5, all contacted at 0.
-    fn book() -> Book {
-        let mut book = Book::default();
-        book.set_agents(["a", "b", "c"].into_iter());
-        book.set_version(5, "five", 0);
-        assert_eq!(book.due(0).len(), 3);
+    /// Returns a registry of three agents at version 5, all contacted at 0.
+    fn registry() -> AgentRegistry {
+        let mut registry = AgentRegistry::default();
+        registry.set_agents(["a", "b", "c"].into_iter());
+        registry.set_version(5, "five", 0);
+        assert_eq!(registry.due(0).len(), 3);
         for id in ["a", "b", "c"] {
-            book.asked(id, call(5), 0, 0, 0.5);
+            registry.asked(id, call(5), 0, 0, 0.5);
         }
-        assert_eq!(book.due(0), []);
-        book
+        assert_eq!(registry.due(0), []);
+        registry
     }
 
     #[test]
     fn silent_agents_back_off_separately() {
-        let mut book = book();
-        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
-        let complaint = book.replied("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
+        let mut registry = registry();
+        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        let complaint = registry.replied("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
         assert_eq!(complaint, Verdict::Complains("full".to_owned()));
         let count = Count { agents: 3, synced: 1, failing: 1, silent: 1, ..Count::default() };
-        assert_eq!(book.count(), count);
-        assert_eq!(book.due(10_000), [("c".to_owned(), None)]);
-        book.asked("c", call(5), 10_000, 0, 0.5);
-        assert_eq!(book.due(10_010), [("b".to_owned(), None)]);
-        assert_eq!(book.due(30_000).len(), 2);
+        assert_eq!(registry.count(), count);
+        assert_eq!(registry.due(10_000), [("c".to_owned(), None)]);
+        registry.asked("c", call(5), 10_000, 0, 0.5);
+        assert_eq!(registry.due(10_010), [("b".to_owned(), None)]);
+        assert_eq!(registry.due(30_000).len(), 2);
         for round in 0..100 {
-            book.asked("c", call(5), round, 0, 1.0);
+            registry.asked("c", call(5), round, 0, 1.0);
         }
-        assert!(book.agents["c"].next < 2 * LONGEST_PAUSE_MS);
-        assert_eq!(book.agents["c"].calls.len(), OPEN_CALLS);
+        assert!(registry.agents["c"].next < 2 * LONGEST_PAUSE_MS);
+        assert_eq!(registry.agents["c"].calls.len(), OPEN_CALLS);
     }
 
     #[test]
     fn report_of_old_version_ends_pauses() {
-        let mut book = book();
-        book.report("b", report(4, "four"), 10);
+        let mut registry = registry();
+        registry.report("b", report(4, "four"), 10);
         for round in 0..6 {
             let now = 1_000_000 * (round + 1);
-            book.asked("b", Call { version: 5, nonce: round }, now, 0, 0.5);
+            registry.asked("b", Call { version: 5, nonce: round }, now, 0, 0.5);
             let complaint = Reply::Exception("no blob".to_owned());
-            book.replied("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
+            registry.replied("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
         }
-        assert!(book.agents["b"].next > 6_000_000 + 200_000);
+        assert!(registry.agents["b"].next > 6_000_000 + 200_000);
         // It was restarted, with the same file.
-        book.report("b", report(4, "four"), 6_010_000);
-        let is_due = |now: u64| book.due(now).iter().any(|(id, _)| id == "b");
+        registry.report("b", report(4, "four"), 6_010_000);
+        let is_due = |now: u64| registry.due(now).iter().any(|(id, _)| id == "b");
         assert!(is_due(6_010_000 + SHORTEST_GAP_MS));
     }
 
     #[test]
     fn synced_requires_version_and_digest() {
-        let mut book = book();
-        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
-        book.replied("b", call(5), synced(5, "other"), 10, 0.5);
-        book.replied("c", call(5), synced(9, "nine"), 10, 0.5);
+        let mut registry = registry();
+        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        registry.replied("b", call(5), synced(5, "other"), 10, 0.5);
+        registry.replied("c", call(5), synced(9, "nine"), 10, 0.5);
         let count = Count { agents: 3, synced: 1, disagreeing: 2, ..Count::default() };
-        assert_eq!(book.count(), count);
+        assert_eq!(registry.count(), count);
     }
 
     #[test]
     fn first_report_raises_later_disagree() {
-        let mut book = book();
-        assert_eq!(book.report("a", report(9, "nine"), 1), Verdict::Raise(9));
-        assert_eq!(book.report("b", report(5, "other"), 1), Verdict::Raise(5));
-        book.set_version(10, "ten", 2);
-        assert_eq!(book.count().disagreeing, 0);
-        assert_eq!(book.due(1_000_000).len(), 3);
-        let held = Held { version: 11, digest: Some("eleven".to_owned()) };
-        assert_eq!(book.report("a", report(11, "eleven"), 3), Verdict::Disagrees(held));
-        assert_eq!(book.disagreeing().map(|(id, _)| id), Some("a"));
-        assert_eq!(book.report("a", report(11, "eleven"), 4), Verdict::Noted, "logged once");
+        let mut registry = registry();
+        assert_eq!(registry.report("a", report(9, "nine"), 1), Verdict::Raise(9));
+        assert_eq!(registry.report("b", report(5, "other"), 1), Verdict::Raise(5));
+        registry.set_version(10, "ten", 2);
+        assert_eq!(registry.count().disagreeing, 0);
+        assert_eq!(registry.due(1_000_000).len(), 3);
+        let held = AgentVersion { version: 11, digest: Some("eleven".to_owned()) };
+        assert_eq!(registry.report("a", report(11, "eleven"), 3), Verdict::Disagrees(held));
+        assert_eq!(registry.disagreeing().map(|(id, _)| id), Some("a"));
+        assert_eq!(registry.report("a", report(11, "eleven"), 4), Verdict::Noted, "logged once");
         let far = report(10 + LARGEST_RAISE + 1, "far");
-        assert!(matches!(book.report("c", far, 5), Verdict::Disagrees(_)));
+        assert!(matches!(registry.report("c", far, 5), Verdict::Disagrees(_)));
     }
 
     #[test]
     fn only_open_calls_count() {
-        let mut book = book();
+        let mut registry = registry();
         let forged = Call { version: 5, nonce: 1 };
-        assert_eq!(book.replied("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(book.replied("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(book.replied("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
-        assert_eq!(book.replied("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5), Verdict::Ignored);
-        assert_eq!(book.count().synced, 1);
+        assert_eq!(registry.replied("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(registry.replied("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(registry.replied("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
+        assert_eq!(
+            registry.replied("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5),
+            Verdict::Ignored
+        );
+        assert_eq!(registry.count().synced, 1);
+    }
+
+    #[test]
+    fn agent_without_signed_links_is_remembered() {
+        let mut registry = registry();
+        let exception = "Agent exception: unknown message sync_dns_with_signed_url";
+        let verdict = registry.replied("a", call(5), Reply::Exception(exception.to_owned()), 10, 0.5);
+        assert_eq!(verdict, Verdict::Noted);
+        assert!(registry.agents["a"].unsigned && !registry.agents["b"].unsigned);
+        assert_eq!(registry.due(10 + SHORTEST_GAP_MS), [("a".to_owned(), None)]);
+        registry.forget_reports();
+        assert!(registry.agents["a"].unsigned);
     }
 
     #[test]
     fn late_reply_counts_for_older_version() {
-        let mut book = book();
-        book.set_version(6, "six", 20);
-        book.asked("c", call(6), 21, 0, 0.5);
-        book.replied("c", call(5), Reply::Synced(None), 22, 0.5);
-        assert_eq!(book.agents["c"].held, Some(Held { version: 5, digest: None }));
-        assert!(book.due(22).contains(&("c".to_owned(), None)));
-        book.asked("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
-        book.replied("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
-        assert_eq!((book.count().synced, book.count().unverified), (1, 1));
+        let mut registry = registry();
+        registry.set_version(6, "six", 20);
+        registry.asked("c", call(6), 21, 0, 0.5);
+        registry.replied("c", call(5), Reply::Synced(None), 22, 0.5);
+        assert_eq!(registry.agents["c"].held, Some(AgentVersion { version: 5, digest: None }));
+        assert!(registry.due(22).contains(&("c".to_owned(), None)));
+        registry.asked("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
+        registry.replied("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
+        assert_eq!((registry.count().synced, registry.count().unverified), (1, 1));
     }
 
     #[test]
     fn reports_cannot_flood_calls() {
-        let mut book = book();
+        let mut registry = registry();
         let mut calls = 0;
         for now in 0..1000 {
-            book.report("a", report(now % 2, "x"), 10_000 + now);
-            for (id, _) in book.due(10_000 + now).into_iter().filter(|(id, _)| id == "a") {
-                book.asked(&id, call(5), 10_000 + now, 0, 0.5);
+            registry.report("a", report(now % 2, "x"), 10_000 + now);
+            for (id, _) in registry.due(10_000 + now).into_iter().filter(|(id, _)| id == "a") {
+                registry.asked(&id, call(5), 10_000 + now, 0, 0.5);
                 calls += 1;
             }
         }
@@ -492,25 +519,25 @@ mod tests {
 
     #[test]
     fn returning_agent_is_due_immediately() {
-        let mut book = book();
-        assert_eq!(book.report("c", report(3, "three"), 100), Verdict::Noted);
-        assert_eq!(book.due(100), [("c".to_owned(), Some(3))]);
+        let mut registry = registry();
+        assert_eq!(registry.report("c", report(3, "three"), 100), Verdict::Noted);
+        assert_eq!(registry.due(100), [("c".to_owned(), Some(3))]);
     }
 
     #[test]
     fn missing_agents_are_forgotten() {
-        let mut book = book();
-        book.set_agents(["b", "d"].into_iter());
-        assert_eq!(book.due(0), [("d".to_owned(), None)]);
+        let mut registry = registry();
+        registry.set_agents(["b", "d"].into_iter());
+        assert_eq!(registry.due(0), [("d".to_owned(), None)]);
     }
 
     #[test]
     fn restart_collects_reports_again() {
-        let mut book = book();
-        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
-        let text = serde_json::to_vec(&book).unwrap();
-        let mut book: Book = serde_json::from_slice(&text).unwrap();
-        book.forget_reports();
-        assert_eq!((book.count().synced, book.all_met()), (0, false));
+        let mut registry = registry();
+        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        let text = serde_json::to_vec(&registry).unwrap();
+        let mut registry: AgentRegistry = serde_json::from_slice(&text).unwrap();
+        registry.forget_reports();
+        assert_eq!((registry.count().synced, registry.all_reported()), (0, false));
     }
 }

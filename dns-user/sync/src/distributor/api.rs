@@ -3,7 +3,7 @@
 //!
 //! | Call | Effect |
 //! |---|---|
-//! | `GET /v1/status` | returns the book, as `status --json` |
+//! | `GET /v1/status` | returns the registry, as `status --json` |
 //! | `POST /v1/changes` | adds, removes or moves an instance: `{"change": "add" ...}` |
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use super::{Shared, book::Book, source::InventoryOptions, state::Folder};
+use super::{Shared, registry::AgentRegistry, source::InventoryOptions, state::Folder};
 use crate::{
     inventory::changes::Change,
     message::printable,
@@ -30,7 +30,7 @@ use crate::{
 
 /// State that the handlers share.
 #[derive(Clone, Debug)]
-pub(super) struct Desk {
+pub(super) struct PublisherApi {
     pub(super) source: InventoryOptions,
     pub(super) state: PathBuf,
     pub(super) shared: Shared,
@@ -41,7 +41,7 @@ pub(super) async fn spawn(
     address: SocketAddr,
     files: TlsFiles,
     clients: Vec<String>,
-    desk: Desk,
+    desk: PublisherApi,
 ) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("API at {address}"))?;
     let mut config = Arc::new(tls::server(&files)?);
@@ -88,14 +88,14 @@ async fn refused() -> Response {
     (StatusCode::FORBIDDEN, Json(json!({ "error": problem }))).into_response()
 }
 
-async fn status(Extract(desk): Extract<Desk>) -> Json<Book> {
+async fn status(Extract(desk): Extract<PublisherApi>) -> Json<AgentRegistry> {
     // Nothing panics while it is locked.
     Json(desk.shared.lock().clone())
 }
 
-async fn change(Extract(desk): Extract<Desk>, Json(change): Json<Change>) -> Response {
+async fn change(Extract(desk): Extract<PublisherApi>, Json(change): Json<Change>) -> Response {
     let done = tokio::task::spawn_blocking(move || {
-        let Desk { source, state, shared: _ } = desk;
+        let PublisherApi { source, state, shared: _ } = desk;
         source.change(&Folder::open(&state), change).map_err(|error| error.to_string())
     });
     match done.await.map_err(|error| error.to_string()).and_then(|done| done) {

@@ -7,7 +7,7 @@ use async_nats::Client;
 use bytes::Bytes;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::{book::Call, plan::Outgoing, state::Made};
+use super::{plan::Outgoing, registry::Call, state::Made};
 use crate::{
     message::{self, Announcement, Source},
     store::Store,

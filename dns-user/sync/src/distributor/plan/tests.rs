@@ -29,7 +29,7 @@ impl World {
         let settings =
             Settings { bandwidth: 1_000_000, patches: true, links_good_for: Duration::from_secs(1000) };
         let newest = newest.map(made);
-        let mut plan = Plan::new(settings, Book::default(), newest.as_ref(), 0);
+        let mut plan = Plan::new(settings, AgentRegistry::default(), newest.as_ref(), 0);
         plan.write_at = u64::MAX;
         let agents: Vec<String> = agents.iter().map(|id| (*id).to_owned()).collect();
         plan.inventory(&agents, 0);
@@ -64,7 +64,7 @@ impl World {
 
     fn reply(&mut self, agent: &str, call: Call, reply: Reply) {
         let subject = message::reply_subject("p", agent, &call.token());
-        self.plan.heard(&subject, &reply.write(), self.now, 0.5);
+        self.plan.on_message(&subject, &reply.write(), self.now, 0.5);
     }
 
     /// Completes a commit and its upload. Returns the batch of announcements.
@@ -100,7 +100,7 @@ fn first_version_is_above_reports() {
     for Outgoing { agent, call, .. } in batch {
         world.reply(&agent, call, Reply::Synced(Some(report(58))));
     }
-    assert!(world.plan.announced() && world.plan.book.count().complete());
+    assert!(world.plan.announced() && world.plan.registry.count().complete());
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn second_publisher_is_a_disagreement() {
     world.step();
     let batch = world.publish(1, &Bytes::from_static(b"x"));
     world.reply("a", batch[0].call, Reply::Synced(Some(report(1))));
-    assert!(world.plan.book.count().complete());
+    assert!(world.plan.registry.count().complete());
     let body = report(2).write();
-    world.plan.heard("director.bosh-dns-sync.a.hello", &body, 10, 0.5);
+    world.plan.on_message("director.bosh-dns-sync.a.hello", &body, 10, 0.5);
     assert_eq!(world.plan.take_disagreement().map(|(_, held)| held.version), Some(2));
-    assert_eq!(world.plan.book.count().disagreeing, 1);
-    assert!(!world.plan.book.count().complete());
+    assert_eq!(world.plan.registry.count().disagreeing, 1);
+    assert!(!world.plan.registry.count().complete());
 }
 
 #[test]
@@ -145,8 +145,8 @@ fn forged_and_oversized_replies_are_ignored() {
     world.step();
     world.publish(1, &Bytes::from_static(b"x"));
     world.reply("a", Call { version: 1, nonce: 77 }, Reply::Synced(Some(report(1))));
-    world.plan.heard("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
-    assert_eq!((world.plan.ignored, world.plan.book.count().synced), (2, 0));
+    world.plan.on_message("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
+    assert_eq!((world.plan.ignored, world.plan.registry.count().synced), (2, 0));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn raised_floor_commits_again() {
     world.now = INQUIRY_MS;
     assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
     // The other agent reports while the commit runs.
-    world.plan.heard("director.bosh-dns-sync.b.hello", &report(9).write(), world.now, 0.5);
+    world.plan.on_message("director.bosh-dns-sync.b.hello", &report(9).write(), world.now, 0.5);
     let committed = Committed { made: made(1), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
     world.plan.committed(committed, world.now);
     assert!(matches!(world.step()[..], [Action::Commit { floor: 9 }, Action::Put(..)]));
@@ -283,8 +283,9 @@ fn raised_floor_commits_again() {
 fn book_without_agents_is_not_written() {
     let mut world = World::new(&["a"], Some(5));
     // A lost agents.json, before the inventory is read.
-    world.plan = Plan::new(world.plan.settings.clone(), Book::default(), Some(&made(5)), 0);
-    let writes = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::WriteBook(_)));
+    world.plan = Plan::new(world.plan.settings.clone(), AgentRegistry::default(), Some(&made(5)), 0);
+    let writes =
+        |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::WriteRegistry(_)));
     assert!(!writes(world.step()));
     world.plan.inventory(&["a".to_owned()], 0);
     assert!(writes(world.step()));

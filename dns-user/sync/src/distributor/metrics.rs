@@ -2,7 +2,7 @@
 
 use prometheus::{IntCounter, IntGauge, Registry};
 
-use super::{book::Count, plan::Plan};
+use super::{plan::Plan, registry::Count};
 
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -52,7 +52,7 @@ impl Metrics {
 
     /// Updates the metrics derived from the plan.
     pub(super) fn set(&self, plan: &Plan, count: Count) {
-        self.version.set(plan.book.version.cast_signed());
+        self.version.set(plan.registry.version.cast_signed());
         self.ignored.inc_by(plan.ignored.saturating_sub(self.ignored.get()));
         self.exceptions.inc_by(plan.exceptions.saturating_sub(self.exceptions.get()));
         let Count { agents, synced, unverified, disagreeing, failing, silent } = count;

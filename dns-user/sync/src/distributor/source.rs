@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use super::state::{Folder, StateError};
@@ -43,12 +43,12 @@ pub enum SourceError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The files' content is not a valid inventory.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Inventory {
         /// Path of the inventory's file or folder.
         path: PathBuf,
         /// First mistake found in the inventory.
-        source: InventoryError,
+        cause: InventoryError,
     },
     /// A change made by command is invalid.
     #[error(transparent)]
@@ -70,10 +70,19 @@ impl InventoryOptions {
     /// Reads the files, without the changes made by command.
     pub fn files(&self) -> Result<RawInventory, SourceError> {
         let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
-        let failed = |source| FileError::Io { path: path.clone(), source };
+        let failed = |cause| FileError::Io { path: path.clone(), cause };
         let bytes = file_access::read(path, LONGEST_FILE).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes);
-        nodes::read(&text).map_err(|source| SourceError::Inventory { path: path.clone(), source })
+        let read =
+            nodes::read(&text).map_err(|cause| SourceError::Inventory { path: path.clone(), cause })?;
+        if read.instances().next().is_none() {
+            tracing::warn!(
+                file = %path.display(),
+                "the hosts file has no address that other machines can reach; the records are empty: add the \
+                 machines' addresses"
+            );
+        }
+        Ok(read)
     }
 
     /// Reads the inventory. Changes that no longer apply are removed from the folder and logged.
@@ -105,7 +114,7 @@ impl InventoryOptions {
             }
         }
         Inventory::parse(changes.over(files))
-            .map_err(|source| SourceError::Inventory { path: self.path().to_owned(), source })
+            .map_err(|cause| SourceError::Inventory { path: self.path().to_owned(), cause })
     }
 
     /// Adds a change made by command. A change that makes the inventory invalid is rejected.
@@ -142,10 +151,16 @@ pub(super) struct Quiet {
     read: Option<Stamps>,
     /// The last seen stamps, and the time at which they were first seen.
     seen: Option<(Stamps, u64)>,
+    /// The same, whether or not they were read since.
+    last: Option<(Stamps, u64)>,
 }
 
 /// Time without a change after which a file counts as complete, in milliseconds.
 const QUIET_MS: u64 = 200;
+
+/// Time without a change after which missing instances count as removed, in milliseconds: a writer may
+/// pause inside a file.
+pub(super) const REMOVAL_QUIET_MS: u64 = 5000;
 
 impl Quiet {
     /// Records the stamps at `now`. Returns whether the files should be read. `settled` skips the
@@ -165,6 +180,18 @@ impl Quiet {
         }
         self.seen = Some((stamps, since));
         false
+    }
+
+    /// Records the stamps at `now`. Returns whether the files were the same for
+    /// [`REMOVAL_QUIET_MS`].
+    pub(super) fn is_settled(&mut self, stamps: &Stamps, now: u64) -> bool {
+        match &self.last {
+            Some((seen, since)) if seen == stamps => now >= since + REMOVAL_QUIET_MS,
+            _ => {
+                self.last = Some((stamps.clone(), now));
+                false
+            }
+        }
     }
 
     /// Returns whether every changed file is a new inode that `replaced` confirms to be complete.
@@ -190,9 +217,9 @@ pub(super) fn is_renamed(path: &Path) -> bool {
         .is_ok_and(|facts| (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec()))
 }
 
-/// Returns whether the newest file last changed more than two seconds ago by the machine's clock.
-pub(super) fn is_old(stamps: &Stamps) -> bool {
-    let old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age.as_secs() >= 2);
+/// Returns whether the newest file last changed at least `age` ago by the machine's clock.
+pub(super) fn is_old(stamps: &Stamps, age: Duration) -> bool {
+    let old = |time: &SystemTime| time.elapsed().is_ok_and(|elapsed| elapsed >= age);
     stamps.iter().all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))
 }
 
@@ -214,6 +241,16 @@ mod tests {
         assert!(!quiet.poll(stamp(19), 9100, false));
         assert!(quiet.poll(stamp(19), 9300, false));
         assert!(quiet.poll(stamp(20), 9400, true));
+    }
+
+    #[test]
+    fn removals_need_a_longer_quiet() {
+        let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
+        let mut quiet = Quiet::default();
+        assert!(!quiet.is_settled(&stamp(1), 0));
+        assert!(!quiet.is_settled(&stamp(2), 1500));
+        assert!(!quiet.is_settled(&stamp(2), 1500 + REMOVAL_QUIET_MS - 1));
+        assert!(quiet.is_settled(&stamp(2), 1500 + REMOVAL_QUIET_MS));
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! The publisher: creates versions, uploads their blobs, announces them, and tracks the version of
 //! each agent.
 //!
-//! [`plan`] makes the decisions without I/O. [`keeper`] does all disk I/O on a thread. The loop
+//! [`plan`] makes the decisions without I/O. [`state_writer`] does all disk I/O on a thread. The loop
 //! here passes events to the plan and starts its actions as tasks with deadlines. It waits for none
 //! of them, so a blobstore, disk or bus that hangs delays neither announcements nor shutdown.
 
 pub mod api;
-pub mod book;
-pub mod keeper;
 mod local;
 mod metrics;
 mod options;
 mod plan;
+pub mod registry;
 pub mod source;
 pub mod state;
+pub mod state_writer;
 mod tasks;
 
 use std::{
@@ -30,17 +30,16 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 pub use self::options::PublishOptions;
 use self::{
-    api::Desk,
-    book::{Book, Count, Held},
-    keeper::{Job, Keeper, Note, TICK},
+    api::PublisherApi,
     metrics::Metrics,
     plan::{Action, Now, Plan, Settings},
+    registry::{AgentRegistry, AgentVersion, Count},
+    state_writer::{Job, StateEvent, StateWriter, TICK},
     tasks::{Done, Tasks},
 };
 use crate::{
     bus::{Bus, BusOptions},
-    clock::now_ms,
-    limit::LogLimit,
+    clock::{LogLimit, now_ms},
     message::{ASK, OURS},
     store::{Store, unix_now},
 };
@@ -48,14 +47,14 @@ use crate::{
 /// Maximum wait for the last write of `agents.json` at shutdown.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
-/// The book as last written, for the API.
-pub type Shared = Arc<Mutex<Book>>;
+/// The registry as last written, for the API.
+pub type Shared = Arc<Mutex<AgentRegistry>>;
 
-struct Publisher {
+struct Distributor {
     options: PublishOptions,
     plan: Plan,
     jobs: mpsc::Sender<Job>,
-    notes: UnboundedReceiver<Note>,
+    events: UnboundedReceiver<StateEvent>,
     tasks: Tasks,
     bus: Bus,
     store: Store,
@@ -69,9 +68,9 @@ struct Publisher {
 /// Runs `publish`. Returns whether all agents hold the version.
 pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
     return_large_buffers();
-    let keeper = Keeper::open(&options)?;
+    let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
-        return local::run(&options, keeper, &file).await.map(|()| true);
+        return local::run(&options, writer, &file).await.map(|()| true);
     }
     let tls = options
         .tls
@@ -82,13 +81,16 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     anyhow::ensure!(options.store.blobstore.is_some(), "--blobstore URL is required");
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
-    // If the book is unreadable, each agent must report once.
-    let book: Book = keeper.read("agents.json").unwrap_or_default().unwrap_or_default();
+    // If the registry is unreadable, each agent must report once.
+    let registry: AgentRegistry = writer.read("agents.json").unwrap_or_default().unwrap_or_default();
     let shared = Shared::default();
     if let (Some(address), true) = (options.api, options.watch) {
-        let desk =
-            Desk { source: options.source.clone(), state: options.state.clone(), shared: shared.clone() };
-        api::spawn(address, bus_options.tls.clone(), options.api_clients.clone(), desk).await?;
+        let api = PublisherApi {
+            source: options.source.clone(),
+            state: options.state.clone(),
+            shared: shared.clone(),
+        };
+        api::spawn(address, bus_options.tls.clone(), options.api_clients.clone(), api).await?;
     }
     let metrics = Metrics::new()?;
     if let Some(address) = options.metrics {
@@ -100,17 +102,17 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
         patches: !options.no_patches,
         links_good_for: Duration::from_secs(options.links_good_for),
     };
-    let plan = Plan::new(settings, book, keeper.newest(), options.above);
+    let plan = Plan::new(settings, registry, writer.newest(), options.above);
     let (jobs, work) = mpsc::channel();
-    let (said, notes) = tokio::sync::mpsc::unbounded_channel();
-    std::thread::Builder::new().name("keeper".to_owned()).spawn(move || keeper.run(&work, &said))?;
+    let (said, events) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::Builder::new().name("writer".to_owned()).spawn(move || writer.run(&work, &said))?;
     let process = format!("{OURS}{}", state::blob_id());
     let tasks = Tasks::new(bus.client.clone(), store.clone(), process, options.bandwidth);
-    let publisher = Publisher {
+    let distributor = Distributor {
         options,
         plan,
         jobs,
-        notes,
+        events,
         tasks,
         bus,
         store,
@@ -119,7 +121,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
         failures: LogLimit::default(),
         last_failure: String::new(),
     };
-    publisher.run(progress).await
+    distributor.run(progress).await
 }
 
 /// Makes the allocator return each large buffer to the system when it is freed. glibc otherwise
@@ -133,7 +135,7 @@ fn return_large_buffers() {
     };
 }
 
-impl Publisher {
+impl Distributor {
     async fn run(mut self, progress: impl Fn(Count)) -> anyhow::Result<bool> {
         let own = self.bus.client.subscribe(format!("director.{}.>", self.tasks.process())).await?;
         let reports = self.bus.client.subscribe(format!("director.{ASK}.>")).await?;
@@ -146,48 +148,48 @@ impl Publisher {
             tokio::select! {
                 message = messages.next() => {
                     let message = message.context("the subscription ended")?;
-                    self.plan.heard(&message.subject, &message.payload, now_ms(), fastrand::f64());
+                    self.plan.on_message(&message.subject, &message.payload, now_ms(), fastrand::f64());
                     continue;
                 }
-                note = self.notes.recv() => self.noted(note.context("the thread of the state folder ended")?)?,
+                event = self.events.recv() => self.on_event(event.context("the thread of the state folder ended")?)?,
                 done = self.tasks.next() => self.done(done),
                 _ = ticks.tick() => {}
                 () = &mut ended => {
-                    let complete = self.plan.announced() && self.plan.book.count().complete();
+                    let complete = self.plan.announced() && self.plan.registry.count().complete();
                     self.write_last().await;
                     return Ok(self.options.watch || complete);
                 }
             }
             self.act()?;
-            let count = self.plan.book.count();
+            let count = self.plan.registry.count();
             self.metrics.set(&self.plan, count);
             progress(count);
             if self.options.watch {
                 self.plan.take_disagreement();
                 continue;
             }
-            if let Some((agent, Held { version, digest })) = self.plan.take_disagreement() {
+            if let Some((agent, AgentVersion { version, digest })) = self.plan.take_disagreement() {
                 self.write_last().await;
                 bail!(
                     "agent {agent} now has version {version} ({}), but this publisher made version {} ({}): \
                      another publisher is active; stop it, then `publish` continues above the highest \
                      version",
                     digest.unwrap_or_default(),
-                    self.plan.book.version,
-                    self.plan.book.digest,
+                    self.plan.registry.version,
+                    self.plan.registry.digest,
                 );
             }
             let complete = self.plan.announced() && count.complete();
             if complete || tokio::time::Instant::now() >= deadline {
                 let announced = self.plan.announced();
                 self.write_last().await;
-                if let Some((agent, Held { version, digest })) = self.plan.book.disagreeing() {
+                if let Some((agent, AgentVersion { version, digest })) = self.plan.registry.disagreeing() {
                     bail!(
                         "agent {agent} has version {version} ({}), which is higher than or different from \
                          version {} ({})",
                         digest.as_deref().unwrap_or_default(),
-                        self.plan.book.version,
-                        self.plan.book.digest,
+                        self.plan.registry.version,
+                        self.plan.registry.digest,
                     );
                 }
                 anyhow::ensure!(
@@ -215,7 +217,7 @@ impl Publisher {
             match action {
                 Action::Commit { floor } => self.jobs.send(Job::Commit { floor })?,
                 Action::Patch { from, to, bytes } => self.jobs.send(Job::Patch { from, to, bytes })?,
-                Action::WriteBook(book) => self.jobs.send(Job::WriteBook(book))?,
+                Action::WriteRegistry(registry) => self.jobs.send(Job::WriteRegistry(registry))?,
                 Action::Put(made, bytes) => self.tasks.put(made, bytes),
                 Action::Delete(gone) => self.tasks.delete(gone),
                 Action::Ask(questions) => self.tasks.ask(questions),
@@ -225,20 +227,20 @@ impl Publisher {
         Ok(())
     }
 
-    /// Processes a result of the keeper.
-    fn noted(&mut self, note: Note) -> anyhow::Result<()> {
-        match note {
-            Note::Inventory(agents) => {
+    /// Processes a result of the writer.
+    fn on_event(&mut self, event: StateEvent) -> anyhow::Result<()> {
+        match event {
+            StateEvent::Inventory(agents) => {
                 self.plan.inventory(&agents, now_ms());
                 self.metrics.inventory_good.set(1);
             }
-            Note::Committed(committed) => {
+            StateEvent::Committed(committed) => {
                 self.metrics.blob_bytes.set(committed.bytes.len() as i64);
                 if let Some(Action::Delete(gone)) = self.plan.committed(committed, now_ms()) {
                     self.tasks.delete(gone);
                 }
             }
-            Note::Failed(error) => {
+            StateEvent::Failed(error) => {
                 self.metrics.inventory_good.set(0);
                 self.plan.commit_failed(now_ms());
                 if !self.options.watch || !self.plan.has_version() {
@@ -248,13 +250,13 @@ impl Publisher {
                     "cannot use the inventory; the last good version stays in use: {error:#}"
                 ));
             }
-            Note::Patch { from, to, patch } => self.plan.patch(from, to, patch),
+            StateEvent::Patch { from, to, patch } => self.plan.patch(from, to, patch),
             // The API shows the state on disk.
-            Note::BookWritten(Ok(())) => *self.shared.lock() = self.plan.book.clone(),
-            Note::BookWritten(Err(error)) => {
+            StateEvent::RegistryWritten(Ok(())) => *self.shared.lock() = self.plan.registry.clone(),
+            StateEvent::RegistryWritten(Err(error)) => {
                 // If it is lost, each agent must report once.
                 self.log_failure(format!("cannot save the agents' versions: {error}"));
-                self.plan.book_failed(now_ms());
+                self.plan.registry_failed(now_ms());
             }
         }
         Ok(())
@@ -297,21 +299,21 @@ impl Publisher {
         self.last_failure = text;
     }
 
-    /// Writes the book a last time, unless the disk hangs.
+    /// Writes the registry a last time, unless the disk hangs.
     async fn write_last(&mut self) {
-        let book = serde_json::to_vec(&self.plan.book).unwrap_or_default();
-        if self.jobs.send(Job::WriteBook(book)).is_err() {
+        let registry = serde_json::to_vec(&self.plan.registry).unwrap_or_default();
+        if self.jobs.send(Job::WriteRegistry(registry)).is_err() {
             return;
         }
         let written = async {
             // Results of earlier writes come first: the last write is the one after which nothing
             // is queued.
-            let mut open = self.notes.recv().await;
-            while let Some(note) = open {
-                if matches!(note, Note::BookWritten(_)) && self.notes.is_empty() {
+            let mut open = self.events.recv().await;
+            while let Some(event) = open {
+                if matches!(event, StateEvent::RegistryWritten(_)) && self.events.is_empty() {
                     return;
                 }
-                open = self.notes.recv().await;
+                open = self.events.recv().await;
             }
         };
         if tokio::time::timeout(LAST_WRITE, written).await.is_err() {

@@ -65,7 +65,7 @@ pub struct Made {
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Held while the publisher runs.
+    /// AgentVersion while the publisher runs.
     _lock: Option<Flock<File>>,
 }
 
@@ -73,13 +73,16 @@ pub struct Folder {
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A system call failed.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Io {
         /// The file that failed.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
+    /// No publisher has used the folder.
+    #[error("{}: no publisher has used this folder; correct the path, or start `publish` first", .0.display())]
+    NoPublisher(PathBuf),
     /// Another publisher holds the lock.
     #[error("{} is in use by another publisher; stop it, or use another folder", .0.display())]
     Locked(PathBuf),
@@ -102,7 +105,7 @@ pub enum StateError {
 impl Folder {
     /// Opens and locks a folder for the publisher; creates it if it is missing.
     pub fn lock(path: &Path) -> Result<Self, StateError> {
-        let failed = |source| StateError::Io { path: path.to_owned(), source };
+        let failed = |cause| StateError::Io { path: path.to_owned(), cause };
         fs::create_dir_all(path.join("datasets")).map_err(failed)?;
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
@@ -126,12 +129,20 @@ impl Folder {
         Self { path: path.to_owned(), _lock: None }
     }
 
+    /// Opens the folder of a publisher that has run.
+    pub fn existing(path: &Path) -> Result<Self, StateError> {
+        match path.join("datasets").is_dir() {
+            true => Ok(Self::open(path)),
+            false => Err(StateError::NoPublisher(path.to_owned())),
+        }
+    }
+
     /// Reads a file of the folder. Returns `None` if it does not exist.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.path.join(name);
         match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(StateError::Io { path, source }),
+            Err(cause) => Err(StateError::Io { path, cause }),
             Ok(bytes) => match serde_json::from_slice(&bytes) {
                 Ok(value) => Ok(Some(value)),
                 Err(error) => Err(StateError::Content { path, problem: error.to_string() }),
@@ -165,7 +176,7 @@ impl Folder {
         change: impl FnOnce(&mut T) -> Result<(), E>,
     ) -> Result<(), E> {
         let lock = self.path.join(format!("{name}.lock"));
-        let failed = |source| StateError::Io { path: lock.clone(), source };
+        let failed = |cause| StateError::Io { path: lock.clone(), cause };
         let file = File::create(&lock).map_err(failed)?;
         let _held = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(errno.into()))?;
         let mut value = self.read::<T>(name)?.unwrap_or_default();
@@ -187,7 +198,7 @@ impl Folder {
         let path = self.path.join(name);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(StateError::Io { path, source: error })
+                Err(StateError::Io { path, cause: error })
             }
             _ => Ok(()),
         }
