@@ -18,7 +18,7 @@ use crate::{
     pace::{Gate, Rate},
     token::Token,
 };
-use dns_consul::http_api::{ApiAddress, HttpApi};
+use dns_consul::config::{ApiAddress, HttpApi};
 use dns_upstream::HostNames;
 
 /// Maximum time until a non-blocking response begins.

@@ -28,7 +28,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::tls::{Tls, TlsError};
-use dns_consul::http_api::{ApiAddress, HttpApi};
+use dns_consul::config::{ApiAddress, HttpApi};
 use dns_upstream::{HostName, HostNames};
 
 /// Timeout of connecting, including TLS.

@@ -24,18 +24,15 @@ use tokio::{
 use crate::{
     agent::{Agent, AgentError},
     api::{self, Invalid},
-    ask::{Content, NotTold, QueryOptions, Update, fetch, keep_asking},
-    cursor::Cursor,
-    freshness::{Freshness, Summary},
-    known::{DEFAULT_DATACENTER, Difference, Key, Known},
-    state::{Demand, picture},
+    ask::{Content, NotTold, QueryOptions, Topic, Update, fetch, keep_asking},
+    known::{DEFAULT_DATACENTER, Demand, Difference, Key, Known, view},
+    progress::{Cursor, Freshness, Phase, Running, Summary, Tracked},
     token::Token,
-    topic::Topic,
 };
 use dns_consul::{
     Lack, Missing,
     catalog::Place,
-    source::{Picture, Settings, Status},
+    source::{CatalogView, Settings, Status},
 };
 use dns_upstream::HostNames;
 
@@ -48,21 +45,11 @@ const LEAST_AGE: Duration = Duration::from_secs(5);
 const IN_USE: Duration = Duration::from_secs(60);
 /// Time during which changes are combined into one snapshot.
 const GATHER: Duration = Duration::from_millis(20);
-/// Interval of [`Follower::tick`].
+/// Interval of [`CatalogWatcher::tick`].
 const TICK: Duration = Duration::from_millis(500);
 
-/// Aborts a task when it is dropped.
-#[derive(Debug)]
-struct Running(AbortHandle);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// The task that keeps the catalog up to date.
-pub(crate) struct Follower {
+pub(crate) struct CatalogWatcher {
     agent: Arc<Agent>,
     settings: Settings,
     known: Known,
@@ -93,57 +80,24 @@ pub(crate) struct Follower {
     expired: bool,
     /// Whether no agent responded at the last tick.
     was_away: bool,
-    shown: watch::Sender<Arc<Picture>>,
+    shown: watch::Sender<Arc<CatalogView>>,
     status: Arc<Mutex<Status>>,
     watches_all: Arc<AtomicBool>,
-    pictures: u64,
+    views: u64,
 }
 
-#[derive(Debug, Default)]
-struct Tracked {
-    /// Position for the next request.
-    cursor: Cursor,
-    phase: Phase,
-    /// Time of the last response about its instances.
-    told: Option<Instant>,
-    /// Time of the last query for it.
-    asked: Option<Instant>,
-}
-
-/// State of one service.
-#[derive(Debug, Default)]
-enum Phase {
-    /// Waits in `round` for the next fetch, or for a watch.
-    #[default]
-    Idle,
-    /// Waits in `queue` for a fetch.
-    Queued,
-    Fetching {
-        /// Whether the service changed during the fetch and must be fetched again.
-        again: bool,
-    },
-    /// Watched by a task.
-    Watched(#[expect(dead_code, reason = "dropping it ends the task")] Running),
-}
-
-impl Tracked {
-    fn is_watched(&self) -> bool {
-        matches!(self.phase, Phase::Watched(_))
-    }
-}
-
-impl Follower {
+impl CatalogWatcher {
     pub(crate) fn spawn(
         settings: Settings,
         names: &Arc<HostNames>,
         known: Known,
-        shown: watch::Sender<Arc<Picture>>,
+        shown: watch::Sender<Arc<CatalogView>>,
         status: Arc<Mutex<Status>>,
         watches_all: Arc<AtomicBool>,
         demanded: mpsc::Receiver<Demand>,
     ) -> AbortHandle {
         let (updates, updated) = mpsc::channel(256);
-        let follower = Self {
+        let watcher = Self {
             agent: Arc::new(Agent::new(&settings.api, Token::new(settings.token_file.clone()), names)),
             settings,
             known,
@@ -165,9 +119,9 @@ impl Follower {
             shown,
             status,
             watches_all,
-            pictures: 0,
+            views: 0,
         };
-        tokio::spawn(follower.run(updated, demanded)).abort_handle()
+        tokio::spawn(watcher.run(updated, demanded)).abort_handle()
     }
 
     async fn run(mut self, mut updated: mpsc::Receiver<Update>, mut demanded: mpsc::Receiver<Demand>) {
@@ -526,8 +480,8 @@ impl Follower {
     fn show(&mut self) {
         let begun = Instant::now();
         self.dirty = None;
-        self.shown.send_replace(Arc::new(picture(&self.known, self.expired)));
-        self.pictures += 1;
+        self.shown.send_replace(Arc::new(view(&self.known, self.expired)));
+        self.views += 1;
         // A large catalog that changes constantly must not use up the CPU.
         self.earliest = Instant::now() + begun.elapsed() * 4;
         self.tell_status();
@@ -556,7 +510,7 @@ impl Follower {
             requests,
             failures,
             index_resets,
-            pictures: self.pictures,
+            views: self.views,
             problem: self.agent.problem(),
             stale,
             oldest_stale_seconds,

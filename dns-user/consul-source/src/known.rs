@@ -1,14 +1,18 @@
-//! All data loaded so far.
+//! All data loaded so far, demands of the resolver, and catalog snapshots.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
-use dns_consul::catalog::{
-    Place,
-    live::{Coordinate, Live, LivePlace, LiveService, ServiceInstances},
-    registrations::{Datacenter, Gateway, Instance, Node, PreparedQuery},
+use dns_consul::{
+    Lack,
+    catalog::{
+        Place,
+        live::{Coordinate, Live, LivePlace, LiveService, ServiceInstances},
+        registrations::{Datacenter, Gateway, Instance, Node, PreparedQuery},
+    },
+    source::CatalogView,
 };
 
 /// Consul's default name of a datacenter.
@@ -274,6 +278,23 @@ fn gather_nodes(place: &Place, known: &mut LivePlace) {
         told.flat_map(|told| &told.nodes).map(|node| (node.name.as_str(), node)).collect();
     let nodes = by_name.into_values().cloned().collect();
     set_nodes(known, nodes);
+}
+
+/// A demand of the resolver.
+#[derive(Debug)]
+pub(crate) enum Demand {
+    /// A query waits for this missing part.
+    Lack(Lack),
+    /// A query was for this service.
+    Asked(Key),
+    /// Interfaces answer for these services.
+    Used(Vec<Key>),
+}
+
+/// Returns a snapshot; an empty one if the data has expired.
+pub(crate) fn view(known: &Known, expired: bool) -> CatalogView {
+    let live = if expired { known.nothing() } else { known.live() };
+    CatalogView { live, datacenter: known.own.clone(), node_name: known.node_name.clone() }
 }
 
 #[cfg(test)]

@@ -12,14 +12,13 @@ use tokio::{
 };
 
 use crate::{
-    follow::Follower,
-    known::Known,
-    state::{Demand, picture},
+    follow::CatalogWatcher,
+    known::{Demand, Known, view},
 };
 use dns_consul::{
     Lack,
     catalog::Place,
-    source::{Picture, Settings, Status},
+    source::{CatalogView, Settings, Status},
 };
 use dns_upstream::HostNames;
 
@@ -28,11 +27,11 @@ use dns_upstream::HostNames;
 pub struct Source {
     /// Demands of the resolver.
     demands: mpsc::Sender<Demand>,
-    pictures: watch::Receiver<Arc<Picture>>,
+    views: watch::Receiver<Arc<CatalogView>>,
     status: Arc<Mutex<Status>>,
     /// Whether every service has a watch.
     watches_all: Arc<AtomicBool>,
-    /// The follower's task, which owns all others.
+    /// The watcher's task, which owns all others.
     task: AbortHandle,
 }
 
@@ -42,17 +41,24 @@ impl Source {
         let (demands, demanded) = mpsc::channel(1024);
         let mut known = Known::default();
         known.own.clone_from(&settings.datacenter);
-        let (shown, pictures) = watch::channel(Arc::new(picture(&known, false)));
+        let (shown, views) = watch::channel(Arc::new(view(&known, false)));
         let status = Arc::new(Mutex::new(Status::default()));
         let watches_all = Arc::new(AtomicBool::new(false));
-        let task =
-            Follower::spawn(settings, names, known, shown, status.clone(), watches_all.clone(), demanded);
-        Self { demands, pictures, status, watches_all, task }
+        let task = CatalogWatcher::spawn(
+            settings,
+            names,
+            known,
+            shown,
+            status.clone(),
+            watches_all.clone(),
+            demanded,
+        );
+        Self { demands, views, status, watches_all, task }
     }
 
     /// Returns a receiver of catalog snapshots.
-    pub fn pictures(&self) -> watch::Receiver<Arc<Picture>> {
-        self.pictures.clone()
+    pub fn views(&self) -> watch::Receiver<Arc<CatalogView>> {
+        self.views.clone()
     }
 
     /// Requests a part that the last snapshot lacks. Never blocks.

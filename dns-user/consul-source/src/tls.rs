@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 
-use dns_consul::http_api::{ApiAddress, HttpApi};
+use dns_consul::config::{ApiAddress, HttpApi};
 
 /// Reason why TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]

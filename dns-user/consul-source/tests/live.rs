@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_consul::source::{Picture, Settings};
+use dns_consul::source::{CatalogView, Settings};
 use dns_consul::{
     Lack, Missing,
     catalog::{
@@ -22,8 +22,8 @@ use dns_consul::{
         live::{Live, ServiceInstances},
         registrations::{FailoverTarget, Instance as Registered, Node, Registrations, Status as Health},
     },
-    http_api::{ApiAddress, HttpApi},
-    visibility::Visibility,
+    config::Visibility,
+    config::{ApiAddress, HttpApi},
 };
 use dns_consul_source::Source;
 use dns_upstream::HostNames;
@@ -43,8 +43,8 @@ async fn changes_arrive() {
     let double = start(World::generated(20, 5), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
-    let picture = source.pictures().borrow().clone();
-    assert_eq!((picture.datacenter.as_deref(), picture.node_name.as_str()), (Some("dc1"), "agent"));
+    let view = source.views().borrow().clone();
+    assert_eq!((view.datacenter.as_deref(), view.node_name.as_str()), (Some("dc1"), "agent"));
     // Health, an address and a port, none of which the list of services contains.
     double.change(|world| world.set_status("service-3", 1, "critical"));
     until_same(&source, &double).await;
@@ -116,13 +116,13 @@ async fn invalid_entries_are_reported() {
         world.register("service-1", instance("node-2", "good", "10.6.6.8"));
     });
     let told = || {
-        let picture = source.pictures().borrow().clone();
-        instances(&picture).iter().any(|instance| instance.id == "good")
-            && nodes(&picture).iter().any(|node| node.address == "10.6.6.1")
+        let view = source.views().borrow().clone();
+        instances(&view).iter().any(|instance| instance.id == "good")
+            && nodes(&view).iter().any(|node| node.address == "10.6.6.1")
     };
     until("the valid entries are told", told).await;
-    let picture = source.pictures().borrow().clone();
-    let bad = instances(&picture).into_iter().find(|instance| instance.id == "bad").unwrap();
+    let view = source.views().borrow().clone();
+    let bad = instances(&view).into_iter().find(|instance| instance.id == "bad").unwrap();
     assert_eq!((bad.address.as_str(), bad.impossible_port), ("10.6.6.7", Some(70_000)));
     until("the status counts them", || source.status().invalid_entries == 2).await;
     double.change(|world| {
@@ -180,7 +180,7 @@ async fn revoked_token_ends_blocking_queries() {
     double.change(|world| world.set_status("service-1", 0, "critical"));
     until("nodes and services are unconfirmed", || source.status().unconfirmed).await;
     until("it has expired", || source.status().expired).await;
-    let is_pending = || source.pictures().borrow().live.is_pending(&own(), None);
+    let is_pending = || source.views().borrow().live.is_pending(&own(), None);
     until("names are unknown", is_pending).await;
     double.forget_token();
     until("it is fresh", || !source.status().unconfirmed && !source.status().expired).await;
@@ -314,7 +314,7 @@ async fn second_agent_takes_over() {
     let mut settings = settings(&[refused, double.address], |_| {});
     settings.max_stale = Duration::from_secs(10);
     let source = Source::start(settings, &Arc::default());
-    assert!(source.pictures().borrow().live.is_pending(&own(), None), "nothing is told yet");
+    assert!(source.views().borrow().live.is_pending(&own(), None), "nothing is told yet");
     until_same(&source, &double).await;
     // Servers without a leader answer stale requests and report the age of their data.
     double.set_leader(false);
@@ -322,7 +322,7 @@ async fn second_agent_takes_over() {
     until_same(&source, &double).await;
     // No server with a leader answers for longer than `max_stale`.
     until("what was told is too old", || source.status().expired).await;
-    let is_pending = || source.pictures().borrow().live.is_pending(&own(), None);
+    let is_pending = || source.views().borrow().live.is_pending(&own(), None);
     until("it is given up", is_pending).await;
     double.set_leader(true);
     double.change(|world| world.set_status("service-1", 0, "passing"));
@@ -336,16 +336,16 @@ async fn unreachable_datacenter_is_reported() {
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
-    until("dc2 is known by name", || source.pictures().borrow().live.is_pending(&dc2, None)).await;
+    until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
     source.demand(Lack { place: dc2.clone(), missing: Missing::Service("web".to_owned()) });
     // The double cannot reach that datacenter.
     let unreachable = || {
-        let pictures = source.pictures();
-        let picture = pictures.borrow();
-        picture.live.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
+        let views = source.views();
+        let view = views.borrow();
+        view.live.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
     };
     until("dc2 is out of reach", unreachable).await;
-    assert!(!source.pictures().borrow().live.is_pending(&dc2, None));
+    assert!(!source.views().borrow().live.is_pending(&dc2, None));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -357,12 +357,12 @@ async fn queried_datacenters_are_read() {
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     until_same(&source, &double).await;
     let dc2 = datacenter("dc2");
-    until("dc2 is known by name", || source.pictures().borrow().live.is_pending(&dc2, None)).await;
-    assert!(source.pictures().borrow().live.lacks_queries("dc2"));
+    until("dc2 is known by name", || source.views().borrow().live.is_pending(&dc2, None)).await;
+    assert!(source.views().borrow().live.lacks_queries("dc2"));
     source.demand(Lack { place: dc2.clone(), missing: Missing::Queries });
     source.demand(Lack { place: dc2.clone(), missing: Missing::Lists });
-    until("its lists", || !source.pictures().borrow().live.is_pending(&dc2, None)).await;
-    until("its queries", || !source.pictures().borrow().live.lacks_queries("dc2")).await;
+    until("its lists", || !source.views().borrow().live.is_pending(&dc2, None)).await;
+    until("its queries", || !source.views().borrow().live.lacks_queries("dc2")).await;
     source.demand(Lack { place: dc2.clone(), missing: Missing::Service("service-1".to_owned()) });
     let count = || told(&source, &dc2, "service-1").map_or(0, |told| told.instances.len());
     until("the service", || count() == 3).await;
@@ -383,7 +383,7 @@ async fn peers_are_followed() {
     let east = Place::Peer("east".into());
     let count = || told(&source, &east, "service-0").map_or(0, |told| told.instances.len());
     until("the imported service", || count() == 2).await;
-    let nodes = source.pictures().borrow().live.places[&east].nodes.clone().unwrap_or_default();
+    let nodes = source.views().borrow().live.places[&east].nodes.clone().unwrap_or_default();
     assert_eq!(nodes.iter().map(|node| node.peer.as_deref()).collect::<Vec<_>>(), [Some("east"); 2]);
     double.change_other("peer:east", |world| world.deregister("service-0"));
     until("its change", || count() == 1).await;
@@ -421,18 +421,18 @@ async fn coordinates_are_read_when_needed() {
     double.set_list("/v1/query", query);
     let source = Source::start(settings(&[double.address], |_| {}), &Arc::default());
     let nearest = || {
-        let pictures = source.pictures();
-        let live = pictures.borrow().live.clone();
+        let views = source.views();
+        let live = views.borrow().live.clone();
         let names = live.coordinates.nearest_datacenters("dc1");
         names.into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     until("the servers' coordinates", || nearest() == ["near", "far"]).await;
-    until("the nodes' coordinates", || source.pictures().borrow().live.coordinates.nodes.len() == 2).await;
-    let query = source.pictures().borrow().live.queries["dc1"][0].clone();
+    until("the nodes' coordinates", || source.views().borrow().live.coordinates.nodes.len() == 2).await;
+    let query = source.views().borrow().live.queries["dc1"][0].clone();
     assert_eq!(query.failover.targets, [FailoverTarget::Datacenter("far".to_owned())]);
 }
 
-/// Time from a change of one instance to the picture, among 50,000 instances, and from there to the catalog
+/// Time from a change of one instance to the view, among 50,000 instances, and from there to the catalog
 /// that answers queries, compared with the duration of a rebuild.
 #[tokio::test(flavor = "multi_thread")]
 async fn single_change_arrives_promptly() {
@@ -450,7 +450,7 @@ async fn single_change_arrives_promptly() {
         catalog.update(Some(live.clone()));
         catalog
     };
-    let first = source.pictures().borrow().live.clone();
+    let first = source.views().borrow().live.clone();
     let begun = Instant::now();
     let mut catalog = build(&first);
     let rebuild = begun.elapsed();
@@ -458,22 +458,21 @@ async fn single_change_arrives_promptly() {
     let (mut arrivals, mut updates) = (Vec::new(), Vec::new());
     for round in 0..10 {
         let status = if round % 2 == 0 { "critical" } else { "passing" };
-        let mut pictures = source.pictures();
-        pictures.mark_unchanged();
+        let mut views = source.views();
+        views.mark_unchanged();
         double.change(|world| world.set_status("service-0", 0, status));
         let begun = Instant::now();
-        let worst = |picture: &Arc<Picture>| {
-            let told =
-                picture.live.places[&own()].service("service-0").and_then(|service| service.told.clone());
+        let worst = |view: &Arc<CatalogView>| {
+            let told = view.live.places[&own()].service("service-0").and_then(|service| service.told.clone());
             told.and_then(|told| told.instances[0].checks.iter().map(|check| check.status).max())
         };
         let wanted = if round % 2 == 0 { Health::Critical } else { Health::Passing };
-        let picture = pictures.wait_for(|picture| worst(picture) == Some(wanted)).await.unwrap().clone();
+        let view = views.wait_for(|view| worst(view) == Some(wanted)).await.unwrap().clone();
         arrivals.push(begun.elapsed());
         let begun = Instant::now();
         // As in the resolver: the copy in use stays.
         let in_use = catalog.clone();
-        catalog.update(Some(picture.live.clone()));
+        catalog.update(Some(view.live.clone()));
         updates.push(begun.elapsed());
         let status = |catalog: &Catalog| catalog.status(catalog.service(&own(), "service-0")[0]);
         assert_eq!(status(&catalog), wanted);
@@ -482,7 +481,7 @@ async fn single_change_arrives_promptly() {
     arrivals.sort();
     updates.sort();
     println!(
-        "50,000 instances: change to picture {:?} to {:?}, picture to catalog {:?} to {:?}; a rebuild takes {rebuild:?}",
+        "50,000 instances: change to view {:?} to {:?}, view to catalog {:?} to {:?}; a rebuild takes {rebuild:?}",
         arrivals[0], arrivals[9], updates[0], updates[9]
     );
     // The ratio also holds on a busy machine.
@@ -500,20 +499,19 @@ fn own() -> Place {
 
 /// Returns the source's data about a service; `None` if not yet loaded.
 fn told(source: &Source, place: &Place, service: &str) -> Option<Arc<ServiceInstances>> {
-    source.pictures().borrow().live.places.get(place)?.service(service)?.told.clone()
+    source.views().borrow().live.places.get(place)?.service(service)?.told.clone()
 }
 
 /// All instances of the local datacenter.
-fn instances(picture: &Picture) -> Vec<Arc<Registered>> {
-    let services =
-        picture.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
+fn instances(view: &CatalogView) -> Vec<Arc<Registered>> {
+    let services = view.live.places.get(&own()).and_then(|place| place.services.clone()).unwrap_or_default();
     let told = services.iter().filter_map(|(_, service)| service.told.clone());
     told.flat_map(|told| told.instances.clone()).collect()
 }
 
 /// All nodes of the local datacenter.
-fn nodes(picture: &Picture) -> Vec<Arc<Node>> {
-    let nodes = picture.live.places.get(&own()).and_then(|place| place.nodes.clone());
+fn nodes(view: &CatalogView) -> Vec<Arc<Node>> {
+    let nodes = view.live.places.get(&own()).and_then(|place| place.nodes.clone());
     nodes.map(|nodes| nodes.to_vec()).unwrap_or_default()
 }
 
@@ -595,7 +593,7 @@ async fn until_same(source: &Source, double: &Double) {
     let begun = Instant::now();
     loop {
         let looked = Instant::now();
-        let pending = source.pictures().borrow().live.places.get(&own()).map_or(0, |place| place.untold);
+        let pending = source.views().borrow().live.places.get(&own()).map_or(0, |place| place.untold);
         let checked = match pending {
             0 => same(source, &double.world()),
             // A large world is compared only after the versions agree.
@@ -613,11 +611,11 @@ async fn until_same(source: &Source, double: &Double) {
 
 /// Returns the difference between the source's data and the registrations, if any.
 fn same(source: &Source, world: &World) -> Result<(), String> {
-    let picture = source.pictures().borrow().clone();
-    if !picture.live.is_complete() {
+    let view = source.views().borrow().clone();
+    if !view.live.is_complete() {
         return Err("not complete".to_owned());
     }
-    let instances = instances(&picture);
+    let instances = instances(&view);
     let instances = instances.iter().map(|instance| {
         let status = match instance.checks.iter().map(|check| check.status).max() {
             Some(Health::Critical) => "critical",
@@ -627,7 +625,7 @@ fn same(source: &Source, world: &World) -> Result<(), String> {
         let Registered { service, node, id, address, port, tags, .. } = &**instance;
         format!("{service} {node} {id} {address} {port} {tags:?} {status}")
     });
-    let nodes = nodes(&picture);
+    let nodes = nodes(&view);
     let nodes = nodes.iter().map(|node| format!("{} {}", node.name, node.address));
     let told: BTreeSet<String> = instances.chain(nodes).collect();
     let registered = world.all();

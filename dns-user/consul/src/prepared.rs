@@ -10,7 +10,7 @@ use crate::{
         InstanceId, Place, Reach,
         registrations::{Failover, FailoverTarget, PreparedQuery, Status, Template},
     },
-    found::Failure,
+    record::Failure,
 };
 
 /// Result of a prepared query.
@@ -265,7 +265,7 @@ mod tests {
             registrations::{Datacenter, Instance, Node, Registrations},
         },
         config::Config,
-        visibility::Visibility,
+        config::Visibility,
     };
 
     /// Returns a zone whose service `web` exists in `dc2` only, with a query that takes the nearest

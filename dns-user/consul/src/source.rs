@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use serde::Serialize;
 
-use crate::{catalog::live::Live, config::Config, http_api::HttpApi};
+use crate::{catalog::live::Live, config::Config, config::HttpApi};
 
 /// Configuration of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Settings {
 
 /// A snapshot of the loaded part of the catalog.
 #[derive(Clone, Debug, Default)]
-pub struct Picture {
+pub struct CatalogView {
     /// Registrations. Snapshots share unchanged parts.
     pub live: Live,
     /// The agent's datacenter in lower case; `None` before its first response.
@@ -49,7 +49,7 @@ pub struct Picture {
     pub node_name: String,
 }
 
-impl Picture {
+impl CatalogView {
     /// Returns the snapshot before a live Consul has answered: every name may exist.
     pub fn unknown(config: &Config) -> Self {
         Self { live: Live::unknown(&config.datacenter), ..Self::default() }
@@ -95,7 +95,7 @@ pub struct Status {
     /// Responses with a smaller index than the previous one.
     pub index_resets: u64,
     /// Catalog snapshots published since the start.
-    pub pictures: u64,
+    pub views: u64,
     /// Error of the last request, if it failed.
     pub problem: Option<String>,
     /// Number of topics that have failed for longer than `stale_after`; their old responses are

@@ -7,8 +7,8 @@ use dns_core::{name::Name, wire::TYPE_ANY};
 use super::{Lack, MAX_DEPTH, Missing, Search, Zone};
 use crate::{
     catalog::{InstanceId, Place, Reach, registrations::Status},
-    found::Failure,
     question::{Locality, Question},
+    record::Failure,
 };
 
 /// Maximum number of listed instances.

@@ -1,12 +1,10 @@
 //! Resolves a question to the records of its answer.
 
-mod address;
 mod explain;
 mod node;
 mod non_terminal;
 mod publish;
 mod service;
-mod soa;
 
 pub use self::{explain::Explanation, publish::Publishable};
 use std::net::IpAddr;
@@ -21,11 +19,10 @@ use self::service::SeenTargets;
 use crate::{
     catalog::{Catalog, Place, Reach, registrations::Status},
     config::Config,
-    draft::{Draft, MAX_PLAIN_ANSWERS, PLAIN_SIZE},
-    edns,
-    found::{Answers, Failure, Found},
+    encode::client_subnet,
+    pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, PendingAnswer},
     question::{Locality, Question, TYPE_SRV},
-    record::{Data, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain},
+    record::{Answers, Data, Failure, Found, Keep, MAX_FINAL, Record, TYPE_NS, TYPE_SOA, limit_chain},
 };
 
 /// Query type AXFR (RFC 5936).
@@ -101,25 +98,30 @@ pub(crate) struct Search<'a> {
 
 impl Zone {
     /// Returns the answer to a query in our domains; `None` if the name is outside them.
-    pub fn answer(&self, query: &Query<'_>, asker: &Asker, random: &mut fastrand::Rng) -> Option<Draft> {
+    pub fn answer(
+        &self,
+        query: &Query<'_>,
+        asker: &Asker,
+        random: &mut fastrand::Rng,
+    ) -> Option<PendingAnswer> {
         let name = query.question.name();
         let zone = self.config.domain_of(&name)?;
         let domain = self.response_domain(&name, zone, query.question.raw_name);
-        let mut draft = Draft::authoritative(asker.recursion);
+        let mut answer = PendingAnswer::authoritative(asker.recursion);
         match query.question.qtype {
             TYPE_SOA => {
-                draft.answers = Answers::Records(vec![self.soa(domain, asker.serial)]);
-                (draft.authority, draft.additional) = self.name_servers(zone, random);
+                answer.answers = Answers::Records(vec![self.soa(domain, asker.serial)]);
+                (answer.authority, answer.additional) = self.name_servers(zone, random);
             }
             TYPE_NS => {
                 let (servers, addresses) = self.name_servers(zone, random);
-                (draft.answers, draft.additional) = (Answers::Records(servers), addresses);
+                (answer.answers, answer.additional) = (Answers::Records(servers), addresses);
             }
-            TYPE_AXFR => draft.rcode = ResponseCode::NotImp,
+            TYPE_AXFR => answer.rcode = ResponseCode::NotImp,
             // Missing data may hold the answer.
-            _ if self.lacks(query).is_some() => draft.rcode = ResponseCode::ServFail,
+            _ if self.lacks(query).is_some() => answer.rcode = ResponseCode::ServFail,
             qtype => {
-                let subnet = edns::client_subnet(query);
+                let subnet = client_subnet(query);
                 let search = Search {
                     name: &name,
                     owner: None,
@@ -131,10 +133,10 @@ impl Zone {
                     depth: MAX_DEPTH,
                     unlimited: false,
                 };
-                draft.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
+                answer.fill(self.find_or_empty(&search, random), || self.soa(domain, asker.serial));
             }
         }
-        Some(draft)
+        Some(answer)
     }
 
     /// Returns the data that this query needs and the source has not loaded yet.

@@ -9,10 +9,9 @@ use dns_core::{
 
 use super::{MAX_DEPTH, Search, Zone};
 use crate::{
-    draft::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
-    found::Found,
+    pending::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
     question::Question,
-    record::Data,
+    record::{Data, Found},
 };
 
 /// Addresses of a name, and the limits of its UDP answers. A query for a family without addresses

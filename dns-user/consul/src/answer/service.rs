@@ -15,9 +15,8 @@ use crate::{
         address::{Accept, Target},
         group::Member,
     },
-    found::{Addresses, Answers, Failure, Found},
     question::{Locality, TYPE_SRV},
-    record::{Data, Keep, Record, address_name, meta_texts, node_name},
+    record::{Addresses, Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name},
 };
 
 /// Targets that the answer already contains.
@@ -349,9 +348,9 @@ mod tests {
         let Parsed::Query(query) = parse(message) else { panic!("a query") };
         let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let asker = Asker { transport: Transport::Tcp, client, recursion: false, serial: 1 };
-        let draft = zone.answer(&query, &asker, random).unwrap();
-        assert!(draft.is_only_addresses());
-        let reply = draft.finish(&query, Transport::Tcp, &zone.config.dns, &Default::default());
+        let answer = zone.answer(&query, &asker, random).unwrap();
+        assert!(answer.is_only_addresses());
+        let reply = answer.finish(&query, Transport::Tcp, &zone.config.dns, &Default::default());
         let records = Message::from_vec(&reply).unwrap().answers.into_iter();
         let found = records.map(|record| match record.data {
             RData::A(address) if record.name.to_ascii() == "wEb.service.consul." => address.0.into(),

@@ -12,7 +12,7 @@ use super::{
     nodes::Nodes,
     registrations::{Instance, Node, Status},
 };
-use crate::{config::Config, visibility::Visibility};
+use crate::{config::Config, config::Visibility};
 
 /// The instances of a service in one place. Immutable; a change replaces it.
 #[derive(Debug)]

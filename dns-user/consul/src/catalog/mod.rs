@@ -12,7 +12,7 @@ use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::{config::Config, visibility::Visibility};
+use crate::{config::Config, config::Visibility};
 use address::{Accept, Target};
 use dns_core::name::Name;
 use group::{Group, Member, Sources};

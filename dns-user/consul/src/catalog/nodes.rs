@@ -8,7 +8,7 @@ use super::{
     Key, PeerKey, Place, lower,
     registrations::{Instance, Node},
 };
-use crate::visibility::Visibility;
+use crate::config::Visibility;
 
 /// Index of a node in [`Nodes::nodes`].
 type NodeId = u32;

@@ -7,7 +7,7 @@ use dns_consul::{
         Check, Datacenter, Failover, FailoverTarget, Gateway, Instance, NamedPort, Node, PreparedQuery,
         Registrations, Status, TaggedAddress, Template, VirtualAddress, Weights,
     },
-    visibility::Visibility,
+    config::Visibility,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
-//! Merges the catalogs of the definition files and of a live Consul.
+//! Reads the object `"consul"`, and merges the catalogs of the definition files and of a live Consul.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -9,8 +9,10 @@ use dns_consul::{
     Zone,
     catalog::{Catalog, registrations::Registrations},
     config::Config,
-    source::{Picture, Settings},
+    source::{CatalogView, Settings},
 };
+use dns_core::config::{ConfigError, ParsedFiles};
+use dns_kit::files::bounded;
 
 /// All registrations, from both sources.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ struct Parts {
     config: Arc<Config>,
     files: Arc<Registrations>,
     /// The catalog of a live Consul; `None` if none is configured.
-    live: Option<Arc<Picture>>,
+    live: Option<Arc<CatalogView>>,
     version: u64,
 }
 
@@ -92,7 +94,7 @@ impl Catalogs {
 
     /// Replaces the catalog of the live Consul.
     #[cfg(feature = "live-consul")]
-    pub(crate) fn set_live(&self, live: Arc<Picture>) {
+    pub(crate) fn set_live(&self, live: Arc<CatalogView>) {
         self.change(|parts| {
             // A Consul that is no longer configured may still deliver a catalog.
             if parts.config.http.is_some() {
@@ -111,7 +113,7 @@ impl Catalogs {
         };
         let mut config = (*source).clone();
         if let Some(live) = &live {
-            let Picture { live: _, datacenter, node_name } = &**live;
+            let CatalogView { live: _, datacenter, node_name } = &**live;
             if let (Some(datacenter), true) = (datacenter, config.datacenter_is_default) {
                 config.datacenter.clone_from(datacenter);
             }
@@ -147,7 +149,39 @@ impl Catalogs {
     }
 }
 
-/// Returns the picture of a live Consul that has not answered yet; `None` if none is configured.
-fn unknown_if_live(config: &Config) -> Option<Arc<Picture>> {
-    config.http.is_some().then(|| Arc::new(Picture::unknown(config)))
+/// Returns the view of a live Consul that has not answered yet; `None` if none is configured.
+fn unknown_if_live(config: &Config) -> Option<Arc<CatalogView>> {
+    config.http.is_some().then(|| Arc::new(CatalogView::unknown(config)))
+}
+
+/// A configuration with the warnings about it; `None` if the file has no object `"consul"`.
+type Loaded = ParsedFiles<Option<(Config, Vec<String>)>>;
+
+/// Reads the object `"consul"` of `config.json` with warnings about it; `None` if there is no such
+/// object.
+pub(crate) fn load_config(path: &Path) -> Loaded {
+    let file = path.display().to_string();
+    match bounded::read(path) {
+        Ok(bytes) => without_live(&file, Config::of_document(&file, &bytes)),
+        Err(error) => {
+            let error = ConfigError::of_file(file, format!("cannot be read: {error}"));
+            ParsedFiles { valid: None, errors: vec![error] }
+        }
+    }
+}
+
+/// Rejects a live Consul in a build without the feature `live-consul`.
+fn without_live(file: &str, mut loaded: Loaded) -> Loaded {
+    let live = loaded.valid.as_ref().is_some_and(|(config, _)| config.http.is_some());
+    if live && !cfg!(feature = "live-consul") {
+        loaded.errors.push(ConfigError {
+            file: file.to_owned(),
+            key: Some("consul.sources.http".to_owned()),
+            problem: "this build does not query a live Consul; remove the section, or use a build with the feature \
+                      live-consul"
+                .to_owned(),
+        });
+        loaded.valid = None;
+    }
+    loaded
 }

@@ -62,20 +62,20 @@ async fn keep_up(
     catalogs: &Arc<Catalogs>,
     installed: &(impl Fn() + Send + Sync + 'static),
 ) {
-    let mut pictures = source.pictures();
+    let mut views = source.views();
     if let Some(until) = until {
-        let complete = pictures.wait_for(|picture| picture.is_complete());
+        let complete = views.wait_for(|view| view.is_complete());
         // Ends after the time limit or with a better catalog; the caller owns the source.
         let _ = timeout_at(until, complete).await;
-        pictures.mark_changed();
+        views.mark_changed();
     }
     let mut is_known = false;
-    while pictures.changed().await.is_ok() {
+    while views.changed().await.is_ok() {
         let begun = Instant::now();
-        let picture = pictures.borrow_and_update().clone();
+        let view = views.borrow_and_update().clone();
         let (names, catalogs) = (names.clone(), catalogs.clone());
         let built = tokio::task::spawn_blocking(move || {
-            catalogs.set_live(picture);
+            catalogs.set_live(view);
             let zone = catalogs.zone();
             let (nodes, instances) = (zone.zone.catalog.node_count(), zone.zone.catalog.instance_count());
             let datacenter = zone.zone.config.datacenter.clone();

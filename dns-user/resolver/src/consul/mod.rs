@@ -3,22 +3,17 @@
 //! * [`ReverseConsulNames`]: does the same for names below `arpa.`.
 //! * [`Catalogs`]: merges definition files and a live Consul.
 //! * [`follow`]: keeps the catalog up to date with a live Consul.
-//! * [`metrics`]: exposes metrics about these names.
-//! * `recursors`: the recursors of the object `"consul"`, queried as by Consul.
+//! * [`recursors_of`]: the recursors of the object `"consul"`, queried as by Consul.
 
 mod catalogs;
-mod config;
 #[cfg(feature = "live-consul")]
 mod live;
-pub(crate) mod metrics;
 #[cfg(not(feature = "live-consul"))]
 mod no_live;
 mod published;
-mod recursors;
-mod used;
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -26,24 +21,27 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures::future::{BoxFuture, join_all};
 use hickory_proto::{
-    op::{Message, MessageType, OpCode, Query as Question},
+    op::{Message, MessageType, OpCode, Query as Question, ResponseCode},
     rr::{Name as MessageName, RecordType},
 };
 
+use prometheus::{Registry, proto::MetricFamily};
 use tokio::sync::watch;
 
-pub(crate) use catalogs::{Catalogs, NewZone};
-pub(crate) use config::load_config;
-use dns_consul::{Asker, Draft, Zone, chain_of, record::Record, source::Status};
+pub(crate) use catalogs::{Catalogs, NewZone, load_config};
+use dns_consul::{
+    Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record, source::Status,
+};
 #[cfg(feature = "live-consul")]
 use dns_consul_source::Source;
 use dns_core::{
+    config::{CacheConfig, Config, RecursionConfig},
     name::Name,
-    wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
+    wire::{Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport, empty_reply, parse},
 };
 use dns_fastpath::FastPathHandle;
-use dns_kit::clock::kernel_monotonic_ns;
-use dns_upstream::Answer;
+use dns_kit::{clock::kernel_monotonic_ns, metrics::families};
+use dns_upstream::{Answer, CachedSource, Upstream};
 #[cfg(feature = "live-consul")]
 pub(crate) use live::follow;
 #[cfg(not(feature = "live-consul"))]
@@ -51,7 +49,6 @@ use no_live::Source;
 #[cfg(not(feature = "live-consul"))]
 pub(crate) use no_live::follow;
 pub(crate) use published::Published;
-pub(crate) use recursors::recursors_of;
 
 /// How long an answer waits for data that a live Consul has not delivered yet.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -69,7 +66,7 @@ pub(crate) struct ConsulNames {
     /// Publishes names that interfaces can answer.
     fast_path: FastPathHandle,
     /// Names that interfaces can answer, with their services.
-    used: used::Used,
+    used: published::Used,
     seed: u64,
 }
 
@@ -82,7 +79,7 @@ impl ConsulNames {
             version: watch::channel(version).0,
             source: ArcSwapOption::empty(),
             fast_path,
-            used: used::Used::default(),
+            used: published::Used::default(),
             seed: fastrand::u64(..),
         }
     }
@@ -220,10 +217,10 @@ impl ConsulNames {
     }
 
     /// Returns the answer, as far as the catalog contains it, and its zone.
-    fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
+    fn pending(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, PendingAnswer)> {
         let zone = self.zone.load_full();
-        let draft = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
-        Some((zone, draft))
+        let answer = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
+        Some((zone, answer))
     }
 
     /// Resolves a host name through the recursors; empty if that fails.
@@ -253,14 +250,14 @@ impl Answer for ConsulNames {
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
             self.until_told(query).await;
-            let Some((zone, draft)) = self.draft(query, transport) else {
+            let Some((zone, answer)) = self.pending(query, transport) else {
                 // The domains have changed in the meantime; SERVFAIL makes the client try again.
-                return dns_core::wire::error_reply(query, hickory_proto::op::ResponseCode::ServFail);
+                return dns_core::wire::error_reply(query, ResponseCode::ServFail);
             };
-            let hosts = draft.hosts();
+            let hosts = answer.hosts();
             let chains = join_all(hosts.iter().map(|host| self.chain(host))).await;
             let chains = hosts.into_iter().zip(chains).collect();
-            draft.finish(query, transport, &zone.config.dns, &chains)
+            answer.finish(query, transport, &zone.config.dns, &chains)
         })
     }
 
@@ -268,11 +265,11 @@ impl Answer for ConsulNames {
         if self.waits(query) {
             return false;
         }
-        let Some((zone, draft)) = self.draft(query, transport) else { return false };
-        if !draft.hosts().is_empty() {
+        let Some((zone, answer)) = self.pending(query, transport) else { return false };
+        if !answer.hosts().is_empty() {
             return false;
         }
-        if matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && draft.is_only_addresses() {
+        if matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses() {
             let name = query.question.name();
             if let Some(source) = &*self.source.load()
                 && !source.watches_all()
@@ -282,7 +279,7 @@ impl Answer for ConsulNames {
             }
             self.fast_path.learn(&name);
         }
-        out.extend_from_slice(&draft.finish(query, transport, &zone.config.dns, &Default::default()));
+        out.extend_from_slice(&answer.finish(query, transport, &zone.config.dns, &Default::default()));
         true
     }
 }
@@ -300,12 +297,12 @@ impl ReverseConsulNames {
     fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
         let asker = self.names.asker(query, transport);
-        let draft = match (zone.reverse(query, &asker), &self.past) {
-            (Some(draft), _) => draft,
+        let answer = match (zone.reverse(query, &asker), &self.past) {
+            (Some(answer), _) => answer,
             (None, Some(_)) => return None,
             (None, None) => zone.no_such_address(&asker),
         };
-        Some(draft.finish(query, transport, &zone.config.dns, &Default::default()))
+        Some(answer.finish(query, transport, &zone.config.dns, &Default::default()))
     }
 }
 
@@ -331,4 +328,92 @@ impl Answer for ReverseConsulNames {
             (None, None) => false,
         }
     }
+}
+
+//----------- Recursors ------------------------------------------------------
+
+/// The recursors of the object `"consul"`.
+struct Recursors {
+    each: Vec<CachedSource>,
+    /// Whether they are queried in random order instead of the configured order.
+    random: bool,
+}
+
+/// Returns the recursors of the object `"consul"`; `None` if it names none. `own` lists this
+/// server's listen addresses. Must be called inside a tokio runtime.
+pub(crate) fn recursors_of(
+    consul: &ConsulConfig,
+    config: &Config,
+    own: &[SocketAddr],
+) -> Option<Arc<dyn Answer>> {
+    let only = |recursor: &String| {
+        let recursion = RecursionConfig {
+            disabled: false,
+            recursors: vec![recursor.clone()],
+            excluded: Vec::new(),
+            timeout: consul.dns.recursor_timeout,
+            ..config.recursion.clone()
+        };
+        let cache = CacheConfig { enabled: false, ..config.cache };
+        Upstream::new(&Config { recursion, cache, ..config.clone() }, own).recursors()
+    };
+    let each: Vec<CachedSource> = consul.recursors.iter().filter_map(only).collect();
+    let recursors = Recursors { each, random: consul.dns.random_recursors };
+    (!recursors.each.is_empty()).then(|| Arc::new(recursors) as Arc<dyn Answer>)
+}
+
+impl Answer for Recursors {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let mut order: Vec<&CachedSource> = self.each.iter().collect();
+            if self.random {
+                fastrand::shuffle(&mut order);
+            }
+            for recursor in order {
+                let reply = recursor.answer(query, transport).await;
+                let rcode = reply.get(3).map(|flags| ResponseCode::from_low(flags & 15));
+                if matches!(rcode, Some(ResponseCode::NoError | ResponseCode::NXDomain)) {
+                    return reply;
+                }
+            }
+            empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
+        })
+    }
+}
+
+//----------- Metrics --------------------------------------------------------
+
+/// Registers the metric families of Consul's names.
+pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) -> prometheus::Result<()> {
+    families::CONSUL_INSTANCES.scrape(registry, move || {
+        let zone = consul.zone();
+        let catalog = &zone.catalog;
+        let mut all = vec![
+            families::CONSUL_NODES.is(catalog.node_count() as f64),
+            families::CONSUL_INSTANCES.is(catalog.instance_count() as f64),
+        ];
+        all.extend(consul.source_status().iter().flat_map(of_source));
+        all
+    })
+}
+
+/// Returns the families of a live Consul.
+fn of_source(status: &Status) -> Vec<MetricFamily> {
+    vec![
+        families::CONSUL_UP
+            .is(f64::from(!status.away && !status.unconfirmed && status.last_contact_seconds.is_some())),
+        families::CONSUL_CATALOG_AGE_SECONDS
+            .of(status.last_contact_seconds.map(|seconds| ([] as [&str; 0], seconds))),
+        families::CONSUL_SERVICES.of([
+            (["known"], status.services as f64),
+            (["told"], status.services_told as f64),
+            (["watched"], status.services_watched as f64),
+        ]),
+        families::CONSUL_CONNECTIONS.is(status.connections as f64),
+        families::CONSUL_REQUESTS_TOTAL.is(status.requests),
+        families::CONSUL_REQUEST_FAILURES_TOTAL.is(status.failures),
+        families::CONSUL_INDEX_RESETS_TOTAL.is(status.index_resets),
+        families::CONSUL_STALE_QUESTIONS.is(status.stale as f64),
+        families::CONSUL_INVALID_ENTRIES.is(status.invalid_entries as f64),
+    ]
 }

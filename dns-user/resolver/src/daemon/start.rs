@@ -239,7 +239,7 @@ fn follow_consul(
     failures: &Failures,
 ) -> Result<(), DaemonError> {
     if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
-        consul::metrics::register(metrics.registry(), names.clone())?;
+        consul::register_metrics(metrics.registry(), names.clone())?;
         let server_state = server_state.clone();
         let installed = move || server_state.consul_changed();
         let following = follow(names.clone(), catalogs, upstreams.clone(), installed);

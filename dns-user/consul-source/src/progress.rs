@@ -1,9 +1,68 @@
-//! Success and failure of each topic: the age of a response that is still used because no newer one
-//! arrives. No I/O.
+//! The progress of each topic and service: the index of blocking queries with the detection of changes, and the age of
+//! a response that is still used because no newer one arrives. No I/O.
 
-use std::{collections::HashMap, fmt::Display, hash::Hash, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Display,
+    hash::{BuildHasher as _, Hash, Hasher as _},
+    time::Duration,
+};
 
-use tokio::time::Instant;
+use foldhash::quality::FixedState;
+use tokio::{task::AbortHandle, time::Instant};
+
+/// Position in the history of a topic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// Index for the next blocking query; 0 if the next request does not block.
+    index: u64,
+    /// Hash of the last response.
+    told: Option<u64>,
+}
+
+/// Effect of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyFreshness {
+    /// The content differs from the previous response.
+    Changed,
+    /// The content is the same: the wait ended, or something unrelated changed.
+    Unchanged,
+}
+
+impl Cursor {
+    /// Returns the index for the next blocking query; `None` if the next request does not block.
+    pub(crate) fn index(&self) -> Option<u64> {
+        (self.index > 0).then_some(self.index)
+    }
+
+    /// Records a response and its index; `None` if the index is absent or malformed.
+    ///
+    /// A smaller index than before belongs to another history (servers restored from a snapshot),
+    /// so the next request carries none. Index 0 does not block.
+    pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> ReplyFreshness {
+        self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
+        let mut hasher = FixedState::default().build_hasher();
+        hasher.write(body);
+        let told = Some(hasher.finish());
+        if told == self.told {
+            return ReplyFreshness::Unchanged;
+        }
+        self.told = told;
+        ReplyFreshness::Changed
+    }
+
+    /// Returns whether the index of a response is smaller than the previous one.
+    pub(crate) fn falls_to(&self, index: Option<u64>) -> bool {
+        index.unwrap_or(0) < self.index
+    }
+
+    /// Starts over: the next request does not block.
+    pub(crate) fn reset(&mut self) {
+        self.index = 0;
+    }
+}
+
+//----------- Freshness ------------------------------------------------------
 
 /// Outcomes of the requests for one topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,9 +140,74 @@ impl Summary {
     }
 }
 
+//----------- Services -------------------------------------------------------
+
+/// Aborts a task when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) AbortHandle);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Tracked {
+    /// Position for the next request.
+    pub(crate) cursor: Cursor,
+    pub(crate) phase: Phase,
+    /// Time of the last response about its instances.
+    pub(crate) told: Option<Instant>,
+    /// Time of the last query for it.
+    pub(crate) asked: Option<Instant>,
+}
+
+/// State of one service.
+#[derive(Debug, Default)]
+pub(crate) enum Phase {
+    /// Waits in `round` for the next fetch, or for a watch.
+    #[default]
+    Idle,
+    /// Waits in `queue` for a fetch.
+    Queued,
+    Fetching {
+        /// Whether the service changed during the fetch and must be fetched again.
+        again: bool,
+    },
+    /// Watched by a task.
+    Watched(#[expect(dead_code, reason = "dropping it ends the task")] Running),
+}
+
+impl Tracked {
+    pub(crate) fn is_watched(&self) -> bool {
+        matches!(self.phase, Phase::Watched(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_index_follows_the_rules() {
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.index(), None);
+        assert_eq!(cursor.advance(Some(7), b"a"), ReplyFreshness::Changed);
+        assert_eq!(cursor.index(), Some(7));
+        // Returned without a change.
+        assert_eq!(cursor.advance(Some(9), b"a"), ReplyFreshness::Unchanged);
+        assert_eq!(cursor.index(), Some(9));
+        // A smaller index starts over; its content counts as new.
+        assert_eq!(cursor.advance(Some(3), b"b"), ReplyFreshness::Changed);
+        assert_eq!(cursor.index(), None);
+        assert_eq!(cursor.advance(Some(3), b"b"), ReplyFreshness::Unchanged);
+        assert_eq!(cursor.index(), Some(3));
+        for none in [None, Some(0)] {
+            assert_eq!(cursor.advance(none, b"c").eq(&ReplyFreshness::Changed), none.is_none());
+            assert_eq!(cursor.index(), None);
+        }
+    }
 
     #[test]
     fn failures_make_answers_stale() {

@@ -12,16 +12,14 @@ use hickory_proto::{
 
 use crate::{
     config::DnsConfig,
-    edns,
-    encode::{Reply, owner_of_answers},
-    found::{Answers, Failure, Found, Section},
-    record::{Data, MAX_CHAIN, Record, limit_chain},
+    encode::{Reply, client_subnet, owner_of_answers},
+    record::{Answers, Data, Failure, Found, MAX_CHAIN, Record, Section, limit_chain},
 };
 
-/// The records of an answer. [`Draft::hosts`] returns the host names to query a recursor for;
-/// [`Draft::finish`] builds the reply.
+/// The records of an answer. [`PendingAnswer::hosts`] returns the host names to query a recursor for;
+/// [`PendingAnswer::finish`] builds the reply.
 #[derive(Clone, Debug)]
-pub struct Draft {
+pub struct PendingAnswer {
     /// RCODE of the answer, before host names are followed.
     pub rcode: ResponseCode,
     pub(crate) answers: Answers,
@@ -48,7 +46,7 @@ const MAX_TCP_SIZE: usize = 65_523;
 /// Bytes kept free in UDP replies.
 pub(crate) const SPARE: usize = 7;
 
-impl Draft {
+impl PendingAnswer {
     /// Returns an empty authoritative answer.
     pub(crate) fn authoritative(recursion_available: bool) -> Self {
         Self {
@@ -127,12 +125,12 @@ impl Draft {
         let mut is_new = are_new(&self.additional).into_iter();
         self.additional.retain(|_| is_new.next() == Some(true));
         let mut options = Vec::new();
-        if let Some(subnet) = edns::client_subnet(query) {
+        if let Some(subnet) = client_subnet(query) {
             subnet.write(if self.for_client { subnet.prefix } else { 0 }, &mut options);
         }
         let name = query.question.name();
         let page = Page {
-            draft: &self,
+            answer: &self,
             query,
             name: &name,
             compress: !config.disable_compression,
@@ -142,9 +140,9 @@ impl Draft {
     }
 }
 
-/// A draft with everything that determines its encoding.
+/// A pending answer with everything that determines its encoding.
 struct Page<'a> {
-    draft: &'a Draft,
+    answer: &'a PendingAnswer,
     query: &'a Query<'a>,
     /// The question's name in lower case.
     name: &'a Name,
@@ -160,13 +158,13 @@ impl Page<'_> {
     /// are omitted, the uncompressed size counts (observed). Limits count final records: the aliases
     /// before them come in addition, because without an address they are of no use.
     fn cut(&self, transport: Transport, config: &DnsConfig) -> Vec<u8> {
-        let all = self.draft.answers.len();
+        let all = self.answer.answers.len();
         let size = match transport {
             Transport::Udp => self.query.limit(transport).min(MAX_UDP_SIZE),
             Transport::Tcp => MAX_TCP_SIZE,
         };
         let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
-        let answers = self.draft.answers.section();
+        let answers = self.answer.answers.section();
         let aliases = answers.leading_aliases();
         let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + aliases } else { all };
         let count = all.min(most);
@@ -217,8 +215,8 @@ impl Page<'_> {
     /// Returns the reply without additional records, which are optional; if that is still too
     /// large, without answers and with TC.
     fn without_additional(&self, count: usize, size: usize, flags: u16) -> Vec<u8> {
-        let bare = Draft { additional: Vec::new(), ..self.draft.clone() };
-        let page = Page { draft: &bare, ..*self };
+        let bare = PendingAnswer { additional: Vec::new(), ..self.answer.clone() };
+        let page = Page { answer: &bare, ..*self };
         let reply = page.write(count, false, true, flags);
         if reply.len() <= size { reply } else { page.write(0, false, true, flags | TRUNCATED) }
     }
@@ -226,16 +224,16 @@ impl Page<'_> {
     /// Encodes the first `count` answers; if `synced`, with only the additional records that they
     /// lead to.
     fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
-        let Self { draft, query, name, compress: _, options } = *self;
-        let answers = draft.answers.section().first(count);
+        let Self { answer, query, name, compress: _, options } = *self;
+        let answers = answer.answers.section().first(count);
         let additional: Vec<&Record> = match answers {
-            Section::Records(answers) if synced => reachable(answers, &draft.additional),
-            _ => draft.additional.iter().collect(),
+            Section::Records(answers) if synced => reachable(answers, &answer.additional),
+            _ => answer.additional.iter().collect(),
         };
-        let available = if draft.recursion_available { RECURSION_AVAILABLE } else { 0 };
-        let rcode = u16::from(draft.rcode.low());
+        let available = if answer.recursion_available { RECURSION_AVAILABLE } else { 0 };
+        let rcode = u16::from(answer.rcode.low());
         let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
-        let authority = &draft.authority;
+        let authority = &answer.authority;
         Reply { query, name, flags, compress, answers, authority, additional: &additional, options }.encode()
     }
 }
