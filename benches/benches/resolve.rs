@@ -10,7 +10,6 @@ use std::hint::black_box;
 use bosh_dns_xdp_benches::fleet::{Fleet, Row};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
-use dns_core::listing::published_names;
 use dns_core::name::Name;
 use dns_core::resolve::{AllRunning, Existence, resolve};
 
@@ -20,7 +19,7 @@ const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 /// Members of the queried group: `doppler-*` of the generated fleets.
 const MEMBERS: usize = 12;
 
-criterion_group!(benches, lookups, loading, publishing);
+criterion_group!(benches, lookups, loading);
 criterion_main!(benches);
 
 /// A fleet and the names to look up.
@@ -113,26 +112,6 @@ fn loading(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let (records, _) = Records::parse(black_box(&json)).expect("the fleet is good");
                 Snapshot::build(records, &files)
-            });
-        });
-    }
-    group.finish();
-}
-
-/// Listing and resolving all names to publish: the publisher's first work.
-fn publishing(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("publish");
-    group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    for size in SIZES {
-        let bench = Bench::new(size);
-        group.throughput(Throughput::Elements(published_names(&bench.snapshot).count() as u64));
-        group.bench_function(BenchmarkId::new("names", size), |bencher| {
-            bencher.iter(|| published_names(&bench.snapshot).count());
-        });
-        group.bench_function(BenchmarkId::new("resolve_all", size), |bencher| {
-            bencher.iter(|| {
-                let names = published_names(&bench.snapshot);
-                names.filter_map(|name| resolve(&bench.snapshot, &AllRunning, &name)).count()
             });
         });
     }

@@ -1,5 +1,4 @@
-//! Cost of parsing a query and writing its reply, compared with hickory-proto, and of hashing a
-//! name like the program and the publisher.
+//! Cost of parsing a query and writing its reply, and of hashing a name like the program and the publisher.
 
 use std::{hint::black_box, net::Ipv4Addr};
 
@@ -8,10 +7,6 @@ use dns_common::name::hash_name;
 use dns_core::{
     resolve::{Checks, Existence, Resolution},
     wire::{Parsed, Query, Shuffle, Transport, fit, local_reply, parse},
-};
-use hickory_proto::{
-    op::Message,
-    rr::{Name, RData, Record, rdata},
 };
 
 /// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
@@ -39,9 +34,6 @@ fn reading(criterion: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("ours", label), &message, |bencher, message| {
             bencher.iter(|| parse(black_box(message)));
         });
-        group.bench_with_input(BenchmarkId::new("hickory", label), &message, |bencher, message| {
-            bencher.iter(|| Message::from_vec(black_box(message)));
-        });
     }
     group.finish();
 }
@@ -54,7 +46,7 @@ fn writing(criterion: &mut Criterion) {
     for count in [1u32, 10, 30] {
         let v4: Vec<Ipv4Addr> = (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect();
         let resolution =
-            Resolution { existence: Existence::Found, v4: v4.clone(), v6: vec![], checks: Checks::default() };
+            Resolution { existence: Existence::Found, v4, v6: vec![], checks: Checks::default() };
         let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
         group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
             bencher.iter(|| {
@@ -62,23 +54,8 @@ fn writing(criterion: &mut Criterion) {
                 out.len()
             });
         });
-        group.bench_with_input(BenchmarkId::new("hickory", count), &v4, |bencher, v4| {
-            bencher.iter(|| by_hickory(black_box(&message), v4));
-        });
     }
     group.finish();
-}
-
-/// The same reply written with the library alone, shuffle included.
-fn by_hickory(query: &[u8], addresses: &[Ipv4Addr]) -> usize {
-    let Ok(mut reply) = Message::from_vec(query).map(Message::into_response) else { return 0 };
-    let owner = reply.queries.first().map_or_else(Name::root, |question| question.name().clone());
-    let mut addresses = addresses.to_vec();
-    fastrand::shuffle(&mut addresses);
-    for address in addresses {
-        reply.add_answer(Record::from_rdata(owner.clone(), 0, RData::A(rdata::A(address))));
-    }
-    reply.to_vec().map_or(0, |bytes| bytes.len())
 }
 
 /// Truncating another server's reply of 100 uncompressed answers to 1232 bytes.

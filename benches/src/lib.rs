@@ -1,10 +1,8 @@
 //! Code shared by the benches.
 
-pub mod forwarders;
-pub mod peers;
 pub mod reference;
 pub mod report;
-pub mod slow_recursor;
+pub mod servers;
 
 pub use test_lab::{cpu, dnsperf, figures, fleet, foundation, generator, lab, load, noise};
 pub use whole_system_tests::yardstick;

@@ -18,8 +18,6 @@ pub struct Load<'a> {
     /// Whether to keep each query's latency for percentiles, which costs the generator a line of
     /// output per query.
     pub percentiles: bool,
-    /// Whether each query waits for the previous reply.
-    pub one_at_a_time: bool,
 }
 
 /// Totals of one run, as dnsperf reports them.
@@ -60,7 +58,7 @@ pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
 impl<'a> Load<'a> {
     /// Creates a load of as many of these queries as possible, without percentiles.
     pub fn new(queries: &'a Path, duration: Duration) -> Self {
-        Self { queries, duration, rate: None, percentiles: false, one_at_a_time: false }
+        Self { queries, duration, rate: None, percentiles: false }
     }
 
     /// Runs dnsperf against the lab's server; `launcher` is prepended to the command (a namespace, a
@@ -70,8 +68,7 @@ impl<'a> Load<'a> {
         words.extend(["dnsperf", "-s"].map(str::to_owned));
         words.extend([SERVER_ADDRESS.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
         words.extend(["-l", &self.duration.as_secs_f64().to_string()].map(str::to_owned));
-        let (clients, outstanding) = if self.one_at_a_time { ("1", "1") } else { ("8", "200") };
-        words.extend(["-c", clients, "-T", "1", "-q", outstanding, "-t", "2"].map(str::to_owned));
+        words.extend(["-c", "8", "-T", "1", "-q", "200", "-t", "2"].map(str::to_owned));
         if let Some(rate) = self.rate {
             words.extend(["-Q".to_owned(), rate.to_string()]);
         }

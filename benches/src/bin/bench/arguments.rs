@@ -8,7 +8,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 pub(crate) struct Arguments {
-    /// Fewer rounds, sizes and peers: about ten minutes instead of more than an hour.
+    /// Fewer rounds, sizes and peers: about ten minutes instead of an hour.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Maximum number of rounds; fewer take less time and widen the intervals.
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// Only the parts with this text in their name; may be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
-    /// In the first part, only subjects with this text in their label; may be repeated.
+    /// Only subjects with this text in their label; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub(crate) subject: Vec<String>,
 }

@@ -1,225 +1,193 @@
-//! Cost of forwarding, compared with unbound and dnsmasq, with one authority for all.
+//! Forwarded names, and a mix of fleet and outside names as containers query them, compared with other
+//! forwarders before one authority.
 
-use std::{
-    collections::HashMap,
-    fmt::Write as _,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fmt::Write as _, fs, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
-    dnsperf::{Load, Seen},
-    forwarders::{Forwarder, ZONE},
+    dnsperf::{self, Seen},
     lab::Lab,
-    report::{Bar, Data, Figure, Rounds},
+    load::Loaded,
+    report::{Rounds, number},
+    servers::{Forwarder, ZONE},
 };
 use tempfile::TempDir;
+use whole_system_tests::metrics::{Metrics, wait_for_metrics};
 
-use crate::Plan;
+use crate::{
+    Plan,
+    part::Table,
+    queries::{Order, Selection, Setting},
+    subject::{Cell, Subject},
+};
 
-const FORWARDERS: [Forwarder; 4] = [
-    Forwarder::Ours { cache: true },
-    Forwarder::Ours { cache: false },
-    Forwarder::Unbound,
-    Forwarder::Dnsmasq,
-];
-
-/// Names that fit into every cache.
-const KNOWN_NAMES: usize = 1_000;
-
-/// Queries per second for latency measurements, low enough for every server.
-const LATENCY_RATE: u32 = 2_000;
-
-/// Duration of the warm-up at that rate: long enough for [`KNOWN_NAMES`].
+/// Duration of the warm-up of each load: outside names are published on their second use.
 const WARM_UP: Duration = Duration::from_millis(600);
 
-/// Maximum queries per second that a run without repeated names can send.
-const MAX_RATE: usize = 150_000;
-
-/// Whether queries repeat names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    /// The same few names, all queried before.
-    Cached,
-    /// Every name is new.
-    Uncached,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Measure {
-    /// CPU time of the forwarder per reply at a fixed rate, in microseconds.
-    Cost,
-    Median,
-    /// 99th percentile of latency, in microseconds.
-    Tail,
-    Rate,
-}
-
-/// Values by quantity, kind of query and forwarder.
-type Values = HashMap<(Measure, Kind, Forwarder), Rounds>;
-
-impl Kind {
-    const ALL: [Self; 2] = [Self::Cached, Self::Uncached];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Cached => "cached",
-            Self::Uncached => "uncached",
-        }
-    }
-
-    /// Returns the queries per second for costs, which all can serve, even on a slower machine.
-    /// Under overload a server saves system calls, so the costs would not be comparable.
-    fn cost_rate(self) -> u32 {
-        match self {
-            Self::Cached => 15_000,
-            Self::Uncached => 3_000,
-        }
-    }
-
-    /// Returns whether the quantity can be measured for a forwarder.
-    fn applies_to(self, forwarder: Forwarder) -> bool {
-        self == Self::Uncached || forwarder != Forwarder::Ours { cache: false }
-    }
-}
-
-impl Measure {
-    /// All, in the order of the report.
-    const ALL: [Self; 4] = [Self::Cost, Self::Median, Self::Tail, Self::Rate];
-
-    fn title(self, kind: Kind) -> (String, &'static str) {
-        let cached = kind.label();
-        match self {
-            Self::Cost => {
-                (format!("CPU per forwarded query at {} queries/s, {cached}", kind.cost_rate()), "µs")
-            }
-            Self::Median => {
-                (format!("Latency of forwarded queries at {LATENCY_RATE}/s, {cached}: p50"), "µs")
-            }
-            Self::Tail => (format!("Latency of forwarded queries at {LATENCY_RATE}/s, {cached}: p99"), "µs"),
-            Self::Rate => (format!("Highest rate of forwarded queries, {cached}"), "queries/s"),
-        }
-    }
-}
-
-/// Query files that have no name in common.
-struct Queries {
+/// Draws names and writes query files; cold names are never drawn twice.
+struct Drawer {
+    fleet: Vec<String>,
+    /// Outside names in steady use.
+    hot: usize,
+    next_hot: usize,
+    next_cold: usize,
+    random: fastrand::Rng,
     folder: TempDir,
 }
 
-impl Queries {
-    /// Writes the files for runs of `duration`.
-    fn write(duration: Duration) -> Result<Self> {
-        let queries = Self { folder: TempDir::with_prefix("bdx-queries-")? };
-        let at_most = |rate: usize| rate * (duration.as_secs().max(1) as usize + 1);
-        for (name, count) in [
-            ("known", KNOWN_NAMES),
-            ("cost", at_most(Kind::Uncached.cost_rate() as usize)),
-            ("latency", at_most(LATENCY_RATE as usize)),
-            ("rate", at_most(MAX_RATE)),
-        ] {
-            let mut text = String::new();
-            for number in 0..count {
-                writeln!(text, "{name}-{number}.{ZONE} A")?;
+impl Drawer {
+    fn new(hot: usize, fleet: Vec<String>) -> Result<Self> {
+        let folder = TempDir::with_prefix("bdx-queries-")?;
+        Ok(Self { fleet, hot, next_hot: 0, next_cold: 0, random: fastrand::Rng::with_seed(1), folder })
+    }
+
+    /// Queries at this rate (`None`: as many as possible) for `duration`, with these percentages of
+    /// fleet and hot names; the rest is cold.
+    fn ask(
+        &mut self,
+        lab: &Lab,
+        (fleet, hot): (usize, usize),
+        rate: Option<u32>,
+        duration: Duration,
+    ) -> Result<Seen> {
+        /// Queries per second that a run without repeated names can send at most.
+        const MAX_RATE: u32 = 150_000;
+        let count = f64::from(rate.unwrap_or(MAX_RATE)) * (duration.as_secs_f64() + 1.0);
+        let mut text = String::new();
+        for _ in 0..count as usize {
+            let percent = self.random.usize(..100);
+            if percent < fleet {
+                text.push_str(&self.fleet[self.random.usize(..self.fleet.len())]);
+            } else if percent < fleet + hot {
+                writeln!(text, "hot-{}.{ZONE} A", self.next_hot % self.hot)?;
+                self.next_hot += 1;
+            } else {
+                writeln!(text, "cold-{}.{ZONE} A", self.next_cold)?;
+                self.next_cold += 1;
             }
-            fs::write(queries.path(name), text)?;
         }
-        Ok(queries)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Returns the file for a load.
-    fn for_load(&self, kind: Kind, name: &str) -> PathBuf {
-        self.path(if kind == Kind::Cached { "known" } else { name })
+        let path = self.folder.path().join("queries");
+        fs::write(&path, text)?;
+        let load = dnsperf::Load { rate, percentiles: rate.is_some(), ..dnsperf::Load::new(&path, duration) };
+        let seen = load.run(&lab.client_launcher())?;
+        ensure!(seen.rcodes.keys().all(|rcode| rcode == "NOERROR"), "{:?}", seen.rcodes);
+        ensure!(seen.completed > 0, "no reply");
+        Ok(seen)
     }
 }
+
+/// Returns the latency within which this share was answered, in microseconds.
+fn within(seen: &Seen, share: f64) -> f64 {
+    seen.percentile(share).unwrap_or_default().as_secs_f64() * 1e6
+}
+
+/// Whether queries repeat names.
+pub(crate) const KINDS: [&str; 2] = ["cached", "uncached"];
 
 /// CPU time per query, latency and highest rate, for cache hits and misses.
-pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let queries = Queries::write(plan.duration)?;
-    let mut values = Values::new();
-    for _ in 0..plan.rounds {
-        for forwarder in FORWARDERS {
-            for kind in Kind::ALL.into_iter().filter(|kind| kind.applies_to(forwarder)) {
-                let line = measure_one(plan, forwarder, kind, &queries, &mut values)?;
-                println!("{:<16} {:<9} {line}", forwarder.label(), kind.label());
+pub(crate) fn forwarding(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    /// Names that fit into every cache.
+    const KNOWN_NAMES: usize = 1_000;
+    /// Queries per second for latency measurements, low enough for every server.
+    const LATENCY_RATE: u32 = 2_000;
+    let Subject::Forwarder(forwarder) = subject else { return Ok(()) };
+    // Costs at rates that all can serve, even on a slower machine: under overload a server saves system
+    // calls.
+    for (point, (hot, cost_rate)) in [(100, 15_000), (0, 3_000)].into_iter().enumerate() {
+        if hot > 0 && *forwarder == (Forwarder::Ours { cache: false }) {
+            continue;
+        }
+        let lab = Lab::plain()?;
+        let running = forwarder.start(&lab, None)?;
+        let mut drawer = Drawer::new(KNOWN_NAMES, Vec::new())?;
+        drawer.ask(&lab, (0, 100), Some(LATENCY_RATE), WARM_UP)?;
+        let before = CpuTime::of_process(running.pid)?;
+        let seen = drawer.ask(&lab, (0, hot), Some(cost_rate), plan.duration)?;
+        let cost = (CpuTime::of_process(running.pid)? - before).as_secs_f64() * 1e6 / seen.completed as f64;
+        let latency = drawer.ask(&lab, (0, hot), Some(LATENCY_RATE), plan.duration)?;
+        let highest = drawer.ask(&lab, (0, hot), None, plan.duration)?.rate;
+        let values = [cost, within(&latency, 0.5), within(&latency, 0.99), highest];
+        table.put_each(forwarder.label(), point, &values);
+    }
+    Ok(())
+}
+
+/// Names at a rate: percentages of fleet and hot outside names, and queries per second.
+pub(crate) struct NamesAtRate(usize, usize, u32);
+
+/// 5 % of the mix, the cold names, are a rate that all forwarders can forward. The higher rate keeps
+/// every cache busy: at the lower one, waking a thread for each packet costs more than the answer.
+pub(crate) const LOADS: [NamesAtRate; 5] = [
+    NamesAtRate(100, 0, 20_000),
+    NamesAtRate(0, 100, 20_000),
+    NamesAtRate(70, 25, 20_000),
+    NamesAtRate(100, 0, 100_000),
+    NamesAtRate(0, 100, 100_000),
+];
+const MIX: usize = 2;
+
+impl NamesAtRate {
+    pub(crate) fn label(&self) -> String {
+        let names = match self {
+            Self(100, ..) => "fleet",
+            Self(_, 100, _) => "hot outside",
+            Self(..) => "mix",
+        };
+        format!("{names}, {}/s", number(self.2.into()))
+    }
+}
+
+/// CPU time per query, share of the interface and latency, for fleet names, outside names and a mix.
+pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    const HOT_NAMES: usize = 300;
+    let Subject::Forwarder(forwarder) = subject else { return Ok(()) };
+    let setting = Setting::new(1_000, Selection::Shared, &[Order::AsListed])?;
+    let fleet = setting.queries()?.lines.clone();
+    let mut drawer = Drawer::new(HOT_NAMES, fleet.clone())?;
+    {
+        let cell = Cell::start(Lab::split()?, subject, &setting)?;
+        let meter = cell.lab.meter(&cell.processes)?;
+        for (point, &NamesAtRate(fleet_names, hot, rate)) in LOADS.iter().enumerate() {
+            let mut ask = |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
+            ask(WARM_UP)?;
+            let (cpu, counts) = (meter.cpu()?, counted(&cell.lab, *forwarder)?);
+            let seen = ask(plan.duration)?;
+            let cost = (meter.cpu()? - cpu).as_secs_f64() * 1e6 / seen.completed as f64;
+            let share = counted(&cell.lab, *forwarder)?.zip(counts).map(|(after, before)| {
+                let [fast, userspace] = [after[0] - before[0], after[1] - before[1]];
+                fast as f64 * 100.0 / (fast + userspace).max(1) as f64
+            });
+            let (cost, share) = (Rounds(vec![cost]), Rounds(share.into_iter().collect()));
+            table.put(forwarder.label(), point, &[cost, Rounds::default(), share]);
+        }
+        let hot: Vec<String> = (0..HOT_NAMES).map(|number| format!("hot-{number}.{ZONE} A\n")).collect();
+        for (point, lines) in [&fleet, &hot].into_iter().enumerate() {
+            let mut loaded = Loaded::new(&cell.lab, &cell.processes, lines)?;
+            let seen = cell.fill(&mut loaded, plan.duration)?;
+            if seen.is_saturated() {
+                table.put(forwarder.label(), point, &[Rounds::default(), seen.cpu]);
             }
         }
     }
-    let figure = |(kind, measure): (Kind, Measure)| {
-        let bar = |forwarder: &Forwarder| Bar {
-            label: forwarder.label().to_owned(),
-            value: values.get(&(measure, kind, *forwarder)).cloned().unwrap_or_default(),
-            ours: forwarder.is_ours(),
-        };
-        let (title, unit) = measure.title(kind);
-        Figure::new(
-            title,
-            format!(
-                "All forward to one NSD, which shares a core with dnsperf; each forwarder has its own core, \
-                 over an untuned veth. Cached: {KNOWN_NAMES} names, all queried before. Uncached: every name \
-                 is new; the cache is on unless stated otherwise, so storing the answer is part of the cost."
-            ),
-            unit,
-            Data::Bars(FORWARDERS.iter().filter(|one| kind.applies_to(**one)).map(bar).collect()),
-        )
-    };
-    Ok(Kind::ALL
-        .into_iter()
-        .flat_map(|kind| Measure::ALL.map(|measure| (kind, measure)))
-        .map(figure)
-        .collect())
+    let cell = Cell::start(Lab::plain()?, subject, &setting)?;
+    let NamesAtRate(fleet_names, hot, rate) = LOADS[MIX];
+    let mut ask = |duration| drawer.ask(&cell.lab, (fleet_names, hot), Some(rate), duration);
+    ask(WARM_UP)?;
+    let seen = ask(plan.duration)?;
+    let latencies = [0.5, 0.99].map(|share| Rounds(vec![within(&seen, share)]));
+    let mut values = vec![Rounds::default(); 3];
+    values.extend(latencies);
+    table.put(forwarder.label(), MIX, &values);
+    Ok(())
 }
 
-/// Measures one forwarder; returns the figures as text.
-fn measure_one(
-    plan: &Plan,
-    forwarder: Forwarder,
-    kind: Kind,
-    queries: &Queries,
-    values: &mut Values,
-) -> Result<String> {
-    let lab = Lab::plain()?;
-    let running = forwarder.start(&lab)?;
-    let ask = |name: &str, rate, percentiles| {
-        load(&lab, &queries.for_load(kind, name), plan.duration, rate, percentiles)
-    };
-    // Fill the cache with the known names; the first load also starts the servers' threads.
-    load(&lab, &queries.path("known"), WARM_UP, Some(LATENCY_RATE), false)?;
-    let before = CpuTime::of_process(running.pid)?;
-    let seen = ask("cost", Some(kind.cost_rate()), false)?;
-    let spent = CpuTime::of_process(running.pid)? - before;
-    ensure!(
-        seen.rcodes.keys().all(|rcode| rcode == "NOERROR"),
-        "{} answers {:?}",
-        forwarder.label(),
-        seen.rcodes
-    );
-    let latency = ask("latency", Some(LATENCY_RATE), true)?;
-    let percentile = |share| latency.percentile(share).unwrap_or_default().as_secs_f64() * 1e6;
-    let found = [
-        (Measure::Cost, spent.as_secs_f64() * 1e6 / seen.completed.max(1) as f64),
-        (Measure::Median, percentile(0.5)),
-        (Measure::Tail, percentile(0.99)),
-        (Measure::Rate, ask("rate", None, false)?.rate),
-    ];
-    for (measure, value) in found {
-        values.entry((measure, kind, forwarder)).or_default().0.push(value);
+/// Returns the replies so far by the interface and by userspace; `None` for other servers.
+fn counted(lab: &Lab, forwarder: Forwarder) -> Result<Option<[u64; 2]>> {
+    if !forwarder.is_ours() {
+        return Ok(None);
     }
-    let [(_, cost), (_, median), (_, tail), (_, rate)] = found;
-    Ok(format!(
-        "{cost:>7.2} µs/query   p50 {median:>6.0} µs   p99 {tail:>6.0} µs   {rate:>7.0}/s at most   {} lost",
-        seen.lost()
-    ))
-}
-
-fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
-    let load = Load { rate, percentiles, ..Load::new(queries, duration) };
-    load.run(&lab.client_launcher())
+    wait_for_metrics(&lab.server)?;
+    let metrics = Metrics::read(&lab.server).context("metrics")?;
+    Ok(Some([metrics.fast_path_replies(), metrics.userspace_replies()]))
 }

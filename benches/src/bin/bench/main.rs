@@ -1,6 +1,17 @@
 //! `cargo xtask bench`: measures this server, its peers and the bare reflector in one run on one
 //! machine, and writes the report.
 
+mod arguments;
+mod containers;
+mod flood;
+mod forwarding;
+mod life;
+mod one_core;
+mod part;
+mod queries;
+mod subject;
+mod traffic;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -12,32 +23,18 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     figures::quoted,
     is_wanted, lab,
-    report::{Figure, Report},
+    report::{Report, number},
+    servers::{Forwarder, Peer},
+    yardstick::Hook,
 };
 use clap::Parser as _;
 use whole_system_tests::interrupt;
 
-use self::arguments::Arguments;
-
-mod against;
-mod arguments;
-mod cell;
-mod consul;
-mod containers;
-mod cost;
-mod flood;
-mod footprint;
-mod forwarding;
-mod harm;
-mod latency;
-mod outside;
-mod queries;
-mod reload;
-mod saturated;
-mod scaling;
-mod subject;
-mod sweep;
-mod turns;
+use self::{
+    arguments::Arguments,
+    part::{Measure, Part},
+    subject::Subject,
+};
 
 /// The amount of measuring.
 struct Plan {
@@ -45,55 +42,286 @@ struct Plan {
     rounds: usize,
     /// Duration of one measurement.
     duration: Duration,
-    /// Rounds of measurements along an axis.
-    sweep_rounds: usize,
-    /// Duration of one measurement along an axis.
-    sweep_duration: Duration,
     /// Turns of each subject on a saturated core, in each round.
     turns: usize,
-    /// The same for measurements by number and order of names.
-    scale_turns: usize,
     /// Whether `--quick` is set.
     quick: bool,
-    /// Sizes of the foundation.
-    sizes: Vec<usize>,
     /// Path of bosh-dns's binary.
     reference: Option<PathBuf>,
+    /// Other builds of the server to compare with, and the mode of the fast path.
+    builds: Vec<Subject>,
     /// Texts, one of which must be in a subject's label; empty for all subjects.
     wanted: Vec<String>,
 }
 
 impl Plan {
-    /// Whether to also measure beyond the best rate.
-    fn with_curves(&self) -> bool {
-        !self.quick
-    }
-
     /// Returns `few` if the run is quick, else `many`.
     fn pick<T: Clone>(&self, few: &[T], many: &[T]) -> Vec<T> {
         if self.quick { few } else { many }.to_vec()
     }
+
+    /// Returns the subjects, and bosh-dns if its binary is given.
+    fn with_reference(&self, subjects: &[Subject]) -> Vec<Subject> {
+        subjects.iter().cloned().chain(self.reference.clone().map(Subject::Reference)).collect()
+    }
 }
 
-/// A part of the bench: its name and the function that returns its figures.
-type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
+/// Titles of the figures in the summary.
+const MAIN: [&str; 5] = [
+    "Queries per second of one saturated core",
+    "Latency at 20,000 queries/s, p99",
+    "Saturated core by names and order of queries",
+    "Throughput of other traffic with the fast path",
+    "A cell of containers: latency, p99",
+];
 
 /// The parts in the order of measuring.
-const PARTS: &[Part] = &[
-    ("saturated", saturated::measure),
-    ("scale", saturated::measure_scale),
-    ("cost", cost::measure),
-    ("latency", latency::measure),
-    ("forwarding", forwarding::measure),
-    ("outside", outside::measure),
-    ("flood", flood::measure),
-    ("sizes", scaling::measure),
-    ("footprint", footprint::measure),
-    ("reload", reload::measure),
-    ("harm", harm::measure),
-    ("cell", containers::measure),
-    ("consul", consul::measure),
+static PARTS: [Part; 11] = [
+    Part {
+        name: "saturated",
+        about: "1,000 instances; group names, aliases and long forms at random, A, no EDNS. A generator in the \
+                kernel, on the other core, offers more than the server's core can answer, or the load at which \
+                it answers most; replies are counted, and freed, where they are sent. The rate is replies per \
+                second of that core's CPU time; loads under which it slept between packets do not count. The \
+                bare reflector sends an empty reply; the constant reflector sends the mean number of answers \
+                without a look-up, which is the minimum cost of any answer.",
+        axis: "",
+        points: |_| vec![String::new()],
+        ordered: false,
+        quantities: &[(MAIN[0], "queries/s"), ("CPU utilisation of that core", "%")],
+        subjects: |plan| {
+            let few = [
+                Subject::Reflector(Hook::Tc),
+                Subject::Constant(Hook::Tc),
+                Subject::Ours("tc"),
+                Subject::Reflector(Hook::Native),
+                Subject::Constant(Hook::Native),
+                Subject::Ours("native"),
+                Subject::Ours("off"),
+                Subject::Peer(Peer::KnotXdp),
+                Subject::Peer(Peer::Knot),
+                Subject::Peer(Peer::Nsd),
+            ];
+            let more = [Subject::Peer(Peer::Unbound), Subject::Peer(Peer::Dnsmasq)];
+            plan.with_reference(&plan.pick(&few, &[&few[..], &more].concat()))
+        },
+        measure: Measure::Together(one_core::saturated),
+    },
+    Part {
+        name: "scale",
+        about: "As many names as instances, of all forms including single instances, all published (max_names is \
+                raised accordingly); the constant reflector sends the mean number of answers of these names. \
+                Zipf: the name of rank n is queried in proportion to 1/n.",
+        axis: "names, order",
+        points: one_core::points_of_scale,
+        ordered: false,
+        quantities: &[(MAIN[2], "queries/s")],
+        subjects: |plan| {
+            let few = [Subject::Ours("tc"), Subject::Constant(Hook::Tc), Subject::Ours("off")];
+            let more = [Subject::Ours("native"), Subject::Constant(Hook::Native)];
+            plan.pick(&few, &[&few[..], &more].concat())
+        },
+        measure: Measure::Together(one_core::scale),
+    },
+    Part {
+        name: "cost",
+        about: "1,000 instances, group names, aliases and long forms, A, no EDNS, 100,000 queries per second. CPU \
+                time of the server's side (its processes and the receive path of its interface, threaded NAPI on \
+                its own core) per reply. A server that cannot keep up is measured at the rate it answers. Sent \
+                one by one, each query wakes the NAPI thread, which dominates its cost for every server, so \
+                costs are comparable only within one regime. The saturated core, at its own rate, never sleeps.",
+        axis: "how 100,000 queries/s come",
+        points: one_core::points_of_cost,
+        ordered: false,
+        quantities: &[
+            ("CPU per query at 100,000 queries/s", "µs"),
+            ("Packets per wake-up at 100,000 queries/s", "packets"),
+        ],
+        subjects: |plan| {
+            let few = [
+                Subject::Reflector(Hook::Native),
+                Subject::Ours("tc"),
+                Subject::Ours("native"),
+                Subject::Ours("off"),
+                Subject::Peer(Peer::KnotXdp),
+                Subject::Peer(Peer::Knot),
+                Subject::Peer(Peer::Nsd),
+                Subject::Peer(Peer::Unbound),
+            ];
+            plan.with_reference(&plan.pick(&few, &[&few[..], &[Subject::Peer(Peer::Dnsmasq)]].concat()))
+        },
+        measure: Measure::Each(one_core::cost),
+    },
+    Part {
+        name: "latency",
+        about: "Measured by dnsperf over an untuned veth.",
+        axis: "",
+        points: |_| vec![String::new()],
+        ordered: false,
+        quantities: &[
+            ("Latency at 20,000 queries/s, p50", "µs"),
+            (MAIN[1], "µs"),
+            ("Latency at 20,000 queries/s, p99.9", "µs"),
+        ],
+        subjects: |plan| {
+            let few = [
+                Subject::Reflector(Hook::Tc),
+                Subject::Ours("tc"),
+                Subject::Ours("off"),
+                Subject::Peer(Peer::Knot),
+                Subject::Peer(Peer::Nsd),
+                Subject::Peer(Peer::Unbound),
+            ];
+            plan.with_reference(&plan.pick(&few, &[&few[..], &[Subject::Peer(Peer::Dnsmasq)]].concat()))
+        },
+        measure: Measure::Each(one_core::latency),
+    },
+    Part {
+        name: "forwarding",
+        about: "All forward to one NSD, which shares a core with dnsperf; each forwarder has its own core, over an \
+                untuned veth. Cached: 1,000 names, all queried before. Uncached: every name is new; the cache is \
+                on unless stated otherwise, so storing the answer is part of the cost.",
+        axis: "",
+        points: |_| forwarding::KINDS.map(str::to_owned).to_vec(),
+        ordered: false,
+        quantities: &[
+            ("CPU per forwarded query", "µs"),
+            ("Latency of forwarded queries at 2,000/s, p50", "µs"),
+            ("Latency of forwarded queries at 2,000/s, p99", "µs"),
+            ("Highest rate of forwarded queries", "queries/s"),
+        ],
+        subjects: |_| {
+            let ours = [true, false].map(|cache| Forwarder::Ours { cache });
+            ours.into_iter().chain([Forwarder::Unbound, Forwarder::Dnsmasq]).map(Subject::Forwarder).collect()
+        },
+        measure: Measure::Each(forwarding::forwarding),
+    },
+    Part {
+        name: "outside",
+        about: "1,000 instances; 300 hot outside names, all queried before; every cold name is new. The mix has \
+                70 % fleet names, 25 % hot and 5 % cold outside names. All forward to one NSD. CPU time of the \
+                server's side, including the receive path of its interface (threaded NAPI); latencies over an \
+                untuned veth. A saturated core is loaded by a generator in the kernel.",
+        axis: "names and queries/s",
+        points: |_| forwarding::LOADS.iter().map(|load| load.label()).collect(),
+        ordered: false,
+        quantities: &[
+            ("Fleet and outside names: CPU per query", "µs"),
+            ("Fleet and outside names: CPU per query of a saturated core", "µs"),
+            ("Fleet and outside names: replies from the interface", "%"),
+            ("Fleet and outside names: latency, p50", "µs"),
+            ("Fleet and outside names: latency, p99", "µs"),
+        ],
+        subjects: |_| {
+            let cached = Forwarder::Ours { cache: true };
+            [Forwarder::Interface, cached, Forwarder::Unbound, Forwarder::Dnsmasq, Forwarder::KnotResolver]
+                .map(Subject::Forwarder)
+                .to_vec()
+        },
+        measure: Measure::Each(forwarding::outside),
+    },
+    Part {
+        name: "flood",
+        about: "One client queries 15,000 new names per second; another client queries 100 new names and 100 names \
+                of a fleet of 1,000 instances per second. Both servers have one core and their default limits; the \
+                recursor shares that core, and the clients share the other one.",
+        axis: "load",
+        points: |_| flood::points(),
+        ordered: false,
+        quantities: &[
+            ("Flood: forwarded names of another client, answered", "%"),
+            ("Flood: forwarded names of another client, p99", "ms"),
+            ("Flood: names of the fleet, p99", "ms"),
+            ("Flood: peak of resident memory", "MiB"),
+        ],
+        subjects: |_| [Forwarder::Fleet, Forwarder::Unbound].map(Subject::Forwarder).to_vec(),
+        measure: Measure::Each(flood::measure),
+    },
+    Part {
+        name: "footprint",
+        about: "From process start to the first answer; with the fast path, to the first answer from the interface \
+                (userspace answers meanwhile). On one CPU. Resident memory includes mapped BPF maps, after some \
+                thousand queries and a pause. The maps' memory is as accounted by the kernel (memlock); they are \
+                allocated for max_names at startup, so a growing fleet needs no further memory.",
+        axis: "instances",
+        points: |plan| life::sizes(plan).into_iter().map(|size| number(size as f64)).collect(),
+        ordered: true,
+        quantities: &[
+            ("Start-up by size", "ms"),
+            ("Resident memory of the process by size", "MiB"),
+            ("Memory of the BPF maps by size", "MiB"),
+        ],
+        subjects: |_| vec![Subject::Ours("tc"), Subject::Ours("off")],
+        measure: Measure::Each(life::footprint),
+    },
+    Part {
+        name: "reload",
+        about: "One instance gets another address, and one client queries its name continuously. This server: \
+                records.json is renamed into place and noticed. Peers: the zone files are already in place and \
+                SIGHUP is sent; writing and noticing them is not counted.",
+        axis: "instances",
+        points: |_| life::RELOAD_SIZES.map(|size| number(size as f64)).to_vec(),
+        ordered: true,
+        quantities: &[
+            ("From new records to the first new answer", "ms"),
+            ("Slowest query during that reload", "ms"),
+        ],
+        subjects: |_| vec![Subject::Ours("tc"), Subject::Peer(Peer::Knot), Subject::Peer(Peer::Nsd)],
+        measure: Measure::Each(life::reload),
+    },
+    Part {
+        name: "traffic",
+        about: "iperf3 with one core per end, GRO and TSO on, no DNS load, in alternating turns over the same \
+                interfaces: the cost of passing every packet through the program, which is attached to both.",
+        axis: "traffic",
+        points: |_| traffic::KINDS.iter().map(|kind| kind.label()).collect(),
+        ordered: false,
+        quantities: &[
+            (MAIN[3], "%"),
+            ("Other traffic: bulk TCP", "Gbit/s"),
+            ("Other traffic: datagrams of another UDP service", "packets/s"),
+        ],
+        subjects: |_| vec![Subject::Nothing, Subject::Ours("auto")],
+        measure: Measure::Together(traffic::measure),
+    },
+    Part {
+        name: "cell",
+        about: "250 containers with silk's interfaces and rules send 20 queries per second each, through their own \
+                interfaces and from a new port each; then a burst of 50,000 queries in a second. One process \
+                offers the load; CPU time is the whole machine's, including that process. Creation: interface, \
+                silk's rules and the bandwidth plugin's qdiscs, in alternating blocks of ten containers with and \
+                without the server, which send queries as soon as they exist.",
+        axis: "",
+        points: |_| vec![String::new()],
+        ordered: false,
+        quantities: &[
+            ("A cell of containers: latency, p50", "µs"),
+            (MAIN[4], "µs"),
+            ("A cell of containers: CPU time per query", "µs"),
+            ("A cell of containers: connections tracked", "entries"),
+            ("A cell of containers: answers to the burst", "%"),
+            ("A cell of containers: p99 of the burst", "ms"),
+            ("A cell of containers: creation of a container", "ms"),
+        ],
+        subjects: |_| {
+            let peers = [Peer::Unbound, Peer::Dnsmasq].map(Subject::Peer);
+            [Subject::Nothing, Subject::Ours("off"), Subject::Ours("auto")].into_iter().chain(peers).collect()
+        },
+        measure: Measure::Each(containers::measure),
+    },
 ];
+
+/// `--against`: a mechanism without a gain beyond the spread at any point should be removed.
+static AGAINST: Part = Part {
+    name: "against",
+    about: "Builds take turns of a quarter of a second; queries answered per second of the core's CPU time.",
+    axis: "queried names, instances, order",
+    points: one_core::points_of_against,
+    ordered: false,
+    quantities: &[("Builds side by side, by saturated core", "queries/s")],
+    subjects: |plan| plan.builds.clone(),
+    measure: Measure::Together(one_core::against),
+};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -111,23 +339,25 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     // First, so that a folder that cannot be created fails before measuring.
     fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
-    if let Some(file) = &arguments.from {
-        let numbers = fs::read(file).with_context(|| file.display().to_string())?;
-        let report = Report::read(&numbers).with_context(|| format!("{}: no report", file.display()))?;
-        return finish(report, &arguments.output);
-    }
-    let most = arguments.rounds.map_or(usize::MAX, usize::from);
-    let rounds = |count: usize| if arguments.quick { 1 } else { count.min(most) };
-    let plan = Plan {
-        rounds: rounds(3),
+    let mut report = match &arguments.from {
+        Some(file) => {
+            let numbers = fs::read(file).with_context(|| file.display().to_string())?;
+            Report::read(&numbers).with_context(|| format!("{}: no report", file.display()))?
+        }
+        None => measure(arguments)?,
+    };
+    report.put_first(&MAIN);
+    write(&report, &arguments.output)
+}
+
+fn measure(arguments: &Arguments) -> Result<Report> {
+    let mut plan = Plan {
+        rounds: if arguments.quick { 1 } else { arguments.rounds.map_or(3, usize::from) },
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
-        sweep_rounds: rounds(2),
-        sweep_duration: Duration::from_millis(500),
         turns: if arguments.quick { 4 } else { 7 },
-        scale_turns: if arguments.quick { 3 } else { 4 },
         quick: arguments.quick,
-        sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
+        builds: Vec::new(),
         wanted: arguments.subject.clone(),
     };
     let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0 };
@@ -137,32 +367,20 @@ fn run(arguments: &Arguments) -> Result<()> {
             // Subjects hold the names of their modes for the life of the program.
             let mode = ["tc", "native", "off"].into_iter().find(|known| known == mode);
             let mode = mode.context("clap lets no other modes through")?;
-            report.figures.push(against::measure(&plan, &arguments.against, mode)?);
+            let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
+            plan.builds = [Subject::Ours(mode)].into_iter().chain(others).collect();
+            report.figures.extend(AGAINST.measure(&plan)?);
         }
-        return write(&report, &arguments.output);
+        return Ok(report);
     }
-    for (position, (name, measure)) in PARTS.iter().enumerate() {
-        if !is_wanted(&arguments.only, name) {
-            continue;
-        }
+    let parts: Vec<&Part> = PARTS.iter().filter(|part| is_wanted(&arguments.only, part.name)).collect();
+    for (position, part) in parts.iter().enumerate() {
         let elapsed = started.elapsed().as_secs();
-        println!("\n[{}/{}] {name} ({elapsed} s so far)", position + 1, PARTS.len());
-        report.figures.extend(measure(&plan).with_context(|| (*name).to_owned())?);
+        println!("\n[{}/{}] {} ({elapsed} s so far)", position + 1, parts.len(), part.name);
+        report.figures.extend(part.measure(&plan).with_context(|| part.name)?);
     }
     println!("\nmeasured in {} s", started.elapsed().as_secs());
-    finish(report, &arguments.output)
-}
-
-/// Writes the report with the main figures first.
-fn finish(mut report: Report, folder: &Path) -> Result<()> {
-    report.put_first(&[
-        saturated::TITLE,
-        latency::TITLE,
-        saturated::SCALE_TITLE,
-        harm::MAIN_TITLE,
-        containers::TITLE,
-    ]);
-    write(&report, folder)
+    Ok(report)
 }
 
 /// Returns the facts of the run: commands, machine and time.
@@ -172,14 +390,11 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
             Command::new(program).args(words).output().map(|output| output.stdout).unwrap_or_default();
         String::from_utf8_lossy(&output).trim().to_owned()
     };
-    let only: String = arguments.only.iter().map(|part| format!(" --only {part}")).collect();
-    let quick = if arguments.quick { " --quick" } else { "" };
-    let rounds = arguments.rounds.map(|count| format!(" --rounds {count}")).unwrap_or_default();
-    let command = format!("cargo xtask bench{quick}{rounds}{only}");
+    let words: Vec<String> = std::env::args().skip(1).collect();
     let mut facts = vec![
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
-        ("command", command),
+        ("command", format!("cargo xtask bench {}", words.join(" "))),
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
         (
             "values",

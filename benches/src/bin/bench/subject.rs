@@ -1,14 +1,17 @@
-//! Servers and yardsticks behind one interface.
+//! Servers and yardsticks behind one interface, and the loads that they get.
 
-use std::path::{Path, PathBuf};
+use std::{any::Any, path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
+    dnsperf::{self, percentile},
     foundation::Foundation,
     lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    peers::{Peer, Running as RunningPeer},
+    load::Loaded,
     reference::Reference,
+    report::Rounds,
+    servers::{Forwarder, Peer},
     yardstick::{Hook, Yardstick},
 };
 use serde_json::json;
@@ -18,141 +21,193 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
+use crate::queries::{Queries, Setting};
+
+/// Queries per second for latency measurements, low enough for every subject.
+pub(crate) const LATENCY_RATE: u32 = 20_000;
+/// Reported percentiles of latency.
+pub(crate) const PERCENTILES: [f64; 3] = [0.5, 0.99, 0.999];
+/// Duration of the warm-up at that rate: some thousands of queries fill caches and tables, and
+/// learn the names beyond the publisher's list of a huge foundation.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Number of parts into which the latencies of a load are divided.
+const LATENCY_PARTS: usize = 4;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(crate) enum Subject {
     /// This server, with this mode of the fast path.
     Ours(&'static str),
-    Userspace,
-    /// Another build of this server, with this mode of the fast path (`off`: userspace only).
+    /// Another build of this server, with this mode of the fast path.
     Build(PathBuf, &'static str),
     Peer(Peer),
     Reference(PathBuf),
+    Forwarder(Forwarder),
     /// The program that only swaps addresses, on this hook.
     Reflector(Hook),
     /// The program that sends a constant number of answers, on this hook.
-    Constant(Hook, u32),
+    Constant(Hook),
+    /// No server at all.
+    Nothing,
 }
 
-/// A subject running in the lab, stopped when dropped.
-pub(super) struct Running {
+/// A subject that answers in a lab.
+pub(crate) struct Cell<'a> {
+    pub(crate) subject: &'a Subject,
     /// Processes whose CPU time and memory count.
-    pub(super) processes: Vec<u32>,
-    /// The server, if the subject is this server.
-    pub(super) server: Option<Server>,
-    /// Resources that must live as long as the subject.
-    _kept: Box<dyn std::any::Any>,
+    pub(crate) processes: Vec<u32>,
+    /// The subject and its files, stopped before the lab is removed.
+    pub(crate) running: Running,
+    pub(crate) lab: Lab,
+}
+
+pub(crate) enum Running {
+    Server(Server),
+    Other(#[expect(dead_code, reason = "dropping it ends the subject")] Box<dyn Any>),
 }
 
 impl Subject {
     /// Returns the label of the subject in the report.
-    pub(super) fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
+        let hook = |hook: &Hook| if *hook == Hook::Native { "native" } else { "tc" };
         match self {
+            Self::Ours("off") => "ours, userspace only".to_owned(),
             Self::Ours(mode) => format!("ours, {mode}"),
-            Self::Userspace => "ours, userspace only".to_owned(),
             Self::Build(program, mode) => format!("{}, {mode}", program.display()),
             Self::Peer(peer) => peer.label().to_owned(),
             Self::Reference(_) => "bosh-dns".to_owned(),
-            Self::Reflector(hook) => format!("bare reflector, {}", hook_label(*hook)),
-            Self::Constant(hook, answers) => format!("{answers} constant answers, {}", hook_label(*hook)),
+            Self::Forwarder(forwarder) => forwarder.label().to_owned(),
+            Self::Reflector(at) => format!("bare reflector, {}", hook(at)),
+            Self::Constant(at) => format!("constant answers, {}", hook(at)),
+            Self::Nothing => "nothing attached".to_owned(),
         }
     }
 
-    /// Returns whether the subject is this server.
-    pub(super) fn is_ours(&self) -> bool {
-        matches!(self, Self::Ours(_) | Self::Userspace)
+    /// Returns the mode of the fast path, if the subject is a build of this server.
+    pub(crate) fn mode(&self) -> Option<&'static str> {
+        match self {
+            Self::Ours(mode) | Self::Build(_, mode) => Some(mode),
+            _ => None,
+        }
     }
 
     /// Returns whether a program on the interface answers all queries.
-    pub(super) fn answers_at_interface(&self) -> bool {
+    fn answers_at_interface(&self) -> bool {
         match self {
-            Self::Ours(_) | Self::Reflector(_) | Self::Constant(..) => true,
-            Self::Build(_, mode) => *mode != "off",
-            Self::Userspace | Self::Peer(_) | Self::Reference(_) => false,
+            Self::Reflector(_) | Self::Constant(_) | Self::Forwarder(Forwarder::Interface) => true,
+            _ => self.mode().is_some_and(|mode| mode != "off"),
         }
     }
+}
 
-    /// Attaches a program to the client's end, without which native XDP_TX on the server's end
-    /// loses its packets: the veth driver needs a program on both ends, or NAPI. The generator
-    /// brings one; a client that uses sockets must attach this one.
-    pub(super) fn client_program(&self, lab: &Lab) -> Result<Option<Ebpf>> {
-        let native = matches!(
-            self,
-            Self::Ours("native") | Self::Reflector(Hook::Native) | Self::Constant(Hook::Native, _)
-        );
-        native.then(|| Yardstick::Pass.attach(Hook::Native, &lab.client, CLIENT_INTERFACE)).transpose()
-    }
-
-    /// Starts the subject in the lab, on the server's CPU, and waits for its first answer. With a
-    /// fast path, waits for the first answer from the interface.
-    pub(super) fn start(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
-        let running = self.begin(lab, foundation)?;
-        if let Self::Ours(mode) | Self::Build(_, mode) = self
-            && *mode != "off"
-        {
-            wait_for_fast_path(&lab.server).with_context(|| self.label())?;
+impl<'a> Cell<'a> {
+    /// Starts the subject on the server's CPU and waits for its first answer; with a fast path, for
+    /// the first one from the interface.
+    pub(crate) fn start(lab: Lab, subject: &'a Subject, setting: &Setting) -> Result<Self> {
+        let cell = Self::begin(lab, subject, &setting.foundation, setting.answers)?;
+        if subject.mode().is_some_and(|mode| mode != "off") {
+            wait_for_fast_path(&cell.lab.server).with_context(|| subject.label())?;
         }
-        lab.pin_napi()?;
-        Ok(running)
+        cell.lab.pin_napi()?;
+        Ok(cell)
     }
 
-    /// Starts the subject in the lab, on the server's CPU, and waits for its first answer, from any
-    /// path.
-    pub(super) fn begin(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
-        let running = match self {
-            Self::Ours(mode) => start_ours(lab, foundation, mode),
-            Self::Userspace => start_ours(lab, foundation, "off"),
-            Self::Build(program, mode) => start_build(program.clone(), lab, foundation, mode),
-            Self::Peer(peer) => start_peer(*peer, lab, foundation),
-            Self::Reference(program) => start_reference(program, lab, foundation),
-            Self::Reflector(hook) => start_yardstick(lab, Yardstick::Reflector, *hook),
-            Self::Constant(hook, answers) => {
-                start_yardstick(lab, Yardstick::Constant { answers: *answers }, *hook)
+    /// Like [`Self::start`], but waits for the first answer from any path.
+    pub(crate) fn begin(
+        lab: Lab,
+        subject: &'a Subject,
+        foundation: &Foundation,
+        answers: u32,
+    ) -> Result<Self> {
+        let attach = |yardstick: Yardstick, hook| yardstick.attach(hook, &lab.server, SERVER_INTERFACE);
+        let running = |server: Server| (vec![server.pid()], Running::Server(server));
+        let (processes, running) = match subject {
+            Subject::Ours(mode) => running(start_build(server::program()?, &lab, foundation, mode)?),
+            Subject::Build(program, mode) => running(start_build(program.clone(), &lab, foundation, mode)?),
+            Subject::Peer(peer) => {
+                let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
+                (running.processes(), Running::Other(Box::new(running)))
             }
+            Subject::Reference(program) => {
+                let running = Reference::start(program, &lab, foundation)?;
+                (vec![running.pid()], Running::Other(Box::new(running)))
+            }
+            Subject::Forwarder(forwarder) => {
+                let running = forwarder.start(&lab, Some(foundation))?;
+                (vec![running.pid], Running::Other(Box::new(running)))
+            }
+            Subject::Reflector(hook) => {
+                (Vec::new(), Running::Other(Box::new(attach(Yardstick::Reflector, *hook)?)))
+            }
+            Subject::Constant(hook) => {
+                (Vec::new(), Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)))
+            }
+            Subject::Nothing => bail!("nothing cannot be started"),
         };
-        running.with_context(|| self.label())
+        Ok(Self { subject, processes, running, lab })
+    }
+
+    /// Returns the in-kernel load, which measures throughput and cost. Drop it before
+    /// [`Self::client`].
+    pub(crate) fn loaded(&self, queries: &Queries) -> Result<Loaded<'_>> {
+        Loaded::new(&self.lab, &self.processes, &queries.lines)
+    }
+
+    /// Measures a full core for `duration`.
+    pub(crate) fn fill(
+        &self,
+        loaded: &mut Loaded<'_>,
+        duration: Duration,
+    ) -> Result<bosh_dns_xdp_benches::load::Offered> {
+        loaded.fill(self.subject.answers_at_interface(), duration)
+    }
+
+    /// Returns the program that a client with sockets needs on its end: without one, native XDP_TX
+    /// on the server's end loses its packets, because the veth driver needs a program on both ends,
+    /// or NAPI. The in-kernel generator brings its own.
+    pub(crate) fn client(&self) -> Result<Option<Ebpf>> {
+        let native = matches!(
+            self.subject,
+            Subject::Ours("native") | Subject::Reflector(Hook::Native) | Subject::Constant(Hook::Native)
+        );
+        let attach = || Yardstick::Pass.attach(Hook::Native, &self.lab.client, CLIENT_INTERFACE);
+        let program = native.then(attach).transpose()?;
+        self.lab.pin_napi()?;
+        Ok(program)
+    }
+
+    /// Queries with dnsperf until all caches and tables are filled.
+    pub(crate) fn warm_up(&self, queries: &Queries) -> Result<()> {
+        let load = dnsperf::Load { rate: Some(LATENCY_RATE), ..dnsperf::Load::new(&queries.path, WARM_UP) };
+        load.run(&self.lab.client_launcher()).map(drop)
+    }
+
+    /// Returns latencies in microseconds for each of [`PERCENTILES`], part by part.
+    pub(crate) fn latencies(&self, queries: &Queries, duration: Duration) -> Result<[Rounds; 3]> {
+        let load = dnsperf::Load {
+            rate: Some(LATENCY_RATE),
+            percentiles: true,
+            ..dnsperf::Load::new(&queries.path, duration)
+        };
+        let seen = load.run(&self.lab.client_launcher())?;
+        let parts = || seen.latencies.chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1));
+        let within = |part, share| percentile(part, share).unwrap_or_default().as_secs_f64() * 1e6;
+        Ok(PERCENTILES.map(|share| Rounds(parts().map(|part| within(part, share)).collect())))
     }
 }
 
-fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running> {
-    start_build(server::program()?, lab, foundation, mode)
-}
-
-/// Starts a build of this server.
-fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running> {
+/// Starts a build of this server, with one worker for one CPU, as configured for the peers.
+pub(crate) fn start_build(
+    program: PathBuf,
+    lab: &Lab,
+    foundation: &Foundation,
+    mode: &str,
+) -> Result<Server> {
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let extra = json!({
         "log_level": "WARN",
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "max_names": foundation.max_names},
         "metrics": {"enabled": true},
     });
-    // One worker for one CPU, as configured for the peers.
-    let server = on_cpu(SERVER_CPU, || {
-        Server::start_program(program, Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, |_| {})
-    })?;
-    Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: Box::new(()) })
-}
-
-fn start_peer(peer: Peer, lab: &Lab, foundation: &Foundation) -> Result<Running> {
-    let running: RunningPeer = peer.start(lab, &foundation.entries(usize::MAX))?;
-    Ok(Running { processes: running.processes()?, server: None, _kept: Box::new(running) })
-}
-
-/// Starts bosh-dns on the same files.
-fn start_reference(program: &Path, lab: &Lab, foundation: &Foundation) -> Result<Running> {
-    let running = Reference::start(program, lab, foundation)?;
-    Ok(Running { processes: vec![running.pid()], server: None, _kept: Box::new(running) })
-}
-
-/// Attaches a program that answers without data.
-fn start_yardstick(lab: &Lab, yardstick: Yardstick, hook: Hook) -> Result<Running> {
-    let attached = yardstick.attach(hook, &lab.server, SERVER_INTERFACE)?;
-    Ok(Running { processes: Vec::new(), server: None, _kept: Box::new(attached) })
-}
-
-/// Parses the name of a hook in the configuration.
-pub(super) fn hook_label(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Native => "native",
-        Hook::Tc => "tc",
-    }
+    let listen = (SERVER_ADDRESS, 53).into();
+    on_cpu(SERVER_CPU, || Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {}))
 }

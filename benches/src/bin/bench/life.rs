@@ -1,0 +1,180 @@
+//! The life of a server: time to the first answer from the interface, memory, and reloads.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bosh_dns_xdp_benches::{
+    cpu::map_memory,
+    foundation::{Change, Foundation},
+    lab::{CLIENT_CPU, Lab, SERVER_ADDRESS},
+    report::Rounds,
+};
+use hickory_proto::{op::Message, rr::RecordType};
+use whole_system_tests::{client, cpu::on_cpu, metrics::wait_for_fast_path, process};
+
+use crate::{
+    Plan,
+    part::Table,
+    queries::{Order, Selection, Setting},
+    subject::{Cell, Running, Subject},
+};
+
+/// Time limit for an event that must occur.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Sizes of the foundation in instances.
+pub(crate) fn sizes(plan: &Plan) -> Vec<usize> {
+    plan.pick(&[1_000, 10_000], &[100, 1_000, 10_000, 100_000])
+}
+
+/// Start-up and memory by size.
+pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    /// Idle time before the memory of a server is read: temporary memory of the start returns to the
+    /// system.
+    const PAUSE: Duration = Duration::from_secs(1);
+    let has_fast_path = *subject != Subject::Ours("off");
+    for (point, size) in sizes(plan).into_iter().enumerate() {
+        let setting = Setting::new(size, Selection::Shared, &[Order::AsListed])?;
+        // The last name to be published.
+        let name = setting.foundation.names().last().context("a foundation has names")?.to_string();
+        let lab = Lab::split()?;
+        let started = Instant::now();
+        let cell = Cell::begin(lab, subject, &setting.foundation, 0)?;
+        let process = *cell.processes.first().context("ours is a process")?;
+        if has_fast_path {
+            wait_for_interface(&cell.lab, process, &name)?;
+        }
+        let start = started.elapsed().as_secs_f64() * 1e3;
+        cell.warm_up(setting.queries()?)?;
+        thread::sleep(PAUSE);
+        let mebibytes = |bytes: u64| Rounds(vec![bytes as f64 / f64::from(1 << 20)]);
+        let maps = if has_fast_path { mebibytes(map_memory(process)?) } else { Rounds::default() };
+        let resident = mebibytes(process::memory(process, "VmRSS")?);
+        table.put(&subject.label(), point, &[Rounds(vec![start]), resident, maps]);
+    }
+    Ok(())
+}
+
+/// Queries `name` until a reply arrives that no socket of the server has caused.
+fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
+    /// Pause between two queries. Without it they would take the CPU from the thread that loads the
+    /// programs, which has a lower priority.
+    const BETWEEN: Duration = Duration::from_micros(500);
+    let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
+    let ask = || -> Result<()> {
+        let socket = socket()?;
+        let started = Instant::now();
+        while started.elapsed() < LIMIT {
+            let before = datagrams_received(process)?;
+            socket.send(&query)?;
+            // Read the reply, whatever its source, before the next query is sent.
+            let replied = socket.recv(&mut [0; 4096]).is_ok();
+            if replied && datagrams_received(process)? == before {
+                return Ok(());
+            }
+            thread::sleep(BETWEEN);
+        }
+        bail!("no answer from the interface for {name} within {LIMIT:?}")
+    };
+    lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
+}
+
+/// Returns a socket to the server that waits a tenth of a second for replies.
+fn socket() -> Result<UdpSocket> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    Ok(socket)
+}
+
+/// Returns the datagrams that sockets in the network namespace of a process have received
+/// (`InDatagrams`).
+fn datagrams_received(process: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = lines.next().zip(lines.next()).context("no line of UDP in snmp")?;
+    let place = names.split(' ').position(|name| name == "InDatagrams").context("no InDatagrams in snmp")?;
+    Ok(values.split(' ').nth(place).context("a value for each name in snmp")?.parse()?)
+}
+
+//----------- Reload ---------------------------------------------------------
+
+/// Sizes of the foundation in instances.
+pub(crate) const RELOAD_SIZES: [usize; 2] = [1_000, 10_000];
+
+/// Time from new records to the first new answer, and the slowest query meanwhile.
+pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    let reloads: u8 = if plan.quick { 3 } else { 9 };
+    for (point, size) in RELOAD_SIZES.into_iter().enumerate() {
+        let mut foundation = Foundation::generate(size)?;
+        let mut seen = Vec::new();
+        if let Subject::Peer(peer) = subject {
+            let lab = Lab::plain()?;
+            let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
+            for turn in 1..=reloads {
+                let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
+                running.write_names(&foundation.entries(usize::MAX))?;
+                seen.push(watch(&lab, &change, || running.signal_reload())?);
+            }
+        } else {
+            let cell = Cell::begin(Lab::plain()?, subject, &foundation, 0)?;
+            wait_for_fast_path(&cell.lab.server)?;
+            let Running::Server(server) = &cell.running else { bail!("ours is a server") };
+            let file = server.folder.path().join("records.json");
+            for turn in 1..=reloads {
+                let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
+                let next = file.with_extension("next");
+                fs::write(&next, &foundation.records)?;
+                seen.push(watch(&cell.lab, &change, || Ok(fs::rename(&next, &file)?))?);
+            }
+        }
+        let [first, slowest] =
+            [0, 1].map(|column| Rounds(seen.iter().map(|times: &[f64; 2]| times[column]).collect()));
+        table.put(&subject.label(), point, &[first, slowest]);
+    }
+    Ok(())
+}
+
+/// Makes a change and queries the changed name until the answer is the new one; returns that time, and
+/// the slowest of all consecutive replies, in milliseconds.
+fn watch(lab: &Lab, change: &Change, make: impl FnOnce() -> Result<()> + Send) -> Result<[f64; 2]> {
+    /// Pause before the change, in which slower work on the previous one ends. Longer than the tenth
+    /// of a second in which the serial of the peers' zones is counted.
+    const PAUSE: Duration = Duration::from_millis(500);
+    thread::sleep(PAUSE);
+    let query = client::query(&change.name, RecordType::A, Some(1232))?.to_vec()?;
+    let ask = || -> Result<[f64; 2]> {
+        let socket = socket()?;
+        let mut buffer = [0; 4096];
+        let mut slowest = Duration::ZERO;
+        make()?;
+        let started = Instant::now();
+        loop {
+            let sent = Instant::now();
+            socket.send(&query)?;
+            let length = loop {
+                match socket.recv(&mut buffer) {
+                    Ok(length) => break length,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        ensure!(sent.elapsed() < LIMIT, "no reply during the reload");
+                    }
+                    Err(error) => return Err(error).context("during the reload"),
+                }
+            };
+            slowest = slowest.max(sent.elapsed());
+            let reply = Message::from_vec(&buffer[..length])?;
+            if client::addresses(&reply).contains(&IpAddr::V4(change.to)) {
+                return Ok([started.elapsed(), slowest].map(|time| time.as_secs_f64() * 1e3));
+            }
+            ensure!(started.elapsed() < LIMIT, "{} did not change within {LIMIT:?}", change.name);
+        }
+    };
+    // On a separate CPU: a client that queries without a pause would take half of the server's.
+    lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
+}

@@ -1,0 +1,178 @@
+//! One core of the server: the rate at which it is saturated, the CPU time of a query, and latency.
+//!
+//! The generator offers more than the server's core can serve, so the core never sleeps and always
+//! finds the next packet. All subjects are in the same regime, and the cost of wake-ups does not
+//! distort the cost of a query.
+
+use std::{thread, time::Duration};
+
+use anyhow::Result;
+use bosh_dns_xdp_benches::{
+    figures::quoted,
+    generator::Load,
+    lab::Lab,
+    report::{Rounds, number},
+};
+
+use crate::{
+    Plan,
+    part::Table,
+    queries::{Order, Selection, Setting},
+    subject::{Cell, Subject},
+};
+
+/// Size of the foundation for the comparison of subjects.
+const INSTANCES: usize = 1_000;
+/// Measured duration of one turn.
+///
+/// A shared machine may be slower for seconds at a time (observed: by up to four fifths). Turns
+/// shorter than that spread such disturbances over all subjects, and leave each some undisturbed
+/// turns. An idle server costs nothing meanwhile. The memory addresses of a subject depend on its
+/// start (observed: up to 15 % between two starts of a reflector), so all restart in each round.
+const TURN: Duration = Duration::from_millis(250);
+/// Pause after the first load of few among many names. The publisher examines the use of names 1, 3
+/// and 7 seconds after new records.
+const SETTLED: Duration = Duration::from_secs(8);
+
+/// Rates of all subjects.
+pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
+    let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
+    take_turns(plan, subjects, &setting, 0, table)?;
+    if plan.reference.is_none() && plan.wanted.is_empty() {
+        let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
+        table.put(&label, 0, &[Rounds(vec![quoted::SATURATED]), Rounds::default()]);
+    }
+    Ok(())
+}
+
+/// Sizes of the foundation, all of whose names are queried.
+fn sizes_of_scale(plan: &Plan) -> Vec<(usize, usize)> {
+    let shape = |size: usize| (size, size);
+    plan.pick(&[1_000, 100_000].map(shape), &[1_000, 10_000, 100_000].map(shape))
+}
+
+/// Sizes of the foundation, and how many of its names are queried: all, or few of many.
+fn shapes_of_against(plan: &Plan) -> Vec<(usize, usize)> {
+    let shapes = [(1_000, 1_000), (100_000, 100_000), (100_000, 1_000)];
+    plan.pick(&shapes[..2], &shapes)
+}
+
+fn orders(plan: &Plan) -> Vec<Order> {
+    plan.pick(&[Order::Random], &[Order::AsListed, Order::Random, Order::Zipf])
+}
+
+/// Returns a point for each shape and order.
+fn points(plan: &Plan, shapes: &[(usize, usize)]) -> Vec<String> {
+    let orders = orders(plan);
+    let point = |&(size, names): &(usize, usize)| {
+        let [size, names] = [size, names].map(|count| number(count as f64));
+        let of = if size == names { names } else { format!("{names} of {size}") };
+        orders.iter().map(move |order| format!("{of}, {}", order.label())).collect::<Vec<_>>()
+    };
+    shapes.iter().flat_map(point).collect()
+}
+
+pub(crate) fn points_of_scale(plan: &Plan) -> Vec<String> {
+    points(plan, &sizes_of_scale(plan))
+}
+
+pub(crate) fn points_of_against(plan: &Plan) -> Vec<String> {
+    points(plan, &shapes_of_against(plan))
+}
+
+/// Rates by number and order of names.
+pub(crate) fn scale(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
+    by_shape(plan, subjects, &sizes_of_scale(plan), table)
+}
+
+/// Rates of builds, measured alternately.
+pub(crate) fn against(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
+    by_shape(plan, subjects, &shapes_of_against(plan), table)
+}
+
+fn by_shape(plan: &Plan, subjects: &[Subject], shapes: &[(usize, usize)], table: &mut Table) -> Result<()> {
+    let orders = orders(plan);
+    for (shape, &(size, names)) in shapes.iter().enumerate() {
+        let setting = Setting::new(size, Selection::Evenly(names), &orders)?;
+        take_turns(plan, subjects, &setting, shape * orders.len(), table)?;
+    }
+    Ok(())
+}
+
+/// Starts all subjects, each in its lab, and saturates their cores alternately, with the queries of
+/// each order; the first one has the point `first`.
+fn take_turns(
+    plan: &Plan,
+    subjects: &[Subject],
+    setting: &Setting,
+    first: usize,
+    table: &mut Table,
+) -> Result<()> {
+    let start = |subject| Cell::start(Lab::split()?, subject, setting);
+    let cells = subjects.iter().map(start).collect::<Result<Vec<_>>>()?;
+    if setting.is_few {
+        for cell in &cells {
+            let load = Load::Rate { rate: 100_000, burst: 1 };
+            cell.loaded(setting.queries()?)?.offer(load, TURN)?;
+        }
+        thread::sleep(SETTLED);
+    }
+    for (order, queries) in setting.queries.iter().enumerate() {
+        let loaded = cells
+            .iter()
+            .map(|cell| Ok((cell, cell.loaded(queries)?, [Rounds::default(), Rounds::default()])));
+        let mut loaded = loaded.collect::<Result<Vec<_>>>()?;
+        for _ in 0..plan.turns {
+            for (cell, loaded, [rates, busy]) in &mut loaded {
+                let seen = cell.fill(loaded, TURN)?;
+                // A core that slept between packets is in another regime.
+                if seen.is_saturated() {
+                    rates.0.extend(seen.per_core().0);
+                }
+                busy.0.push(seen.busy * 100.0);
+            }
+        }
+        for (cell, _, values) in &loaded {
+            table.put(&cell.subject.label(), first + order, values);
+        }
+    }
+    Ok(())
+}
+
+/// Arrival patterns: the label, and how many queries are sent together; `None` sends as many as
+/// possible all the time.
+const REGIMES: [(&str, Option<u32>); 3] =
+    [("one by one", Some(1)), ("32 at a time", Some(32)), ("saturated core", None)];
+
+pub(crate) fn points_of_cost(_: &Plan) -> Vec<String> {
+    REGIMES.map(|(label, _)| label.to_owned()).to_vec()
+}
+
+/// CPU time per query at one rate, by arrival pattern.
+pub(crate) fn cost(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    /// Queries per second at which costs are compared.
+    const RATE: u32 = 100_000;
+    let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::AsListed])?;
+    let cell = Cell::start(Lab::split()?, subject, &setting)?;
+    let mut loaded = cell.loaded(setting.queries()?)?;
+    // The server learns names that are not in its map yet.
+    loaded.offer(Load::Rate { rate: RATE, burst: 1 }, TURN)?;
+    for (point, (_, burst)) in REGIMES.into_iter().enumerate() {
+        let seen = match burst {
+            Some(burst) => loaded.offer(Load::Rate { rate: RATE, burst }, plan.duration)?,
+            None => loaded.saturate(plan.duration)?,
+        };
+        table.put(&subject.label(), point, &[seen.cpu, Rounds(vec![seen.packets_a_wake_up])]);
+    }
+    Ok(())
+}
+
+/// Latency at a fixed rate.
+pub(crate) fn latency(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
+    let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::AsListed])?;
+    let cell = Cell::start(Lab::plain()?, subject, &setting)?;
+    let _program = cell.client()?;
+    cell.warm_up(setting.queries()?)?;
+    table.put(&subject.label(), 0, &cell.latencies(setting.queries()?, plan.duration)?);
+    Ok(())
+}
