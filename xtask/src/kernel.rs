@@ -1,7 +1,10 @@
 //! Additional kernels for tests of the programs: Debian's, unpacked (not installed) in
 //! `.toolchain/kernels`, and user-supplied ones.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 
@@ -19,19 +22,53 @@ struct Kernel {
     meta_package: &'static str,
     /// Debian suite of the package; `None`: this machine's.
     suite: Option<&'static str>,
+    /// Debian architecture of the package.
+    architecture: &'static str,
 }
 
 /// All Debian kernels under test. Cloud kernels boot in seconds.
 const KERNELS: [Kernel; 4] = [
-    Kernel { name: "bookworm-cloud", meta_package: "linux-image-cloud-amd64", suite: None },
-    Kernel { name: "bookworm-rt", meta_package: "linux-image-rt-amd64", suite: None },
+    Kernel {
+        name: "bookworm-cloud",
+        meta_package: "linux-image-cloud-amd64",
+        suite: None,
+        architecture: packages::THIS_ARCHITECTURE,
+    },
+    Kernel {
+        name: "bookworm-rt",
+        meta_package: "linux-image-rt-amd64",
+        suite: None,
+        architecture: packages::THIS_ARCHITECTURE,
+    },
     Kernel {
         name: "backports-cloud",
         meta_package: "linux-image-cloud-amd64",
         suite: Some("bookworm-backports"),
+        architecture: packages::THIS_ARCHITECTURE,
     },
     // With drivers of network cards, which kernels for clouds lack.
-    Kernel { name: "backports", meta_package: "linux-image-amd64", suite: Some("bookworm-backports") },
+    Kernel {
+        name: "backports",
+        meta_package: "linux-image-amd64",
+        suite: Some("bookworm-backports"),
+        architecture: packages::THIS_ARCHITECTURE,
+    },
+];
+
+/// Debian kernels under test by `cargo xtask arm64`.
+const ARM64_KERNELS: [Kernel; 2] = [
+    Kernel {
+        name: "bookworm-cloud-arm64",
+        meta_package: "linux-image-cloud-arm64",
+        suite: Some("bookworm"),
+        architecture: "arm64",
+    },
+    Kernel {
+        name: "backports-cloud-arm64",
+        meta_package: "linux-image-cloud-arm64",
+        suite: Some("bookworm-backports"),
+        architecture: "arm64",
+    },
 ];
 
 /// Downloads and unpacks missing kernels.
@@ -42,13 +79,31 @@ pub(crate) fn ensure() -> Result<()> {
     Ok(())
 }
 
+/// Tests the programs and the server on every arm64 kernel in a virtual machine; `programs` is the root of the
+/// arm64 file system that runs there.
+pub(crate) fn test_arm64(programs: &Path) -> Result<()> {
+    for kernel in &ARM64_KERNELS {
+        kernel.ensure()?;
+        println!("== {}", kernel.name);
+        let boot = kernel.folder().join("boot");
+        let image = fs::read_dir(&boot)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-")));
+        let image = image.with_context(|| format!("no kernel in {}", boot.display()))?;
+        test(&image, Some(&kernel.folder().join("lib/modules")), Some(programs))?;
+    }
+    Ok(())
+}
+
 /// Tests the programs and the server on a kernel in a virtual machine; `modules` is the folder of
-/// its modules, if it needs any.
-pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
+/// its modules, if it needs any. `arm64` is the file system of an arm64 machine.
+pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -> Result<()> {
     let there = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
     let mut environment = vec![("KERNEL_IMAGE", there(image)?.into())];
-    if let Some(modules) = modules {
-        environment.push(("KERNEL_MODULES", there(modules)?.into()));
+    for (name, folder) in [("KERNEL_MODULES", modules), ("KERNEL_ARM64", arm64)] {
+        if let Some(folder) = folder {
+            environment.push((name, there(folder)?.into()));
+        }
     }
     packets::test("other_kernel::named_kernel", &["--workspace"], &environment)
 }
@@ -62,7 +117,7 @@ impl Kernel {
         }
         let lists = match self.suite {
             None => Lists::of_this_machine(),
-            Some(suite) => Lists::of_suite(suite, &folder.with_extension("apt"))?,
+            Some(suite) => Lists::of_suite(suite, self.architecture, &folder.with_extension("apt"))?,
         };
         let package = match self.package(&lists) {
             Ok(package) => package,

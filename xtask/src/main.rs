@@ -8,6 +8,7 @@ use std::{path::PathBuf, process::Command as Process};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
+mod arm64;
 mod debian;
 mod dist;
 mod docs;
@@ -73,6 +74,15 @@ enum Command {
         /// Folder that contains the kernel's modules (veth, sch_ingress, cls_bpf), unless they are
         /// built in.
         modules: Option<PathBuf>,
+    },
+    /// Build all programs for arm64 from this x86-64 machine, or test them there.
+    ///
+    /// Installs Debian's cross compiler and unpacks Debian's Rust libraries for arm64. `test` runs unit tests
+    /// of the wire format under qemu-user, then the packet fixtures and the server in every mode in virtual
+    /// machines with Debian's arm64 kernels (6.1 and 6.12). The machines are emulated: expect some minutes.
+    Arm64 {
+        #[command(subcommand)]
+        command: arm64::Arm64,
     },
     /// Build the release artifacts into dist/: Debian package, BOSH release, image, bill of
     /// materials, checksums.
@@ -168,8 +178,9 @@ fn main() -> Result<()> {
             packages::ensure(packages::KERNEL_TEST)?;
             toolchain::ensure()?;
             build(Profile::Release, &[SERVER])?;
-            kernel::test(&image, modules.as_deref())
+            kernel::test(&image, modules.as_deref(), None)
         }
+        Command::Arm64 { command } => command.run(),
         Command::Dist(dist) => dist.run(),
         Command::Release(arguments) => release::run(arguments),
         Command::Docs => docs::build(),

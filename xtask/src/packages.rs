@@ -82,6 +82,9 @@ pub(crate) const BENCH: &[&str] = &[
 /// Mirror for suites other than this machine's.
 const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
 
+/// Architecture of this machine, in Debian's words.
+pub(crate) const THIS_ARCHITECTURE: &str = "amd64";
+
 /// Keyring of the mirror's signatures, from the package `debian-archive-keyring`.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -149,16 +152,17 @@ impl Lists {
         Self { options: Vec::new() }
     }
 
-    /// Downloads the lists of a single Debian suite to `folder`, without changing this machine's
-    /// sources.
-    pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
+    /// Downloads the lists of a single Debian suite for an architecture to `folder`, without changing this
+    /// machine's sources.
+    pub(crate) fn of_suite(suite: &str, architecture: &str, folder: &Path) -> Result<Self> {
         for below in ["lists/partial", "cache"] {
             fs::create_dir_all(folder.join(below))?;
         }
         let folder = folder.canonicalize()?;
         let sources = folder.join("suite.sources");
+        let repository = if suite.ends_with("-security") { "-security" } else { "" };
         let text = format!(
-            "Types: deb\nURIs: {DEBIAN_MIRROR}\nSuites: {suite}\nComponents: main\nSigned-By: {DEBIAN_KEYS}\n"
+            "Types: deb\nURIs: {DEBIAN_MIRROR}{repository}\nSuites: {suite}\nComponents: main\nSigned-By: {DEBIAN_KEYS}\n"
         );
         fs::write(&sources, text).with_context(|| sources.display().to_string())?;
         // Without installed packages, because a newer one would be preferred.
@@ -170,6 +174,8 @@ impl Lists {
             ("Dir::State::Lists", folder.join("lists")),
             ("Dir::State::Status", status),
             ("Dir::Cache", folder.join("cache")),
+            ("APT::Architecture", PathBuf::from(architecture)),
+            ("APT::Architectures", PathBuf::from(architecture)),
         ];
         let option = |(name, value): (&str, PathBuf)| format!("-o{name}={}", value.display());
         Ok(Self { options: options.map(option).into() })

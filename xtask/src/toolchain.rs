@@ -35,6 +35,9 @@ const CLIPPY_PACKAGE: &str = "rust-web-clippy";
 /// Version of [`RUSTC_PACKAGES`] and [`CLIPPY_PACKAGE`].
 const RUSTC_VERSION: &str = "1.96.0+dfsg1-1~deb12u2";
 
+/// Debian suite of [`RUSTC_PACKAGES`].
+const RUSTC_SUITE: &str = "bookworm-security";
+
 /// Debian package of the LLVM used by rustc and bpf-linker.
 const LLVM_PACKAGE: &str = "libllvm22";
 
@@ -134,6 +137,33 @@ fn install_debian(folder: &Path) -> Result<String> {
         folder.join("sysroot/usr/lib/x86_64-linux-gnu").display(),
         linker.display(),
     ))
+}
+
+/// Unpacks Debian's rustc for this machine with the standard libraries of an arm64 machine, and returns its root,
+/// which is `sysroot/usr`. The libraries must have the compiler's version to the letter.
+pub(crate) fn arm64_rustc() -> Result<PathBuf> {
+    let folder = root().join(".toolchain/arm64");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let folder = folder.canonicalize()?;
+    let usr = folder.join("sysroot/usr");
+    let target = usr.join("lib/rustlib/aarch64-unknown-linux-gnu");
+    if !usr.exists() {
+        unpack(RUSTC_PACKAGES, &folder.join("sysroot"), &folder)?;
+    }
+    if !target.exists() {
+        println!("  downloading Debian's Rust libraries for arm64");
+        let lists = packages::Lists::of_suite(RUSTC_SUITE, "arm64", &folder.join("apt"))?;
+        lists.update()?;
+        let names =
+            ["libstd-rust-web-dev", "libstd-rust-web-1.96"].map(|name| format!("{name}={RUSTC_VERSION}"));
+        let downloads = folder.join("debs-arm64");
+        lists.download(&names, &downloads)?;
+        let libraries = folder.join("libraries");
+        packages::unpack(&downloads, &libraries)?;
+        fs::rename(libraries.join("usr/lib/rustlib/aarch64-unknown-linux-gnu"), &target)?;
+        fs::remove_dir_all(libraries)?;
+    }
+    Ok(usr)
 }
 
 /// Downloads packages of Debian's rustc at the pinned version and unpacks them into `place`, below

@@ -70,7 +70,8 @@ fn other_kernel_6_12_for_clouds() -> Result<()> {
 fn named_kernel() -> Result<()> {
     let image = env::var_os("KERNEL_IMAGE").context("KERNEL_IMAGE names no kernel")?;
     let modules = env::var_os("KERNEL_MODULES").map(PathBuf::from);
-    Kernel { image: image.into(), modules }.try_everything()
+    let arm64 = env::var_os("KERNEL_ARM64").map(PathBuf::from);
+    Kernel { image: image.into(), modules, arm64 }.try_everything()
 }
 
 /// A kernel for the virtual machine.
@@ -78,6 +79,9 @@ pub(super) struct Kernel {
     image: PathBuf,
     /// Parent folder of its modules; `None` if everything is built in.
     modules: Option<PathBuf>,
+    /// For an arm64 kernel, the root of a file system with all programs, prepared by `cargo xtask arm64`;
+    /// `None`: a kernel of this machine's architecture, which runs this machine's programs.
+    arm64: Option<PathBuf>,
 }
 
 impl Kernel {
@@ -89,7 +93,7 @@ impl Kernel {
             let image = find_below(&folder.join("boot"), &|file| file.starts_with("vmlinuz-"))?;
             let image =
                 image.with_context(|| format!("no kernel in {}: `cargo xtask test`", folder.display()))?;
-            Ok(Self { image, modules: Some(folder.join("lib/modules")) })
+            Ok(Self { image, modules: Some(folder.join("lib/modules")), arm64: None })
         };
         let (kernel, met) = match find() {
             Ok(kernel) => (Some(kernel), Ok(())),
@@ -123,12 +127,16 @@ impl Kernel {
         for empty in ["proc", "sys", "dev", "tmp", "run"] {
             fs::create_dir_all(files.join(empty))?;
         }
-        copy_program(Path::new(env!("CARGO_BIN_EXE_vm-init")), &files, "init")?;
-        copy_program(&env::current_exe()?, &files, "bin/packets")?;
-        copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
-        copy_program(&on_path("ip")?, &files, "bin/ip")?;
-        copy_program(&on_path("bridge")?, &files, "bin/bridge")?;
-        copy_program(&on_path("ethtool")?, &files, "bin/ethtool")?;
+        if let Some(root) = &self.arm64 {
+            run(Command::new("cp").arg("-a").arg(root.join(".")).arg(&files))?;
+        } else {
+            copy_program(Path::new(env!("CARGO_BIN_EXE_vm-init")), &files, "init")?;
+            copy_program(&env::current_exe()?, &files, "bin/packets")?;
+            copy_program(&server::program()?, &files, "bin/bosh-dns-xdp")?;
+            for tool in ["ip", "bridge", "ethtool"] {
+                copy_program(&on_path(tool)?, &files, &format!("bin/{tool}"))?;
+            }
+        }
         self.copy_modules(&files.join("modules"), modules)?;
         run(Command::new("sh")
             .args(["-c", "find . | cpio -o -H newc --quiet > ../initramfs"])
@@ -138,13 +146,20 @@ impl Kernel {
 
     /// Returns the command that boots the machine; `environment` is for the init process.
     pub(super) fn machine(&self, archive: &Path, environment: &str) -> Command {
-        let mut command = Command::new("qemu-system-x86_64");
+        // qemu 7.2's CMPXCHG16B corrupts the flags, which crashes Linux 6.12; four-level page tables are
+        // faster to walk. Of arm64's pointer authentication only the fast algorithm can be emulated in time.
+        let (qemu, processor, console) = match self.arm64 {
+            None => ("qemu-system-x86_64", "max,cx16=off,la57=off", "ttyS0"),
+            Some(_) => ("qemu-system-aarch64", "max,pauth-impdef=on", "ttyAMA0"),
+        };
+        let mut command = Command::new(qemu);
+        if self.arm64.is_some() {
+            command.args(["-machine", "virt,gic-version=3"]);
+        }
         command
             // Only required devices: no boot card, no screen.
             .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
-            // qemu 7.2's CMPXCHG16B corrupts the flags, which crashes Linux 6.12; four-level
-            // page tables are faster to walk.
-            .args(["-accel", "tcg", "-cpu", "max,cx16=off,la57=off", "-m", "1024"])
+            .args(["-accel", "tcg", "-cpu", processor, "-m", "1024"])
             // An instruction takes 2 ns of virtual time however busy the host is, so load on
             // the host cannot exceed a time limit of the server.
             .args(["-icount", "shift=1", "-rtc", "clock=vm", "-kernel"])
@@ -153,7 +168,7 @@ impl Kernel {
             .arg(archive)
             .arg("-append")
             .arg(format!(
-                "console=ttyS0 quiet panic=-1 BOSH_DNS_XDP=/bin/bosh-dns-xdp PATH=/bin {environment}"
+                "console={console} quiet panic=-1 BOSH_DNS_XDP=/bin/bosh-dns-xdp PATH=/bin {environment}"
             ));
         command
     }

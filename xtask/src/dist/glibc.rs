@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    packages::{Lists, unpack},
+    packages::{Lists, THIS_ARCHITECTURE, unpack},
     process::{capture, root},
 };
 
@@ -34,7 +34,7 @@ pub(super) fn ensure() -> Result<PathBuf> {
         println!("downloading the C library of Debian {SUITE} to link against");
         let apt = root().join("target/dist/apt");
         let downloads = apt.join("downloads");
-        let lists = Lists::of_suite(SUITE, &apt)?;
+        let lists = Lists::of_suite(SUITE, THIS_ARCHITECTURE, &apt)?;
         lists.update().context("the old C library is unavailable")?;
         lists.download(PACKAGES, &downloads)?;
         unpack(&downloads, &folder)?;

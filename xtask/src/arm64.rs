@@ -1,0 +1,178 @@
+//! `cargo xtask arm64`: builds for arm64 from an x86-64 machine, and their tests.
+//!
+//! Compiler: Debian's rustc with the standard libraries of its arm64 packages, because rustup's are
+//! not available everywhere; linker and C compiler: `gcc-aarch64-linux-gnu`. The BPF object is the
+//! same for both architectures (`bpfel`).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use crate::{
+    kernel,
+    packages::{self, Lists},
+    process::{capture, root, run},
+    toolchain,
+};
+
+pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// Root of the C library in Debian's cross packages, for qemu-user.
+const C_LIBRARY: &str = "/usr/aarch64-linux-gnu";
+
+/// All programs: package and binary name.
+const PROGRAMS: [[&str; 2]; 5] = [
+    ["dns-resolver", "bosh-dns-xdp"],
+    ["dns-health", "bosh-dns-xdp-health"],
+    ["dns-sync", "bosh-dns-sync"],
+    ["dns-publish", "bosh-dns-publish"],
+    ["dns-identity", "bosh-dns-identity"],
+];
+
+/// Programs that the tests in a virtual machine call, and the libraries of all programs there.
+const ROOT_PACKAGES: &[&str] = &[
+    "ethtool",
+    "iproute2",
+    "libbpf1",
+    "libbsd0",
+    "libc6",
+    "libcap2",
+    "libelf1",
+    "libgcc-s1",
+    "libmd0",
+    "libmnl0",
+    "libpcre2-8-0",
+    "libselinux1",
+    "libtirpc3",
+    "libgssapi-krb5-2",
+    "libkrb5-3",
+    "libk5crypto3",
+    "libkrb5support0",
+    "libcom-err2",
+    "libkeyutils1",
+    "libssl3",
+    "libxtables12",
+    "libdb5.3",
+    "libzstd1",
+    "zlib1g",
+];
+
+#[derive(Subcommand)]
+pub(crate) enum Arm64 {
+    /// Build all programs, optimised, into target/aarch64-unknown-linux-gnu/release.
+    Build,
+    /// Run the unit tests of the wire format under qemu-user, then everything in virtual machines.
+    Test {
+        /// Only the unit tests under qemu-user
+        #[arg(long)]
+        unit: bool,
+    },
+}
+
+impl Arm64 {
+    pub(crate) fn run(self) -> Result<()> {
+        match self {
+            Self::Build => build(),
+            Self::Test { unit: true } => unit_tests(),
+            Self::Test { unit: false } => {
+                unit_tests()?;
+                kernel::test_arm64(&file_system()?)
+            }
+        }
+    }
+}
+
+/// Builds all programs.
+fn build() -> Result<()> {
+    let packages = PROGRAMS.map(|[package, program]| ["--package", package, "--bin", program]).concat();
+    run(cargo()?.args(["build", "--release"]).args(packages).args(["--target", TARGET]))?;
+    let folder = root().canonicalize()?.join("target").join(TARGET).join("release");
+    for [_, program] in PROGRAMS {
+        let about = capture(Command::new("file").arg("--brief").arg(folder.join(program)))?;
+        println!("{}: {}", folder.join(program).display(), about.split(", dynamically").next().unwrap_or(""));
+    }
+    Ok(())
+}
+
+/// Runs the unit tests of the crates that read and write DNS messages and the maps' memory.
+pub(crate) fn unit_tests() -> Result<()> {
+    packages::ensure(&["qemu-user-static"])?;
+    let tests = ["test", "--package", "dns-core", "--package", "dns-common", "--lib", "--target", TARGET];
+    run(cargo()?
+        .args(tests)
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("qemu-aarch64-static -L {C_LIBRARY}")))
+}
+
+/// Returns cargo with the cross compiler.
+fn cargo() -> Result<Command> {
+    packages::ensure(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"])?;
+    toolchain::ensure()?;
+    let usr = toolchain::arm64_rustc()?;
+    let mut command = Command::new("cargo");
+    command
+        .env("RUSTC", usr.join("bin/rustc"))
+        .env("LD_LIBRARY_PATH", usr.join("lib/x86_64-linux-gnu"))
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        .current_dir(root());
+    Ok(command)
+}
+
+/// Builds the programs that a virtual machine runs; returns the root of their file system.
+fn file_system() -> Result<PathBuf> {
+    packages::ensure(&["cpio", "qemu-system-arm"])?;
+    let tests = ["--package", "whole-system-tests", "--test", "packets", "--target", TARGET];
+    let built = ["build", "--package", "dns-resolver", "--bin", "bosh-dns-xdp", "--target", TARGET];
+    run(cargo()?.args(built))?;
+    run(cargo()?.args(["build", "--package", "whole-system-tests", "--bin", "vm-init", "--target", TARGET]))?;
+    run(cargo()?.args(["test", "--no-run"]).args(tests))?;
+    let messages = capture(cargo()?.args(["test", "--no-run", "--message-format", "json"]).args(tests))?;
+    let packets = executable(&messages, "packets").context("cargo built no test program `packets`")?;
+
+    let folder = root().join(".toolchain/arm64").canonicalize()?;
+    let libraries = folder.join("root");
+    if !libraries.exists() {
+        let lists = Lists::of_suite("bookworm", "arm64", &folder.join("apt-root"))?;
+        lists.update()?;
+        let downloads = folder.join("debs-root");
+        lists.download(ROOT_PACKAGES, &downloads)?;
+        packages::unpack(&downloads, &libraries)?;
+        for unused in ["usr/share", "usr/lib/aarch64-linux-gnu/gconv"] {
+            fs::remove_dir_all(libraries.join(unused)).ok();
+        }
+    }
+    let files = folder.join("files");
+    packages::make_anew(&files)?;
+    run(Command::new("cp").arg("-a").arg(libraries.join(".")).arg(&files))?;
+    let debug = root().canonicalize()?.join("target").join(TARGET).join("debug");
+    install(&debug.join("vm-init"), &files.join("init"))?;
+    install(&debug.join("bosh-dns-xdp"), &files.join("bin/bosh-dns-xdp"))?;
+    install(&packets, &files.join("bin/packets"))?;
+    for tool in ["ip", "bridge", "ethtool"] {
+        let place = ["bin", "sbin", "usr/sbin"].map(|place| files.join(place).join(tool));
+        let from =
+            place.iter().find(|path| path.is_file()).with_context(|| format!("no {tool} for arm64"))?;
+        if *from != place[0] {
+            fs::copy(from, &place[0])?;
+        }
+    }
+    Ok(files)
+}
+
+/// Copies a program without symbols.
+fn install(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("aarch64-linux-gnu-strip").arg("-o").arg(to).arg(from))
+}
+
+/// Returns the path of a test program from cargo's messages.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut programs = messages.filter(|message| message["target"]["name"] == name);
+    programs.find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
