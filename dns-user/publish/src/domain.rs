@@ -1,5 +1,7 @@
 //! Domain filters: the names that a publisher may touch.
 
+use regex::Regex;
+
 use crate::record::{Name, NameError};
 
 /// Label that no filter is likely to contain.
@@ -11,7 +13,21 @@ const PROBE: &str = "any-name-below";
 pub struct DomainFilter {
     include: Vec<Suffix>,
     exclude: Vec<Suffix>,
+    /// Regular expressions to include and to exclude, which replace the suffixes.
+    patterns: Option<[Option<Pattern>; 2]>,
 }
+
+/// A regular expression on names in normalised form.
+#[derive(Debug, Clone)]
+struct Pattern(Regex);
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
 
 impl DomainFilter {
     /// Parses suffixes. A leading dot excludes the apex itself; blank entries are ignored.
@@ -19,12 +35,20 @@ impl DomainFilter {
         include: impl IntoIterator<Item = &'a str>,
         exclude: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, NameError> {
-        Ok(Self { include: suffixes(include)?, exclude: suffixes(exclude)? })
+        Ok(Self { include: suffixes(include)?, exclude: suffixes(exclude)?, patterns: None })
+    }
+
+    /// Returns the filter with regular expressions in place of the suffixes, if there are any.
+    pub fn with_patterns(self, include: Option<&str>, exclude: Option<&str>) -> Result<Self, regex::Error> {
+        let pattern = |text: Option<&str>| text.map(|text| Regex::new(text).map(Pattern)).transpose();
+        let patterns = [pattern(include)?, pattern(exclude)?];
+        Ok(Self { patterns: patterns.iter().any(Option::is_some).then_some(patterns), ..self })
     }
 
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
-        self.include.is_empty()
+        self.patterns.is_some()
+            || self.include.is_empty()
             || self
                 .include
                 .iter()
@@ -33,6 +57,10 @@ impl DomainFilter {
 
     /// Returns whether both filters match a name at or below one of `apexes`.
     pub fn overlaps(&self, other: &Self, apexes: &[Name]) -> bool {
+        if self.patterns.is_some() || other.patterns.is_some() {
+            // Whether two regular expressions match a common name cannot be decided by examples.
+            return true;
+        }
         let of_filters = self.include.iter().chain(&other.include).map(|suffix| &suffix.domain);
         let mut domains = apexes.iter().chain(of_filters);
         domains.any(|domain| {
@@ -50,6 +78,10 @@ impl DomainFilter {
 
     /// Returns whether a name may be touched.
     pub fn matches(&self, name: &Name) -> bool {
+        if let Some([include, exclude]) = &self.patterns {
+            let is_matched = |pattern: &Pattern| pattern.0.is_match(name.as_str());
+            return include.as_ref().is_none_or(is_matched) && !exclude.as_ref().is_some_and(is_matched);
+        }
         let included = self.include.is_empty() || self.include.iter().any(|suffix| suffix.matches(name));
         included && !self.exclude.iter().any(|suffix| suffix.matches(name))
     }
@@ -80,6 +112,16 @@ fn suffixes<'a>(entries: impl IntoIterator<Item = &'a str>) -> Result<Vec<Suffix
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patterns_replace_suffixes() {
+        let plain = DomainFilter::new(["example.org"], []).unwrap();
+        let filter = plain.clone().with_patterns(Some(r"^(a|b)\.example\.net$"), Some("^b")).unwrap();
+        let matches = |name: &str| filter.matches(&Name::parse(name).unwrap());
+        assert!(matches("A.example.net") && !matches("b.example.net") && !matches("x.example.org"));
+        assert_eq!(plain.clone().with_patterns(None, None).unwrap(), plain);
+        assert!(plain.with_patterns(Some("("), None).is_err());
+    }
 
     #[test]
     fn common_names_make_filters_overlap() {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     time::{Duration, SystemTime},
 };
 
@@ -10,7 +11,7 @@ use crate::{
     ownership::{OwnershipError, Registry, View, remove_collisions},
     plan::{self, Action, Desired, NameChange, Note, Plan, Reason, Rules},
     provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
-    record::{Key, Name, Record, RecordType},
+    record::{Key, Name, Record, RecordType, Target},
 };
 
 /// Maximum number of list, plan and apply rounds in one run while other writers change the zones.
@@ -184,14 +185,20 @@ impl Engine {
 
     /// Lets the service adjust wanted records for the following plans.
     pub async fn prepare(&mut self, desired: &Desired) -> Result<(), ProviderError> {
-        let records = self.with_min_ttl(desired);
+        let records = self.wanted(desired);
         self.provider.prepare(&records).await
     }
 
-    fn with_min_ttl(&self, desired: &Desired) -> Vec<Record> {
+    /// Returns the wanted records with the minimum TTL, and with PTR records if the rules create them.
+    fn wanted(&self, desired: &Desired) -> Vec<Record> {
         let mut records = desired.records.clone();
         for record in records.iter_mut().filter(|_| self.rules.min_ttl > 0) {
             record.ttl = Some(record.ttl.unwrap_or(0).max(self.rules.min_ttl));
+        }
+        if self.rules.creates_pointers {
+            let addresses = records.iter().filter(|record| record.record_type.is_address());
+            let pointers: Vec<Record> = addresses.flat_map(pointers).collect();
+            records.extend(pointers);
         }
         records
     }
@@ -199,7 +206,7 @@ impl Engine {
     /// Plans the changes for a listing.
     pub fn plan(&self, listing: &[ZoneListing], desired: &Desired) -> Planned {
         let now = SystemTime::now();
-        let mut records = self.with_min_ttl(desired);
+        let mut records = self.wanted(desired);
         self.provider.adjust(&mut records);
         let wanted = records.len();
         let mut per_zone: Vec<Desired> = vec![Desired::default(); listing.len()];
@@ -437,4 +444,27 @@ fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
     let private =
         listing.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
     longest.into_iter().chain(private).map(|(index, _)| index).collect()
+}
+
+/// Returns a PTR record for each address of a set (RFC 1035, section 3.5; RFC 3596, section 2.5). A
+/// wildcard has none.
+fn pointers(record: &Record) -> Vec<Record> {
+    let target = Target::parse(RecordType::PTR, record.name.as_str()).ok();
+    let target = target.filter(|_| record.name.labels().next() != Some("*"));
+    let reverse = |address: &Target| {
+        let name = match address.as_str().parse().ok()? {
+            IpAddr::V4(address) => {
+                let [a, b, c, d] = address.octets();
+                format!("{d}.{c}.{b}.{a}.in-addr.arpa")
+            }
+            IpAddr::V6(address) => {
+                let octets = address.octets().into_iter().rev();
+                octets.map(|octet| format!("{:x}.{:x}.", octet & 0xf, octet >> 4)).collect::<String>()
+                    + "ip6.arpa"
+            }
+        };
+        let pointer = Record::new(Name::parse(&name).ok()?, RecordType::PTR, [target.clone()?]);
+        Some(Record { ttl: record.ttl, labels: record.labels.clone(), ..pointer })
+    };
+    record.targets.iter().filter_map(reverse).collect()
 }

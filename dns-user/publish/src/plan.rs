@@ -55,6 +55,8 @@ pub struct Rules {
     pub migrate_from: Option<String>,
     /// Minimum TTL in seconds.
     pub min_ttl: u32,
+    /// Whether every wanted address gets a PTR record.
+    pub creates_pointers: bool,
 }
 
 impl Rules {
@@ -67,6 +69,7 @@ impl Rules {
             domains: DomainFilter::default(),
             migrate_from: None,
             min_ttl: 0,
+            creates_pointers: false,
         }
     }
 

@@ -125,6 +125,7 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
         ("debian/sync-agent.env", "usr/share/doc/bosh-dns-xdp/examples/sync-agent.env"),
         ("debian/sync-publisher.env", "usr/share/doc/bosh-dns-xdp/examples/sync-publisher.env"),
         ("prometheus/rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml"),
+        ("prometheus/publish-rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-publish-rules.yml"),
         ("prometheus/sync-rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-sync-rules.yml"),
     ] {
         archive::copy(&source(from), &below(to), 0o644)?;

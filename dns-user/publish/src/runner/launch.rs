@@ -18,7 +18,7 @@ use crate::{
     plan::{Policy, Rules},
     provider::{self, Parameters},
     publication::{Publication, Target},
-    record::{Name, RecordType},
+    record::{Name, RecordError, RecordType},
     text::remedy_for_unknown,
     update_record::{Parameter, UpdateRecord},
 };
@@ -111,7 +111,7 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
 }
 
 /// Settings without a parameter in document 003.
-const SETTINGS: [&str; 23] = [
+const SETTINGS: [&str; 28] = [
     "aws-access-key-id",
     "aws-endpoint",
     "aws-metadata-endpoint",
@@ -124,11 +124,16 @@ const SETTINGS: [&str; 23] = [
     "aws-sts-endpoint",
     "aws-web-identity-token-file",
     "coredns-strictly-owned",
+    "create-ptr",
     "etcd-password",
     "etcd-urls",
     "etcd-username",
+    "exclude-record-types",
+    "managed-record-types",
     "migrate-from-txt-owner",
     "min-ttl",
+    "regex-domain-exclusion",
+    "regex-domain-filter",
     "rfc2136-min-ttl",
     "rfc2136-port",
     "txt-suffix",
@@ -279,7 +284,23 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
         _ => parameters.text("txt-owner-id").unwrap_or_default(),
     };
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
-    let domains = DomainFilter::new(include, exclude);
+    let domains = DomainFilter::new(include, exclude)
+        .map_err(|error| format!("domain-filter or exclude-domains: {error}"))?
+        .with_patterns(parameters.text("regex-domain-filter"), parameters.text("regex-domain-exclusion"))
+        .map_err(|error| format!("regex-domain-filter or regex-domain-exclusion: {error}"))?;
+    let types = |name: &str| -> Result<BTreeSet<RecordType>, String> {
+        let types = parameters.list(name).into_iter().map(str::parse);
+        types.collect::<Result<_, RecordError>>().map_err(|error| format!("{name}: {error}"))
+    };
+    let mut managed = types("managed-record-types")?;
+    if managed.is_empty() {
+        managed.clone_from(&options.managed);
+    }
+    let creates_pointers = parameters.flag("create-ptr").map_err(|error| error.to_string())?;
+    managed.extend(creates_pointers.then_some(RecordType::PTR));
+    for excluded in types("exclude-record-types")? {
+        managed.remove(&excluded);
+    }
     let min_ttl = parameters.duration("min-ttl", Duration::ZERO).map_err(|error| error.to_string())?;
     Ok(Rules {
         policy: parameters
@@ -288,10 +309,11 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
             .parse()
             .map_err(|error| format!("policy: {error}"))?,
         owner: owner.to_owned(),
-        managed: options.managed.clone(),
-        domains: domains.map_err(|error| format!("domain-filter or exclude-domains: {error}"))?,
+        managed,
+        domains,
         migrate_from: parameters.text("migrate-from-txt-owner").map(str::to_owned),
         min_ttl: u32::try_from(min_ttl.as_secs()).unwrap_or(u32::MAX),
+        creates_pointers,
     })
 }
 
@@ -344,7 +366,13 @@ mod tests {
 
     #[test]
     fn rules_follow_parameters() {
-        let options = options(&[("migrate-from-txt-owner", "old")]);
+        let more = [
+            ("migrate-from-txt-owner", "old"),
+            ("create-ptr", "true"),
+            ("managed-record-types", "A, AAAA, MX"),
+            ("exclude-record-types", "AAAA"),
+        ];
+        let options = options(&more);
         let engine = |parameters| open(&record(parameters), "shop/r", &options);
         let rules =
             engine(serde_json::json!({"policy": "upsert-only", "domain-filter": "example.org, example.net",
@@ -352,6 +380,7 @@ mod tests {
             .unwrap()
             .rules;
         assert_eq!((rules.owner.as_str(), rules.migrate_from.as_deref()), ("me", Some("old")));
+        assert_eq!(rules.managed, BTreeSet::from([RecordType::A, RecordType::MX, RecordType::PTR]));
         let matches = |name: &str| rules.domains.matches(&Name::parse(name).unwrap());
         assert!(matches("a.example.net") && !matches("a.x.example.org") && !matches("a.example.com"));
         assert_eq!(engine(serde_json::json!({"registry": "noop"})).unwrap().rules.owner, "");

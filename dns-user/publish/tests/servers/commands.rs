@@ -243,3 +243,11 @@ fn unavailable_provider_is_named() {
     let said = publisher.expect(1, "status");
     assert!(said.errors.contains("is `bosh-dns-publish run` running?"), "{said:?}");
 }
+
+#[test]
+fn alert_rules_hold() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus");
+    let mut promtool = std::process::Command::new("promtool");
+    promtool.args(["test", "rules", "publish-rules_test.yml"]).current_dir(folder);
+    assert!(crate::process::run(&mut promtool, "").contains("SUCCESS"));
+}

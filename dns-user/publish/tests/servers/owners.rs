@@ -1,5 +1,11 @@
 //! Several publishers, owners and writers in one zone.
 
+use std::{
+    collections::BTreeMap,
+    thread,
+    time::{Duration, Instant},
+};
+
 use dns_publish::{
     engine::Engine,
     plan::{Desired, Reason, Rules},
@@ -9,7 +15,7 @@ use serde_json::json;
 
 use crate::{
     name_server::{NameServer, Options, Program, engine, names, quiet, record, wish},
-    publisher::{Publisher, update_record},
+    publisher::{Publisher, Running, update_record},
 };
 
 fn has(server: &NameServer, text: &str) -> bool {
@@ -339,4 +345,135 @@ fn outage_is_one_line() {
     running.kill();
     let log = std::fs::read_to_string(publisher.path("log")).unwrap();
     assert!(log.matches("WARN").count() < 5, "{log}");
+}
+
+#[tokio::test]
+async fn addresses_get_pointers() {
+    let zones = vec!["example.org", "2.0.192.in-addr.arpa", "8.b.d.0.1.0.0.2.ip6.arpa"];
+    let server = NameServer::with(Program::Knot, Options { zones, ..Options::default() });
+    let mut engine = server.engine();
+    engine.rules.creates_pointers = true;
+    engine.rules.managed.insert(RecordType::PTR);
+    let wanted = wish([
+        record("a.example.org", RecordType::A, "192.0.2.7"),
+        record("a.example.org", RecordType::AAAA, "2001:db8::1"),
+        record("*.w.example.org", RecordType::A, "192.0.2.8"),
+    ]);
+    let report = engine.reconcile(&wanted, None, &quiet).await.unwrap();
+    assert!(report.is_complete() && report.applied() == 4, "{report:?}");
+    assert_eq!(engine.reconcile(&wanted, None, &quiet).await.unwrap().applied(), 0);
+    assert_eq!(server.ask("7.2.0.192.in-addr.arpa", RecordType::PTR), (0, 1));
+    let nibbles = format!("1.{}8.b.d.0.1.0.0.2.ip6.arpa", "0.".repeat(23));
+    assert_eq!(server.ask(&nibbles, RecordType::PTR), (0, 1));
+    engine.reconcile(&wish([]), Some(10), &quiet).await.unwrap();
+    assert_eq!(server.ask("7.2.0.192.in-addr.arpa", RecordType::PTR).0, 3);
+}
+
+/// Length of the soak in seconds; an hour finds more.
+fn soak_time() -> Duration {
+    let seconds = std::env::var("PUBLISH_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(20))
+}
+
+/// A publisher of the soak with its wanted names.
+struct Owner {
+    letter: char,
+    publisher: Publisher,
+    running: Option<Running>,
+    wanted: BTreeMap<String, String>,
+}
+
+impl Owner {
+    fn start(server: &NameServer, letter: char) -> Self {
+        let publisher = Publisher::of(server);
+        publisher.provider(server, &json!({"txt-owner-id": letter.to_string(), "interval": "1s"}));
+        let mut owner = Self { letter, publisher, running: None, wanted: BTreeMap::new() };
+        (0..12).for_each(|number| owner.want(number));
+        owner.write();
+        owner.running = Some(owner.publisher.start());
+        owner
+    }
+
+    fn want(&mut self, number: u32) {
+        let address = format!("198.51.100.{}", fastrand::u8(1..250));
+        self.wanted.insert(format!("{}{number}.example.org", self.letter), address);
+    }
+
+    fn write(&self) {
+        let addresses: Vec<(&str, &str)> =
+            self.wanted.iter().map(|(name, address)| (name.as_str(), address.as_str())).collect();
+        self.publisher.endpoints("web", &addresses);
+    }
+
+    /// Changes the document, edits the zone by hand, or kills the process.
+    fn disturb(&mut self, server: &NameServer) {
+        let index = fastrand::usize(..self.wanted.len());
+        let Some(name) = self.wanted.keys().nth(index).cloned() else { return };
+        match fastrand::u32(..6) {
+            0 if self.wanted.len() > 5 => drop(self.wanted.remove(&name)),
+            0..=2 => self.want(fastrand::u32(..20)),
+            3 => server.nsupdate(&format!("zone example.org.\nupdate delete {name}. A\n")),
+            4 => server.nsupdate(&format!(
+                "zone example.org.\nupdate add {name}. 60 A 203.0.113.9\nupdate add hand-{name}. 60 TXT \"by hand\"\n"
+            )),
+            _ => {
+                self.running.take().unwrap().kill();
+                self.running = Some(self.publisher.start());
+            }
+        }
+        self.write();
+        // Without a confirmation the guard would stop the soak after ten deletions.
+        let running = self.running.as_ref().unwrap();
+        let confirm = json!({"deletions": 100, "providers": ["default/bind"]});
+        let is_confirmed =
+            || running.ask("POST", "/confirm", Some(&confirm)).is_some_and(|(code, _)| code == 200);
+        running.wait_until("a confirmed round", is_confirmed);
+    }
+}
+
+#[test]
+fn owners_share_a_zone_through_faults() {
+    let server = NameServer::start(Program::Bind);
+    let mut owners = ['p', 'q'].map(|letter| Owner::start(&server, letter));
+    let begin = Instant::now();
+    while begin.elapsed() < soak_time() {
+        owners[fastrand::usize(..2)].disturb(&server);
+        thread::sleep(Duration::from_millis(fastrand::u64(..300)));
+    }
+    for owner in &owners {
+        let running = owner.running.as_ref().unwrap();
+        let settled = || {
+            let (_, results) = running.ask("POST", "/confirm", Some(&json!({"deletions": 100}))).unwrap();
+            let zone = server.transfer("example.org");
+            let lines: Vec<Vec<&str>> = zone.lines().map(|line| line.split_whitespace().collect()).collect();
+            let of = |record_type: &str| -> Vec<(String, String)> {
+                let records = lines.iter().filter(|words| words.get(3) == Some(&record_type));
+                let pair =
+                    |words: &Vec<&str>| (words[0].trim_end_matches('.').to_owned(), words[4..].join(" "));
+                let mut pairs: Vec<_> = records.map(pair).collect();
+                pairs.sort();
+                pairs
+            };
+            let is_ours = |name: &str| name.starts_with(owner.letter) && name.ends_with(".example.org");
+            let found: Vec<_> = of("A").into_iter().filter(|(name, _)| is_ours(name)).collect();
+            let wanted: Vec<_> = owner.wanted.clone().into_iter().collect();
+            let texts = of("TXT");
+            let owned = texts.iter().filter(|(_, text)| text.contains(&format!("owner={}", owner.letter)));
+            results["default/bind"]["problems"] == json!([])
+                && found == wanted
+                && owned.count() == wanted.len()
+        };
+        running.wait_until("the wanted state", settled);
+    }
+    let zone = server.transfer("example.org");
+    let hands = zone.matches("\"by hand\"").count();
+    println!(
+        "{} records by hand, {} names",
+        hands,
+        owners.iter().map(|owner| owner.wanted.len()).sum::<usize>()
+    );
+    for owner in owners {
+        owner.running.unwrap().stop();
+    }
+    assert_eq!(server.transfer("example.org").matches("\"by hand\"").count(), hands);
 }
