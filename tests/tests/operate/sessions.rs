@@ -196,8 +196,9 @@ fn healthy_sessions_are_as_recorded() -> Result<()> {
     let running = Running::start_in(
         namespace,
         &json!({
-            "xdp": {"mode": "tc", "interfaces": ["lo"]}, "disable_recursors": false, "recursors": [address],
-            "recursor_selection": "serial", "cache": {"enabled": true},
+            // Every use of an outside name is shown by userspace.
+            "xdp": {"mode": "tc", "interfaces": ["lo"], "cache_entries": 0}, "disable_recursors": false,
+            "recursors": [address], "recursor_selection": "serial", "cache": {"enabled": true},
         }),
     )?;
     wait_for_fast_path(&running.namespace)?;
