@@ -222,7 +222,7 @@ impl Model {
             .map(|Ranked { key: (name, query_type), asked, per_second }| {
                 json!({
                     "name": name, "type": query_type, "fast": asked.fast, "userspace": asked.userspace,
-                    "lines": asked.lines, "per_second": per_second, "relative_error": asked.relative_error(),
+                    "lines": asked.lines, "queries_per_second": per_second, "relative_error": asked.relative_error(),
                 })
             })
             .collect();
@@ -232,7 +232,7 @@ impl Model {
             .map(|Ranked { key: client, asked, per_second }| {
                 json!({
                     "client": client, "fast": asked.fast, "userspace": asked.userspace,
-                    "lines": asked.lines, "per_second": per_second, "relative_error": asked.relative_error(),
+                    "lines": asked.lines, "queries_per_second": per_second, "relative_error": asked.relative_error(),
                 })
             })
             .collect();
