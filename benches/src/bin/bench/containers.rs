@@ -74,12 +74,12 @@ pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
             let mode = subject.mode().context("a server")?;
             let running = start(&lab, &foundation, mode)?;
             if mode != "off" {
-                for number in 0..CONTAINERS {
-                    cell.ask(number, &queries[0], FIRST, Duration::from_secs(1))?;
-                }
                 wait_until("every container to be served", Duration::from_secs(300), || {
-                    thread::sleep(Duration::from_millis(200));
-                    running.1.links().len() >= CONTAINERS
+                    // Again, because queries that arrive while the programs load show nothing.
+                    let ask = |number| cell.ask(number, &queries[0], FIRST, Duration::from_secs(1)).is_ok();
+                    let asked = (0..CONTAINERS).all(ask);
+                    thread::sleep(Duration::from_secs(1));
+                    asked && running.1.links().len() >= CONTAINERS
                 })?;
             }
             Box::new(running)
