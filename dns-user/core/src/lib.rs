@@ -12,11 +12,13 @@
 //! * [`catalog`]: records and aliases as one immutable snapshot with indexes.
 //! * [`resolve`]: resolution of a name, given a snapshot and the current health.
 //! * [`listing`]: names to publish before the first query.
+//! * [`changes`]: differences between two snapshots.
 //! * [`terminal`]: escaping of foreign text for terminals and logs.
 //! * [`wire`]: DNS messages, EDNS, truncation.
 
 pub mod canonical;
 pub mod catalog;
+pub mod changes;
 pub mod config;
 pub mod link_address;
 pub mod listing;

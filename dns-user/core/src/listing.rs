@@ -22,6 +22,40 @@ pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     aliases(snapshot).chain(aliases_below(snapshot)).chain(others)
 }
 
+/// Returns the names that are listed because of a row, aliases of placeholders excepted.
+pub(crate) fn names_of_row(snapshot: &Snapshot, row: Row) -> Vec<Name> {
+    let instances = snapshot.instance_index();
+    let place = instances.place[row as usize];
+    let id = plain(instances.id.text(row));
+    let own = id.filter(|id| !id.starts_with(b"q-"));
+    let mut names: Vec<Name> = long(snapshot, b"q-s0", place).into_iter().collect();
+    names.extend(own.and_then(|id| long(snapshot, id, place)));
+    let number = (instances.num_id.values[row as usize] != NO_VALUE)
+        .then(|| format!("q-m{}s0", instances.num_id.text(row)));
+    if let Some(domain) = instances.domain_names.name(instances.place_of(row).domain) {
+        let labels = [Some(&b"q-s0"[..]), number.as_deref().and_then(plain), own];
+        for &group in instances.groups_of(row) {
+            let group = format!("q-g{}", instances.groups.text(group));
+            let Some(group) = plain(&group) else { continue };
+            names.extend(labels.iter().filter_map(|&label| domain.with_labels([label?, group])));
+        }
+    }
+    for (parent, targets) in &snapshot.aliases().below {
+        let selects = |target: &FileTarget| {
+            let FileTarget::Label(rest) = target else { return false };
+            let Some(name) = id.and_then(|id| rest.with_labels([id])) else { return false };
+            match Question::read(&name, &instances.domain_names) {
+                Ok(question @ Question::Within(..)) => select(instances, &question, None).rows.contains(&row),
+                _ => false,
+            }
+        };
+        if targets.iter().any(selects) {
+            names.extend(id.and_then(|id| parent.with_labels([id])));
+        }
+    }
+    names
+}
+
 /// Returns the aliases by name, placeholder expansions included.
 fn aliases(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     snapshot.aliases().exact.keys().cloned()

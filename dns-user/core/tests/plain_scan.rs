@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::catalog::{AliasFiles, NameRules, Records, Snapshot};
+use dns_core::changes;
 use dns_core::name::Name;
-use dns_core::resolve::{Existence, Health, HealthState, resolve};
+use dns_core::resolve::{Existence, Health, HealthState, Resolution, resolve};
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
@@ -551,6 +552,48 @@ fn world() -> impl Strategy<Value = World> {
     })
 }
 
+/// A change of one row; numbers are taken modulo the number of rows.
+#[derive(Clone, Debug)]
+enum Edit {
+    Insert(usize, Row),
+    Remove(usize),
+    Move(usize, usize),
+    /// Replaces all values but the domain.
+    Replace(usize, Row),
+    Address(usize, IpAddr),
+    Group(usize, &'static str),
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    let at = 0..1000usize;
+    prop_oneof![
+        (at.clone(), row()).prop_map(|(at, row)| Edit::Insert(at, row)),
+        at.clone().prop_map(Edit::Remove),
+        (at.clone(), at.clone()).prop_map(|(from, to)| Edit::Move(from, to)),
+        (at.clone(), row()).prop_map(|(at, row)| Edit::Replace(at, row)),
+        (at.clone(), row()).prop_map(|(at, row)| Edit::Address(at, row.ip)),
+        (at, select(GROUPS.to_vec())).prop_map(|(at, group)| Edit::Group(at, group)),
+    ]
+}
+
+impl Edit {
+    fn apply(self, rows: &mut Vec<Row>) {
+        let count = rows.len();
+        match self {
+            Self::Insert(at, row) => rows.insert(at % (count + 1), row),
+            _ if count == 0 => {}
+            Self::Remove(at) => drop(rows.remove(at % count)),
+            Self::Move(from, to) => {
+                let row = rows.remove(from % count);
+                rows.insert(to % count, row);
+            }
+            Self::Replace(at, row) => rows[at % count] = Row { domain: rows[at % count].domain, ..row },
+            Self::Address(at, ip) => rows[at % count].ip = ip,
+            Self::Group(at, group) => rows[at % count].group_ids.push(group.to_owned()),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -591,6 +634,42 @@ proptest! {
             let resolution = resolve(&snapshot, &States(world.salt), &name);
             prop_assert!(resolution.is_some_and(|found| alias || found.existence == Existence::Found), "{}", name);
             prop_assert!(seen.insert(name.clone()), "{} comes twice", name);
+        }
+    }
+
+    #[test]
+    fn unconcerned_names_keep_their_meaning(
+        world in world(),
+        edits in prop::collection::vec(edit(), 1..4),
+        names in prop::collection::vec(name(), 1..40),
+        (formerr_for_malformed, nxdomain_for_empty_non_terminals) in any::<(bool, bool)>(),
+    ) {
+        let rules = NameRules { formerr_for_malformed, nxdomain_for_empty_non_terminals };
+        let old = world.build().with_rules(rules);
+        let mut world = world;
+        edits.into_iter().for_each(|edit| edit.apply(&mut world.rows));
+        let new = world.build().with_rules(rules);
+        let Some(changes) = changes::between(&old, &new) else { return Ok(()) };
+        let meaning = |snapshot: &Snapshot, name: &Name| {
+            let mut resolution = resolve(snapshot, &States(world.salt), name)?;
+            resolution.v4.sort_unstable();
+            Some(resolution)
+        };
+        let [before, after]: [HashSet<Name>; 2] =
+            [&old, &new].map(|snapshot| dns_core::listing::published_names(snapshot).collect());
+        let names = names.iter().map(|text| Name::from_text(text).unwrap());
+        for name in names.chain(before.union(&after).cloned()) {
+            let is_concerned = changes::facets(&old, &name).iter().any(|&facet| changes.concern(facet))
+                || changes.renewed.contains(&name);
+            let [was, is] = [&old, &new].map(|snapshot| meaning(snapshot, &name));
+            prop_assert!(was.is_none() || is_concerned || was == is, "{}: {:?}, {:?}", name, was, is);
+            let exists = |found: &Option<Resolution>| found.as_ref().is_some_and(|found| found.existence == Existence::Found);
+            if after.contains(&name) && !before.contains(&name) && exists(&is) {
+                prop_assert!(changes.listed.contains(&name) || exists(&was), "{} is not listed", name);
+            }
+            if before.contains(&name) && !after.contains(&name) && exists(&was) {
+                prop_assert!(changes.unlisted.contains(&name) || exists(&is), "{} is still listed", name);
+            }
         }
     }
 }

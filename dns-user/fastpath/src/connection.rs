@@ -119,7 +119,7 @@ impl AttacherConnection {
         let received: Vec<SizedMap> = maps.by_ref().take(SHARED_MAPS).collect();
         let received = received.try_into().map_err(|_| refused("it sent too few maps".to_owned()))?;
         let earlier = match (maps.next(), maps.next()) {
-            (Some(names), Some(entries)) => names_in(
+            (Some(names), Some(entries)) => Some(names_in(
                 (names.fd.as_fd(), names.shape),
                 (entries.fd.as_fd(), entries.shape),
                 limits.useful + limits.negative,
@@ -127,8 +127,8 @@ impl AttacherConnection {
             .inspect_err(
                 |error| tracing::warn!(%error, "cannot read the predecessor's learned names; starting without them"),
             )
-            .unwrap_or_default(),
-            _ => Vec::new(),
+            .unwrap_or_default()),
+            _ => None,
         };
         let memory = Memory::of(received, limits)?;
         Ok(ReceivedMaps { stream, lines, memory, earlier })
@@ -140,8 +140,8 @@ pub(crate) struct ReceivedMaps {
     stream: UnixStream,
     lines: Lines,
     memory: Memory,
-    /// Names learned by a predecessor.
-    earlier: Vec<Name>,
+    /// Names learned by a predecessor, whose programs may still answer; `None` without one.
+    earlier: Option<Vec<Name>>,
 }
 
 /// Pairs descriptors with their shapes; `None` if their numbers differ.
@@ -197,7 +197,7 @@ pub(crate) struct Pending {
 
 impl ReceivedMaps {
     /// Splits off the memory, the names learned by a predecessor, and both sides of the connection.
-    pub(crate) fn split(self) -> io::Result<(Memory, Vec<Name>, Pending, Grace)> {
+    pub(crate) fn split(self) -> io::Result<(Memory, Option<Vec<Name>>, Pending, Grace)> {
         let Self { stream, lines, memory, earlier } = self;
         stream.set_write_timeout(Some(ROUND))?;
         let messenger = Messenger(Arc::new(Mutex::new(stream.try_clone()?)));
@@ -208,8 +208,8 @@ impl ReceivedMaps {
 }
 
 impl Pending {
-    /// Requests that the programs be attached once `installs` reports filled maps.
-    pub(crate) fn attach(self, installs: watch::Receiver<u64>) -> io::Result<Session> {
+    /// Requests that the programs be attached once `may_attach` says so.
+    pub(crate) fn attach(self, may_attach: watch::Receiver<bool>) -> io::Result<Session> {
         let Self { messenger, stream, lines, grace } = self;
         let attached = Arc::new(Mutex::new(AttacherStatus::default()));
         let end = Arc::new(Mutex::new(None));
@@ -222,8 +222,8 @@ impl Pending {
             grace,
             attached: attached.clone(),
             ready: is_ready,
-            installs,
-            filled: false,
+            may_attach,
+            is_notified: false,
             end: end.clone(),
         };
         let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
@@ -302,10 +302,10 @@ struct Listener {
     attached: Arc<Mutex<AttacherStatus>>,
     /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Sender<bool>,
-    /// Becomes 1 when the maps are filled.
-    installs: watch::Receiver<u64>,
-    /// Whether the attacher was notified that they are filled.
-    filled: bool,
+    /// Becomes true when the maps hold enough to answer from.
+    may_attach: watch::Receiver<bool>,
+    /// Whether the attacher was notified of it.
+    is_notified: bool,
     /// Time at which to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
 }
@@ -315,8 +315,8 @@ impl Listener {
     fn run(mut self) -> io::Result<()> {
         self.stream.set_read_timeout(Some(FILL_ROUND))?;
         loop {
-            if !self.filled && *self.installs.borrow() > 0 {
-                self.filled = true;
+            if !self.is_notified && *self.may_attach.borrow() {
+                self.is_notified = true;
                 self.messenger.send(&ServerMessage::Filled)?;
                 self.stream.set_read_timeout(Some(ROUND))?;
             }

@@ -205,7 +205,7 @@ impl FastPathHandle {
     /// Returns the number of queries that interfaces have passed to userspace; `None` without a
     /// fast path.
     pub fn went_up(&self) -> Option<u64> {
-        self.get().map(|fast_path| fast_path.counters().went_up())
+        self.get().map(|fast_path| fast_path.went_up())
     }
 
     /// Returns when an interface last answered for a name, see [`Publisher::last_used_ns`].

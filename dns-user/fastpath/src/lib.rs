@@ -29,6 +29,7 @@ mod protocol;
 mod publish;
 
 use std::{
+    any::Any,
     hash::{BuildHasher as _, Hasher as _},
     io,
     net::{IpAddr, SocketAddr},
@@ -82,6 +83,7 @@ pub use self::{
 };
 use dns_core::{
     catalog::Snapshot,
+    changes::{self, Changes, Facets},
     config::{HookMode, OnStop, XdpConfig},
     name::Name,
     resolve::{self, Health, Resolution},
@@ -127,6 +129,14 @@ impl NameSource for Snapshot {
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
         resolve::resolve(self, health, name)
+    }
+
+    fn facets(&self, name: &Name) -> Facets {
+        changes::facets(self, name)
+    }
+
+    fn changes_since(&self, older: &dyn NameSource) -> Option<Changes> {
+        changes::between((older as &dyn Any).downcast_ref()?, self)
     }
 }
 
@@ -236,7 +246,8 @@ struct Running {
 
 impl FastPath {
     /// Requests programs and maps from the attacher and starts the threads. Programs are attached
-    /// after the first snapshot has been installed; [`Self::ready`] resolves then.
+    /// once the first names are in the map or, if a predecessor's programs may still answer, once all
+    /// names of the first snapshot are.
     pub fn start(
         config: &XdpConfig,
         attacher: AttacherConnection,
@@ -248,8 +259,8 @@ impl FastPath {
         let asking = |error| FastPathError::io("asking the attacher", error);
         let (memory, earlier, pending, grace) = attacher.request_maps(endpoints)?.split().map_err(asking)?;
         let Memory { index, entries, answers, control, counters, tap, limits } = memory;
-        if !earlier.is_empty() {
-            tracing::info!(names = earlier.len(), "taking over the predecessor's learned names");
+        if let Some(names) = earlier.as_ref().map(Vec::len).filter(|&names| names > 0) {
+            tracing::info!(names, "taking over the predecessor's learned names");
         }
         let grace = Arc::new(Mutex::new(grace));
         let grace_periods = || {
@@ -278,7 +289,7 @@ impl FastPath {
         let names = Names { table, index, memory: entries, filter };
         let publisher = PublisherThread::start(names, answers, seed, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
-        let session = pending.attach(publisher.installs.clone()).map_err(asking)?;
+        let session = pending.attach(publisher.may_attach.clone()).map_err(asking)?;
         Ok(Self {
             running: RwLock::new(Some(Running { publisher, session })),
             lease,
@@ -310,14 +321,19 @@ impl FastPath {
     /// Resolves when the first snapshot is in the map and all interfaces present at the start have
     /// been processed.
     pub async fn ready(&self) {
-        let Some(mut ready) = self.running(|running| running.session.ready()) else { return };
+        let waits = self.running(|running| (running.publisher.installs.clone(), running.session.ready()));
+        let Some((mut installs, mut ready)) = waits else { return };
         // An error means that the thread has ended, so there is nothing left to wait for.
+        let _ = installs.wait_for(|&installs| installs > 0).await;
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
     /// Returns whether [`Self::ready`] would resolve immediately.
     pub fn is_ready(&self) -> bool {
-        self.running(|running| *running.session.ready().borrow()).unwrap_or(true)
+        self.running(|Running { publisher, session }| {
+            *publisher.installs.borrow() > 0 && *session.ready().borrow()
+        })
+        .unwrap_or(true)
     }
 
     /// Resolves when the attacher is gone: the programs keep answering, but changes of interfaces
@@ -372,6 +388,11 @@ impl FastPath {
     /// Returns the programs' counters, as totals since they were loaded.
     pub fn counters(&self) -> Counters {
         Counters::new(self.counters.read())
+    }
+
+    /// Returns the number of packets to our endpoints that were passed to userspace.
+    fn went_up(&self) -> u64 {
+        self.counters.went_up()
     }
 
     /// Returns the reader of the tap, or `None` after the first call. Must be called within a tokio

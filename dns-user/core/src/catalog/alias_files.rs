@@ -12,9 +12,9 @@ use crate::name::{Name, NameError};
 /// The merged content of all alias files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AliasFiles {
-    pub(crate) exact: BTreeMap<Name, FileAlias>,
+    pub(crate) exact: Arc<BTreeMap<Name, FileAlias>>,
     /// Aliases `_.x`, by `x`: any single label in front matches.
-    pub(crate) below: BTreeMap<Name, FileAlias>,
+    pub(crate) below: Arc<BTreeMap<Name, FileAlias>>,
 }
 
 /// An alias from an alias file.
@@ -167,7 +167,7 @@ impl AliasFiles {
     /// Adds the aliases that no earlier file defines.
     fn add(&mut self, file: &AliasFile, warnings: &mut Vec<AliasWarning>) {
         for Alias { text, key, below, targets } in &file.aliases {
-            let aliases = if *below { &mut self.below } else { &mut self.exact };
+            let aliases = Arc::make_mut(if *below { &mut self.below } else { &mut self.exact });
             if aliases.contains_key(key) {
                 continue;
             }
@@ -194,7 +194,7 @@ impl AliasFiles {
         for alias in self.exact.keys() {
             self.reduce_one(alias, &mut Vec::new(), &mut reduced)?;
         }
-        for (name, alias) in &mut self.exact {
+        for (name, alias) in Arc::make_mut(&mut self.exact) {
             if let Some(targets) = reduced.remove(name) {
                 alias.targets = targets;
             }

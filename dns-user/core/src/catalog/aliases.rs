@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::alias_files::{AliasFiles, AliasWarning, FileAlias, FileTarget};
 use super::columns::{NO_VALUE, Row, Symbol};
@@ -48,24 +49,67 @@ pub(crate) struct Aliases {
     pub(crate) below: ByName<Vec<FileTarget>>,
     /// Names shared by [`Target::Narrowed`].
     bases: Vec<Name>,
+    /// The aliases of the files.
+    files: AliasFiles,
+    /// The aliases of the records as written there.
+    definitions: Definitions,
 }
+
+/// The aliases of the records, each with its definitions.
+pub(super) type Definitions = Arc<[(String, Vec<AliasDefinition>)]>;
 
 impl Aliases {
     /// Combines the aliases; invalid ones are skipped and reported.
     pub(crate) fn build(
         files: &AliasFiles,
-        definitions: &[(String, Vec<AliasDefinition>)],
+        definitions: &Definitions,
         instances: &InstanceIndex,
     ) -> (Self, Vec<AliasWarning>) {
         let mut builder = Builder { instances, files, aliases: Self::default(), warnings: Vec::new() };
         builder.add_files();
-        for (alias, definitions) in definitions {
+        for (alias, definitions) in &**definitions {
             for definition in definitions {
                 builder.add_definition(alias, definition);
             }
         }
         let Builder { aliases, warnings, .. } = builder;
-        (aliases, warnings)
+        (Self { files: files.clone(), definitions: definitions.clone(), ..aliases }, warnings)
+    }
+
+    /// Returns whether both were built from the same definitions, so that they differ at most in the
+    /// aliases that placeholders make of each row.
+    pub(crate) fn has_source_of(&self, other: &Self) -> bool {
+        self.files == other.files && self.definitions == other.definitions
+    }
+
+    /// Returns the aliases that exist whatever the rows are.
+    pub(crate) fn fixed(&self) -> impl Iterator<Item = Name> {
+        let of_records = self.definitions.iter().filter(|(_, definitions)| {
+            definitions.iter().any(|definition| Placeholder::read(&definition.placeholder_type).is_none())
+        });
+        let of_records = of_records.filter_map(|(alias, _)| Name::from_text(alias).ok());
+        self.files.exact.keys().cloned().chain(of_records)
+    }
+
+    /// Returns the aliases that placeholders make of a row.
+    pub(crate) fn names_of_row(&self, instances: &InstanceIndex, row: Row) -> Vec<Name> {
+        let has_group =
+            |id: &str| instances.groups_of(row).iter().any(|&group| instances.groups.text(group) == id);
+        let domain = instances.domains.text(instances.place_of(row).domain);
+        let mut names = Vec::new();
+        for (alias, definitions) in &*self.definitions {
+            for AliasDefinition { group_id, root_domain, placeholder_type, .. } in definitions {
+                if domain.strip_suffix('.') == Some(root_domain)
+                    && let Some(text) =
+                        Placeholder::read(placeholder_type).and_then(|kind| kind.text(instances, row))
+                    && has_group(group_id)
+                    && let Ok(name) = Name::from_text(&alias.replacen('_', &text, 1))
+                {
+                    names.push(name);
+                }
+            }
+        }
+        names
     }
 
     /// Returns the wire-format names with aliases below them: every ancestor of an alias, and `x`
@@ -135,8 +179,38 @@ struct Builder<'a> {
     warnings: Vec<AliasWarning>,
 }
 
-/// Values of placeholder_type that replace the `_`.
-const PLACEHOLDERS: [&str; 5] = ["uuid", "index", "availability_zone", "az", "network"];
+/// A value of placeholder_type that replaces the `_` of an alias.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placeholder {
+    Uuid,
+    Index,
+    Zone,
+    Network,
+}
+
+impl Placeholder {
+    fn read(text: &str) -> Option<Self> {
+        match text {
+            "uuid" => Some(Self::Uuid),
+            "index" => Some(Self::Index),
+            "availability_zone" | "az" => Some(Self::Zone),
+            "network" => Some(Self::Network),
+            _ => None,
+        }
+    }
+
+    /// Returns the text of a row that replaces the `_`; `None` if the row makes no alias.
+    fn text(self, instances: &InstanceIndex, row: Row) -> Option<String> {
+        match self {
+            Self::Uuid => Some(instances.id.text(row).to_owned()),
+            Self::Index => instances.indexes[row as usize].map(|index| index.to_string()),
+            Self::Zone => {
+                (instances.az.values[row as usize] != NO_VALUE).then(|| instances.az.text(row).to_owned())
+            }
+            Self::Network => Some(instances.places.networks.text(instances.place_of(row).network).to_owned()),
+        }
+    }
+}
 
 /// Source given in warnings about aliases of the records.
 const RECORDS: &str = "records.json";
@@ -145,12 +219,12 @@ impl Builder<'_> {
     /// Adds the aliases of the files.
     fn add_files(&mut self) {
         let files = self.files;
-        for (name, alias) in &files.exact {
+        for (name, alias) in &*files.exact {
             let targets = self.good(alias, &name.to_string());
             let targets = targets.into_iter().filter_map(Target::from_file).collect();
             self.aliases.exact.insert(name.clone(), targets);
         }
-        for (name, alias) in &files.below {
+        for (name, alias) in &*files.below {
             let targets = self.good(alias, &format!("_.{name}"));
             self.aliases.below.insert(name.clone(), targets);
         }
@@ -175,33 +249,29 @@ impl Builder<'_> {
 
     /// Adds the aliases of one definition in the records.
     fn add_definition(&mut self, alias: &str, definition: &AliasDefinition) {
-        let AliasDefinition { placeholder_type, .. } = definition;
+        let placeholder = Placeholder::read(&definition.placeholder_type);
         let Some(base) = self.base(alias, definition, "") else {
-            if !PLACEHOLDERS.contains(&placeholder_type.as_str()) {
+            if placeholder.is_none() {
                 // The alias exists nevertheless: it must not be forwarded to recursors.
                 self.add(alias, None, None);
             }
             return;
         };
-        let narrow: fn(&InstanceIndex, Row) -> Option<(String, Narrowing)> = match placeholder_type.as_str() {
-            "uuid" => return self.add_instances(alias, definition, base),
-            "index" => |instances, row| {
-                let index = instances.indexes[row as usize]?;
-                Some((index.to_string(), Narrowing::Index(index)))
-            },
-            "availability_zone" | "az" => |instances, row| {
-                let zone = instances.az.values[row as usize];
-                (zone != NO_VALUE).then(|| (instances.az.text(row).to_owned(), Narrowing::Zone(zone)))
-            },
-            "network" => |instances, row| {
-                let network = instances.place_of(row).network;
-                Some((instances.places.networks.text(network).to_owned(), Narrowing::Network(network)))
-            },
-            _ => return self.add(alias, None, Some(Target::Name(base))),
-        };
+        let Some(placeholder) = placeholder else { return self.add(alias, None, Some(Target::Name(base))) };
+        if placeholder == Placeholder::Uuid {
+            return self.add_instances(alias, definition, base);
+        }
         let number = self.share(base);
+        let instances = self.instances;
         for row in self.members(definition) {
-            if let Some((text, by)) = narrow(self.instances, row) {
+            let by = match placeholder {
+                Placeholder::Uuid | Placeholder::Index => {
+                    instances.indexes[row as usize].map(Narrowing::Index)
+                }
+                Placeholder::Zone => Some(Narrowing::Zone(instances.az.values[row as usize])),
+                Placeholder::Network => Some(Narrowing::Network(instances.place_of(row).network)),
+            };
+            if let (Some(text), Some(by)) = (placeholder.text(instances, row), by) {
                 self.add(alias, Some(&text), Some(Target::Narrowed { base: number, by }));
             }
         }

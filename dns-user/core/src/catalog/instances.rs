@@ -394,6 +394,11 @@ impl Places {
         self.list[number as usize]
     }
 
+    /// Returns the number of a place; `None` if no row has it.
+    pub(crate) fn number_of(&self, place: &Place) -> Option<PlaceNumber> {
+        self.numbers.get(place).copied()
+    }
+
     /// Returns the places of a domain that match the patterns for instance group, network and
     /// deployment, in ascending order.
     ///
@@ -409,7 +414,7 @@ impl Places {
                 let instance_group = self.instance_groups.find(instance_group)?;
                 let network = self.networks.find(network)?;
                 let deployment = self.deployments.find(deployment)?;
-                self.numbers.get(&Place { instance_group, network, deployment, domain }).copied()
+                self.number_of(&Place { instance_group, network, deployment, domain })
             };
             return place().into_iter().collect();
         }

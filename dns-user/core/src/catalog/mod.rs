@@ -12,30 +12,51 @@ mod rows;
 use std::{
     collections::{HashMap, HashSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use crate::name::Name;
 use crate::query::AGENT_DOMAIN;
 pub(crate) use alias_files::FileTarget;
 pub use alias_files::{AliasError, AliasFiles, AliasWarning};
+use aliases::Definitions;
 pub(crate) use aliases::{Aliases, Narrowing, Target};
-pub(crate) use columns::{NO_VALUE, Postings, Row, Symbol};
+pub(crate) use columns::{Dictionary, NO_VALUE, Postings, Row, Symbol};
 pub use instances::Instance;
-pub(crate) use instances::{InstanceIndex, PlaceNumber};
+pub(crate) use instances::{InstanceIndex, Place, PlaceNumber};
 pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
 
 /// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
 #[derive(Debug)]
 pub struct Snapshot {
-    instances: InstanceIndex,
+    records: IndexedRecords,
     aliases: Aliases,
     reverse: Reverse,
-    /// `version` of the records file.
-    version: Option<u64>,
     agent_domain: Name,
     /// Wire-format names with aliases below them.
     alias_parents: HashSet<Box<[u8]>, foldhash::fast::FixedState>,
     rules: NameRules,
+}
+
+/// The part of a snapshot that comes from records.json, to be combined with other alias files. Clones
+/// share it.
+#[derive(Clone, Debug)]
+pub struct IndexedRecords {
+    instances: Arc<InstanceIndex>,
+    /// `records` of the file, stably sorted by address.
+    pairs: Arc<[(IpAddr, Box<str>)]>,
+    /// `aliases` of the file.
+    definitions: Definitions,
+    /// `version` of the file.
+    version: Option<u64>,
+}
+
+impl From<Records> for IndexedRecords {
+    fn from(Records { instances, mut pairs, aliases, version }: Records) -> Self {
+        pairs.sort_by_key(|&(address, _)| address);
+        let instances = Arc::new(instances.build());
+        Self { instances, pairs: pairs.into(), definitions: aliases.into(), version }
+    }
 }
 
 /// Replies to names that match no instance; the default is bosh-dns' behaviour.
@@ -56,16 +77,20 @@ impl Default for NameRules {
 
 impl Snapshot {
     /// Indexes records and aliases; returns warnings about unusable aliases.
-    pub fn build(records: Records, aliases: &AliasFiles) -> (Self, Vec<AliasWarning>) {
-        let Records { instances, pairs, aliases: definitions, version } = records;
-        let instances = instances.build();
-        let reverse = Reverse::new(pairs, aliases);
-        let (aliases, warnings) = Aliases::build(aliases, &definitions, &instances);
+    pub fn build(records: impl Into<IndexedRecords>, aliases: &AliasFiles) -> (Self, Vec<AliasWarning>) {
+        let records: IndexedRecords = records.into();
+        let reverse = Reverse::new(records.pairs.clone(), aliases);
+        let (aliases, warnings) = Aliases::build(aliases, &records.definitions, &records.instances);
         // The constant is a well-formed name.
         let (agent_domain, _) = Name::from_wire(AGENT_DOMAIN).unwrap_or((Name::root(), 0));
         let alias_parents = aliases.parents();
         let rules = NameRules::default();
-        (Self { instances, aliases, reverse, version, agent_domain, alias_parents, rules }, warnings)
+        (Self { records, aliases, reverse, agent_domain, alias_parents, rules }, warnings)
+    }
+
+    /// Returns the part that comes from records.json.
+    pub fn records(&self) -> IndexedRecords {
+        self.records.clone()
     }
 
     /// Returns the snapshot with other rules.
@@ -90,17 +115,17 @@ impl Snapshot {
 
     /// Returns `version` of the records file, if present.
     pub fn version(&self) -> Option<u64> {
-        self.version
+        self.records.version
     }
 
     /// Returns all instances, in file order.
     pub fn instances(&self) -> impl ExactSizeIterator<Item = Instance<'_>> {
-        (0..self.instances.len() as Row).map(|row| self.instances.instance(row))
+        (0..self.instance_index().len() as Row).map(|row| self.instance_index().instance(row))
     }
 
     /// Returns the domains of the records.
     pub fn domains(&self) -> impl Iterator<Item = &Name> {
-        self.instances.domain_names.names()
+        self.records.instances.domain_names.names()
     }
 
     /// Returns the number of aliases; an alias with a placeholder counts once per expansion.
@@ -115,7 +140,7 @@ impl Snapshot {
             if suffix == AGENT_DOMAIN {
                 return Some(&self.agent_domain);
             }
-            self.instances.domain_names.get(suffix).or_else(|| self.aliases.zone(suffix))
+            self.records.instances.domain_names.get(suffix).or_else(|| self.aliases.zone(suffix))
         })
     }
 
@@ -127,7 +152,7 @@ impl Snapshot {
     }
 
     pub(crate) fn instance_index(&self) -> &InstanceIndex {
-        &self.instances
+        &self.records.instances
     }
 
     pub(crate) fn aliases(&self) -> &Aliases {
@@ -140,8 +165,8 @@ impl Snapshot {
 /// The index from addresses to names.
 #[derive(Debug, Default)]
 struct Reverse {
-    /// `records` of the records file, stably sorted by address.
-    pairs: Vec<(IpAddr, Box<str>)>,
+    /// [`IndexedRecords::pairs`].
+    pairs: Arc<[(IpAddr, Box<str>)]>,
     /// Aliases of files by target address.
     by_address: HashMap<IpAddr, Vec<Name>>,
     /// Aliases of files by target name. Aliases of the records point to groups, which have no PTR
@@ -152,10 +177,9 @@ struct Reverse {
 impl Reverse {
     /// Indexes the pairs of the records and the aliases of the files, except aliases `_.x`
     /// (observed).
-    fn new(mut pairs: Vec<(IpAddr, Box<str>)>, files: &AliasFiles) -> Self {
-        pairs.sort_by_key(|&(address, _)| address);
+    fn new(pairs: Arc<[(IpAddr, Box<str>)]>, files: &AliasFiles) -> Self {
         let mut reverse = Self { pairs, ..Self::default() };
-        for (name, alias) in &files.exact {
+        for (name, alias) in &*files.exact {
             for target in &alias.targets {
                 match target {
                     FileTarget::Address(address) => {

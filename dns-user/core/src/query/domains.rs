@@ -37,6 +37,14 @@ impl Domains {
         Self { names, by_number }
     }
 
+    /// Returns whether the other domains have the same names, which queries match alike.
+    pub(crate) fn are_named_like(&self, other: &Self) -> bool {
+        let is_known = |(name, number): (&Name, &Option<DomainNumber>)| {
+            other.names.get(name).is_some_and(|known| known.is_some() == number.is_some())
+        };
+        self.names.len() == other.names.len() && self.names.iter().all(is_known)
+    }
+
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
         self.names.keys()
     }

@@ -63,6 +63,11 @@ fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Exis
     if formerr_for_malformed { existence } else { Existence::NoSuchName }
 }
 
+/// Returns whether rows or addresses match a name, whatever their health.
+pub(crate) fn has_matches(snapshot: &Snapshot, name: &Name) -> bool {
+    Found::read(snapshot, name).is_ok_and(|found| found.existence() == Existence::Found)
+}
+
 /// Returns the instances of a name after the health filter, whether or not the name is local, or
 /// the reason why there are none. Literal addresses of aliases are excluded.
 ///

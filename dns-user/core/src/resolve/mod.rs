@@ -15,6 +15,7 @@ pub use answer::{instances, resolve, resolve_local};
 pub use below::is_above_local;
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 
+pub(crate) use answer::has_matches;
 pub(crate) use select::select;
 
 /// Result of an instance's latest health check.

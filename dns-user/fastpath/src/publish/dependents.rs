@@ -7,14 +7,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    num::NonZeroU64,
+    num::NonZeroU32,
     sync::Arc,
 };
 
 use hashbrown::{HashMap, HashSet};
 
-/// Identifies a set of instances.
-pub(crate) type SetNumber = NonZeroU64;
+/// Identifies a set of instances; reused once no name depends on the set.
+pub(crate) type SetNumber = NonZeroU32;
 
 /// Bytes per instance of a set: the address and its position in [`Dependents::by_instance`], including
 /// the unused space of the B-tree.
@@ -28,8 +28,8 @@ pub(crate) struct Dependents {
     by_members: HashMap<Arc<[IpAddr]>, SetNumber>,
     /// The sets that contain an instance.
     by_instance: BTreeSet<(IpAddr, SetNumber)>,
-    /// Number of sets ever created.
-    made: u64,
+    /// Numbers below the highest one that identify no set.
+    unused: Vec<SetNumber>,
     /// Number of members in all sets.
     members: usize,
 }
@@ -82,6 +82,7 @@ impl Dependents {
             }
             self.by_members.remove(&members);
             self.members -= members.len();
+            self.unused.push(number);
         }
     }
 
@@ -106,8 +107,10 @@ impl Dependents {
 
     /// Adds a set without names.
     fn insert(&mut self, instances: &[IpAddr]) -> SetNumber {
-        self.made += 1;
-        let number = SetNumber::new(self.made).expect("no process lives for so many sets");
+        let number = self.unused.pop().unwrap_or_else(|| {
+            let number = u32::try_from(self.sets.len() + 1).ok().and_then(SetNumber::new);
+            number.expect("the memory of sets is bounded")
+        });
         let members: Arc<[IpAddr]> = instances.into();
         self.by_instance.extend(members.iter().map(|&ip| (ip, number)));
         self.members += members.len();

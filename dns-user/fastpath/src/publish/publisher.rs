@@ -311,18 +311,21 @@ pub(crate) struct PublisherThread {
     pub(crate) answers_status: Arc<Mutex<AnswersStatus>>,
     /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
     pub(crate) installs: watch::Receiver<u64>,
+    /// Becomes true when programs may answer from the map.
+    pub(crate) may_attach: watch::Receiver<bool>,
     thread: JoinHandle<()>,
 }
 
 impl PublisherThread {
     /// Starts the thread. Names in `earlier`, learned by a predecessor, are learned as soon as a
-    /// snapshot can resolve them.
+    /// snapshot can resolve them. The predecessor's programs answer until the map is complete; without
+    /// one (`None`) the first slice suffices, because userspace answers all other names.
     pub(crate) fn start(
         names: Names,
         answers: Answers,
         seed: u64,
         lease: Lease,
-        earlier: Vec<Name>,
+        earlier: Option<Vec<Name>>,
     ) -> io::Result<Self> {
         let Names { table, index, memory, filter } = names;
         let Answers { table: answers, index: answer_index, filter: answer_filter } = answers;
@@ -339,6 +342,7 @@ impl PublisherThread {
         let page = lease.page();
         let status = Arc::new(Mutex::new(table.status()));
         let (installed, installs) = watch::channel(0);
+        let (is_attachable, may_attach) = watch::channel(false);
         let worker = Worker {
             table,
             answers,
@@ -350,7 +354,9 @@ impl PublisherThread {
             status: status.clone(),
             answers_status: answers_status.clone(),
             installed,
-            earlier,
+            is_attachable,
+            has_predecessor: earlier.is_some(),
+            earlier: earlier.unwrap_or_default(),
             flushes: Vec::new(),
             later_flushes: Vec::new(),
             behind_since: None,
@@ -363,6 +369,7 @@ impl PublisherThread {
             status,
             answers_status,
             installs,
+            may_attach,
             thread,
         })
     }
@@ -370,7 +377,7 @@ impl PublisherThread {
     /// Ends the thread after the requests so far. With `end_lease` the programs answer nothing
     /// afterwards.
     pub(crate) fn stop(self, end_lease: bool) {
-        let Self { publisher, status: _, answers_status: _, installs: _, thread } = self;
+        let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
         publisher.send(Event::Stop { end_lease });
         if thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
@@ -395,6 +402,10 @@ struct Worker {
     answers_status: Arc<Mutex<AnswersStatus>>,
     /// Number of snapshots installed.
     installed: watch::Sender<u64>,
+    /// Whether programs may answer from the map; the lease begins then.
+    is_attachable: watch::Sender<bool>,
+    /// Whether a predecessor's programs may answer until the map is complete.
+    has_predecessor: bool,
     /// Names learned by a predecessor.
     earlier: Vec<Name>,
     /// Callers waiting for the current pass.
@@ -414,8 +425,8 @@ impl Worker {
         let interval = self.lease.interval();
         let mut renewed: Option<Instant> = None;
         loop {
-            // Before the first snapshot there is no lease to renew.
-            if *self.installed.borrow() > 0 && renewed.is_none_or(|at| at.elapsed() >= interval) {
+            // Before the first names are in the map there is no lease to renew.
+            if *self.is_attachable.borrow() && renewed.is_none_or(|at| at.elapsed() >= interval) {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
             }
@@ -453,9 +464,15 @@ impl Worker {
             if self.table.is_installing() {
                 match self.table.go_on(Instant::now() + SLICE) {
                     true => self.finish_pass(),
-                    // A pass takes long; let threads that wait for this CPU, such as the reader of
-                    // even newer records, run before the end of our time slice.
-                    false => thread::yield_now(),
+                    false => {
+                        if !self.has_predecessor && !*self.is_attachable.borrow() {
+                            self.lease.renew(age(self.behind_since));
+                            self.is_attachable.send_replace(true);
+                        }
+                        // A pass takes long; let threads that wait for this CPU, such as the reader of
+                        // even newer records, run before the end of our time slice.
+                        thread::yield_now();
+                    }
                 }
             }
         }
@@ -491,26 +508,30 @@ impl Worker {
 
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
-        if let Event::Install(_) = event {
-            let waits_for =
-                if self.table.is_installing() { &mut self.next_behind_since } else { &mut self.behind_since };
-            waits_for.get_or_insert(begun);
-        }
-        let Self { table, lease, installed, behind_since, .. } = self;
-        let filled = *installed.borrow() > 0;
+        let Self { table, lease, is_attachable, behind_since, .. } = self;
+        let is_answering = *is_attachable.borrow();
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
         // Work that makes progress renews the lease, as long as nothing in the map is older than a
         // lease.
         let mut progress = || {
-            if filled && last.elapsed() >= lease.interval() {
+            if is_answering && last.elapsed() >= lease.interval() {
                 lease.renew(behind_since.elapsed());
                 last = Instant::now();
             }
         };
         match event {
-            Event::Install(answers) => table.install(answers, &mut progress),
-            Event::Refresh(answers, domains) => table.refresh_within(answers, &domains, &mut progress),
+            Event::Install(answers) => {
+                table.install(answers, &mut progress);
+                self.note_installed(begun);
+            }
+            Event::Refresh(answers, domains) => {
+                let had_work = (table.is_installing(), table.is_outdated());
+                table.refresh_within(answers, &domains, &mut progress);
+                if (self.table.is_installing(), self.table.is_outdated()) != had_work {
+                    self.note_installed(begun);
+                }
+            }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
             Event::Withdraw(names) => table.withdraw(&names),
             Event::BeginAnswers(generation, renewals) => {
@@ -529,6 +550,16 @@ impl Worker {
             }
             // Ends the loop, which handles it.
             Event::Stop { .. } => {}
+        }
+    }
+
+    /// Records that new records were installed, which the table may still have to finish.
+    fn note_installed(&mut self, begun: Instant) {
+        let since =
+            if self.table.is_outdated() { &mut self.next_behind_since } else { &mut self.behind_since };
+        since.get_or_insert(begun);
+        if !self.table.is_installing() {
+            self.finish_pass();
         }
     }
 
@@ -551,6 +582,7 @@ impl Worker {
             tracing::warn!(unfitting = ?status.unfitting, "some names exceed the limits of the maps: they are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
+        self.is_attachable.send_if_modified(|may_attach| !std::mem::replace(may_attach, true));
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         self.flushes = std::mem::take(&mut self.later_flushes);

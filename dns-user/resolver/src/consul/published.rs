@@ -14,6 +14,7 @@ use dns_core::name::Name;
 use parking_lot::Mutex;
 
 /// Consul's names at one moment.
+#[derive(Clone)]
 pub(crate) struct Published {
     pub(super) zone: Arc<Zone>,
     /// Whether replies set RA, because there are recursors.
@@ -23,6 +24,12 @@ pub(crate) struct Published {
 }
 
 impl Published {
+    /// Returns whether both have the same names with the same answers.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let Self { zone, recursion, seed } = self;
+        Arc::ptr_eq(zone, &other.zone) && *recursion == other.recursion && *seed == other.seed
+    }
+
     /// Returns the addresses of a name and the policy for sending them; `None` if interfaces must
     /// not answer it.
     pub(crate) fn look_up(&self, name: &Name) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, AnswerPolicy)> {

@@ -5,6 +5,7 @@
 //! tracker.
 
 use std::{
+    any::Any,
     collections::{HashMap, HashSet},
     sync::{
         Arc,
@@ -21,6 +22,7 @@ use crate::consul::{ConsulNames, Published};
 use dns_common::entry::AnswerPolicy;
 use dns_core::{
     catalog::Snapshot,
+    changes::{self, Changes, Facet, Facets},
     listing,
     name::{Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution, resolve_local},
@@ -421,5 +423,150 @@ impl NameSource for PublishedNames {
         let (v4, v6, policy) = consul.look_up(name)?;
         let resolution = Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() };
         Some((resolution, Some(policy)))
+    }
+
+    fn facets(&self, name: &Name) -> Facets {
+        if self.state.is_local(name) {
+            changes::facets(&self.state.snapshot, name)
+        } else {
+            [consuls()].into_iter().collect()
+        }
+    }
+
+    fn changes_since(&self, older: &dyn NameSource) -> Option<Changes> {
+        let older = (older as &dyn Any).downcast_ref::<Self>()?;
+        let Self { state, consul } = self;
+        // Routes decide about names of any form, and the domains, which never become fewer, about routes.
+        let are_routed_alike = Arc::ptr_eq(&state.routes, &older.state.routes)
+            && state.domains.len() == older.state.domains.len();
+        if !are_routed_alike {
+            return None;
+        }
+        let mut changes = changes::between(&older.state.snapshot, &state.snapshot)?;
+        changes.listed.retain(|name| state.is_local(name));
+        let is_same_zone = match (consul, &older.consul) {
+            (Some(new), Some(old)) => new.is_same(old),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        // An alias that appears below a domain of Consul's takes the names below it.
+        let routes = &state.routes.consul;
+        let takes_names =
+            |zone: &Name| !routes.is_empty() && zone.suffixes().any(|suffix| routes.contains_key(suffix));
+        if !is_same_zone || changes.zones.iter().any(takes_names) {
+            changes.facets.extend([Facet::ANY, consuls()]);
+        }
+        Some(changes)
+    }
+}
+
+/// Returns the facet of the names that Consul answers.
+fn consuls() -> Facet {
+    Facet::of("names of Consul")
+}
+
+#[cfg(test)]
+mod tests {
+    use dns_consul::{config::Config, definition::Definitions};
+    use dns_core::{
+        catalog::{AliasFiles, Records},
+        resolve::AllRunning,
+    };
+
+    use super::*;
+    use crate::consul::Catalogs;
+
+    /// Names of both answerers, some of which an alias of the records may take from Consul.
+    const NAMES: [&str; 12] = [
+        "web.service.consul.",
+        "db.service.consul.",
+        "none.service.consul.",
+        "i0.service.consul.",
+        "i1.service.consul.",
+        "x.i0.service.consul.",
+        "here.node.consul.",
+        "i0.web.net.dep.bosh.",
+        "i1.web.net.dep.bosh.",
+        "q-s0.q-g1.bosh.",
+        "i0.q-g1.bosh.",
+        "elsewhere.example.",
+    ];
+
+    /// Returns a snapshot of random instances; each makes an alias below a domain of Consul's.
+    fn snapshot(random: &mut fastrand::Rng) -> Arc<Snapshot> {
+        let count = random.u8(..4);
+        let row = |_| {
+            let (id, last) = (random.u8(..3), random.u8(..4));
+            format!(r#"["i{id}", "web", "net", "dep", ["1"], "10.0.0.{last}", "bosh", "{id}"]"#)
+        };
+        let mut rows = vec![r#"["keep", "web", "net", "dep", [], "10.0.1.1", "bosh", "9"]"#.to_owned()];
+        rows.extend((0..count).map(row));
+        let records = format!(
+            r#"{{"record_keys": ["id", "instance_group", "network", "deployment", "group_ids", "ip", "domain", "num_id"],
+                "record_infos": [{}],
+                "aliases": {{"_.service.consul": [
+                    {{"group_id": "1", "root_domain": "bosh", "placeholder_type": "uuid"}}]}}}}"#,
+            rows.join(", ")
+        );
+        let (records, _) = Records::parse(records.as_bytes()).expect("records");
+        Arc::new(Snapshot::build(records, &AliasFiles::default()).0)
+    }
+
+    /// Returns Consul's names with random services.
+    fn consul(random: &mut fastrand::Rng) -> Published {
+        let document = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.9"}}"#;
+        let (config, _) = Config::of_document("config.json", document).valid.expect("a configuration");
+        let services = ["web", "db", "i0"].map(|name| {
+            let last = random.u8(..3);
+            format!(r#"{{"service": {{"name": "{name}", "address": "10.1.0.{last}"}}}}"#)
+        });
+        let files = services.iter().take(random.usize(1..4)).map(|text| ("a.json", text.as_bytes()));
+        let definitions = Definitions::read(files, &config);
+        assert!(definitions.errors.is_empty(), "{:?}", definitions.errors);
+        let catalogs = Catalogs::new(config);
+        catalogs.set_files(definitions.valid.registrations);
+        ConsulNames::new(catalogs.zone(), FastPathHandle::default()).published()
+    }
+
+    /// A name that shares no facet with the changes means the same before and after, whether the fleet
+    /// or Consul answers it.
+    #[test]
+    fn unconcerned_names_keep_their_meaning() {
+        let random = &mut fastrand::Rng::with_seed(5);
+        let refused: Arc<dyn Answer> = Arc::new(Refused);
+        let domain = Name::from_text("consul").expect("a name");
+        let routes =
+            Arc::new(Routes { consul: [(domain, refused)].into_iter().collect(), ..Routes::default() });
+        let mut compared = 0;
+        for _ in 0..400 {
+            let [old, new] = [(); 2].map(|()| snapshot(random));
+            let domains: Arc<HashSet<Name>> = Arc::new(old.domains().cloned().collect());
+            let zone = consul(random);
+            let newer = if random.bool() { zone.clone() } else { consul(random) };
+            let source = |snapshot: &Arc<Snapshot>, consul| PublishedNames {
+                state: Arc::new(State {
+                    snapshot: snapshot.clone(),
+                    routes: routes.clone(),
+                    domains: domains.clone(),
+                }),
+                consul: Some(consul),
+            };
+            let (before, after) = (source(&old, zone), source(&new, newer));
+            let Some(changes) = after.changes_since(&before) else { continue };
+            for text in NAMES {
+                let name = Name::from_text(text).expect("a name");
+                let is_concerned = before.facets(&name).iter().any(|&facet| changes.concern(facet))
+                    || changes.renewed.contains(&name);
+                let meaning = |names: &PublishedNames| {
+                    let (mut resolution, policy) = names.resolve_with_policy(&AllRunning, &name)?;
+                    resolution.v4.sort_unstable();
+                    Some((resolution, policy))
+                };
+                let (was, is) = (meaning(&before), meaning(&after));
+                compared += usize::from(was.is_some() && !is_concerned);
+                assert!(was.is_none() || is_concerned || was == is, "{text}: {was:?}, {is:?}");
+            }
+        }
+        assert!(compared > 500, "{compared}");
     }
 }

@@ -82,7 +82,7 @@ impl Trial {
     fn step(&mut self, step: u8, bytes: &mut impl Iterator<Item = u8>) {
         let text = NAMES[usize::from(step >> 4) % NAMES.len()];
         match step & 15 {
-            0..=2 => self.install(bytes),
+            kind @ 0..=2 => self.install(kind == 0, bytes),
             3 => self.change_domain(bytes),
             4 | 5 => self.go_on(),
             6..=8 => self.learn(text),
@@ -101,16 +101,25 @@ impl Trial {
         }
     }
 
-    /// Installs a new snapshot: one byte for each name.
-    fn install(&mut self, bytes: &mut impl Iterator<Item = u8>) {
-        let snapshot = NAMES
-            .iter()
-            .fold(Fixed::default(), |snapshot, text| with(snapshot, text, bytes.next().unwrap_or(0)));
+    /// Installs a new snapshot: one byte for each name, of which comparable ones change three.
+    fn install(&mut self, is_incomparable: bool, bytes: &mut impl Iterator<Item = u8>) {
+        let mut snapshot = match is_incomparable {
+            true => NAMES
+                .iter()
+                .fold(Fixed::default(), |snapshot, text| with(snapshot, text, bytes.next().unwrap_or(0))),
+            false => (0..3).fold(self.newest().clone(), |mut snapshot, _| {
+                let text = NAMES[usize::from(bytes.next().unwrap_or(0)) % NAMES.len()];
+                snapshot.names.remove(&name(text));
+                with(snapshot, text, bytes.next().unwrap_or(0))
+            }),
+        };
+        snapshot.is_incomparable = is_incomparable;
         self.valid.push(snapshot.clone());
-        if !self.machine.table.is_installing() {
+        if is_incomparable && !self.machine.table.is_installing() {
             self.withdrawn.clear();
         }
         self.machine.table.install(Arc::new(snapshot), &mut || {});
+        self.forget_replaced();
     }
 
     /// Changes only the answers within one domain.
@@ -142,6 +151,11 @@ impl Trial {
         if was_outdated && !self.machine.table.is_outdated() {
             self.withdrawn.clear();
         }
+        self.forget_replaced();
+    }
+
+    /// Once the map is up to date, only answers of the newest snapshot are permitted.
+    fn forget_replaced(&mut self) {
         if !self.machine.table.is_installing() {
             self.valid.drain(..self.valid.len() - 1);
         }

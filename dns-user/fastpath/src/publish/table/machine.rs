@@ -2,6 +2,7 @@
 //! and by the fuzz target `table`.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
     sync::Arc,
@@ -25,6 +26,7 @@ use crate::{
     publish::{grace::GracePeriods, publisher::LearnFilter},
 };
 use dns_core::{
+    changes::{Changes, Facet, Facets},
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
@@ -37,6 +39,8 @@ pub(super) const SEED: u64 = 7;
 pub(super) struct Fixed {
     /// Whether the name is listed, and its addresses; `None`: the name does not exist.
     pub(super) names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
+    /// Whether nothing is known about the differences to another snapshot.
+    pub(super) is_incomparable: bool,
 }
 
 impl Fixed {
@@ -68,6 +72,36 @@ impl NameSource for Fixed {
             v6: Vec::new(),
             checks: Checks { instances, tracked: false, synchronous: false },
         })
+    }
+
+    /// Names that start with `q` have several facets, others one.
+    fn facets(&self, name: &Name) -> Facets {
+        let own = [Facet::of(name), Facet::of("q")];
+        let count = if name.as_wire()[1] == b'q' { 2 } else { 1 };
+        own.into_iter().take(count).collect()
+    }
+
+    fn changes_since(&self, older: &dyn NameSource) -> Option<Changes> {
+        let older = (older as &dyn Any).downcast_ref::<Self>().filter(|_| !self.is_incomparable)?;
+        let mut changes = Changes::default();
+        for name in self.names.keys().chain(older.names.keys()) {
+            let [old, new] = [older, self].map(|snapshot| snapshot.names.get(name));
+            if old == new {
+                continue;
+            }
+            changes.facets.extend([Facet::ANY, Facet::of(name)]);
+            let is_listed = |name: Option<&(bool, _)>| name.is_some_and(|(is_listed, _)| *is_listed);
+            match (is_listed(old), is_listed(new)) {
+                (false, true) => changes.listed.push(name.clone()),
+                (true, false) => changes.unlisted.push(name.clone()),
+                (true, true) | (false, false) => {}
+            }
+        }
+        for names in [&mut changes.listed, &mut changes.unlisted] {
+            names.sort_unstable();
+            names.dedup();
+        }
+        Some(changes)
     }
 }
 

@@ -19,7 +19,7 @@ mod machine;
 mod records;
 mod status;
 
-use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
+use std::{any::Any, cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
 use dns_common::{entry::AnswerPolicy, name::hash_name};
 
@@ -32,12 +32,16 @@ use crate::{
     publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, publisher::LearnFilter},
 };
 use dns_core::{
+    changes::{Changes, Facet, Facets},
     name::Name,
     resolve::{Existence, Health, Resolution},
 };
 
 /// Number of most recently used names that a new snapshot updates first.
 const HOTTEST: usize = 1024;
+
+/// Share of the limit of listed names by which changes may exceed it before the list is made again.
+const LISTED_BEYOND: usize = 16;
 
 /// A full table replaces at most one in this many learned names per second, so that a name queried
 /// every few seconds survives a flood of other names.
@@ -48,7 +52,7 @@ const EXCHANGED_EACH_SECOND: usize = 16;
 const MAX_DEPENDENTS: usize = 32 << 20;
 
 /// The meaning of names: a snapshot, as seen by the publisher.
-pub trait NameSource: Send + Sync {
+pub trait NameSource: Any + Send + Sync {
     /// Returns the names to publish before the first query, the most useful first.
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
 
@@ -63,6 +67,16 @@ pub trait NameSource: Send + Sync {
         name: &Name,
     ) -> Option<(Resolution, Option<AnswerPolicy>)> {
         self.resolve(health, name).map(|resolution| (resolution, None))
+    }
+
+    /// Returns the facets on which the meaning of `name` depends.
+    fn facets(&self, _name: &Name) -> Facets {
+        [Facet::ANY].into_iter().collect()
+    }
+
+    /// Returns what has changed since an older source; `None` if any name may have changed.
+    fn changes_since(&self, _older: &dyn NameSource) -> Option<Changes> {
+        None
     }
 }
 
@@ -146,16 +160,88 @@ impl Table {
     /// Begins to update the map to `answers`: the most recently used names immediately, the others
     /// through [`Self::go_on`]. Calls `progress` every few names.
     ///
-    /// A running pass is not restarted, because answers that arrive faster than passes end would
-    /// keep it from ever reaching its last names. The next pass follows once it has ended.
+    /// Names on which the differences to the earlier answers have no effect are left alone. If any
+    /// name may have changed, all are resolved. A running pass is not restarted, because answers that
+    /// arrive faster than passes end would keep it from ever reaching its last names. The next pass
+    /// follows once it has ended.
     pub(crate) fn install(&mut self, answers: Arc<dyn NameSource>, progress: &mut dyn FnMut()) {
-        self.answers = answers;
+        if !self.follow(answers, progress) {
+            self.resolve_all(progress);
+        }
+    }
+
+    /// Replaces the answers and updates the names concerned by the differences; `false` if any name may
+    /// have changed.
+    fn follow(&mut self, answers: Arc<dyn NameSource>, progress: &mut dyn FnMut()) -> bool {
+        // Dropped at the end: freeing an old snapshot takes a while.
+        let older = std::mem::replace(&mut self.answers, answers);
+        let changes = self.answers.changes_since(&*older);
+        let are_known = changes.is_some();
+        if let Some(changes) = changes {
+            self.apply(changes, progress);
+        }
+        are_known
+    }
+
+    /// Updates the most recently used names immediately and begins a pass over the others.
+    fn resolve_all(&mut self, progress: &mut dyn FnMut()) {
         // Most queries are for a few names, which should not wait for the others.
-        self.refresh_all(self.hottest(), progress);
+        let keys = self.records.iter().map(|(key, _)| key).collect();
+        let (hottest, _) = self.hottest(keys, true);
+        self.refresh_all(hottest, progress);
         if self.pass.is_some() {
             self.is_outdated = true;
         } else {
             self.begin_pass();
+        }
+    }
+
+    /// Updates the names concerned by changes, and the list. Names that the current pass has not
+    /// reached yet are resolved from the newest answers anyway, so it need not be repeated.
+    fn apply(&mut self, changes: Changes, progress: &mut dyn FnMut()) {
+        if changes.is_empty() {
+            return;
+        }
+        let Changes { facets, renewed, listed, still_listed, unlisted, zones: _ } = changes;
+        let mut keys = self.records.with_facets(&facets);
+        for name in &unlisted {
+            let key = self.key(name);
+            self.listing.remove(key);
+            keys.push(key);
+        }
+        keys.extend(renewed.iter().map(|name| self.key(name)));
+        let limit = self.limits.listed + self.limits.listed / LISTED_BEYOND;
+        let mut new = Vec::new();
+        for (names, is_new) in [(listed, true), (still_listed, false)] {
+            for name in names {
+                let key = self.key(&name);
+                if self.listing.add(key, limit, is_new) {
+                    // A name that was learned becomes a listed one; one without an answer may have one.
+                    keys.push(key);
+                    new.push((key, name));
+                }
+            }
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        keys.retain(|&key| self.records.get(key).is_some());
+        let too_large = self.listing.too_large();
+        let may_fit = too_large
+            .filter(|(_, name)| self.answers.facets(name).iter().any(|facet| facets.contains(facet)));
+        new.extend(may_fit.map(|(key, name)| (key, name.clone())));
+        let (first, later) = self.hottest(keys, false);
+        for (index, key) in first.into_iter().enumerate() {
+            if index % 64 == 0 {
+                progress();
+            }
+            self.reconsider(key);
+        }
+        let new_later = new.split_off(new.len().min(HOTTEST));
+        for (key, name) in new {
+            self.publish_listed(key, &name);
+        }
+        if !later.is_empty() || !new_later.is_empty() {
+            self.pass.get_or_insert_default().add_first(later, new_later);
         }
     }
 
@@ -171,15 +257,21 @@ impl Table {
         self.pass = Some(Pass::new(known, listed));
     }
 
-    /// Updates the answers of names within these domains, outside of which nothing has changed. The
-    /// list of names stays until the next [`Self::install`].
+    /// Updates the answers after a change within these domains, whose names do not wait for a pass.
     pub(crate) fn refresh_within(
         &mut self,
         answers: Arc<dyn NameSource>,
         domains: &[Name],
         progress: &mut dyn FnMut(),
     ) {
-        self.answers = answers;
+        if !self.follow(answers, progress) {
+            // The answers may also have changed elsewhere.
+            self.resolve_all(progress);
+        }
+        // Without a pass, all names concerned are up to date by now.
+        if self.pass.is_none() {
+            return;
+        }
         let concerned = |record: &Record| {
             let name = self.store.name(record.location());
             // A name that cannot be read is removed.
@@ -242,17 +334,26 @@ impl Table {
         self.refresh_all(keys, progress);
     }
 
-    /// Returns the keys of the most recently used names, most recent first.
-    fn hottest(&self) -> Vec<u64> {
-        let used_at =
-            self.records.iter().map(|(key, record)| (self.store.last_used_ns(record.location()), key));
-        let mut used: Vec<(u64, u64)> = used_at.filter(|&(last_used, _)| last_used != 0).collect();
+    /// Divides names into those to update immediately and the others: at most [`HOTTEST`] of them,
+    /// most recently used first. With `used_only` they must have been used.
+    fn hottest(&self, keys: Vec<u64>, used_only: bool) -> (Vec<u64>, Vec<u64>) {
+        if keys.len() <= 1 {
+            return (keys, Vec::new());
+        }
+        let last_used =
+            |key| self.records.get(key).map_or(0, |record| self.store.last_used_ns(record.location()));
+        let mut used: Vec<(u64, u64)> = keys.into_iter().map(|key| (last_used(key), key)).collect();
+        if used_only {
+            used.retain(|&(last_used, _)| last_used != 0);
+        }
+        let mut others = Vec::new();
         if used.len() > HOTTEST {
             used.select_nth_unstable_by_key(HOTTEST, |&(last_used, _)| Reverse(last_used));
-            used.truncate(HOTTEST);
+            others = used.split_off(HOTTEST);
         }
         used.sort_unstable_by_key(|&(last_used, _)| Reverse(last_used));
-        used.into_iter().map(|(_, key)| key).collect()
+        let keys = |used: Vec<(u64, u64)>| used.into_iter().map(|(_, key)| key).collect();
+        (keys(used), keys(others))
     }
 
     /// Resolves these names again, if they are still in the map, and updates them.
@@ -349,7 +450,7 @@ impl Table {
         match self.records.get(key) {
             Some(record) if self.store.is_named(record.location(), name) => return,
             Some(_) => {
-                self.listing.note_unfitting(key, Unfitting::Collision);
+                self.listing.note_unfitting(key, name, Unfitting::Collision);
                 return;
             }
             None => {}
@@ -388,12 +489,12 @@ impl Table {
     ) {
         if let Err(reason) = self.encoded.encode(key, name, resolution, policy) {
             self.remove(key);
-            self.listing.note_unfitting(key, Unfitting::Entry(reason));
+            self.listing.note_unfitting(key, name, Unfitting::Entry(reason));
             return;
         }
         let instances = &resolution.checks.instances;
         if self.says_so(key) {
-            self.depend(key, instances);
+            self.depend(key, name, instances);
             self.set_kind(key, kind);
             return;
         }
@@ -408,15 +509,15 @@ impl Table {
         // The encoder's words survive evictions, which encode nothing.
         let Some(location) = self.room(key, kind) else {
             self.remove(key);
-            self.listing.note_unfitting(key, Unfitting::NoRoom);
+            self.listing.note_unfitting(key, name, Unfitting::NoRoom);
             return;
         };
         if !self.write(Placed { key, location, size: self.encoded.size() }, kind) {
-            self.listing.note_unfitting(key, Unfitting::NoRoom);
+            self.listing.note_unfitting(key, name, Unfitting::NoRoom);
             return;
         }
         self.listing.fits(key);
-        self.depend(key, instances);
+        self.depend(key, name, instances);
         self.set_kind(key, kind);
     }
 
@@ -455,10 +556,12 @@ impl Table {
         self.store.remove(Placed { key, location: record.location(), size: record.size() });
     }
 
-    /// Records the instances on which a name depends.
-    fn depend(&mut self, key: u64, instances: &[IpAddr]) {
+    /// Records the instances and the facets on which a name depends.
+    fn depend(&mut self, key: u64, name: &Name, instances: &[IpAddr]) {
         if let Some(record) = self.records.get_mut(key) {
             record.dependency = self.dependents.assign(key, record.dependency, instances);
+            let facets = self.answers.facets(name);
+            self.records.set_facets(key, &facets);
         }
     }
 
@@ -492,5 +595,7 @@ impl NameSource for Nothing {
 
 #[cfg(test)]
 mod interleavings;
+#[cfg(test)]
+mod reloads;
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,13 @@
 //! The names in the map, by key, and their number by kind; the snapshot's list: the names to
 //! publish before the first query, and the remaining work of a new list.
 
-use std::vec;
+use std::collections::VecDeque;
 
 use dns_common::entry::{Location, MAX_ENTRY_SIZE};
-use dns_core::name::Name;
+use dns_core::{
+    changes::{Facet, Facets},
+    name::Name,
+};
 use hashbrown::{HashMap, HashSet};
 
 use super::{entry_store::EntryStore, status::UnfittingStatus};
@@ -42,12 +45,20 @@ pub(super) struct Record {
     /// Ticket in the queue of its kind.
     ticket: u64,
     location: Location,
+    /// The only facet of the name, or [`NONE`] or [`SEVERAL`].
+    facet: Facet,
     /// Length of the entry in bytes.
     size: u16,
     kind: Kind,
 }
 
-const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize);
+const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize && size_of::<Record>() == 24);
+
+/// Stands for no facet: the meaning of the name depends on no row.
+const NONE: Facet = Facet::reserved(0);
+
+/// Stands for the facets in [`Records::several`].
+const SEVERAL: Facet = Facet::reserved(1);
 
 impl Record {
     pub(super) fn kind(&self) -> Kind {
@@ -86,6 +97,8 @@ pub(super) struct Records {
     learned: SecondChance,
     /// Negative names in order of eviction.
     negative: SecondChance,
+    /// The facets of names with more than one, by key.
+    several: HashMap<u64, Box<[Facet]>>,
 }
 
 impl Records {
@@ -115,7 +128,7 @@ impl Records {
     /// Adds a name as the last of its kind to be evicted. `last_used_ns` is taken from its entry.
     pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
         let Placed { key, location, size } = entry;
-        let mut record = Record { dependency: None, ticket: 0, location, size: 0, kind };
+        let mut record = Record { dependency: None, ticket: 0, location, facet: NONE, size: 0, kind };
         record.place(location, size);
         self.by_key.insert(key, record);
         self.counts[kind as usize] += 1;
@@ -125,7 +138,37 @@ impl Records {
     pub(super) fn remove(&mut self, key: u64) -> Option<Record> {
         let record = self.by_key.remove(&key)?;
         self.counts[record.kind as usize] -= 1;
+        if record.facet == SEVERAL {
+            self.several.remove(&key);
+        }
         Some(record)
+    }
+
+    /// Sets the facets on which the meaning of a name depends.
+    pub(super) fn set_facets(&mut self, key: u64, facets: &Facets) {
+        let Some(record) = self.by_key.get_mut(&key) else { return };
+        if record.facet == SEVERAL {
+            self.several.remove(&key);
+        }
+        record.facet = match facets[..] {
+            [] => NONE,
+            [facet] => facet,
+            [..] => {
+                self.several.insert(key, facets[..].into());
+                SEVERAL
+            }
+        };
+    }
+
+    /// Returns the keys of the names with any of these facets.
+    pub(super) fn with_facets(&self, changed: &HashSet<Facet>) -> Vec<u64> {
+        let is_concerned = |(key, record): (&u64, &Record)| match record.facet {
+            SEVERAL => {
+                self.several.get(key).is_some_and(|facets| facets.iter().any(|facet| changed.contains(facet)))
+            }
+            facet => changed.contains(&facet),
+        };
+        self.by_key.iter().filter(|&entry| is_concerned(entry)).map(|(&key, _)| key).collect()
     }
 
     /// Moves a name to another kind; `false` if it already has that kind, or is not in the map.
@@ -143,7 +186,7 @@ impl Records {
 
     /// Returns the next name of a kind to evict; `None` if the kind has no names to evict.
     pub(super) fn next_to_evict(&mut self, kind: Kind, store: &EntryStore) -> Option<u64> {
-        let Self { by_key, counts, learned, negative } = self;
+        let Self { by_key, counts, learned, negative, several: _ } = self;
         queue_of(learned, negative, kind)?.next(counts[kind as usize], |key, ticket| {
             let record = by_key.get(&key).filter(|record| record.holds(kind, ticket))?;
             Some(store.last_used_ns(record.location))
@@ -152,7 +195,7 @@ impl Records {
 
     /// Queues a name as the last of its kind if the kind has a queue.
     fn queue(&mut self, key: u64, kind: Kind, last_used_ns: u64) {
-        let Self { by_key, counts, learned, negative } = self;
+        let Self { by_key, counts, learned, negative, several: _ } = self;
         let Some(queue) = queue_of(learned, negative, kind) else { return };
         let ticket = queue.queue(key, last_used_ns, counts[kind as usize], |key, ticket| {
             by_key.get(&key).is_some_and(|record| record.holds(kind, ticket))
@@ -198,12 +241,37 @@ pub(super) struct Listing {
     beyond: usize,
     /// Listed names within the limit that are missing from the map.
     unfitting: HashMap<u64, Unfitting>,
+    /// Those of them whose next answer may fit, by key.
+    too_large: HashMap<u64, Name>,
 }
 
 impl Listing {
     /// Returns a new list; `beyond` is the number of names past the limit of listed names.
     pub(super) fn new(listed: &[(u64, Name)], beyond: usize) -> Self {
-        Self { keys: listed.iter().map(|&(key, _)| key).collect(), beyond, unfitting: HashMap::new() }
+        Self { keys: listed.iter().map(|&(key, _)| key).collect(), beyond, ..Self::default() }
+    }
+
+    /// Adds a name, unless the list has `limit` names; returns whether it is listed. A name that is not
+    /// `is_new` was counted before.
+    pub(super) fn add(&mut self, key: u64, limit: usize, is_new: bool) -> bool {
+        if self.keys.len() >= limit && !self.keys.contains(&key) {
+            self.beyond += usize::from(is_new);
+            return false;
+        }
+        self.keys.insert(key);
+        true
+    }
+
+    pub(super) fn remove(&mut self, key: u64) {
+        if !self.keys.remove(&key) {
+            self.beyond = self.beyond.saturating_sub(1);
+        }
+        self.fits(key);
+    }
+
+    /// Returns the listed names whose answers are too large for an entry.
+    pub(super) fn too_large(&self) -> impl Iterator<Item = (u64, &Name)> {
+        self.too_large.iter().map(|(&key, name)| (key, name))
     }
 
     /// Returns whether the name is listed.
@@ -213,15 +281,19 @@ impl Listing {
 
     /// Records that a listed name did not fit. Other names are answered in userspace and not
     /// recorded, because clients could otherwise fill the memory.
-    pub(super) fn note_unfitting(&mut self, key: u64, reason: Unfitting) {
+    pub(super) fn note_unfitting(&mut self, key: u64, name: &Name, reason: Unfitting) {
         if self.contains(key) {
             self.unfitting.insert(key, reason);
+            if reason == Unfitting::Entry(EntryUnfitting::TooManyAddresses) {
+                self.too_large.insert(key, name.clone());
+            }
         }
     }
 
     /// Records that a name is in the map.
     pub(super) fn fits(&mut self, key: u64) {
         self.unfitting.remove(&key);
+        self.too_large.remove(&key);
     }
 
     /// Returns the number of missing names, by reason.
@@ -240,11 +312,12 @@ impl Listing {
 }
 
 /// The remaining work until the map contains the new answers.
+#[derive(Default)]
 pub(super) struct Pass {
     /// Names already in the map. They are processed first, to replace stale answers and to make
     /// room for new names.
-    known: vec::IntoIter<u64>,
-    listed: vec::IntoIter<(u64, Name)>,
+    known: VecDeque<u64>,
+    listed: VecDeque<(u64, Name)>,
 }
 
 /// One step of a pass.
@@ -257,7 +330,13 @@ pub(super) enum Step {
 impl Pass {
     /// Returns a pass over all these names.
     pub(super) fn new(known: Vec<u64>, listed: Vec<(u64, Name)>) -> Self {
-        Self { known: known.into_iter(), listed: listed.into_iter() }
+        Self { known: known.into(), listed: listed.into() }
+    }
+
+    /// Adds names before all others.
+    pub(super) fn add_first(&mut self, known: Vec<u64>, listed: Vec<(u64, Name)>) {
+        known.into_iter().rev().for_each(|key| self.known.push_front(key));
+        listed.into_iter().rev().for_each(|name| self.listed.push_front(name));
     }
 }
 
@@ -265,7 +344,7 @@ impl Iterator for Pass {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        let known = self.known.next().map(Step::Reconsider);
-        known.or_else(|| self.listed.next().map(|(key, name)| Step::Publish(key, name)))
+        let known = self.known.pop_front().map(Step::Reconsider);
+        known.or_else(|| self.listed.pop_front().map(|(key, name)| Step::Publish(key, name)))
     }
 }
