@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 /// report.
 const MOST_PAIRS: usize = 2048;
 
-/// Arrivals since the last report, by interface and endpoint, shared by all UDP workers. Off by
-/// default: without a fast path nothing is counted.
+/// Arrivals since the last report, by interface and endpoint. Each UDP worker has counts of its own,
+/// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
 #[derive(Clone, Default)]
-pub struct Arrivals(Option<Arc<Mutex<Pairs>>>);
+pub struct Arrivals(Option<Arc<Mutex<Vec<Arc<Mutex<Pairs>>>>>>);
 
 type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
 
@@ -33,6 +33,26 @@ struct Seen {
     more: bool,
 }
 
+impl Seen {
+    fn add(&mut self, other: Self) {
+        let Self { queries, clients, more } = other;
+        self.queries = self.queries.saturating_add(queries);
+        self.more |= more;
+        clients.into_iter().for_each(|client| self.add_client(client));
+    }
+
+    fn add_client(&mut self, client: IpAddr) {
+        if self.clients.contains(&client) {
+            return;
+        }
+        if self.clients.len() < MOST_CLIENTS {
+            self.clients.push(client);
+        } else {
+            self.more = true;
+        }
+    }
+}
+
 impl Arrivals {
     /// Creates the shared counts, switched on.
     pub fn on() -> Self {
@@ -45,8 +65,15 @@ impl Arrivals {
 
     /// Returns the arrivals since the last call, and resets them.
     pub fn take(&self) -> Vec<Arrival> {
-        let Some(pairs) = &self.0 else { return Vec::new() };
-        let pairs = std::mem::take(&mut *pairs.lock());
+        let Some(workers) = &self.0 else { return Vec::new() };
+        let mut pairs = Pairs::new();
+        workers.lock().retain(|worker| {
+            for (pair, seen) in std::mem::take(&mut *worker.lock()) {
+                pairs.entry(pair).or_default().add(seen);
+            }
+            // The counts of a worker that has ended have just been taken.
+            Arc::strong_count(worker) > 1
+        });
         let arrival = |((ifindex, endpoint), Seen { queries, clients, more })| Arrival {
             ifindex,
             endpoint,
@@ -66,26 +93,33 @@ impl fmt::Debug for Arrivals {
 
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
-    all: Arrivals,
+    /// This worker's counts; `None` if nothing is counted.
+    pairs: Option<Arc<Mutex<Pairs>>>,
     /// The datagrams of the current batch; the flag is set if one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
 
 impl ArrivalCounter {
-    pub(super) fn new(all: Arrivals) -> Self {
-        Self { all, batch: Vec::new() }
+    /// Creates the counts of a worker, which are part of `all`.
+    pub(super) fn new(all: &Arrivals) -> Self {
+        let pairs = all.0.as_ref().map(|workers| {
+            let pairs = Arc::default();
+            workers.lock().push(Arc::clone(&pairs));
+            pairs
+        });
+        Self { pairs, batch: Vec::new() }
     }
 
     /// Counts a datagram from `client` that arrived at an endpoint through an interface.
     pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
-        if self.all.is_on() {
+        if self.pairs.is_some() {
             self.batch.push((ifindex, endpoint, client, answered));
         }
     }
 
-    /// Adds the batch to the shared counts.
+    /// Adds the batch to the counts.
     pub(super) fn batch_ended(&mut self) {
-        let Some(pairs) = &self.all.0 else { return };
+        let Some(pairs) = &self.pairs else { return };
         if self.batch.is_empty() {
             return;
         }
@@ -96,13 +130,7 @@ impl ArrivalCounter {
             }
             let seen = pairs.entry((ifindex, endpoint)).or_default();
             seen.queries = seen.queries.saturating_add(u32::from(answered));
-            if !seen.clients.contains(&client) {
-                if seen.clients.len() < MOST_CLIENTS {
-                    seen.clients.push(client);
-                } else {
-                    seen.more = true;
-                }
-            }
+            seen.add_client(client);
         }
     }
 }
@@ -114,7 +142,7 @@ mod tests {
     #[test]
     fn pairs_are_counted_apart() {
         let all = Arrivals::on();
-        let mut worker = ArrivalCounter::new(all.clone());
+        let mut worker = ArrivalCounter::new(&all);
         let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
         for number in 0..40 {
             worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number]), number % 2 == 0);
@@ -130,5 +158,24 @@ mod tests {
         );
         assert_eq!((taken[1].ifindex, taken[1].queries, taken[1].more), (8, 1, false));
         assert_eq!(all.take(), []);
+    }
+
+    #[test]
+    fn workers_share_no_counts() {
+        let all = Arrivals::on();
+        let mut workers = [ArrivalCounter::new(&all), ArrivalCounter::new(&all)];
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        // The lock of the first worker is taken, which must not keep the second one waiting.
+        let first = workers[0].pairs.clone().unwrap();
+        let held = first.lock();
+        workers[1].arrived(7, endpoint, IpAddr::from([10, 0, 0, 1]), true);
+        workers[1].batch_ended();
+        drop(held);
+        workers[0].arrived(7, endpoint, IpAddr::from([10, 0, 0, 2]), true);
+        workers[0].batch_ended();
+        drop((first, workers));
+        let taken = all.take();
+        assert_eq!((taken.len(), taken[0].queries, taken[0].clients.len()), (1, 2, 2));
+        assert_eq!(all.0.unwrap().lock().len(), 0, "workers that have ended are forgotten");
     }
 }

@@ -169,8 +169,8 @@ impl Shared {
     /// Evaluates a thread's report and passes the decision to the program.
     fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
-        let Some(went_up) = server_state.fast_path.went_up() else { return };
-        let decision = self.limiter.lock().report(report, went_up, now);
+        let went_up = || server_state.fast_path.went_up();
+        let Some(decision) = self.limiter.lock().report(report, went_up, now) else { return };
         match decision {
             Decision::Nothing => {}
             Decision::Shed(shares) => {
@@ -238,9 +238,14 @@ impl Default for Limiter {
 }
 
 impl Limiter {
-    /// Adds a report and decides once per window. `went_up` is the number of queries that
-    /// interfaces have passed so far.
-    fn report(&mut self, report: Report<'_>, went_up: u64, now: Instant) -> Decision {
+    /// Adds a report and decides once per window. `went_up` reads the number of queries that
+    /// interfaces have passed so far, from counters of all CPUs; `None` without a fast path.
+    fn report(
+        &mut self,
+        report: Report<'_>,
+        went_up: impl FnOnce() -> Option<u64>,
+        now: Instant,
+    ) -> Option<Decision> {
         let Report { taken, seconds, fill } = report;
         for (sum, &more) in self.taken.iter_mut().zip(taken) {
             *sum += f64::from(more) / seconds;
@@ -248,8 +253,9 @@ impl Limiter {
         self.fill = self.fill.max(fill);
         let elapsed = self.decided.map_or(Duration::MAX, |decided| now.saturating_duration_since(decided));
         if elapsed < WINDOW {
-            return Decision::Nothing;
+            return Some(Decision::Nothing);
         }
+        let went_up = went_up()?;
         // After a pause the order has expired, and the counts cover an unknown period.
         let decision = if elapsed > ORDER {
             self.forget()
@@ -259,7 +265,7 @@ impl Limiter {
         };
         (self.taken, self.fill) = ([0.0; CLIENT_BUCKETS], 0.0);
         (self.decided, self.went_up) = (Some(now), went_up);
-        decision
+        Some(decision)
     }
 
     fn forget(&mut self) -> Decision {
@@ -387,7 +393,7 @@ mod tests {
             let left = left.min(QUEUE);
             let report = Report { taken: &counts, seconds, fill: left / QUEUE };
             let now = start + self.windows * WINDOW;
-            match self.limiter.report(report, self.went_up as u64, now) {
+            match self.limiter.report(report, || Some(self.went_up as u64), now).unwrap() {
                 Decision::Nothing => {}
                 Decision::Shed(shares) => self.shares = Some(shares),
                 Decision::End => self.shares = None,
@@ -448,10 +454,13 @@ mod tests {
         let start = Instant::now();
         let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
         let decisions: Vec<Decision> = (0..5)
-            .map(|window| limiter.report(report, 10_000 * u64::from(window), start + window * WINDOW))
+            .map(|window| {
+                limiter.report(report, || Some(10_000 * u64::from(window)), start + window * WINDOW).unwrap()
+            })
             .collect();
         assert!(matches!(decisions[4], Decision::Shed(_)), "{decisions:?}");
-        assert_eq!(limiter.report(report, 60_000, start + 5 * WINDOW + ORDER), Decision::End);
+        let end = limiter.report(report, || Some(60_000), start + 5 * WINDOW + ORDER);
+        assert_eq!(end, Some(Decision::End));
     }
 
     #[test]
@@ -462,9 +471,28 @@ mod tests {
         // last decision.
         let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
         for at in [0, 50, 100, 150] {
-            limiter.report(report, at * 1_000, start + Duration::from_millis(at));
+            limiter.report(report, || Some(at * 1_000), start + Duration::from_millis(at));
         }
         assert_eq!(limiter.capacity.map(f64::round), Some(640_000.0));
+    }
+
+    #[test]
+    fn counters_are_read_once_per_window() {
+        let (mut limiter, mut reads) = (Limiter::default(), 0);
+        let start = Instant::now();
+        let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
+        for window in 0..20 {
+            // Each of 32 workers reports in each window.
+            for worker in 0..32 {
+                let now = start + window * WINDOW + Duration::from_micros(worker);
+                let went_up = || {
+                    reads += 1;
+                    Some(u64::from(window) * 10_000)
+                };
+                limiter.report(report, went_up, now);
+            }
+        }
+        assert_eq!(reads, 20);
     }
 
     #[test]

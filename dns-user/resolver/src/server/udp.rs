@@ -154,7 +154,7 @@ impl Worker {
             shuffle: Shuffle::default(),
             near: NearClients::default(),
             queue: QueueWatch::new(handler.options.overload.clone()),
-            arrivals: ArrivalCounter::new(handler.options.arrivals.clone()),
+            arrivals: ArrivalCounter::new(&handler.options.arrivals),
             stripe: handler.metrics.stripe(),
             handler,
         }
