@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 use super::sources::{Followed, Sources, error_lines};
 use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
-    catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},
+    catalog::{AliasError, AliasFiles, IndexedRecords, NameRules, Records, RowWarning, Snapshot},
     config::{ConfigError, ParsedFiles},
 };
 
@@ -19,8 +19,8 @@ const LOGGED_WARNINGS: usize = 20;
 pub(super) struct CatalogFiles {
     records: Followed,
     aliases: Followed,
-    /// Contents of the records in use, which are parsed again if only aliases change.
-    good_records: Vec<u8>,
+    /// The records in use, which are combined with other aliases if only those change.
+    good_records: IndexedRecords,
     good_aliases: AliasFiles,
     rules: NameRules,
     service_status: ServiceStatus,
@@ -38,7 +38,7 @@ impl CatalogFiles {
         let mut files = Self {
             records: Followed::new(sources.records.clone()),
             aliases: Followed::new(sources.aliases.clone()),
-            good_records: NO_RECORDS.to_vec(),
+            good_records: Records::default().into(),
             good_aliases: AliasFiles::default(),
             rules: sources.rules,
             service_status: service_status.clone(),
@@ -106,10 +106,7 @@ impl CatalogFiles {
         let (contents, parsed) = self.records.parsed(force, parse_records)?;
         let files = contents.paths();
         match parsed.whole() {
-            Ok(parsed) => {
-                self.good_records = contents.into_first().unwrap_or_else(|| NO_RECORDS.to_vec());
-                Some(NewRecords { files, parsed })
-            }
+            Ok(parsed) => Some(NewRecords { files, parsed }),
             Err(problems) => {
                 let in_use = self.service_status.is_in_use(Kind::Records);
                 let stays = if in_use { "the current records stay in use" } else { "no records are served" };
@@ -132,13 +129,12 @@ impl CatalogFiles {
             self.good_aliases = aliases;
             new_aliases = Some((files, warnings));
         }
-        let (record_files, parsed) = match records {
-            Some(NewRecords { files, parsed }) => (Some(files), Some(parsed)),
-            // Cannot fail: these bytes were parsed when they were loaded.
-            None => (None, Records::parse(&self.good_records).ok()),
-        };
-        let (records, rows) = parsed.unwrap_or_default();
-        let (snapshot, skipped) = Snapshot::build(records, &self.good_aliases);
+        let mut record_files = None;
+        if let Some(NewRecords { files, parsed: (records, rows) }) = records {
+            self.good_records = records.into();
+            record_files = Some((files, rows));
+        }
+        let (snapshot, skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);
 
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
@@ -148,7 +144,7 @@ impl CatalogFiles {
             state.records_version = snapshot.version();
             (state.instances, state.aliases) = (instances, aliases);
         });
-        if let Some(files) = record_files {
+        if let Some((files, rows)) = record_files {
             let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
             warnings.extend(skipped.iter().map(ToString::to_string));
             log_warnings("records", &warnings);
@@ -182,9 +178,6 @@ struct NewRecords {
 }
 
 type ParsedRecords = (Records, Vec<RowWarning>);
-
-/// Contents used until valid records are read.
-const NO_RECORDS: &[u8] = b"{}";
 
 /// Parses records.json; empty records if no file is configured.
 fn parse_records(files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {

@@ -202,6 +202,7 @@ impl Contents {
     }
 
     /// Returns the contents of the first file.
+    #[cfg(test)]
     pub(super) fn into_first(self) -> Option<Vec<u8>> {
         self.files.into_iter().next()?.1.ok()
     }
