@@ -75,10 +75,9 @@ impl Machines {
                 let id = ip.to_string();
                 let profile = Profile::new(HEALTH_NAME, &[], [id.as_str()], [ip]).unwrap();
                 let day = Duration::from_secs(24 * 3600);
-                let issued =
-                    authority
-                        .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
-                        .unwrap();
+                let issued = authority
+                    .issue(&profile, key.public_key_info(), Validity::starting(SystemTime::now(), day))
+                    .unwrap();
                 Pair { certificate: issued.pem, key: key.to_pem().unwrap() }
             }
         };

@@ -118,9 +118,14 @@ mod tests {
     fn names_above_domains_and_aliases_exist() {
         let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
         let (modern, reference) = (snapshot(modern), snapshot(NameRules::default()));
-        for (name, expected) in
-            [("my.tld", true), ("tld", true), ("alias.test", true), ("test", true), ("other.tld", false), (".", false)]
-        {
+        for (name, expected) in [
+            ("my.tld", true),
+            ("tld", true),
+            ("alias.test", true),
+            ("test", true),
+            ("other.tld", false),
+            (".", false),
+        ] {
             let name = Name::from_text(name).unwrap();
             assert_eq!(is_above_local(&modern, &name), expected, "{name}");
             assert!(!is_above_local(&reference, &name), "{name}");
