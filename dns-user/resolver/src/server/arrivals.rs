@@ -18,7 +18,10 @@ const MOST_PAIRS: usize = 2048;
 /// Arrivals since the last report, by interface and endpoint. Each UDP worker has counts of its own,
 /// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
 #[derive(Clone, Default)]
-pub struct Arrivals(Option<Arc<Mutex<Vec<Arc<Mutex<Pairs>>>>>>);
+pub struct Arrivals(Option<Arc<Mutex<Vec<WorkerPairs>>>>);
+
+/// The counts of one worker.
+type WorkerPairs = Arc<Mutex<Pairs>>;
 
 type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
 
@@ -94,7 +97,7 @@ impl fmt::Debug for Arrivals {
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
     /// This worker's counts; `None` if nothing is counted.
-    pairs: Option<Arc<Mutex<Pairs>>>,
+    pairs: Option<WorkerPairs>,
     /// The datagrams of the current batch; the flag is set if one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
