@@ -412,22 +412,53 @@ impl Owner {
         match fastrand::u32(..6) {
             0 if self.wanted.len() > 5 => drop(self.wanted.remove(&name)),
             0..=2 => self.want(fastrand::u32(..20)),
-            3 => server.nsupdate(&format!("zone example.org.\nupdate delete {name}. A\n")),
-            4 => server.nsupdate(&format!(
-                "zone example.org.\nupdate add {name}. 60 A 203.0.113.9\nupdate add hand-{name}. 60 TXT \"by hand\"\n"
-            )),
+            3 => self.by_hand(server, &format!("update delete {name}. A\n")),
+            4 => {
+                let more = format!(
+                    "update add {name}. 60 A 203.0.113.9\nupdate add hand-{name}. 60 TXT \"by hand\"\n"
+                );
+                self.by_hand(server, &more);
+            }
             _ => {
                 self.running.take().unwrap().kill();
                 self.running = Some(self.publisher.start());
             }
         }
         self.write();
+    }
+
+    /// Edits the zone while it is as wanted, and waits until it is so again. An edit of a name that is
+    /// just created or deleted would leave a record without an owner, or an owner record alone.
+    fn by_hand(&self, server: &NameServer, lines: &str) {
+        self.settle(server);
+        server.nsupdate(&format!("zone example.org.\n{lines}"));
+        self.settle(server);
+    }
+
+    fn settle(&self, server: &NameServer) {
+        self.running.as_ref().unwrap().wait_until("the wanted state", || self.is_settled(server));
+    }
+
+    fn is_settled(&self, server: &NameServer) -> bool {
         // Without a confirmation the guard would stop the soak after ten deletions.
-        let running = self.running.as_ref().unwrap();
         let confirm = json!({"deletions": 100, "providers": ["default/bind"]});
-        let is_confirmed =
-            || running.ask("POST", "/confirm", Some(&confirm)).is_some_and(|(code, _)| code == 200);
-        running.wait_until("a confirmed round", is_confirmed);
+        let running = self.running.as_ref().unwrap();
+        let Some((200, results)) = running.ask("POST", "/confirm", Some(&confirm)) else { return false };
+        let zone = server.transfer("example.org");
+        let lines: Vec<Vec<&str>> = zone.lines().map(|line| line.split_whitespace().collect()).collect();
+        let of = |record_type: &str| -> Vec<(String, String)> {
+            let records = lines.iter().filter(|words| words.get(3) == Some(&record_type));
+            let pair = |words: &Vec<&str>| (words[0].trim_end_matches('.').to_owned(), words[4..].join(" "));
+            let mut pairs: Vec<_> = records.map(pair).collect();
+            pairs.sort();
+            pairs
+        };
+        let is_ours = |name: &str| name.starts_with(self.letter) && name.ends_with(".example.org");
+        let found: Vec<_> = of("A").into_iter().filter(|(name, _)| is_ours(name)).collect();
+        let wanted: Vec<_> = self.wanted.clone().into_iter().collect();
+        let texts = of("TXT");
+        let owned = texts.iter().filter(|(_, text)| text.contains(&format!("owner={}", self.letter)));
+        results["default/bind"]["problems"] == json!([]) && found == wanted && owned.count() == wanted.len()
     }
 }
 
@@ -441,37 +472,10 @@ fn owners_share_a_zone_through_faults() {
         thread::sleep(Duration::from_millis(fastrand::u64(..300)));
     }
     for owner in &owners {
-        let running = owner.running.as_ref().unwrap();
-        let settled = || {
-            let (_, results) = running.ask("POST", "/confirm", Some(&json!({"deletions": 100}))).unwrap();
-            let zone = server.transfer("example.org");
-            let lines: Vec<Vec<&str>> = zone.lines().map(|line| line.split_whitespace().collect()).collect();
-            let of = |record_type: &str| -> Vec<(String, String)> {
-                let records = lines.iter().filter(|words| words.get(3) == Some(&record_type));
-                let pair =
-                    |words: &Vec<&str>| (words[0].trim_end_matches('.').to_owned(), words[4..].join(" "));
-                let mut pairs: Vec<_> = records.map(pair).collect();
-                pairs.sort();
-                pairs
-            };
-            let is_ours = |name: &str| name.starts_with(owner.letter) && name.ends_with(".example.org");
-            let found: Vec<_> = of("A").into_iter().filter(|(name, _)| is_ours(name)).collect();
-            let wanted: Vec<_> = owner.wanted.clone().into_iter().collect();
-            let texts = of("TXT");
-            let owned = texts.iter().filter(|(_, text)| text.contains(&format!("owner={}", owner.letter)));
-            results["default/bind"]["problems"] == json!([])
-                && found == wanted
-                && owned.count() == wanted.len()
-        };
-        running.wait_until("the wanted state", settled);
+        owner.settle(&server);
     }
-    let zone = server.transfer("example.org");
-    let hands = zone.matches("\"by hand\"").count();
-    println!(
-        "{} records by hand, {} names",
-        hands,
-        owners.iter().map(|owner| owner.wanted.len()).sum::<usize>()
-    );
+    let hands = server.transfer("example.org").matches("\"by hand\"").count();
+    println!("{hands} records by hand");
     for owner in owners {
         owner.running.unwrap().stop();
     }
