@@ -148,6 +148,9 @@ impl SetUp {
     /// Waits for packages and compilers; meanwhile a first build compiles what needs neither. Returns the rest.
     fn tools(self) -> Result<Step> {
         if is_first_build() {
+            println!(
+                "set-up: compiling dependencies meanwhile; the first run takes about half an hour on two cores"
+            );
             // Fails at the BPF programs if their toolchain is not ready by then; the later builds go on.
             let _ = Command::new("cargo")
                 .args(["build", "--keep-going", "--quiet"])

@@ -26,8 +26,7 @@ macro_rules! metrics {
             /// Creates and registers all metrics.
             pub fn new() -> prometheus::Result<Self> {
                 let registry = Registry::new();
-                #[cfg(target_os = "linux")]
-                registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+                dns_kit::metrics::register_process(&registry)?;
                 $(
                     let $field = metrics!(@new $kind $name $([$($label),+])? $help)?;
                     registry.register(Box::new($field.clone()))?;

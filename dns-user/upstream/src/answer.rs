@@ -1,6 +1,6 @@
 //! The interface of the components that answer queries for names outside the fleet.
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use dns_core::wire::{ForwardedAnswer, Query, Transport};
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use super::{
     Answer,

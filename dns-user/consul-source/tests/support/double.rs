@@ -505,7 +505,7 @@ fn pieces(text: &str, cut: bool) -> Body {
             }
         }
     });
-    StreamBody::new(futures::stream::unfold(receiver, |mut receiver| async move {
+    StreamBody::new(futures_util::stream::unfold(receiver, |mut receiver| async move {
         Some((receiver.recv().await?, receiver))
     }))
     .boxed()

@@ -6,7 +6,7 @@
 
 use std::{io, thread, time::Duration};
 
-use crossbeam::channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use dns_kit::threads::{self, OnPanic};
 

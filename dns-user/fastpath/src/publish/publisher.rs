@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
 use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, forwarded::is_answered, name::hash_name};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};

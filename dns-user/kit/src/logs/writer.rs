@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::requests;

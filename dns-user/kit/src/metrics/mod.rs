@@ -5,8 +5,10 @@
 mod family;
 pub mod labels;
 pub mod names;
+mod process;
 
 pub use self::{
     family::{Counter, Family, Gauge, Histogram, Kind, histogram},
     names::families,
+    process::register_process,
 };

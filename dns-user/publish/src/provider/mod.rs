@@ -9,7 +9,7 @@ pub mod webhook;
 
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
 pub use self::{http::TlsFiles, parameters::Parameters};

@@ -8,7 +8,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

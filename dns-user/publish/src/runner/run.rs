@@ -171,7 +171,7 @@ impl Workers {
     async fn end(self) -> anyhow::Result<()> {
         let tasks: Vec<JoinHandle<()>> =
             self.0.into_values().map(|Worker { targets: _, task }| task).collect();
-        let all = futures::future::join_all(tasks);
+        let all = futures_util::future::join_all(tasks);
         if tokio::time::timeout(FAREWELL, all).await.is_err() {
             tracing::warn!("a round did not finish in time; the next start continues it");
         }

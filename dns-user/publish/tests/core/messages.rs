@@ -21,7 +21,7 @@ use dns_publish::{
     },
     record::{Labels, Name, Record, RecordType, Target},
 };
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use serde_json::Value;
 
 use crate::{

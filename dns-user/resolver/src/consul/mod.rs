@@ -19,7 +19,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use futures::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, join_all};
 use hickory_proto::{
     op::{Message, MessageType, OpCode, Query as Question, ResponseCode},
     rr::{Name as MessageName, RecordType},

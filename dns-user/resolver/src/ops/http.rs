@@ -231,7 +231,7 @@ impl hyper::body::Body for CountedBody {
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
-    use futures::FutureExt as _;
+    use futures_util::FutureExt as _;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::{TcpListener, TcpStream},

@@ -312,7 +312,7 @@ mod tests {
         let name = Name::from_text("a.bosh").unwrap();
         tap.observe(&request(&name));
         let mut view = tap.subscribe(1);
-        assert!(futures::FutureExt::now_or_never(view.next()).is_none());
+        assert!(futures_util::FutureExt::now_or_never(view.next()).is_none());
         tap.observe(&request(&name));
         let Some(TapItem::Line(line)) = view.next().await else { panic!("no line") };
         assert_eq!((line.name.as_str(), line.query_type.as_str()), ("a.bosh.", "AAAA"));

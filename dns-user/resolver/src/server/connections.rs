@@ -180,7 +180,7 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
+    use futures_util::FutureExt;
 
     use super::*;
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 use parking_lot::Mutex;
 

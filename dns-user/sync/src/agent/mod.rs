@@ -11,7 +11,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use dns_kit::http_server;
-use futures::StreamExt;
+use futures_util::StreamExt;
 use tokio::sync::{mpsc, watch};
 
 use self::{

@@ -24,7 +24,7 @@ use std::{
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
 use dns_kit::http_server;
-use futures::{StreamExt, stream::select};
+use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 

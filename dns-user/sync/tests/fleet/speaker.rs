@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use async_nats::{Message, Subscriber};
 use dns_sync::bus::{Bus, BusOptions};
-use futures::StreamExt;
+use futures_util::StreamExt;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 

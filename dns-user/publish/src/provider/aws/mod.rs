@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 pub use self::sign::Credentials;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 use self::{
     etcd::{Etcd, EtcdKey, Operation, Txn},

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 
 pub use self::{
     connection::Server,

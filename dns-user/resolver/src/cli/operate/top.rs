@@ -4,15 +4,16 @@
 //! from the tap, sampled to about [`LINES_PER_SECOND`] lines per second regardless of traffic; the
 //! server counts nothing by name while there is no viewer.
 
+#[cfg(feature = "screen")]
 mod draw;
 mod model;
+#[cfg(feature = "screen")]
+mod screen;
 
-use std::{io::IsTerminal, time::Duration};
+use std::time::Duration;
 
 use clap::Args;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use self::model::Model;
 use super::{
@@ -26,9 +27,6 @@ use crate::ops::status::Status;
 
 /// Target rate of tap lines per second: enough to rank names, cheap for the server.
 const LINES_PER_SECOND: f64 = 1000.0;
-
-/// Minimum time between two redraws of the screen.
-const REDRAW: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Top {
@@ -52,22 +50,17 @@ pub(in crate::cli) struct Top {
 impl Top {
     /// Shows the screen until `q`, or prints the result once.
     pub(super) fn run(self) -> Result<(), Problem> {
-        let once = self.once || self.json || !std::io::stdout().is_terminal();
         wait_for(async {
             let mut watch = Watch::begin(&self).await?;
-            if once {
-                watch.poll().await?;
-                return match self.json {
-                    true => print_json(&watch.model.json()),
-                    false => print(&watch.model.text()),
-                };
+            #[cfg(feature = "screen")]
+            if !self.once && !self.json && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
+                return screen::show(&mut watch).await;
             }
-            // Restores the terminal when dropped, also on a panic.
-            let mut terminal = ratatui::try_init()
-                .map_err(|error| Problem::BadAnswer(format!("cannot draw on this terminal: {error}")))?;
-            let result = watch.show(&mut terminal).await;
-            ratatui::restore();
-            result
+            watch.poll().await?;
+            match self.json {
+                true => print_json(&watch.model.json()),
+                false => print(&watch.model.text()),
+            }
         })
     }
 }
@@ -128,70 +121,6 @@ impl Watch {
             self.every = wanted;
         }
         Ok(())
-    }
-
-    /// Redraws until `q`, Escape or Ctrl-C.
-    async fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
-        let mut keys = events();
-        let mut ticks = interval(self.period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        ticks.tick().await;
-        loop {
-            terminal
-                .draw(|frame| draw::draw(frame, &self.model, self.every))
-                .map_err(|_| Problem::OutputClosed)?;
-            let redraw = tokio::time::sleep(REDRAW);
-            tokio::pin!(redraw);
-            let mut is_new = false;
-            loop {
-                // Lines are read without a pause, because the server drops lines for slow readers.
-                tokio::select! {
-                    line = self.lines.next() => {
-                        self.take(line.as_deref())?;
-                        is_new = true;
-                    }
-                    () = &mut redraw, if is_new => break,
-                    _ = ticks.tick() => {
-                        self.refresh().await?;
-                        break;
-                    }
-                    key = keys.recv() => if is_end(key) { return Ok(()) },
-                }
-            }
-        }
-    }
-}
-
-/// Returns the terminal's events, read on a dedicated thread until the receiver is dropped or the
-/// terminal is closed.
-fn events() -> mpsc::Receiver<Event> {
-    let (sender, receiver) = mpsc::channel(16);
-    std::thread::spawn(move || {
-        while !sender.is_closed() {
-            match event::poll(Duration::from_millis(200)) {
-                Ok(false) => {}
-                Ok(true) => {
-                    let Ok(event) = event::read() else { return };
-                    if sender.blocking_send(event).is_err() {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
-        }
-    });
-    receiver
-}
-
-/// Returns whether an event ends the program; so does a closed terminal.
-fn is_end(event: Option<Event>) -> bool {
-    match event {
-        None => true,
-        Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
-            matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
-                || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
-        }
-        Some(_) => false,
     }
 }
 

@@ -12,7 +12,7 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use futures::stream;
+use futures_util::stream;
 use serde::Deserialize;
 use serde_json::json;
 

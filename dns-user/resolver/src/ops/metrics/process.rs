@@ -1,12 +1,12 @@
 //! Process metrics: the usual `process_*` families and build information.
 
-use prometheus::{Registry, process_collector::ProcessCollector};
+use prometheus::Registry;
 
 use crate::ops::version;
-use dns_kit::metrics::families;
+use dns_kit::metrics::{families, register_process};
 
 pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
-    registry.register(Box::new(ProcessCollector::for_self()))?;
+    register_process(registry)?;
     let build = families::BUILD_INFO.gauges()?;
     build.with_label_values(&[version::VERSION, version::COMMIT]).set(1);
     registry.register(Box::new(build))

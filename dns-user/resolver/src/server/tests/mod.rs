@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
+use futures_util::future::BoxFuture;
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RData,
