@@ -21,16 +21,16 @@ const BUDGETS: [(&str, usize); 18] = [
     ("dns-ebpf", 3_600),
     ("dns-user/consul", 6_000),
     ("dns-user/consul-source", 3_070),
-    ("dns-user/core", 7_130),
-    ("dns-user/fastpath", 14_310),
+    ("dns-user/core", 7_720),
+    ("dns-user/fastpath", 14_890),
     ("dns-user/health", 2_970),
     ("dns-user/identity", 7_180),
     ("dns-user/kit", 3_460),
     ("dns-user/publish", 15_090),
-    ("dns-user/resolver", 16_590),
+    ("dns-user/resolver", 16_660),
     ("dns-user/sync", 7_260),
     ("dns-user/upstream", 5_980),
-    ("xtask", 2_080),
+    ("xtask", 2_090),
 ];
 
 /// The most lines of a file.
