@@ -242,7 +242,7 @@ impl IdentityFolder {
         }
     }
 
-    /// Removes the folder. A kill in between leaves a hidden folder for [`sweep_removed`].
+    /// Removes the folder. A kill in between leaves a hidden folder for the next sweep.
     pub fn destroy(self) -> Result<(), FolderError> {
         let failed = |cause| FolderError { path: self.path.clone(), cause };
         if !fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_dir()) {
