@@ -176,10 +176,21 @@ impl FastPathHandle {
     }
 
     /// Replaces a forwarded answer by one that was looked up in `generation`.
-    pub fn renew_answer(&self, answer: ForwardedAnswer, generation: u64) {
+    pub fn replace_answer(&self, answer: ForwardedAnswer, generation: u64) {
         if let Some(held) = self.0.held.load().first() {
             held.publisher.renew(answer, generation);
         }
+    }
+
+    /// Removes the forwarded answer to this question.
+    pub fn remove_answer(&self, question: &AnswerKey<'_>) {
+        self.tell(|publisher| publisher.remove_answer(question));
+    }
+
+    /// Returns when an interface last gave the forwarded answer to this question, in nanoseconds of
+    /// `CLOCK_MONOTONIC_COARSE`; `None` if there is none or it was never used.
+    pub fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
+        self.0.held.load().first()?.publisher.answer_last_used_ns(question)
     }
 
     /// Returns whether interfaces hold a forwarded answer to this question.

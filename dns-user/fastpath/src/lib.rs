@@ -275,7 +275,7 @@ impl FastPath {
         let store = EntryStore::new(Index::new(index.clone()), entries.clone());
         let table = Table::new((store, grace_periods()?), seed, limits, health, admission, filter.clone());
         let answer_filter = Arc::new(LearnFilter::new());
-        let answer_store = EntryStore::new(Index::new(answers.index.clone()), answers.entries);
+        let answer_store = EntryStore::new(Index::new(answers.index.clone()), answers.entries.clone());
         let answers = Answers {
             table: AnswerTable::new(
                 (answer_store, grace_periods()?),
@@ -284,6 +284,7 @@ impl FastPath {
                 answer_filter.clone(),
             ),
             index: answers.index,
+            memory: answers.entries,
             filter: answer_filter,
         };
         let names = Names { table, index, memory: entries, filter };

@@ -12,11 +12,14 @@
 //! * [`clock`], [`limits`]: the kernel's clock; the limit on open files.
 //! * [`standstill`]: detects that the process did not run.
 //! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors.
+//! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
 //! * [`http_server`]: an HTTP server that idle clients cannot block.
 //! * [`signals`]: the signals that end a program.
 
+pub mod admission;
 pub mod clock;
 pub mod command_line;
+pub mod connections;
 pub mod files;
 pub mod http_server;
 pub mod limits;

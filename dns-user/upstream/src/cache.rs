@@ -14,13 +14,14 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
+    CachedQuestion, InterfaceAnswers, NoInterfaces,
     message::{self, Flags, MessageIndex},
     outgoing::{AD, Form, KEY_CLASS, Key, KeyFields},
     store::{self, Generation, SLOT_SIZE, Store, Totals},
 };
 use dns_core::{
     config::{CacheConfig, Compat},
-    wire::{self, CLASS_IN, ForwardedAnswer, OPT_LEN, Query, Transport, remaining_ttl},
+    wire::{self, CLASS_IN, ForwardedAnswer, OPT_LEN, Query, TYPE_ANY, Transport, remaining_ttl},
 };
 use dns_kit::clock::BootInstant;
 
@@ -54,6 +55,8 @@ pub(crate) struct Cache {
     form: Form,
     /// Quirks of bosh-dns to reproduce.
     compat: Compat,
+    /// Interfaces that answer from copies of entries.
+    interfaces: Arc<dyn InterfaceAnswers>,
     /// Number of look-ups by result.
     pub(crate) counters: CacheCounters,
 }
@@ -114,7 +117,30 @@ impl Cache {
             stale: config.serve_stale,
             form,
             compat,
+            interfaces: NoInterfaces::shared(),
             counters: CacheCounters::default(),
+        }
+    }
+
+    /// Sets the interfaces that answer from copies of entries.
+    pub(crate) fn mirrored_by(self, interfaces: &Arc<dyn InterfaceAnswers>) -> Self {
+        Self { interfaces: Arc::clone(interfaces), ..self }
+    }
+
+    pub(crate) fn interfaces(&self) -> &dyn InterfaceAnswers {
+        &*self.interfaces
+    }
+
+    /// Gives interfaces that have an answer to this question the new one. `generation` is the
+    /// interfaces' before the answer was fetched.
+    pub(crate) fn update_interfaces(&self, key: &Key, query: &Query<'_>, generation: u64) {
+        let Some(question) = CachedQuestion::of(key).filter(|question| self.interfaces.holds(question))
+        else {
+            return;
+        };
+        match self.copy(query) {
+            Some(answer) => self.interfaces.replace(answer, generation),
+            None => self.interfaces.remove(&question),
         }
     }
 
@@ -293,7 +319,7 @@ impl Cache {
             denial: entry.denial,
         };
         let now = entry.since;
-        self.store.insert(key, entry, terms, now, generation);
+        self.store.insert(key, entry, terms, now, generation, &Mirrored(&*self.interfaces));
     }
 
     /// Writes a reply to this client from an entry.
@@ -358,6 +384,23 @@ impl Cache {
     pub(crate) fn swept_totals(&self) -> Totals {
         self.store.sweep(BootInstant::now());
         self.store.totals()
+    }
+}
+
+/// The copies of entries at interfaces, which are used and evicted with them.
+struct Mirrored<'a>(&'a dyn InterfaceAnswers);
+
+impl store::Mirror for Mirrored<'_> {
+    fn last_used_ns(&self, key: &[u8]) -> Option<u64> {
+        self.0.last_used_ns(&CachedQuestion::of(key)?)
+    }
+
+    fn evicted(&self, key: &[u8]) {
+        if let Some(question) = CachedQuestion::of(key)
+            && self.0.holds(&question)
+        {
+            self.0.remove(&question);
+        }
     }
 }
 
@@ -432,24 +475,28 @@ impl Terms {
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;
         }
+        let qtype = query.question.qtype;
         let mut smallest = u32::MAX;
         let mut minimum = None;
+        // An alias whose target has no such records is no data either (RFC 2308, section 2.2).
+        let mut has_data = false;
         for (section, record) in index.walk(reply).filter(|(_, record)| record.rtype != message::TYPE_OPT) {
             // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
             let ttl = if record.ttl > i32::MAX as u32 { 0 } else { record.ttl };
             smallest = smallest.min(ttl);
+            has_data |= section == 0 && (record.rtype == qtype || qtype == TYPE_ANY);
             if section == 1 && record.rtype == message::TYPE_SOA {
                 // The last field of the SOA.
                 minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
             }
         }
         // Valid only for the current transaction (RFC 1035, section 3.2.1).
-        let is_for_now = smallest == 0 || index.records[0] == 0 && minimum == Some(0);
+        let is_for_now = smallest == 0 || !has_data && minimum == Some(0);
         if is_for_now && !compat.cache_zero_ttl {
             return None;
         }
         match (flags.rcode(), index.records[0], minimum) {
-            (message::NOERROR, 1.., _) => {
+            (message::NOERROR, _, _) if has_data => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
                 Some(Self { ttl, lifetime: ttl, denial: false })
             }
@@ -459,11 +506,11 @@ impl Terms {
                 let ttl = smallest.clamp(MIN_TTL, MAX_DENIAL_TTL);
                 Some(Self { ttl, lifetime: ttl.min(minimum.max(MIN_TTL)), denial: true })
             }
-            (message::NXDOMAIN, _, Some(minimum)) => {
+            (message::NXDOMAIN, _, Some(minimum)) | (message::NOERROR, 1.., Some(minimum)) => {
                 let ttl = smallest.min(minimum).clamp(MIN_TTL, MAX_DENIAL_TTL);
                 Some(Self { ttl, lifetime: ttl, denial: true })
             }
-            (message::NOERROR, 0, None) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
+            (message::NOERROR, _, None) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
             // Only http handlers pass this on as an answer (observed).
             (message::SERVFAIL, _, _) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
             _ => None,

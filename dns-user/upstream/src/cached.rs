@@ -1,6 +1,9 @@
 //! A source of answers with its optional cache.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
 
@@ -36,6 +39,16 @@ const STALE_PATIENCE: Duration = Duration::from_millis(1800);
 pub struct CachedSource {
     /// State shared by all clones.
     shared: Arc<Shared>,
+}
+
+/// A [`CachedSource`] that may have been dropped.
+#[derive(Debug)]
+pub(crate) struct WeakSource(Weak<Shared>);
+
+impl WeakSource {
+    pub(crate) fn upgrade(&self) -> Option<CachedSource> {
+        self.0.upgrade().map(|shared| CachedSource { shared })
+    }
 }
 
 /// State shared by all clones of a source.
@@ -118,8 +131,12 @@ impl CachedSource {
         Self { shared: Arc::new(Shared { source, cache, common: Arc::new(common) }) }
     }
 
+    pub(crate) fn downgrade(&self) -> WeakSource {
+        WeakSource(Arc::downgrade(&self.shared))
+    }
+
     /// Returns the same source without its cache.
-    pub(crate) fn past_cache(&self) -> Self {
+    pub(crate) fn without_cache(&self) -> Self {
         let Shared { source, cache: _, common } = &*self.shared;
         Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
     }
@@ -331,12 +348,14 @@ impl Shared {
         leader: Leader<'_>,
         flight: &FlightKey,
     ) -> Fetched {
+        let mirrored = place.map_or(0, |place| place.cache.interfaces().generation());
         let Forwarded { mut reply, mut index, failed, keep, busy, recursor } =
             self.source.fetch(query, transport).await;
         if let Some(Place { cache, key, generation }) = place
             && (!failed || keep && keep_failures)
         {
             cache.admit(key, query, transport, (&mut reply, &mut index), recursor, generation);
+            cache.update_interfaces(key, query, mirrored);
         }
         let result = Arc::new(FlightResult { reply, index, failed });
         if failed

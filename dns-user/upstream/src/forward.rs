@@ -10,7 +10,7 @@ use super::{
     forwarded::Forwarded,
     host_names::HostNames,
     message,
-    recursor::{Recursor, RecursorOptions, Worth},
+    recursor::{ProbeDecision, Recursor, RecursorOptions},
     validated::ValidatedReply,
 };
 use dns_core::{
@@ -89,7 +89,13 @@ impl Forwarder {
             if best.is_some() && !self.is_worth_waiting(recursor, query, transport) {
                 continue;
             }
-            let outcome = recursor.ask(query, transport, &mut message).await;
+            let mut outcome = recursor.ask(query, transport, &mut message).await;
+            if matches!(outcome, Err(TryError::TimedOut))
+                && best.is_none()
+                && let Some(reply) = recursor.ask_without_edns(query, transport, &message).await
+            {
+                outcome = Ok(reply);
+            }
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
                 Ok(validated) if validated.rcode() == message::NOERROR => {
@@ -121,10 +127,10 @@ impl Forwarder {
         if self.compat.wait_for_silent_recursors {
             return true;
         }
-        match recursor.worth() {
-            Worth::Waiting => true,
-            Worth::Nothing => false,
-            Worth::Probing => {
+        match recursor.probe_decision() {
+            ProbeDecision::Wait => true,
+            ProbeDecision::Skip => false,
+            ProbeDecision::Probe => {
                 let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.options.form);
                 tokio::spawn(async move {
                     let query = query.as_query();

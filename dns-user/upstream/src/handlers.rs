@@ -6,6 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use url::Url;
 
 use super::{
+    InterfaceAnswers,
     cache::Cache,
     cached::{CachedSource, Denial, Source},
     form,
@@ -13,6 +14,7 @@ use super::{
     host_names::HostNames,
     http::{HttpSource, client},
     options,
+    trust::Trust,
 };
 use dns_core::{
     config::{
@@ -41,9 +43,18 @@ pub enum HandlerSource {
     /// The domain's recursors, `host:port`, at least one.
     Dns(Vec<String>),
     /// A server that answers in JSON over HTTP or HTTPS.
-    Http(Url),
+    Http(HttpServer),
     /// Nothing: every name is denied.
     Deny(Denial),
+}
+
+/// A handler's HTTP server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpServer {
+    /// URL to which the question is added.
+    pub url: Url,
+    /// How the server's certificate is verified.
+    pub trust: Trust,
 }
 
 /// The handlers in use.
@@ -80,23 +91,24 @@ impl Handlers {
         ParsedFiles { valid, errors }
     }
 
-    /// Creates handlers. A handler that is unchanged since `previous` keeps its sockets and cache.
-    /// Must be called inside a tokio runtime.
+    /// Creates handlers. A handler that is unchanged since `previous` keeps its sockets and cache;
+    /// `interfaces` mirror the caches. Must be called inside a tokio runtime.
     pub fn new(
         handlers: Vec<HandlerConfig>,
         config: &Config,
         previous: &Handlers,
         hosts: &Arc<HostNames>,
+        interfaces: &Arc<dyn InterfaceAnswers>,
     ) -> Self {
-        // All handlers share one client and thus a connection pool.
-        let mut http_client = None;
+        // Handlers that trust the same servers share a client and thus a connection pool.
+        let mut http_clients = HashMap::new();
         let by_domain = handlers.into_iter().map(|handler| {
             let domain = handler.domain.clone();
             let known = previous.by_domain.get(&domain).filter(|known| known.config == handler);
             let handler = match known {
                 Some(known) => known.clone(),
-                None => Handler::new(handler, config, hosts, || {
-                    http_client.get_or_insert_with(|| client(hosts)).clone()
+                None => Handler::new(handler, config, hosts, interfaces, |trust| {
+                    http_clients.entry(trust.clone()).or_insert_with(|| client(hosts, trust)).clone()
                 }),
             };
             (domain, handler)
@@ -116,7 +128,8 @@ impl Handler {
         handler: HandlerConfig,
         config: &Config,
         hosts: &Arc<HostNames>,
-        http_client: impl FnOnce() -> super::http::HttpClient,
+        interfaces: &Arc<dyn InterfaceAnswers>,
+        http_client: impl FnOnce(&Trust) -> super::http::HttpClient,
     ) -> Self {
         let source = match &handler.source {
             HandlerSource::Dns(recursors) => Source::Dns(Arc::new(Forwarder::new(
@@ -126,15 +139,16 @@ impl Handler {
                 config.compat,
                 hosts,
             ))),
-            HandlerSource::Http(url) => {
-                Source::Http(Arc::new(HttpSource::new(url.clone(), http_client(), config.request_timeout)))
+            HandlerSource::Http(HttpServer { url, trust }) => {
+                let client = http_client(trust);
+                Source::Http(Arc::new(HttpSource::new(url.clone(), client, config.request_timeout)))
             }
             HandlerSource::Deny(denial) => Source::Deny(*denial),
         };
         let worth_keeping = !matches!(source, Source::Deny(_));
         let (form, compat) = (form(config), config.compat);
-        let cache =
-            (handler.cache && worth_keeping).then(|| Arc::new(Cache::new(&config.cache, form, compat)));
+        let cache = (handler.cache && worth_keeping)
+            .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
         Self { config: handler, source: CachedSource::new(source, cache, form, compat) }
     }
 }
@@ -177,7 +191,9 @@ fn parse_source(handler: &Reader<'_>) -> Result<HandlerSource, ConfigError> {
     match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
         None => Err(source.error("type", "is missing; expected \"dns\", \"http\" or \"deny\"")),
         Some(Kind::Dns) => Ok(HandlerSource::Dns(parse_recursors(&source)?)),
-        Some(Kind::Http) => Ok(HandlerSource::Http(parse_url(&source)?)),
+        Some(Kind::Http) => {
+            Ok(HandlerSource::Http(HttpServer { url: parse_url(&source)?, trust: parse_trust(&source)? }))
+        }
         Some(Kind::Deny) => {
             let choices =
                 [("", Denial::Nxdomain), ("NXDOMAIN", Denial::Nxdomain), ("REFUSED", Denial::Refused)];
@@ -217,6 +233,19 @@ fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
     Ok(url)
 }
 
+/// Parses the settings for the certificate of an HTTPS server.
+fn parse_trust(source: &Reader<'_>) -> Result<Trust, ConfigError> {
+    let file = source.text("ca_file")?.filter(|file| !file.is_empty());
+    match (source.boolean("insecure_skip_verify")?, file) {
+        (Some(true), Some(_)) => {
+            Err(source.error("insecure_skip_verify", "contradicts `ca_file`; remove one of them"))
+        }
+        (Some(true), None) => Ok(Trust::Anyone),
+        (_, Some(file)) => Ok(Trust::File(file.into())),
+        (_, None) => Ok(Trust::System),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,7 +273,19 @@ mod tests {
                 cache: true
             }
         );
-        assert_eq!(handlers[1].source, HandlerSource::Http("https://dns.example/x".parse().unwrap()));
+        let server =
+            |text: &str, trust| HandlerSource::Http(HttpServer { url: text.parse().unwrap(), trust });
+        assert_eq!(handlers[1].source, server("https://dns.example/x", Trust::System));
+        for (settings, trust) in [
+            (r#""ca_file": "/etc/ca.pem""#, Trust::File("/etc/ca.pem".into())),
+            (r#""ca_file": "", "insecure_skip_verify": true"#, Trust::Anyone),
+            (r#""insecure_skip_verify": false"#, Trust::System),
+        ] {
+            let text = format!(
+                r#"[{{"domain": "x.", "source": {{"type": "http", "url": "https://dns.example", {settings}}}}}]"#
+            );
+            assert_eq!(parse(&text).unwrap()[0].source, server("https://dns.example", trust), "{settings}");
+        }
         assert_eq!(handlers[2].source, HandlerSource::Deny(Denial::Nxdomain));
         assert_eq!((&handlers[2].domain, handlers[2].cache), (&Name::root(), false));
         assert_eq!(handlers[3].source, HandlerSource::Deny(Denial::Refused));
@@ -317,6 +358,10 @@ mod tests {
             (
                 r#"[{"domain": "x.", "source": {"type": "http", "url": "ftp://x"}}]"#,
                 "h.json: handlers[0].source.url: \"ftp://x\"",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "http", "url": "https://x", "ca_file": "/ca.pem", "insecure_skip_verify": true}}]"#,
+                "h.json: handlers[0].source.insecure_skip_verify: contradicts",
             ),
             (
                 r#"[{"domain": "x.", "source": {"type": "deny", "response": "SERVFAIL"}}]"#,

@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    error::Error,
+    fmt,
+    io::{self, Read as _},
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
@@ -10,8 +12,9 @@ use std::{
     time::Duration,
 };
 
+use flate2::read::MultiGzDecoder;
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, StatusCode, body::Bytes};
+use hyper::{Request, Response, StatusCode, body::Bytes, header};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{
@@ -28,12 +31,15 @@ use super::{
     forwarded::Forwarded,
     host_names::{HostName, HostNames},
     json_answer, message,
+    trust::Trust,
 };
 use dns_core::wire::Query;
 use dns_kit::logs::LineLimit;
 
 /// Maximum size of a document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
+/// Maximum number of redirects that are followed (observed, and Go's limit).
+const MAX_REDIRECTS: usize = 10;
 /// Time for which a connection waits for the first look-up of its host name.
 const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
 /// Maximum number of idle connections per server.
@@ -44,26 +50,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP client shared by all handlers.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
-/// Creates a client that trusts the CAs of the system.
-pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
-    let provider = || Arc::new(rustls::crypto::ring::default_provider());
+/// Creates a client that accepts these servers.
+pub(crate) fn client(hosts: &Arc<HostNames>, trust: &Trust) -> HttpClient {
     let hosts = Hosts { names: Arc::clone(hosts), followed: Arc::default() };
     let mut http = HttpConnector::new_with_resolver(hosts);
     http.enforce_http(false);
     http.set_nodelay(true);
-    let connector = hyper_rustls::HttpsConnectorBuilder::new();
-    let connector = match connector.with_provider_and_native_roots(provider()) {
-        Ok(connector) => connector.https_or_http().enable_http1().wrap_connector(http),
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the system's CA certificates; using Mozilla's");
-            hyper_rustls::HttpsConnectorBuilder::new()
-                .with_provider_and_webpki_roots(provider())
-                .expect("ring supports the TLS versions that rustls takes by default")
-                .https_or_http()
-                .enable_http1()
-                .wrap_connector(http)
-        }
-    };
+    let connector = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(trust.client_config());
+    let connector = connector.https_or_http().enable_http1().wrap_connector(http);
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
@@ -149,9 +143,15 @@ enum HttpError {
     /// Any status except 200.
     #[error("status {0}")]
     Status(StatusCode),
+    /// A redirect does not name a URL of HTTP.
+    #[error("redirected to an unusable location")]
+    Location,
+    /// The server redirects without end.
+    #[error("stopped after {MAX_REDIRECTS} redirects")]
+    Redirects,
     /// The document was incomplete or too large.
     #[error("{0}")]
-    Body(Box<dyn std::error::Error + Send + Sync>),
+    Body(Box<dyn Error + Send + Sync>),
     /// The document is not an answer.
     #[error(transparent)]
     Answer(#[from] json_answer::JsonAnswerError),
@@ -187,9 +187,10 @@ impl HttpSource {
                 if let Some(left_out) = self.failure_lines.admit_per_minute() {
                     tracing::warn!(
                         url = shown(&self.url),
-                        %error,
+                        error = with_causes(&error),
                         left_out,
-                        "the HTTP request of a handler failed: the client gets SERVFAIL; check the handler's URL with curl"
+                        "the HTTP request of a handler failed: the client gets SERVFAIL; check the handler's URL with \
+                         curl. For a server with a certificate of a private CA, set `ca_file` of the source"
                     );
                 }
                 Forwarded::own(message::begin_reply(query, true, true, message::SERVFAIL), true)
@@ -202,15 +203,67 @@ impl HttpSource {
         url.query_pairs_mut()
             .append_pair("type", &query.question.qtype.to_string())
             .append_pair("name", &presentation(query.question.raw_name));
-        let request = Request::get(url.as_str()).header("accept", "application/dns-json, application/json");
-        let response = self.client.request(request.body(Empty::new())?).await?;
-        if response.status() != StatusCode::OK {
-            return Err(HttpError::Status(response.status()));
+        for _ in 0..=MAX_REDIRECTS {
+            let request = Request::get(url.as_str())
+                .header(header::ACCEPT, "application/dns-json, application/json")
+                .header(header::ACCEPT_ENCODING, "gzip");
+            let response = self.client.request(request.body(Empty::new())?).await?;
+            if let Some(target) = redirect_target(&url, &response)? {
+                url = target;
+                continue;
+            }
+            if response.status() != StatusCode::OK {
+                return Err(HttpError::Status(response.status()));
+            }
+            let coding = response.headers().get(header::CONTENT_ENCODING);
+            let is_compressed = coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"));
+            let document = Limited::new(response.into_body(), MAX_DOCUMENT).collect().await;
+            let document = document.map_err(HttpError::Body)?.to_bytes();
+            let document = if is_compressed { decompress(&document)?.into() } else { document };
+            return Ok(json_answer::reply(query, &document)?);
         }
-        let document = Limited::new(response.into_body(), MAX_DOCUMENT).collect().await;
-        let document = document.map_err(HttpError::Body)?.to_bytes();
-        Ok(json_answer::reply(query, &document)?)
+        Err(HttpError::Redirects)
     }
+}
+
+/// Returns the URL to which a response redirects; `None` if it does not, or without saying where.
+fn redirect_target<B>(url: &Url, response: &Response<B>) -> Result<Option<Url>, HttpError> {
+    // 301, 302, 303, 307, 308, as Go's client.
+    if !matches!(response.status().as_u16(), 301..=303 | 307 | 308) {
+        return Ok(None);
+    }
+    let Some(location) = response.headers().get(header::LOCATION) else { return Ok(None) };
+    let target = location.to_str().ok().and_then(|location| url.join(location).ok());
+    match target.filter(|target| matches!(target.scheme(), "http" | "https")) {
+        Some(target) => Ok(Some(target)),
+        None => Err(HttpError::Location),
+    }
+}
+
+/// Decompresses a document of at most [`MAX_DOCUMENT`] bytes.
+fn decompress(document: &[u8]) -> Result<Vec<u8>, HttpError> {
+    let mut text = Vec::new();
+    let mut decoder = MultiGzDecoder::new(document).take(MAX_DOCUMENT as u64 + 1);
+    decoder.read_to_end(&mut text).map_err(|error| HttpError::Body(error.into()))?;
+    if text.len() > MAX_DOCUMENT {
+        return Err(HttpError::Body("the decompressed document is too large".into()));
+    }
+    Ok(text)
+}
+
+/// Returns an error with all its causes.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        // Some errors repeat their cause.
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// Formats a name in presentation format with the final dot, preserving letter case. Special

@@ -7,14 +7,15 @@
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
 //! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
 //!   front of a source; [`admission`]: the limit of waiting queries per client.
-//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
-//! * [`reverse`]: names under in-addr.arpa and ip6.arpa.
+//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers; [`trust`]:
+//!   verification of TLS servers.
+//! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
 //! * [`outgoing`]: builds queries to recursors; [`message`], [`fields`]: read replies without
 //!   changing the bytes of their records; [`sound`]: validates those bytes.
+//! * [`interfaces`]: the interfaces' copies of cached answers.
 //! * [`contents`]: lists and flushes caches for operators.
 //! * [`fuzzing`]: entry points of the fuzz targets.
 
-pub mod admission;
 mod answer;
 mod cache;
 mod cached;
@@ -34,6 +35,7 @@ mod host_names;
 mod http;
 mod in_force;
 mod inbox;
+mod interfaces;
 mod json_answer;
 mod message;
 pub mod metrics;
@@ -42,11 +44,13 @@ mod recursor;
 mod resolv_conf;
 mod reverse;
 mod sound;
+mod special;
 mod status;
 mod store;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod trust;
 mod udp;
 mod validated;
 
@@ -54,17 +58,22 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
 
+pub use dns_kit::admission;
+
 pub use self::{
     answer::Answer,
     cached::{CachedSource, Denial},
     contents::{CachedAnswer, Listing, Selection},
     explain::{CacheFinding, CachedState, ForwardingExplanation},
-    handlers::{HandlerConfig, HandlerSource, Handlers},
+    handlers::{HandlerConfig, HandlerSource, Handlers, HttpServer},
     host_names::{HostName, HostNames},
     http::shown,
     in_force::InForce,
+    interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
     reverse::reverse_reply,
+    special::SpecialNames,
     status::{CacheStatus, RecursorStatus},
+    trust::Trust,
 };
 use self::{
     cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::RecursorOptions,
@@ -85,10 +94,11 @@ pub struct Upstream {
 
 impl Upstream {
     /// Uses the configured recursors, or else the nameservers of /etc/resolv.conf, and follows
-    /// changes of that file. `own` lists this server's listen addresses, which are never queried.
+    /// changes of that file. `own` lists this server's listen addresses, which are never queried;
+    /// `interfaces` mirror the cache.
     ///
     /// Must be called inside a tokio runtime.
-    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+    pub fn new(config: &Config, own: &[SocketAddr], interfaces: &Arc<dyn InterfaceAnswers>) -> Self {
         let recursion = &config.recursion;
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
         let hosts = HostNames::new(&recursion.recursors, own.clone());
@@ -98,17 +108,21 @@ impl Upstream {
         let new = |names: &[String]| {
             Arc::new(Forwarder::new(names, options(config), recursion.selection, config.compat, &hosts))
         };
-        let forwarder = if recursion.recursors.is_empty() {
-            let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
-            let forwarder = new(nameservers.names());
-            tokio::spawn(nameservers.follow(Arc::downgrade(&forwarder)));
-            forwarder
-        } else {
-            new(&without_excluded(recursion.recursors.clone(), &recursion.excluded))
+        let nameservers =
+            recursion.recursors.is_empty().then(|| Nameservers::new(own.clone(), recursion.excluded.clone()));
+        let forwarder = match &nameservers {
+            Some(nameservers) => new(nameservers.names()),
+            None => new(&without_excluded(recursion.recursors.clone(), &recursion.excluded)),
         };
         let (form, compat) = (form(config), config.compat);
-        let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, form, compat)));
+        let cache = config
+            .cache
+            .enabled
+            .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
         let recursors = CachedSource::new(Source::Dns(forwarder), cache, form, compat);
+        if let Some(nameservers) = nameservers {
+            tokio::spawn(nameservers.follow(recursors.downgrade(), Arc::clone(interfaces)));
+        }
         Self { recursors: Some(recursors), own, hosts }
     }
 
@@ -129,7 +143,7 @@ impl Upstream {
 
     /// Returns the source of [`Self::recursors`] without its cache, for reverse names (observed).
     pub fn uncached(&self) -> Option<CachedSource> {
-        self.recursors.as_ref().map(CachedSource::past_cache)
+        self.recursors.as_ref().map(CachedSource::without_cache)
     }
 }
 

@@ -309,6 +309,27 @@ pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: 
     true
 }
 
+/// Appends the SOA of a zone to the authority section of a message without additional records.
+pub(crate) fn push_soa(message: &mut Vec<u8>, zone: &[u8], ttl: u32, data: &[u8]) {
+    let Some(count) = u16_at(message, 8) else { return };
+    message.extend_from_slice(zone);
+    message.extend_from_slice(&TYPE_SOA.to_be_bytes());
+    message.extend_from_slice(&[0, 1]);
+    message.extend_from_slice(&ttl.to_be_bytes());
+    // The data of an SOA is shorter than 600 bytes.
+    message.extend_from_slice(&(data.len() as u16).to_be_bytes());
+    message.extend_from_slice(data);
+    message[8..10].copy_from_slice(&(count + 1).to_be_bytes());
+}
+
+/// Returns an empty truncated reply (TC) to `question`, with the flags of a reply that was cut short.
+pub(crate) fn truncated_reply(cut: &[u8], question: &[u8]) -> Vec<u8> {
+    let flags = Flags::of(cut).0;
+    let mut reply = vec![0, 0, flags[0] | QR | TC, flags[1] & !RCODE, 0, 1, 0, 0, 0, 0, 0, 0];
+    reply.extend_from_slice(question);
+    reply
+}
+
 /// Returns the fixed fields of a message that has only a question.
 pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
     let mut numbers = FixedFields::default();

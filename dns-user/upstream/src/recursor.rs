@@ -27,6 +27,12 @@ use dns_core::wire::{Query, Transport};
 const SILENT_TRIES: u32 = 5;
 /// Interval between probes of a silent recursor while no query needs its answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Consecutive queries with EDNS without any answer after which one is sent without EDNS.
+const EDNS_TRIES: u32 = 2;
+/// Minimum interval between queries without EDNS to a silent recursor.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval between queries with EDNS to a recursor that drops them.
+const EDNS_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Settings for all recursors of a list.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +62,8 @@ pub(crate) struct Recursor {
     pub(crate) counters: RecursorCounters,
     /// Detects that the recursor has fallen silent.
     silence: Silence,
+    /// Detects that queries with EDNS are dropped.
+    edns: EdnsSupport,
 }
 
 /// State that distinguishes a silent recursor from a responsive one.
@@ -69,15 +77,90 @@ struct Silence {
     probed_ms: AtomicU64,
 }
 
-/// Result of [`Recursor::worth`] for a query that already holds an NXDOMAIN.
+/// Whether a query that already holds an NXDOMAIN queries a recursor as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Worth {
-    /// The recursor has answered recently.
-    Waiting,
-    /// The recursor is silent; the query should probe it now.
-    Probing,
+pub(crate) enum ProbeDecision {
+    /// The recursor has answered recently: wait for it.
+    Wait,
+    /// The recursor is silent: probe it now, without waiting.
+    Probe,
     /// The recursor is silent and was probed recently.
-    Nothing,
+    Skip,
+}
+
+/// Whether the recursor, or a firewall before it, drops queries with EDNS (RFC 6891, section 6.2.2).
+#[derive(Debug)]
+struct EdnsSupport {
+    /// Number of consecutive queries with EDNS without any answer.
+    unanswered: AtomicU32,
+    /// Start of the clock for the other fields.
+    since: Instant,
+    /// Earliest time of the next query without EDNS, in milliseconds after `since`.
+    plain_at_ms: AtomicU64,
+    /// Time of the next query with EDNS, in milliseconds after `since`, while EDNS is dropped;
+    /// [`EDNS_WORKS`] otherwise.
+    check_at_ms: AtomicU64,
+}
+
+/// Value of [`EdnsSupport::check_at_ms`] while queries carry EDNS.
+const EDNS_WORKS: u64 = u64::MAX;
+
+impl EdnsSupport {
+    fn new() -> Self {
+        Self {
+            unanswered: AtomicU32::new(0),
+            since: Instant::now(),
+            plain_at_ms: AtomicU64::new(0),
+            check_at_ms: AtomicU64::new(EDNS_WORKS),
+        }
+    }
+
+    /// Returns whether queries are sent without EDNS.
+    fn is_dropped(&self) -> bool {
+        self.check_at_ms.load(Ordering::Relaxed) != EDNS_WORKS
+    }
+
+    /// Records that a query with EDNS was answered; returns whether it was considered dropped.
+    fn answered(&self) -> bool {
+        // Written only on a change, because all threads read it.
+        if self.unanswered.load(Ordering::Relaxed) != 0 {
+            self.unanswered.store(0, Ordering::Relaxed);
+        }
+        self.is_dropped() && self.check_at_ms.swap(EDNS_WORKS, Ordering::Relaxed) != EDNS_WORKS
+    }
+
+    /// Returns whether the query should be repeated without EDNS, after it timed out.
+    fn try_without(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) >= EDNS_TRIES
+            && self.is_my_turn(&self.plain_at_ms, PLAIN_INTERVAL)
+    }
+
+    /// Records that a query without EDNS was answered after others with EDNS were not.
+    fn found_dropped(&self) {
+        self.check_at_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    /// Returns whether a query should check now if EDNS is still dropped.
+    fn check_is_due(&self) -> bool {
+        self.is_dropped() && self.is_my_turn(&self.check_at_ms, EDNS_CHECK_INTERVAL)
+    }
+
+    /// Returns whether the time `at` has come, and moves it by `interval`; true for one caller.
+    fn is_my_turn(&self, at: &AtomicU64, interval: Duration) -> bool {
+        let (now, due) = (self.now_ms(), at.load(Ordering::Relaxed));
+        now >= due
+            && at
+                .compare_exchange(due, now + milliseconds(interval), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    fn now_ms(&self) -> u64 {
+        milliseconds(self.since.elapsed())
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The sockets for one address.
@@ -132,7 +215,15 @@ impl Recursor {
             .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
         let silence =
             Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
-        Self { name: name.into(), options, host, sockets: ArcSwapOption::new(sockets), counters, silence }
+        Self {
+            name: name.into(),
+            options,
+            host,
+            sockets: ArcSwapOption::new(sockets),
+            counters,
+            silence,
+            edns: EdnsSupport::new(),
+        }
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -144,9 +235,70 @@ impl Recursor {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
+    /// Returns whether queries over UDP are sent without EDNS, because those with EDNS are dropped.
+    pub(crate) fn drops_edns(&self) -> bool {
+        self.edns.is_dropped()
+    }
+
     /// Queries the recursor, with the configured retries. `message` comes from [`Form::message`] for
     /// `query`; its id and, with 0x20, its letter case are overwritten.
+    ///
+    /// While EDNS is dropped, queries over UDP are sent without it.
     pub(crate) async fn ask(
+        self: &Arc<Self>,
+        query: &Query<'_>,
+        transport: Transport,
+        message: &mut [u8],
+    ) -> Result<ValidatedReply, TryError> {
+        if transport == Transport::Tcp || !self.edns.is_dropped() {
+            return self.ask_again(query, transport, message).await;
+        }
+        if self.edns.check_is_due() {
+            self.check_edns(query, message);
+        }
+        self.ask_again(query, transport, &mut without_edns(query, message)).await
+    }
+
+    /// Repeats a query without EDNS that has timed out, if earlier ones with EDNS got no answer either.
+    /// Once it is answered, others are sent without EDNS as well, until one with EDNS is answered again.
+    pub(crate) async fn ask_without_edns(
+        self: &Arc<Self>,
+        query: &Query<'_>,
+        transport: Transport,
+        message: &[u8],
+    ) -> Option<ValidatedReply> {
+        let may_help = transport == Transport::Udp && !self.options.form.transparent;
+        if !may_help || self.edns.is_dropped() || !self.edns.try_without() {
+            return None;
+        }
+        let mut plain = without_edns(query, message);
+        let reply = self.ask_once(query, transport, &mut plain, false).await.ok()?;
+        self.edns.found_dropped();
+        // The recursor may merely have been down for a moment.
+        if self.edns.check_is_due() {
+            self.check_edns(query, message);
+        }
+        Some(self.retry_truncated(query, transport, &mut plain, reply).await)
+    }
+
+    /// Queries with EDNS in the background, to find out whether such queries are still dropped.
+    fn check_edns(self: &Arc<Self>, query: &Query<'_>, message: &[u8]) {
+        let (recursor, query, mut message) = (Arc::clone(self), query.to_owned(), message.to_vec());
+        tokio::spawn(async move {
+            let outcome = recursor.ask_once(&query.as_query(), Transport::Udp, &mut message, false).await;
+            if matches!(outcome, Err(TryError::TimedOut)) {
+                tracing::warn!(
+                    recursor = &*recursor.name,
+                    "a recursor, or a firewall before it, drops queries with EDNS: it is queried without EDNS, and \
+                     DNSSEC records and large replies over UDP are lost; checked again every {} s",
+                    EDNS_CHECK_INTERVAL.as_secs(),
+                );
+            }
+        });
+    }
+
+    /// Queries with the configured retries, and improves an incomplete reply.
+    async fn ask_again(
         &self,
         query: &Query<'_>,
         transport: Transport,
@@ -163,34 +315,41 @@ impl Recursor {
                 outcome => break outcome?,
             }
         };
-        Ok(self.made_whole(query, transport, message, reply).await)
+        Ok(self.retry_truncated(query, transport, message, reply).await)
     }
 
-    /// Replaces a reply that is truncated or rejects EDNS with a better one by TCP or without EDNS
-    /// (RFC 6891, section 7). A client without TCP, such as musl, gets as much of the complete
-    /// answer as fits.
-    async fn made_whole(
+    /// Replaces a reply that rejects EDNS by one to a query without EDNS (RFC 6891, section 7), and a
+    /// truncated one by the reply over TCP. A client without TCP, such as musl, gets as much of the
+    /// complete answer as fits.
+    async fn retry_truncated(
         &self,
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
-        reply: ValidatedReply,
+        mut reply: ValidatedReply,
     ) -> ValidatedReply {
-        let form = self.options.form;
-        if form.transparent {
+        if self.options.form.transparent {
             return reply;
         }
-        let better = if transport == Transport::Udp && reply.is_truncated() {
-            self.ask_once(query, Transport::Tcp, message, false).await
-        } else if matches!(reply.rcode(), message::FORMERR | message::NOTIMP) && reply.index.opt.is_none() {
-            let mut plain = message[..query.question_range().end].to_vec();
-            // No additional records.
-            plain[11] = 0;
-            self.ask_once(query, transport, &mut plain, false).await
-        } else {
-            return reply;
-        };
-        better.unwrap_or(reply)
+        let rejects_edns = matches!(reply.rcode(), message::FORMERR | message::NOTIMP)
+            && reply.index.opt.is_none()
+            && has_edns(message);
+        let mut plain;
+        let mut message = message;
+        if rejects_edns {
+            plain = without_edns(query, message);
+            message = &mut plain;
+            if let Ok(better) = self.ask_once(query, transport, message, false).await {
+                reply = better;
+            }
+        }
+        if transport == Transport::Udp
+            && reply.is_truncated()
+            && let Ok(whole) = self.ask_once(query, Transport::Tcp, message, false).await
+        {
+            reply = whole;
+        }
+        reply
     }
 
     async fn ask_once(
@@ -210,12 +369,15 @@ impl Recursor {
                     randomise(&mut message[question.clone()]);
                 }
                 let alone = self.options.form.subnet(query).is_some();
-                sockets.udp.ask(message, question, randomise_case, alone).await
+                let reply = sockets.udp.ask(message, question.clone(), randomise_case, alone).await;
+                reply.and_then(|reply| ValidatedReply::of_datagram(reply, &message[question]))
             }
-            Transport::Tcp => sockets.tcp.ask(message, question).await,
+            Transport::Tcp => sockets.tcp.ask(message, question).await.and_then(ValidatedReply::new),
         };
-        let outcome = outcome.and_then(ValidatedReply::new);
         self.note(&outcome, start.elapsed());
+        if transport == Transport::Udp && has_edns(message) {
+            self.note_edns(&outcome);
+        }
         if outcome.as_ref().is_err_and(|error| error.is_network_error())
             && let Some((host, _)) = &self.host
         {
@@ -227,18 +389,30 @@ impl Recursor {
 
     /// Returns whether a query that already holds an NXDOMAIN should wait for this recursor. While
     /// the recursor is silent, one query per second probes it.
-    pub(crate) fn worth(&self) -> Worth {
+    pub(crate) fn probe_decision(&self) -> ProbeDecision {
         let Silence { tries, since, probed_ms } = &self.silence;
         if tries.load(Ordering::Relaxed) < SILENT_TRIES {
-            return Worth::Waiting;
+            return ProbeDecision::Wait;
         }
-        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let now = milliseconds(since.elapsed());
         let probed = probed_ms.load(Ordering::Relaxed);
         let is_due = now.saturating_sub(probed) >= milliseconds(PROBE_INTERVAL);
         let mine =
             is_due && probed_ms.compare_exchange(probed, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if mine { Worth::Probing } else { Worth::Nothing }
+        if mine { ProbeDecision::Probe } else { ProbeDecision::Skip }
+    }
+
+    /// Records the outcome of a query with EDNS over UDP.
+    fn note_edns(&self, outcome: &Result<ValidatedReply, TryError>) {
+        match outcome {
+            Err(TryError::TimedOut) => _ = self.edns.unanswered.fetch_add(1, Ordering::Relaxed),
+            Err(_) => {}
+            Ok(_) => {
+                if self.edns.answered() {
+                    tracing::info!(recursor = &*self.name, "the recursor answers queries with EDNS");
+                }
+            }
+        }
     }
 
     fn note(&self, outcome: &Result<ValidatedReply, TryError>, took: Duration) {
@@ -297,6 +471,19 @@ impl Sockets {
             tcp: TcpConnections::new(address, timeout, matching, !form.transparent),
         }
     }
+}
+
+/// Returns whether a query built by [`Form::message`] has an OPT, its only additional record.
+fn has_edns(message: &[u8]) -> bool {
+    message.get(11).is_some_and(|&additionals| additionals != 0)
+}
+
+/// Returns a query built by [`Form::message`] without its OPT.
+fn without_edns(query: &Query<'_>, message: &[u8]) -> Vec<u8> {
+    let mut plain = message[..query.question_range().end].to_vec();
+    // No additional records.
+    plain[11] = 0;
+    plain
 }
 
 /// Randomises the letter case of the question's name (draft-vixie-dnsext-dns0x20). The last four

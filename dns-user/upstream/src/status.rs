@@ -29,6 +29,8 @@ pub struct RecursorStatus {
     pub recent_failures: u32,
     /// Smoothed response time in milliseconds; `None` before the first reply.
     pub latency_ms: Option<f64>,
+    /// Whether queries with EDNS are dropped, so that others are sent without it.
+    pub drops_edns: bool,
 }
 
 /// Status of a cache.
@@ -95,5 +97,6 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
         mismatched: mismatched.load(Ordering::Relaxed),
         recent_failures,
         latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
+        drops_edns: recursor.drops_edns(),
     }
 }

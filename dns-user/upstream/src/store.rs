@@ -72,6 +72,25 @@ pub(crate) struct Terms {
     pub(crate) denial: bool,
 }
 
+/// Copies of entries elsewhere, which are used and evicted with them.
+pub(crate) trait Mirror {
+    /// Returns when the copy of an entry was last used, in nanoseconds of a clock that never goes
+    /// back; `None` if there is no copy or it was never used.
+    fn last_used_ns(&self, key: &[u8]) -> Option<u64>;
+
+    /// Removes the copy of an entry that was evicted.
+    fn evicted(&self, key: &[u8]);
+}
+
+/// Entries that a pass may remove.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removes {
+    Expired,
+    Unused,
+    /// Used ones as well: clients use all entries faster than they can be passed over.
+    Any,
+}
+
 #[derive(Debug)]
 struct Shard<V> {
     slots: HashTable<Slot<V>>,
@@ -90,6 +109,8 @@ struct Slot<V> {
     terms: Terms,
     /// Whether it was used since the last pass.
     used: bool,
+    /// Time of the last use of its copy that a pass has seen.
+    copy_used_ns: u64,
 }
 
 impl<V> Store<V> {
@@ -127,13 +148,15 @@ impl<V> Store<V> {
         terms: Terms,
         now: BootInstant,
         generation: Generation,
+        mirror: &impl Mirror,
     ) {
         let (hash, shard) = self.shard(key);
-        let slot = Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false };
+        let slot =
+            Slot { key: key.into(), value: Arc::new(value), hash, terms, used: false, copy_used_ns: 0 };
         let mut shard = shard.lock();
         // Checked under the lock, which a flush takes after starting a new generation.
         if self.generation() == generation {
-            shard.insert(slot, now);
+            shard.insert(slot, now, mirror);
         }
     }
 
@@ -180,7 +203,7 @@ impl<V> Store<V> {
 }
 
 impl<V> Shard<V> {
-    fn insert(&mut self, slot: Slot<V>, now: BootInstant) {
+    fn insert(&mut self, slot: Slot<V>, now: BootInstant, mirror: &impl Mirror) {
         let same = self.slots.find_entry(slot.hash, |other| other.key == slot.key);
         if let Ok(replaced) = same {
             let (replaced, _) = replaced.remove();
@@ -191,10 +214,12 @@ impl<V> Shard<V> {
             return;
         }
         for _ in 0..PASSED {
-            self.pass(now, false);
+            self.pass(now, Removes::Expired, mirror);
         }
+        let (mut passed, round) = (0, self.slots.num_buckets());
         while self.totals.bytes + weight > self.most {
-            self.pass(now, true);
+            self.pass(now, if passed < 2 * round { Removes::Unused } else { Removes::Any }, mirror);
+            passed += 1;
         }
         self.totals.add(&slot.terms);
         // The key is not in the table.
@@ -203,23 +228,29 @@ impl<V> Shard<V> {
         }
     }
 
-    /// Passes over the next bucket: removes an expired entry, and with `evicts` also an unused one;
-    /// a used entry becomes unused.
-    fn pass(&mut self, now: BootInstant, evicts: bool) {
+    /// Passes over the next bucket: removes an entry of the given kind; a used one becomes unused.
+    fn pass(&mut self, now: BootInstant, removes: Removes, mirror: &impl Mirror) {
         self.hand = if self.hand + 1 < self.slots.num_buckets() { self.hand + 1 } else { 0 };
         let Some(slot) = self.slots.get_bucket_mut(self.hand) else { return };
         let is_over = slot.terms.until <= now;
-        if !is_over && !evicts {
+        if !is_over && removes == Removes::Expired {
             return;
         }
-        if !is_over && slot.used {
-            slot.used = false;
-            return;
+        if !is_over && removes == Removes::Unused {
+            let copy_used_ns = mirror.last_used_ns(&slot.key).unwrap_or(0);
+            let is_copy_used = copy_used_ns != 0 && copy_used_ns != slot.copy_used_ns;
+            if is_copy_used || slot.used {
+                (slot.used, slot.copy_used_ns) = (false, copy_used_ns);
+                return;
+            }
         }
         let Ok(place) = self.slots.get_bucket_entry(self.hand) else { return };
         let (slot, _) = place.remove();
         self.totals.remove(&slot.terms);
-        self.totals.evictions += u64::from(!is_over);
+        if !is_over {
+            self.totals.evictions += 1;
+            mirror.evicted(&slot.key);
+        }
     }
 
     /// Keeps only the slots for which `keep` holds; returns the number of removed ones.
@@ -262,7 +293,57 @@ mod tests {
     fn insert(store: &Store<u32>, number: u32, seconds: u64, now: BootInstant) {
         let until = now + Duration::from_secs(seconds);
         let terms = Terms { weight: 100, until, denial: false };
-        store.insert(&number.to_be_bytes(), number, terms, now, store.generation());
+        store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &NoMirror);
+    }
+
+    struct NoMirror;
+
+    impl Mirror for NoMirror {
+        fn last_used_ns(&self, _key: &[u8]) -> Option<u64> {
+            None
+        }
+
+        fn evicted(&self, _key: &[u8]) {}
+    }
+
+    /// Copies of some entries, used at the given time.
+    struct Copies {
+        of: std::ops::Range<u32>,
+        used_ns: std::cell::Cell<u64>,
+        evicted: std::cell::RefCell<Vec<Vec<u8>>>,
+    }
+
+    impl Mirror for Copies {
+        fn last_used_ns(&self, key: &[u8]) -> Option<u64> {
+            let number = u32::from_be_bytes(key.try_into().ok()?);
+            self.of.contains(&number).then_some(self.used_ns.get())
+        }
+
+        fn evicted(&self, key: &[u8]) {
+            self.evicted.borrow_mut().push(key.to_vec());
+        }
+    }
+
+    #[test]
+    fn uses_of_copies_count() {
+        let (store, now) = (Store::new(10_000), BootInstant::now());
+        (0..100).for_each(|number| insert(&store, number, 60, now));
+        let copies = Copies { of: 0..20, used_ns: 1.into(), evicted: Vec::new().into() };
+        let insert = |number: u32| {
+            let terms = Terms { weight: 100, until: now + Duration::from_secs(60), denial: false };
+            store.insert(&number.to_be_bytes(), number, terms, now, store.generation(), &copies);
+        };
+        for number in 100..1000 {
+            insert(number);
+            copies.used_ns.set(u64::from(number));
+        }
+        let mut kept = 0;
+        store.for_each(|_, value| kept += usize::from(*value < 20));
+        assert_eq!(kept, 20, "copies in use keep their entries");
+        assert_eq!(copies.evicted.borrow().len(), 900);
+        // Copies that clients do not use any more are evicted with their entries.
+        (1000..5000).for_each(insert);
+        assert!((0..20u32).all(|number| copies.evicted.borrow().contains(&number.to_be_bytes().to_vec())));
     }
 
     fn holds(store: &Store<u32>, number: u32) -> bool {
@@ -299,7 +380,8 @@ mod tests {
     fn replaced_value_counts_once() {
         let (store, now) = (Store::new(10_000), BootInstant::now());
         let insert = |weight, denial| {
-            store.insert(b"key", 7, Terms { weight, until: now, denial }, now, store.generation());
+            let terms = Terms { weight, until: now, denial };
+            store.insert(b"key", 7, terms, now, store.generation(), &NoMirror);
         };
         insert(50, true);
         insert(60, false);
@@ -325,9 +407,9 @@ mod tests {
         let terms = Terms { weight: 100, until: now, denial: false };
         let before = store.generation();
         assert_eq!(store.flush(|_, _: &u32| false), 0);
-        store.insert(b"key", 1, terms, now, before);
+        store.insert(b"key", 1, terms, now, before, &NoMirror);
         assert!(store.get(b"key").is_none());
-        store.insert(b"key", 2, terms, now, store.generation());
+        store.insert(b"key", 2, terms, now, store.generation(), &NoMirror);
         assert_eq!(store.get(b"key").as_deref(), Some(&2));
     }
 }

@@ -262,7 +262,7 @@ impl Connection {
         let outcome = match judge(reply, &question, false) {
             Verdict::Reply => Ok(reply.to_vec()),
             Verdict::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
-            Verdict::Unreadable => Err(TryError::Unreadable),
+            Verdict::Unreadable | Verdict::CutShort => Err(TryError::Unreadable),
             Verdict::OtherQuestion | Verdict::NoReply => Err(TryError::WrongReply),
         };
         // The client may be gone.

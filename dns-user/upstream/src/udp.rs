@@ -333,7 +333,7 @@ impl Pending {
         let Some(id) = message::u16_at(datagram, 0) else { return false };
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
         let outcome = match judge(datagram, &waiting.question, waiting.exact_case) {
-            Verdict::Reply => Ok(datagram.to_vec()),
+            Verdict::Reply | Verdict::CutShort => Ok(datagram.to_vec()),
             Verdict::Unreadable => Err(TryError::Unreadable),
             Verdict::OtherQuestion => {
                 if matching == Matching::Lenient {
@@ -403,6 +403,8 @@ impl Pending {
 /// Relation of a message to the query with the same id.
 pub(super) enum Verdict {
     Reply,
+    /// Truncated (TC) before the end of its question. Asks for a query over TCP.
+    CutShort,
     /// Not a DNS message, though address and id match.
     Unreadable,
     /// A reply to another question.
@@ -421,11 +423,16 @@ pub(super) fn judge(datagram: &[u8], question: &[u8], exact_case: bool) -> Verdi
         return Verdict::NoReply;
     }
     if message::u16_at(datagram, 4) == Some(0) {
-        // Some servers refuse without repeating the question.
-        return if flags.rcode() != message::NOERROR { Verdict::Reply } else { Verdict::OtherQuestion };
+        return match flags.rcode() {
+            _ if flags.truncated() => Verdict::CutShort,
+            // Some servers refuse without repeating the question. That they cannot answer says nothing
+            // about the name; every other RCODE does, and must name its question.
+            message::FORMERR | message::SERVFAIL | message::NOTIMP | message::REFUSED => Verdict::Reply,
+            _ => Verdict::OtherQuestion,
+        };
     }
     let Some(theirs) = message::question_range(datagram).map(|range| &datagram[range]) else {
-        return Verdict::Unreadable;
+        return if flags.truncated() { Verdict::CutShort } else { Verdict::Unreadable };
     };
     let same = if exact_case { *theirs == *question } else { message::same_question(question, theirs) };
     if same { Verdict::Reply } else { Verdict::OtherQuestion }

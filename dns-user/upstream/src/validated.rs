@@ -23,6 +23,18 @@ impl ValidatedReply {
         Ok(Self { reply, index })
     }
 
+    /// Validates a reply by UDP to a query with this question. A truncated one (TC) may be cut
+    /// anywhere; its content is ignored (RFC 2181, section 9).
+    pub(crate) fn of_datagram(reply: Vec<u8>, question: &[u8]) -> Result<Self, TryError> {
+        if !Flags::of(&reply).truncated() {
+            return Self::new(reply);
+        }
+        match MessageIndex::of(&reply) {
+            Some(index) if index.questions > 0 => Ok(Self { reply, index }),
+            _ => Self::new(message::truncated_reply(&reply, question)),
+        }
+    }
+
     /// Returns the RCODE. Upper bits in the OPT make it an error of the exchange with the recursor
     /// (BADVERS 16, BADCOOKIE 23), for which a client gets SERVFAIL.
     pub(crate) fn rcode(&self) -> u8 {

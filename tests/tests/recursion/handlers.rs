@@ -199,6 +199,46 @@ fn untrusted_https_servers_are_rejected() -> Result<()> {
     let reply = lab.ask_for("www.json.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
     ensure!(server.requests().is_empty(), "{:?}", server.requests());
+    // The log says why.
+    lab.server.wait_for_log("UnknownIssuer")
+}
+
+#[test]
+fn handlers_choose_trusted_servers() -> Result<()> {
+    let Some(namespace) = namespace("trusted")? else { return Ok(()) };
+    let (folder, other) = (TempDir::with_prefix("bdx-https-")?, TempDir::with_prefix("bdx-https-")?);
+    let ca = write_certificates(folder.path())?;
+    let _server = JsonServer::start(&namespace, folder.path())?;
+    let unrelated = write_certificates(other.path())?;
+    let handler = |domain: &str, trust: &Value| {
+        let mut source = json!({"type": "http", "url": format!("https://{HTTPS}/dns")});
+        whole_system_tests::server::merge(&mut source, trust);
+        json!({"domain": domain, "source": source})
+    };
+    let changing = folder.path().join("changing.crt");
+    fs::copy(&unrelated, &changing)?;
+    let settings = json!({"handlers": [
+        handler("private.test", &json!({"ca_file": ca})),
+        handler("anyone.test", &json!({"insecure_skip_verify": true})),
+        handler("other.test", &json!({"ca_file": unrelated})),
+        handler("system.test", &json!({})),
+        handler("changing.test", &json!({"ca_file": changing})),
+    ]});
+    let lab = Lab::start(&namespace, &[], &settings)?;
+    for (domain, expected) in [
+        ("private", ResponseCode::NoError),
+        ("anyone", ResponseCode::NoError),
+        ("other", ResponseCode::ServFail),
+        ("system", ResponseCode::ServFail),
+        ("changing", ResponseCode::ServFail),
+    ] {
+        let reply = lab.ask_for(&format!("www.{domain}.test."), RecordType::A)?;
+        ensure!(reply.metadata.response_code == expected, "{domain}: {reply}\n{}", lab.server.log());
+    }
+    // A changed file takes effect without a reload.
+    fs::copy(&ca, &changing)?;
+    let reply = lab.ask_for("other-name.changing.test.", RecordType::A)?;
+    ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}\n{}", lab.server.log());
     Ok(())
 }
 

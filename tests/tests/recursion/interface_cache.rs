@@ -202,3 +202,69 @@ fn flush_ends_answers_of_killed_server() -> Result<()> {
     }
     Ok(())
 }
+
+/// Returns a recursor whose answers for a name have a new address every time.
+fn changing(namespace: &Namespace, ttl: u32) -> Result<Scripted> {
+    let count = std::sync::atomic::AtomicU32::new(0);
+    Scripted::start(namespace, loopback(10), move |asked| {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        vec![asked.answer(Ipv4Addr::from(0x0a00_0000 + number), ttl).into()]
+    })
+}
+
+#[test]
+fn eviction_keeps_paths_consistent() -> Result<()> {
+    const HOT: usize = 10;
+    let Some(namespace) = namespace("ievict")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let _recursor = changing(&namespace, 300)?;
+    let few = json!({"cache": {"enabled": true, "max_entries": 400}});
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
+    let name = |number: usize| format!("hot{number}.example.com.");
+    let hot: Vec<Vec<u8>> = (0..HOT)
+        .map(|number| Ok(client::query(&name(number), RecordType::A, None)?.to_vec()?))
+        .collect::<Result<_>>()?;
+    let mut first = Vec::new();
+    for query in &hot {
+        first.push(client::addresses(&Message::from_vec(&settle(&lab, query)?)?));
+    }
+    // A flood of other names, while clients use the hot ones at the interface.
+    for number in 0..1200 {
+        lab.ask_for(&format!("flood{number}.example.com."), RecordType::A)?;
+        if number % 10 == 0 {
+            for query in &hot {
+                ask(&lab, query, false)?;
+            }
+        }
+    }
+    for (number, query) in hot.iter().enumerate() {
+        let (code, text, problem) = lab.cli(&["cache", "lookup", &name(number)])?;
+        ensure!(code == 0 && text.contains(&first[number][0].to_string()), "{number}: {text}{problem}");
+        // Userspace gives the same answer.
+        let by_userspace = client::addresses(&Message::from_vec(&ask(&lab, query, true)?)?);
+        ensure!(by_userspace == first[number], "{number}: {by_userspace:?} and {:?}", first[number]);
+    }
+    Ok(())
+}
+
+#[test]
+fn evicted_answer_leaves_interface() -> Result<()> {
+    let Some(namespace) = namespace("ileave")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let _recursor = changing(&namespace, 300)?;
+    let few = json!({"cache": {"enabled": true, "max_entries": 20}});
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &few)?;
+    let query = client::query("cold.example.com.", RecordType::A, None)?.to_vec()?;
+    settle(&lab, &query)?;
+    for number in 0..100 {
+        lab.ask_for(&format!("flood{number}.example.com."), RecordType::A)?;
+    }
+    let (_, text, _) = lab.cli(&["cache", "lookup", "cold.example.com."])?;
+    ensure!(!text.contains("10.0.0."), "evicted from the cache: {text}");
+    // The interface does not answer from what the cache has forgotten, so both paths agree.
+    wait_until("the same answer on both paths", PATIENCE, || {
+        let reply = |by_tcp| Message::from_vec(&ask(&lab, &query, by_tcp).ok()?).ok();
+        reply(true)
+            .zip(reply(false))
+            .is_some_and(|(one, other)| client::addresses(&one) == client::addresses(&other))
+    })
+    .with_context(|| lab.server.log())
+}

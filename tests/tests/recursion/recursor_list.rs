@@ -17,7 +17,10 @@ use nix::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use whole_system_tests::{client, namespace::Namespace, process::wait_until};
+use whole_system_tests::{
+    bpffs::Bpffs, client, metrics::wait_for_fast_path, namespace::Namespace, process::wait_until,
+    requirements,
+};
 
 use super::{
     lab::{LOCAL_NAME, Lab, RECORDS, loopback, namespace},
@@ -285,5 +288,39 @@ fn status_lists_recursors_by_preference() -> Result<()> {
     ensure!(first.is_some() && first.map(|row| row + 1) == second, "{text}");
     let roles: Vec<&str> = [first, second].into_iter().flatten().map(|row| rows[row][1]).collect();
     ensure!(roles == ["first", "next"], "{text}");
+    Ok(())
+}
+
+#[test]
+fn replaced_nameservers_void_answers() -> Result<()> {
+    let Some(namespace) = addressed("void")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let recursors = [0, 1].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
+    let [_one, _other] = recursors.map(|recursor| recursor.expect("free addresses"));
+    let etc = Etc::new("nameserver 10.9.0.1\n")?;
+    let bpffs = Bpffs::new()?;
+    let lab = etc.server(
+        &namespace,
+        &json!({
+            "cache": {"enabled": true},
+            "control": {"socket": bpffs.path().with_extension("sock")},
+            "xdp": {"mode": "tc", "interfaces": ["lo"], "bpffs": bpffs.path()},
+        }),
+    )?;
+    wait_for_fast_path(&namespace).with_context(|| lab.server.log())?;
+    wait_for(&lab, 0)?;
+    let by_interface = || super::interface_cache::hits(&lab).unwrap_or(0);
+    wait_until("an answer from the interface", LIMIT, || {
+        let before = by_interface();
+        lab.ask_for("www.test.", RecordType::A).is_ok() && by_interface() > before
+    })?;
+    // The answer is valid for five minutes, but only among the servers that gave it.
+    for n in [1, 0] {
+        etc.replace(&format!("nameserver {}\n", ADDRESSES[n]))?;
+        wait_for(&lab, n)?;
+        for _ in 0..5 {
+            let reply = lab.ask_for("www.test.", RecordType::A)?;
+            ensure!(client::addresses(&reply) == [answer(n)], "{reply}");
+        }
+    }
     Ok(())
 }

@@ -87,6 +87,8 @@ pub const KEYS: &[Key] = keys! {
         "Forward the Client Subnet option (RFC 7871); such answers are not cached";
     "recursor_0x20" Ours "boolean" = "false", "true", "false":
         "Randomise the letter case of forwarded questions, which makes replies harder to forge";
+    "special_names" Ours "forward or local" = "\"forward\"", "\"local\"", "\"forward\"":
+        "local answers localhost, invalid, onion and reverse names of private addresses here, as unbound does";
     "request_timeout" BoshDns "duration" = "\"5s\"", "\"3s\"", "\"5s\"":
         "Time limit for one client query, including all attempts";
     "timeout" BoshDns "duration above 0" = "\"5s\"", "\"10s\"", "\"5s\"":

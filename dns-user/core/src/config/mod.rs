@@ -105,6 +105,18 @@ pub struct RecursionConfig {
     /// `recursor_0x20`, a key of ours: random letter case in questions, which a reply must repeat;
     /// makes forging harder.
     pub randomise_case: bool,
+    /// `special_names`, a key of ours: the answerer of special-use names.
+    pub special_names: SpecialNames,
+}
+
+/// The answerer of special-use names (RFC 6761): `localhost`, `invalid`, `onion`, private reverse names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecialNames {
+    /// The recursors, as for other names.
+    #[default]
+    Forward,
+    /// This server.
+    Local,
 }
 
 /// The order in which recursors are tried.

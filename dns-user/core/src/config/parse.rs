@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity,
-    LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection, TlsFiles, XdpConfig,
-    file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
+    LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection, SpecialNames,
+    TlsFiles, XdpConfig, file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
 };
 use crate::{
     name::Name,
@@ -209,6 +209,9 @@ fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
         max_retries: root.number("recursor_max_retries", 0, 1000)?.unwrap_or(0) as u32,
         client_subnet: root.boolean("recursor_client_subnet")?.unwrap_or(false),
         randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
+        special_names: root
+            .choice("special_names", &[("forward", SpecialNames::Forward), ("local", SpecialNames::Local)])?
+            .unwrap_or_default(),
     })
 }
 

@@ -19,7 +19,8 @@ use super::{
 /// * an opcode other than QUERY: NOTIMP, without the question;
 /// * not exactly one question, more than one answer or authority record, more than two additional
 ///   records, or an unparsable or compressed question: FORMERR, without the question;
-/// * an unparsable record or a second OPT (RFC 6891, section 6.1.1): FORMERR, with the question;
+/// * an unparsable record, a second OPT (RFC 6891, section 6.1.1) or one whose owner is not the root
+///   (section 6.1.2): FORMERR, with the question;
 /// * an EDNS version above 0: BADVERS.
 ///
 /// Trailing bytes are ignored.
@@ -159,10 +160,11 @@ fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<O
     for number in 0..before_additionals + counts.additionals {
         let type_at = skip_name(message, decoder.index())?;
         if u16_at(message, type_at)? == TYPE_OPT {
+            let owner = decoder.index();
             let (opt, end) = read_opt(message, type_at)?;
-            decoder.read_slice(end - decoder.index()).ok()?;
+            decoder.read_slice(end - owner).ok()?;
             // An OPT outside the additional section is ignored (observed).
-            if number >= before_additionals && found.replace(opt).is_some() {
+            if number >= before_additionals && (message[owner] != 0 || found.replace(opt).is_some()) {
                 return None;
             }
         } else {

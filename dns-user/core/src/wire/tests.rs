@@ -133,6 +133,18 @@ fn opt_may_follow_other_records() {
 }
 
 #[test]
+fn opt_owner_must_be_root() {
+    let owned = |owner: &[u8]| [owner, &opt_record(1232, 0, false)[1..]].concat();
+    let address = b"\0\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01";
+    for owner in [&b"\x01a\0"[..], b"\xc0\x0c"] {
+        let opt = owned(owner);
+        assert_eq!(instant_reply(&with_records(0, 0, 1, &opt)), (0x1234, 0x8101, 1), "{owner:?}");
+        let behind = [&address[..], &opt].concat();
+        assert_eq!(instant_reply(&with_records(0, 0, 2, &behind)), (0x1234, 0x8101, 1), "{owner:?}");
+    }
+}
+
+#[test]
 fn two_opts_are_formerr() {
     let opt = &opt_record(1232, 0, false)[..];
     assert_eq!(instant_reply(&with_records(0, 0, 2, &opt.repeat(2))), (0x1234, 0x8101, 1));

@@ -284,6 +284,13 @@ impl AnswerTable {
         true
     }
 
+    /// Removes the answer with this key, if there is one.
+    pub(crate) fn withdraw(&mut self, key: u64) {
+        if self.records.contains_key(&key) {
+            self.remove(key);
+        }
+    }
+
     fn remove(&mut self, key: u64) {
         if let Some(record) = self.records.remove(&key) {
             self.store.remove(record.placed(key));

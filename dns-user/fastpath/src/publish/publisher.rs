@@ -90,6 +90,7 @@ struct AnswersHandle {
     offers: Sender<Offer>,
     filter: Arc<LearnFilter>,
     index: Arc<IndexMemory>,
+    memory: Arc<EntryMemory>,
     /// Whether forwarded answers are kept at all.
     kept: bool,
 }
@@ -110,6 +111,8 @@ enum Event {
     HealthChanged(Box<[IpAddr]>),
     /// These names may no longer be published.
     Withdraw(Box<[Name]>),
+    /// The forwarded answer with this key was evicted from the cache in userspace.
+    RemoveAnswer(u64),
     /// All forwarded answers of earlier generations are void; renewals are requested through the
     /// sender.
     BeginAnswers(u64, mpsc::Sender<Renewal>),
@@ -202,6 +205,23 @@ impl Publisher {
         self.inner
             .as_ref()
             .is_some_and(|handle| handle.answers.index.get(question.key(handle.seed)).is_some())
+    }
+
+    /// Removes the answer to this question, if the map holds one.
+    pub(crate) fn remove_answer(&self, question: &AnswerKey<'_>) {
+        if self.holds_answer(question)
+            && let Some(handle) = &self.inner
+        {
+            self.send(Event::RemoveAnswer(question.key(handle.seed)));
+        }
+    }
+
+    /// Returns when the programs last gave the answer to this question; `None` if the map holds none
+    /// or it was never used. Approximate: another question may have the same hash.
+    pub(crate) fn answer_last_used_ns(&self, question: &AnswerKey<'_>) -> Option<u64> {
+        let handle = self.inner.as_ref()?;
+        let location = handle.answers.index.get(question.key(handle.seed))?;
+        Some(handle.answers.memory.last_used_ns(location)).filter(|&last_used| last_used != 0)
     }
 
     /// Removes names that are no longer admitted.
@@ -299,6 +319,7 @@ pub(crate) struct Names {
 pub(crate) struct Answers {
     pub(crate) table: AnswerTable,
     pub(crate) index: Arc<IndexMemory>,
+    pub(crate) memory: Arc<EntryMemory>,
     pub(crate) filter: Arc<LearnFilter>,
 }
 
@@ -328,13 +349,15 @@ impl PublisherThread {
         earlier: Option<Vec<Name>>,
     ) -> io::Result<Self> {
         let Names { table, index, memory, filter } = names;
-        let Answers { table: answers, index: answer_index, filter: answer_filter } = answers;
+        let Answers { table: answers, index: answer_index, memory: answer_memory, filter: answer_filter } =
+            answers;
         let (offers, offer_events) = bounded(OFFER_QUEUE);
         let answers_status = Arc::new(Mutex::new(answers.status()));
         let answers_handle = AnswersHandle {
             offers,
             filter: answer_filter,
             index: answer_index,
+            memory: answer_memory,
             kept: answers.status().max_entries > 0,
         };
         let (control, control_events) = unbounded();
@@ -534,6 +557,10 @@ impl Worker {
             }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
             Event::Withdraw(names) => table.withdraw(&names),
+            Event::RemoveAnswer(key) => {
+                self.answers.withdraw(key);
+                *self.answers_status.lock() = self.answers.status();
+            }
             Event::BeginAnswers(generation, renewals) => {
                 self.answers.begin(generation);
                 self.renewals = Some(renewals);

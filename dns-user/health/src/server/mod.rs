@@ -16,10 +16,10 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     task::JoinSet,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use self::{
     agent::AgentFile,
@@ -28,6 +28,7 @@ use self::{
 pub use self::{config::HealthServerConfig, process::run};
 use super::{HEALTH_NAME, Report};
 use dns_kit::{
+    connections::{Connections, OwnConnections, Place},
     limits::raise_file_limit,
     logs::LineLimit,
     stall::{StallLimit, WRITE_TIMEOUT},
@@ -37,6 +38,10 @@ use dns_kit::{
 /// Maximum number of open connections, if the limit on open files allows: every VM that resolves
 /// this VM's names keeps one.
 const MAX_CONNECTIONS: usize = 8192;
+
+/// Maximum number of TLS handshakes at a time, of which one client may have a quarter. Another one
+/// closes the oldest, so that silent clients delay no other.
+const MAX_HANDSHAKES: usize = 1024;
 
 /// File descriptors for scripts, certificates and the agent's file.
 const OTHER_FILES: u64 = 64;
@@ -116,31 +121,35 @@ impl HealthServer {
         background.spawn(vm.jobs.clone().run());
         background.spawn(tls.clone().watch(|_| {}));
         let files = usize::try_from(raise_file_limit().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
-        let room = Arc::new(Semaphore::new(files.clamp(1, MAX_CONNECTIONS)));
+        let handshakes = Connections::new((files / 4).clamp(1, MAX_HANDSHAKES), OwnConnections::default());
+        let room = Arc::new(Semaphore::new((files - files / 4).clamp(1, MAX_CONNECTIONS)));
         let (stopping, _) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
         loop {
-            let accepted = async {
-                let room = room.clone().acquire_owned().await.expect("the semaphore is never closed");
-                (socket.accept().await, room)
-            };
-            let (accepted, room) = tokio::select! {
+            let accepted = tokio::select! {
                 () = &mut stop => break,
-                accepted = accepted => accepted,
+                accepted = socket.accept() => accepted,
             };
             match accepted {
                 Ok((stream, client)) => {
                     while connections.try_join_next().is_some() {}
+                    let (handshake, _closed) = handshakes.enter(client);
+                    let (tls, vm, room) = (tls.clone(), vm.clone(), room.clone());
                     let stopping = stopping.subscribe();
-                    connections.spawn(serve(stream, client, tls.clone(), vm.clone(), stopping, room));
+                    connections.spawn(async move {
+                        if let Some(stream) = shake_hands(stream, client, &tls, &vm, handshake).await {
+                            serve(stream, client, vm, stopping, &room).await;
+                        }
+                    });
                 }
                 Err(error) => {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(left_out, "cannot accept a connection: {error}");
                     }
-                    // Most likely out of file descriptors; some will be closed soon.
+                    // Most likely out of file descriptors.
+                    handshakes.call_off_idlest();
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -155,32 +164,46 @@ impl HealthServer {
     }
 }
 
-async fn serve(
+/// Performs the TLS handshake, unless it is called off in favour of another.
+async fn shake_hands(
     stream: TcpStream,
     client: SocketAddr,
-    tls: Arc<RotatingTls>,
-    vm: Arc<Vm>,
-    mut stopping: watch::Receiver<bool>,
-    _room: OwnedSemaphorePermit,
-) {
+    tls: &RotatingTls,
+    vm: &Vm,
+    place: Place,
+) -> Option<TlsStream<TcpStream>> {
     // Replies are small and complete, so delaying them gains nothing.
     let _ = stream.set_nodelay(true);
     static HANDSHAKES: LineLimit = LineLimit::new();
-    static OTHER_NAMES: LineLimit = LineLimit::new();
-    let handshake = TlsAcceptor::from(tls.server_config()).accept(stream);
-    let why = match tokio::time::timeout(vm.patience, handshake).await {
-        Ok(Ok(stream)) => Ok(stream),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("it did not finish in time".to_owned()),
+    let handshake = tokio::time::timeout(vm.patience, TlsAcceptor::from(tls.server_config()).accept(stream));
+    let why = tokio::select! {
+        done = handshake => match done {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it did not finish in time".to_owned(),
+        },
+        () = place.called_off() => "the client has too many of them".to_owned(),
     };
-    let stream = match why {
-        Ok(stream) => stream,
-        Err(why) => {
-            if let Some(left_out) = HANDSHAKES.admit(client.ip()) {
-                tracing::info!(%client, left_out, "TLS handshake failed: {why}");
-            }
-            return;
+    if let Some(left_out) = HANDSHAKES.admit(client.ip()) {
+        tracing::info!(%client, left_out, "TLS handshake failed: {why}");
+    }
+    None
+}
+
+async fn serve(
+    stream: TlsStream<TcpStream>,
+    client: SocketAddr,
+    vm: Arc<Vm>,
+    mut stopping: watch::Receiver<bool>,
+    room: &Semaphore,
+) {
+    static OTHER_NAMES: LineLimit = LineLimit::new();
+    let Ok(_room) = room.try_acquire() else {
+        static FULL: LineLimit = LineLimit::new();
+        if let Some(left_out) = FULL.admit(client.ip()) {
+            tracing::warn!(%client, left_out, "too many open connections: this one is closed");
         }
+        return;
     };
     let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
     let is_known = name.as_deref() == Some(HEALTH_NAME);

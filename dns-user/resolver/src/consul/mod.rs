@@ -41,7 +41,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::{clock::kernel_monotonic_ns, metrics::families};
-use dns_upstream::{Answer, CachedSource, Upstream};
+use dns_upstream::{Answer, CachedSource, NoInterfaces, Upstream};
 #[cfg(feature = "live-consul")]
 pub(crate) use live::follow;
 #[cfg(not(feature = "live-consul"))]
@@ -355,7 +355,8 @@ pub(crate) fn recursors_of(
             ..config.recursion.clone()
         };
         let cache = CacheConfig { enabled: false, ..config.cache };
-        Upstream::new(&Config { recursion, cache, ..config.clone() }, own).recursors()
+        let config = Config { recursion, cache, ..config.clone() };
+        Upstream::new(&config, own, &NoInterfaces::shared()).recursors()
     };
     let each: Vec<CachedSource> = consul.recursors.iter().filter_map(only).collect();
     let recursors = Recursors { each, random: consul.dns.random_recursors };

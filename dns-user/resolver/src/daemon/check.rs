@@ -182,7 +182,7 @@ fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeC
 fn handler_line(handler: &HandlerConfig) -> String {
     let source = match &handler.source {
         HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
-        HandlerSource::Http(url) => format!("http {}", shown(url)),
+        HandlerSource::Http(server) => format!("http {}", shown(&server.url)),
         HandlerSource::Deny(Denial::Nxdomain) => "deny NXDOMAIN".to_owned(),
         HandlerSource::Deny(Denial::Refused) => "deny REFUSED".to_owned(),
     };

@@ -32,19 +32,14 @@ pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiv
     }
 }
 
-/// Fetches an answer from the currently responsible server and publishes it.
+/// Fetches an answer from the currently responsible server; its cache publishes it.
 async fn renew(server_state: &ServerState, renewal: &Renewal) {
-    // Read before the state, so that a later change makes the answer void.
-    let generation = server_state.fast_path.answer_generation();
     let state = server_state.state_full();
     let message = query(renewal);
     let Parsed::Query(query) = parse(&message) else { return };
     if let Route::Handler(answer) | Route::Recursors(answer) = Route::of(&state, &renewal.name, renewal.qtype)
     {
         answer.refresh(&query).await;
-        if let Some(answer) = answer.cached(&query) {
-            server_state.fast_path.renew_answer(answer, generation);
-        }
     }
 }
 

@@ -14,9 +14,16 @@ use crate::{
     state::{ByDomain, Routes, ServerState},
 };
 use dns_consul::config::Config as ConsulConfig;
-use dns_core::{catalog::Snapshot, config::Config, name::Name};
+use dns_core::{
+    catalog::Snapshot,
+    config::{Config, SpecialNames as SpecialNamesSetting},
+    name::Name,
+    wire::ForwardedAnswer,
+};
+use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_upstream::{
-    Answer, CachedSource, HandlerConfig, Handlers, InForce, Upstream, metrics::UpstreamMetrics,
+    Answer, CachedQuestion, CachedSource, HandlerConfig, Handlers, InForce, InterfaceAnswers, SpecialNames,
+    Upstream, metrics::UpstreamMetrics,
 };
 
 /// The recursors, handlers and reverse names in use.
@@ -24,6 +31,8 @@ pub(super) struct Upstreams {
     server_state: Arc<ServerState>,
     /// Recursors and handlers, shared with status and metrics.
     pub(super) in_force: Arc<InForce>,
+    /// Interfaces that answer from copies of cached answers.
+    interfaces: Arc<dyn InterfaceAnswers>,
     /// Consul names and their own recursors; `None` without Consul.
     consul: Option<Consul>,
     /// Suspended handler domains: contained in the records (`None`), or removed from them at the
@@ -54,8 +63,10 @@ impl Upstreams {
         consul: Option<(Arc<ConsulNames>, ConsulConfig)>,
         metrics: &Metrics,
     ) -> prometheus::Result<Self> {
-        let upstream = Upstream::new(config, own);
-        let handlers = Handlers::new(handlers, config, &Handlers::default(), upstream.host_names());
+        let interfaces: Arc<dyn InterfaceAnswers> = Arc::new(MirroredAnswers(server_state.fast_path.clone()));
+        let upstream = Upstream::new(config, own, &interfaces);
+        let handlers =
+            Handlers::new(handlers, config, &Handlers::default(), upstream.host_names(), &interfaces);
         let in_force = InForce::new(upstream, handlers);
         let server = metrics.server().to_owned();
         UpstreamMetrics { in_force: in_force.clone(), server }.register(metrics.registry())?;
@@ -63,7 +74,7 @@ impl Upstreams {
             let recursors = recursors_of(&object, config, own);
             Consul { names, recursors }
         });
-        let mut upstreams = Self { server_state, in_force, consul, retired: HashMap::new() };
+        let mut upstreams = Self { server_state, in_force, interfaces, consul, retired: HashMap::new() };
         upstreams.retire(&upstreams.server_state.snapshot());
         upstreams.install(config);
         Ok(upstreams)
@@ -82,7 +93,8 @@ impl Upstreams {
         if let Some(handlers) = handlers {
             let previous = self.in_force.handlers.load_full();
             let upstream = self.in_force.upstream.load();
-            let handlers = Handlers::new(handlers, config, &previous, upstream.host_names());
+            let handlers =
+                Handlers::new(handlers, config, &previous, upstream.host_names(), &self.interfaces);
             self.in_force.handlers.store(Arc::new(handlers));
             self.retired.clear();
         }
@@ -114,7 +126,7 @@ impl Upstreams {
     /// unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config, own: &[SocketAddr]) {
         if old.recursion != new.recursion || old.cache != new.cache {
-            self.in_force.upstream.store(Arc::new(Upstream::new(new, own)));
+            self.in_force.upstream.store(Arc::new(Upstream::new(new, own, &self.interfaces)));
         }
         self.install(new);
     }
@@ -149,8 +161,13 @@ impl Upstreams {
             .map(|(domain, source)| (domain.clone(), Arc::new(source.clone()) as Arc<dyn Answer>))
             .collect();
         let answer = |source: CachedSource| Arc::new(source) as Arc<dyn Answer>;
-        let recursors = upstream.recursors().map(answer);
-        let mut past = Routes::past_reverse(upstream.uncached().map(answer).as_ref(), &handlers);
+        let is_special_local = config.recursion.special_names == SpecialNamesSetting::Local;
+        let before = |next: Arc<dyn Answer>| match is_special_local {
+            true => Arc::new(SpecialNames::new(next)) as Arc<dyn Answer>,
+            false => next,
+        };
+        let recursors = upstream.recursors().map(answer).map(before);
+        let mut past = Routes::past_reverse(upstream.uncached().map(answer).map(before).as_ref(), &handlers);
         let mut root = recursors.clone();
         let mut consul = ByDomain::default();
         if let Some(Consul { names, recursors: own }) = &self.consul {
@@ -174,5 +191,45 @@ impl Upstreams {
             recursors: root,
             handlers_stay_away: config.compat.retired_handlers,
         }
+    }
+}
+
+/// The forwarded answers in the fast path's maps.
+struct MirroredAnswers(FastPathHandle);
+
+impl std::fmt::Debug for MirroredAnswers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MirroredAnswers").finish_non_exhaustive()
+    }
+}
+
+fn key<'a>(question: &CachedQuestion<'a>) -> AnswerKey<'a> {
+    let CachedQuestion { name, qtype, dnssec_ok, checking_disabled } = *question;
+    AnswerKey { name, qtype, dnssec_ok, checking_disabled }
+}
+
+impl InterfaceAnswers for MirroredAnswers {
+    fn generation(&self) -> u64 {
+        self.0.answer_generation()
+    }
+
+    fn holds(&self, question: &CachedQuestion<'_>) -> bool {
+        self.0.holds_answer(&key(question))
+    }
+
+    fn last_used_ns(&self, question: &CachedQuestion<'_>) -> Option<u64> {
+        self.0.answer_last_used_ns(&key(question))
+    }
+
+    fn replace(&self, answer: ForwardedAnswer, generation: u64) {
+        self.0.replace_answer(answer, generation);
+    }
+
+    fn remove(&self, question: &CachedQuestion<'_>) {
+        self.0.remove_answer(&key(question));
+    }
+
+    fn clear(&self) {
+        self.0.void_answers();
     }
 }

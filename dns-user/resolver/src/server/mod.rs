@@ -9,7 +9,6 @@
 
 mod answer_cache;
 mod arrivals;
-mod connections;
 mod eager;
 pub mod metrics;
 mod near;
@@ -33,10 +32,11 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 
 pub use arrivals::Arrivals;
-pub use connections::OwnConnections;
 pub use metrics::ServerMetrics;
 pub use overload::Overload;
 pub use service::identity::Identity;
+
+pub use dns_kit::connections::OwnConnections;
 
 use crate::{ops::tap::Tap, state::ServerState};
 use dns_core::config::Compat;

@@ -1,7 +1,10 @@
 //! Serves TCP connections, with several queries on each (RFC 7766).
+//!
+//! Every reply is sent as soon as it is ready, so a forwarded query delays no other (section 6.2.1.1).
+//! Clients match replies by id: glibc, systemd-resolved, unbound and BIND do, and others have one query
+//! in flight.
 
 use std::{
-    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::{
@@ -21,23 +24,19 @@ use tokio::{
 };
 
 use super::{
-    connections::{Connections, Place},
     metrics::{Dropped, Paused},
     service::{Immediate, QueryHandler, observe_unreadable},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
+use dns_kit::connections::{Connections, Place};
 
 /// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
 /// time; at the limit no more are read.
 const MAX_WAITING: usize = 64;
-/// How long replies are held back behind an earlier query that is still waiting, before they
-/// overtake it (RFC 7766, section 6.2.1.1). Keeping the order for a short time helps simple clients
-/// at little cost.
-const HOLD_ORDER: Duration = Duration::from_millis(500);
 /// How long a client may take to accept replies before its connection is closed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of replies that a connection may hold, framed or waiting for their turn. At the
-/// limit it reads no further query; the reply that exceeds the limit has at most 64 KiB.
+/// Maximum bytes of replies that a connection may hold. At the limit it reads no further query; the
+/// reply that exceeds the limit has at most 64 KiB.
 const MAX_HELD: usize = 128 << 10;
 /// Maximum bytes of replies that all connections together may hold. A connection with held replies
 /// reads further queries only while it holds less than the remainder.
@@ -62,7 +61,7 @@ pub(super) async fn serve(
     handler: Arc<QueryHandler>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let open = Arc::new(Connections::new(handler.options.max_tcp_connections, handler.options.own.clone()));
+    let open = Connections::new(handler.options.max_tcp_connections, handler.options.own.clone());
     let mut connections = JoinSet::new();
     let mut troubled: Option<Instant> = None;
     loop {
@@ -115,23 +114,15 @@ struct Session {
     place: Place,
     /// Received bytes that do not form a complete query yet.
     input: BytesMut,
-    /// Queries that wait for recursors, handlers or checks; each yields its number and reply.
-    waiting: JoinSet<(u64, Vec<u8>)>,
-    /// Replies held back behind a missing one, by number of their query.
-    held: BTreeMap<u64, Vec<u8>>,
-    /// Number of the next query received.
-    next_query: u64,
-    /// Number of the query whose reply is sent next.
-    next_reply: u64,
+    /// Queries that wait for recursors, handlers or checks; each yields its reply.
+    waiting: JoinSet<Vec<u8>>,
     /// Framed replies to be written.
     output: Vec<u8>,
-    /// Bytes in `held` and `output`, which count against the limit of all connections.
+    /// Bytes in `output`, which count against the limit of all connections.
     bytes: HeldBytes,
     shuffle: Shuffle,
     /// Time of the last query or reply.
     active: Instant,
-    /// Time since which replies have been held back.
-    holding: Option<Instant>,
 }
 
 impl Session {
@@ -144,14 +135,10 @@ impl Session {
             place,
             input: BytesMut::new(),
             waiting: JoinSet::new(),
-            held: BTreeMap::new(),
-            next_query: 0,
-            next_reply: 0,
             output: Vec::new(),
             bytes: HeldBytes::new(),
             shuffle: Shuffle::default(),
             active: Instant::now(),
-            holding: None,
         }
     }
 
@@ -160,11 +147,8 @@ impl Session {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> io::Result<()> {
         let mut reading = true;
         while reading || !self.waiting.is_empty() {
-            self.bytes.set(self.held_len() + self.output.len());
-            let deadline = match self.holding {
-                Some(since) => since + HOLD_ORDER,
-                None => self.active + self.handler.options.tcp_idle_timeout,
-            };
+            self.bytes.set(self.output.len());
+            let deadline = self.active + self.handler.options.tcp_idle_timeout;
             let idle = self.waiting.is_empty();
             tokio::select! {
                 // Queries received earlier come first, because they had to wait for a slot.
@@ -172,35 +156,28 @@ impl Session {
                     reading = read? > 0;
                     self.take_queries();
                 }
-                Some(done) = self.waiting.join_next(), if !idle => match done {
-                    Ok((number, reply)) => {
-                        self.held.insert(number, reply);
-                        // There may be queries that had to wait for a slot.
-                        self.take_queries();
+                Some(done) = self.waiting.join_next(), if !idle => {
+                    let mut next = Some(done);
+                    while let Some(done) = next {
+                        // After a panic, which is a defect, this query gets no reply.
+                        self.frame(&done.unwrap_or_default());
+                        let is_full = self.output.len() >= MAX_HELD;
+                        next = if is_full { None } else { self.waiting.try_join_next() };
                     }
-                    // A defect: this query gets no reply, so the order cannot be kept.
-                    Err(_panic) => self.overtake(),
-                },
-                _ = sleep_until(deadline), if idle || self.holding.is_some() => {
-                    if self.holding.is_none() {
-                        return Ok(());
-                    }
-                    self.overtake();
+                    // There may be queries that had to wait for a slot.
+                    self.take_queries();
                 }
+                _ = sleep_until(deadline), if idle => return Ok(()),
                 _ = stopped.wait_for(|stopped| *stopped), if reading => reading = false,
                 () = self.place.called_off() => return Ok(()),
             }
-            self.release_in_order();
             self.write().await?;
             // Queries that had to wait for room.
             while self.has_query() && self.has_room() {
                 self.take_queries();
-                self.release_in_order();
                 self.write().await?;
             }
         }
-        self.overtake();
-        self.write().await?;
         self.stream.shutdown().await
     }
 
@@ -234,13 +211,9 @@ impl Session {
             self.handler.metrics.tcp_paused(Paused::Queries);
             return false;
         }
-        self.bytes.set(self.held_len() + self.output.len());
+        self.bytes.set(self.output.len());
         if self.bytes.has_room() {
             return true;
-        }
-        if !self.held.is_empty() {
-            // An earlier query is still waiting; the other replies overtake it.
-            self.overtake();
         }
         self.handler.metrics.tcp_paused(Paused::Bytes);
         false
@@ -250,11 +223,6 @@ impl Session {
     /// query is left in the input.
     fn may_read(&self) -> bool {
         self.waiting.len() < MAX_WAITING && !self.has_query()
-    }
-
-    /// Returns the bytes of the replies that wait for their turn.
-    fn held_len(&self) -> usize {
-        self.held.values().map(Vec::len).sum()
     }
 
     /// Answers one query, immediately or in a task.
@@ -270,7 +238,7 @@ impl Session {
             Parsed::Reply(reply) => {
                 let took = received.elapsed();
                 observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
-                return self.hold(reply);
+                return self.frame(&reply);
             }
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
         };
@@ -279,7 +247,6 @@ impl Session {
             Immediate::Replied { by, resolution: _ } => by,
             Immediate::Deferred(deferred) => match self.handler.admit(&query) {
                 Some(place) => {
-                    let number = self.number();
                     let (handler, client) = (self.handler.clone(), self.client);
                     self.waiting.spawn(async move {
                         let _place = place;
@@ -288,7 +255,7 @@ impl Session {
                         let stripe = handler.metrics.tasks();
                         let query = deferred.query.as_query();
                         handler.observe(stripe, client, Transport::Tcp, &query, &reply, deferred.by, took);
-                        (number, reply)
+                        reply
                     });
                     return;
                 }
@@ -299,44 +266,7 @@ impl Session {
             },
         };
         self.handler.observe(stripe, self.client, Transport::Tcp, &query, &reply, by, received.elapsed());
-        self.hold(reply);
-    }
-
-    /// Numbers a query just received.
-    fn number(&mut self) -> u64 {
-        self.next_query += 1;
-        self.next_query - 1
-    }
-
-    /// Stores a reply until its turn comes.
-    fn hold(&mut self, reply: Vec<u8>) {
-        let number = self.number();
-        self.held.insert(number, reply);
-    }
-
-    /// Frames the replies whose turn has come.
-    fn release_in_order(&mut self) {
-        while let Some(entry) = self.held.first_entry()
-            // Lower numbers were overtaken.
-            && *entry.key() <= self.next_reply
-        {
-            let (number, reply) = entry.remove_entry();
-            self.next_reply = self.next_reply.max(number + 1);
-            self.frame(&reply);
-        }
-        self.holding = match (self.held.is_empty(), self.holding) {
-            (true, _) => None,
-            (false, since) => since.or_else(|| Some(Instant::now())),
-        };
-    }
-
-    /// Frames all available replies, skipping missing ones.
-    fn overtake(&mut self) {
-        for (number, reply) in std::mem::take(&mut self.held) {
-            self.next_reply = self.next_reply.max(number + 1);
-            self.frame(&reply);
-        }
-        self.holding = None;
+        self.frame(&reply);
     }
 
     /// Appends a reply after its length.
@@ -370,7 +300,7 @@ impl Session {
         if self.input.is_empty() && self.input.capacity() > KEPT_BUFFER {
             self.input = BytesMut::new();
         }
-        self.bytes.set(self.held_len());
+        self.bytes.set(0);
         self.active = Instant::now();
         Ok(())
     }

@@ -450,3 +450,126 @@ async fn random_case_is_checked_and_undone() {
     assert_eq!(rcode(&reply), message::NOERROR);
     assert_eq!(&reply[12..12 + NAME.len()], NAME);
 }
+
+/// Returns a reply over UDP that is cut short at `length`, with TC, and a complete one over TCP.
+async fn cut_at(length: usize) -> Scripted {
+    let answered = Arc::new(AtomicUsize::new(0));
+    Scripted::start(move |query| {
+        let mut reply = answer(query, &[[192, 0, 2, 1]; 40]);
+        if answered.fetch_add(1, Ordering::Relaxed) == 0 {
+            message::set_truncated(&mut reply, true);
+            reply.truncate(length);
+        }
+        vec![reply]
+    })
+    .await
+}
+
+#[tokio::test]
+async fn tc_ignores_cut_content() {
+    let question_end = 12 + NAME.len() + 4;
+    // Behind the header, inside and behind the question, inside and behind a record.
+    for length in [12, 15, question_end - 1, question_end, question_end + 5, question_end + 16] {
+        for randomise_case in [false, true] {
+            let recursor = cut_at(length).await;
+            let compat = Compat::default();
+            let options = RecursorOptions { randomise_case, ..options(0, compat) };
+            let forwarder = Forwarder::new(
+                &[recursor.name()],
+                options,
+                RecursorSelection::Serial,
+                compat,
+                &Arc::default(),
+            );
+            let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+            assert_eq!((rcode(&reply), message::u16_at(&reply, 6)), (message::NOERROR, Some(40)), "{length}");
+            assert_eq!(recursor.counts(), (1, 1), "cut at {length}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn cut_reply_stays_truncated_without_tcp() {
+    // Even the RCODE of a reply that is cut short counts for nothing.
+    let recursor = Scripted::start(|query| {
+        let mut reply = refuse(query, message::NXDOMAIN);
+        message::set_truncated(&mut reply, true);
+        reply.truncate(12);
+        vec![reply]
+    })
+    .await;
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
+    let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+    assert_eq!((rcode(&reply), message::Flags::of(&reply).truncated()), (message::NOERROR, true));
+    assert_eq!(&reply[12..12 + NAME.len()], NAME);
+}
+
+#[tokio::test]
+async fn questionless_nxdomain_is_ignored() {
+    for randomise_case in [false, true] {
+        let recursor = Scripted::start(|query| {
+            let mut denial = query[..12].to_vec();
+            denial[2..].copy_from_slice(&[0x81, 0x80 | message::NXDOMAIN, 0, 0, 0, 0, 0, 0, 0, 0]);
+            vec![denial, answer(query, &[[192, 0, 2, 1]])]
+        })
+        .await;
+        let alone = Scripted::start(|query| {
+            let mut denial = query[..12].to_vec();
+            denial[2..].copy_from_slice(&[0x81, 0x80 | message::NXDOMAIN, 0, 0, 0, 0, 0, 0, 0, 0]);
+            vec![denial]
+        })
+        .await;
+        let compat = Compat::default();
+        let options = RecursorOptions { randomise_case, ..options(0, compat) };
+        let to = |name: String| {
+            Forwarder::new(&[name], options, RecursorSelection::Serial, compat, &Arc::default())
+        };
+        for transport in [Transport::Udp, Transport::Tcp] {
+            let reply = ask(&to(alone.name()), &query(NAME, 1), transport).await;
+            assert_eq!(rcode(&reply), message::SERVFAIL, "{transport:?}");
+        }
+        let reply = ask(&to(recursor.name()), &query(NAME, 1), Transport::Udp).await;
+        assert!(reply.ends_with(&[192, 0, 2, 1]));
+    }
+}
+
+#[tokio::test]
+async fn dropped_edns_is_left_out() {
+    let drops = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let recursor = {
+        let drops = Arc::clone(&drops);
+        Scripted::start(move |query| {
+            if parsed(query).edns.is_some() && drops.load(Ordering::Relaxed) {
+                return vec![];
+            }
+            vec![answer(query, &[[192, 0, 2, 1]])]
+        })
+        .await
+    };
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
+    assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::SERVFAIL);
+    for _ in 0..20 {
+        assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
+    }
+    let drops_edns = || crate::status::of(&forwarder)[0].drops_edns;
+    assert!(drops_edns());
+    // Two queries with EDNS, 20 without, and one that checks whether EDNS is still dropped.
+    assert_eq!(recursor.counts(), (23, 0));
+
+    // A recursor that was merely silent is queried with EDNS again.
+    let recovers = Arc::new(AtomicUsize::new(0));
+    let recovering = {
+        let recovers = Arc::clone(&recovers);
+        Scripted::start(move |query| match recovers.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => vec![],
+            _ => vec![answer(query, &[[192, 0, 2, 1]])],
+        })
+        .await
+    };
+    let forwarder = super::forwarder(&[recovering.name()], 0, Compat::default());
+    assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::SERVFAIL);
+    assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
+    while crate::status::of(&forwarder)[0].drops_edns {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -16,6 +16,7 @@ use crate::{
     Answer as _,
     cached::{CachedSource, Source},
     http::{HttpSource, client},
+    trust::Trust,
 };
 
 /// Requests and connections seen by the server.
@@ -29,6 +30,16 @@ struct Seen {
 /// Starts a server that answers every request with this status and body, or never for an empty
 /// status. Returns its address.
 async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>) {
+    serve(move |_| match status {
+        "" => Vec::new(),
+        _ => format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into(),
+    })
+    .await
+}
+
+/// Starts a server with these responses to the first lines of requests.
+async fn serve(respond: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> (String, Arc<Seen>) {
+    let respond = Arc::new(respond);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let seen = Arc::new(Seen::default());
@@ -36,7 +47,7 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             log.connections.fetch_add(1, Ordering::Relaxed);
-            let log = Arc::clone(&log);
+            let (log, respond) = (Arc::clone(&log), Arc::clone(&respond));
             tokio::spawn(async move {
                 let mut stream = BufReader::new(stream);
                 loop {
@@ -46,13 +57,10 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
                             return;
                         }
                     }
-                    log.requests.lock().push(request.lines().next().unwrap().to_owned());
-                    if status.is_empty() {
-                        continue;
-                    }
-                    let response =
-                        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-                    stream.write_all(response.as_bytes()).await.unwrap();
+                    let line = request.lines().next().unwrap().to_owned();
+                    let response = respond(&line);
+                    log.requests.lock().push(line);
+                    stream.write_all(&response).await.unwrap();
                 }
             });
         }
@@ -62,7 +70,11 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
 
 /// Returns a source that uses the server at this address.
 fn source(url: &str) -> CachedSource {
-    let source = HttpSource::new(url.parse().unwrap(), client(&Arc::default()), Duration::from_millis(600));
+    let source = HttpSource::new(
+        url.parse().unwrap(),
+        client(&Arc::default(), &Trust::System),
+        Duration::from_millis(600),
+    );
     let compat = Compat { forget_failures: true, ..Compat::default() };
     CachedSource::new(Source::Http(Arc::new(source)), None, form(compat), compat)
 }
@@ -109,4 +121,55 @@ async fn whatever_goes_wrong_is_servfail() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert_eq!(rcode(&ask(&source(&format!("http://{closed}"))).await), message::SERVFAIL);
     assert_eq!(rcode(&ask(&source(&format!("https://{closed}"))).await), message::SERVFAIL);
+}
+
+/// Returns a response with a body and one more header.
+fn response(status: &str, header: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!("HTTP/1.1 {status}\r\n{header}\r\ncontent-length: {}\r\n\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+#[tokio::test]
+async fn redirects_are_followed() {
+    for status in ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"] {
+        let (address, seen) = serve(move |line| match line {
+            _ if line.starts_with("GET /first/") => response(status, "location: /second?type=28", b""),
+            _ if line.starts_with("GET /second?") => response(status, "location: ../third", b""),
+            "GET /third HTTP/1.1" => {
+                let body = br#"{"Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
+                response("200 OK", "x: y", body)
+            }
+            _ => response("404 Not Found", "x: y", b""),
+        })
+        .await;
+        let reply = ask(&source(&format!("http://{address}/first"))).await;
+        assert_eq!(reply[2..8], [0x85, 0x80, 0, 1, 0, 1], "{status}");
+        assert_eq!(seen.requests.lock().len(), 3);
+    }
+    let (address, seen) = serve(|_| response("302 Found", "location: /again", b"")).await;
+    assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), message::SERVFAIL);
+    assert_eq!(seen.requests.lock().len(), 11);
+    let (address, _) = serve(|_| response("302 Found", "location: file:///etc/passwd", b"")).await;
+    assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), message::SERVFAIL);
+}
+
+#[tokio::test]
+async fn gzip_is_decoded() {
+    use std::io::Write as _;
+    let gzip = |text: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    };
+    let answer = br#"{"Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
+    let bomb = vec![b' '; 5 << 20];
+    for (body, expected) in [
+        (gzip(answer), message::NOERROR),
+        (gzip(&[&bomb[..], answer].concat()), message::SERVFAIL),
+        (gzip(answer)[..20].to_vec(), message::SERVFAIL),
+        (answer.to_vec(), message::SERVFAIL),
+    ] {
+        let (address, _) = serve(move |_| response("200 OK", "Content-Encoding: GZIP", &body)).await;
+        assert_eq!(rcode(&ask(&source(&format!("http://{address}"))).await), expected);
+    }
 }

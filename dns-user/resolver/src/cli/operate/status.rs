@@ -305,8 +305,11 @@ fn recursors_text(out: &mut String, recursors: &[Value]) {
             .collect();
         failures.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let failed = failures.iter().map(|(_, count)| count).sum();
-        let reasons: Vec<String> =
+        let mut reasons: Vec<String> =
             failures.into_iter().map(|(reason, failed)| format!("{reason} {}", count(failed))).collect();
+        if recursor["drops_edns"] == true {
+            reasons.push("drops EDNS".to_owned());
+        }
         let address = match recursor["resolved"].as_str() {
             Some(resolved) if recursor["address"] != resolved => {
                 format!("{} ({resolved})", table::plain(&recursor["address"]))

@@ -27,7 +27,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::logs::Request;
-use dns_upstream::{Handlers, InForce, Upstream, admission::Admission};
+use dns_upstream::{Handlers, InForce, NoInterfaces, Upstream, admission::Admission};
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
@@ -44,7 +44,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
             let _ = done.send(Reloaded { done: vec![], failed: vec!["records".into()] });
         }
     });
-    let upstreams = InForce::new(Upstream::new(&config, &[]), Handlers::default());
+    let upstreams = InForce::new(Upstream::new(&config, &[], &NoInterfaces::shared()), Handlers::default());
     let overload = OverloadSource {
         waiting: Admission::new(1),
         upstreams: upstreams.clone(),

@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use dns_upstream::admission::{Client, client_of};
+use crate::admission::{Client, client_of};
 
 /// Connections that the server makes to itself, which are never closed to make room.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl Drop for OwnConnection {
 
 /// The open connections of one listener.
 #[derive(Debug)]
-pub(super) struct Connections {
+pub struct Connections {
     limit: usize,
     /// Maximum number of connections of one client.
     limit_per_client: usize,
@@ -86,13 +86,14 @@ struct Entry {
 
 impl Connections {
     /// Creates an empty set. A client may have a quarter of `limit`.
-    pub(super) fn new(limit: usize, own: OwnConnections) -> Self {
+    pub fn new(limit: usize, own: OwnConnections) -> Arc<Self> {
         let limit_per_client = limit.div_ceil(4);
-        Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() }
+        let new = Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() };
+        Arc::new(new)
     }
 
     /// Adds a connection and orders excess ones to close; returns their number.
-    pub(super) fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
+    pub fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
         let entry = Arc::new(Entry {
             client: client_of(client.ip()),
             own: self.own.contains(client),
@@ -108,7 +109,7 @@ impl Connections {
     }
 
     /// Closes the idlest of all connections, for lack of descriptors.
-    pub(super) fn call_off_idlest(&self) {
+    pub fn call_off_idlest(&self) {
         self.table.lock().call_off_idlest(|_| true);
     }
 
@@ -154,7 +155,7 @@ impl Table {
 
 /// The slot of one connection, released when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     connections: Arc<Connections>,
     number: u64,
     entry: Arc<Entry>,
@@ -162,12 +163,12 @@ pub(super) struct Place {
 
 impl Place {
     /// Records that a query arrived.
-    pub(super) fn touch(&self) {
+    pub fn touch(&self) {
         self.entry.active.store(self.connections.now(), Ordering::Relaxed);
     }
 
     /// Completes when the connection must close.
-    pub(super) async fn called_off(&self) {
+    pub async fn called_off(&self) {
         self.entry.called_off.notified().await;
     }
 }
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn heaviest_client_loses_idlest_connection() {
-        let connections = Arc::new(Connections::new(8, OwnConnections::default()));
+        let connections = Connections::new(8, OwnConnections::default());
         let enter = |last, port| connections.enter(client(last, port)).0;
         // The share of a client is two connections.
         let mut places: Vec<Place> = (0..8).map(|number| enter(number / 2, number.into())).collect();
@@ -214,7 +215,7 @@ mod tests {
     #[test]
     fn own_connections_do_not_count() {
         let own = OwnConnections::default();
-        let connections = Arc::new(Connections::new(1, own.clone()));
+        let connections = Connections::new(1, own.clone());
         let guard = own.enter(client(1, 1));
         let ours = connections.enter(client(1, 1)).0;
         let theirs: Vec<Place> = (2..5).map(|port| connections.enter(client(1, port)).0).collect();

@@ -1,0 +1,214 @@
+//! Special-use names that never need a recursor: `localhost`, `invalid` (RFC 6761), `onion`
+//! (RFC 7686) and the reverse names of private addresses (RFC 6303, RFC 7793), with the answers of
+//! unbound's default local zones.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use super::{
+    Answer,
+    message::{self, QUESTION_NAME},
+};
+use dns_core::{
+    name::Name,
+    wire::{CLASS_IN, ForwardedAnswer, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, Transport, append_opt},
+};
+
+/// TTL of the answers in seconds.
+const TTL: u32 = 10_800;
+/// `localhost.` in wire format.
+const LOCALHOST: &[u8] = b"\x09localhost\0";
+/// Data of the SOA: `localhost. nobody.invalid. 1 3600 1200 604800 10800`.
+const SOA: &[u8] =
+    b"\x09localhost\0\x06nobody\x07invalid\0\0\0\0\x01\0\0\x0e\x10\0\0\x04\xb0\0\x09\x3a\x80\0\0\x2a\x30";
+/// Zones without names, in presentation format.
+const EMPTY_ZONES: [&str; 32] = [
+    "invalid",
+    "onion",
+    "0.in-addr.arpa",
+    "10.in-addr.arpa",
+    "16.172.in-addr.arpa",
+    "17.172.in-addr.arpa",
+    "18.172.in-addr.arpa",
+    "19.172.in-addr.arpa",
+    "20.172.in-addr.arpa",
+    "21.172.in-addr.arpa",
+    "22.172.in-addr.arpa",
+    "23.172.in-addr.arpa",
+    "24.172.in-addr.arpa",
+    "25.172.in-addr.arpa",
+    "26.172.in-addr.arpa",
+    "27.172.in-addr.arpa",
+    "28.172.in-addr.arpa",
+    "29.172.in-addr.arpa",
+    "30.172.in-addr.arpa",
+    "31.172.in-addr.arpa",
+    "168.192.in-addr.arpa",
+    "254.169.in-addr.arpa",
+    "2.0.192.in-addr.arpa",
+    "100.51.198.in-addr.arpa",
+    "113.0.203.in-addr.arpa",
+    "255.255.255.255.in-addr.arpa",
+    "d.f.ip6.arpa",
+    "8.e.f.ip6.arpa",
+    "9.e.f.ip6.arpa",
+    "a.e.f.ip6.arpa",
+    "b.e.f.ip6.arpa",
+    "8.b.d.0.1.0.0.2.ip6.arpa",
+];
+
+/// Answers special-use names, and passes all others on.
+pub struct SpecialNames {
+    next: Arc<dyn Answer>,
+    zones: Vec<(Name, Content)>,
+}
+
+/// The records of a special zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// Nothing: names below the zone do not exist.
+    Empty,
+    /// The loopback addresses, at every name.
+    Loopback,
+    /// PTR `localhost.` at this name, nothing below.
+    Reverse,
+}
+
+impl SpecialNames {
+    /// Creates an answerer in front of `next`.
+    pub fn new(next: Arc<dyn Answer>) -> Self {
+        let zone = |text: &str, content| Some((Name::from_text(text).ok()?, content));
+        let loopback_v6 = format!("1.{}ip6.arpa", "0.".repeat(31));
+        let unspecified_v6 = format!("0.{}ip6.arpa", "0.".repeat(31));
+        let more = [
+            ("localhost", Content::Loopback),
+            ("1.0.0.127.in-addr.arpa", Content::Reverse),
+            ("127.in-addr.arpa", Content::Empty),
+            (&loopback_v6, Content::Reverse),
+            (&unspecified_v6, Content::Empty),
+        ];
+        // RFC 7793: 64.100 to 127.100.
+        let shared: Vec<String> = (64..128).map(|second| format!("{second}.100.in-addr.arpa")).collect();
+        let empty = EMPTY_ZONES.into_iter().chain(shared.iter().map(String::as_str));
+        let zones = more.into_iter().chain(empty.map(|text| (text, Content::Empty)));
+        Self { next, zones: zones.filter_map(|(text, content)| zone(text, content)).collect() }
+    }
+
+    /// Returns the reply to a query for a special-use name; `None` for any other.
+    fn reply(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        if query.question.qclass != CLASS_IN {
+            return None;
+        }
+        let name = query.question.name();
+        let (zone, content) = self.zones.iter().find(|(zone, _)| name.is_within(zone))?;
+        let exists = name == *zone || *content == Content::Loopback;
+        let rcode = if exists { message::NOERROR } else { message::NXDOMAIN };
+        let mut reply = message::begin_reply(query, true, true, rcode);
+        let qtype = query.question.qtype;
+        let wants = |rtype| qtype == rtype || qtype == TYPE_ANY;
+        let mut answers: Vec<(u16, &[u8])> = Vec::new();
+        match content {
+            Content::Loopback if wants(TYPE_A) || wants(TYPE_AAAA) => {
+                answers.extend(wants(TYPE_A).then_some((TYPE_A, &[127, 0, 0, 1][..])));
+                const V6: [u8; 16] = std::net::Ipv6Addr::LOCALHOST.octets();
+                answers.extend(wants(TYPE_AAAA).then_some((TYPE_AAAA, &V6[..])));
+            }
+            Content::Reverse if exists && wants(TYPE_PTR) => answers.push((TYPE_PTR, LOCALHOST)),
+            _ => {}
+        }
+        let has_data = !answers.is_empty();
+        for (rtype, data) in answers {
+            message::push_answer(&mut reply, &QUESTION_NAME, rtype, TTL, data);
+        }
+        if !has_data {
+            message::push_soa(&mut reply, zone.as_wire(), TTL, SOA);
+        }
+        append_opt(query, &mut reply);
+        Some(reply)
+    }
+}
+
+impl Answer for SpecialNames {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        match self.reply(query) {
+            Some(reply) => Box::pin(std::future::ready(reply)),
+            None => self.next.answer(query, transport),
+        }
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        match self.reply(query) {
+            Some(reply) => {
+                *out = reply;
+                true
+            }
+            None => self.next.answer_at_once(query, transport, out),
+        }
+    }
+
+    fn cached(&self, query: &Query<'_>) -> Option<ForwardedAnswer> {
+        self.next.cached(query)
+    }
+
+    fn refresh<'a>(&'a self, query: &'a Query<'a>) -> BoxFuture<'a, ()> {
+        self.next.refresh(query)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dns_core::wire::{Parsed, parse};
+
+    /// Refuses everything.
+    struct Refuses;
+
+    impl Answer for Refuses {
+        fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+            Box::pin(std::future::ready(message::begin_reply(query, false, true, message::REFUSED)))
+        }
+    }
+
+    /// Returns RCODE, counts of the sections and the end of the reply.
+    fn ask(name: &str, qtype: u16) -> Option<(u8, [u16; 3], Vec<u8>)> {
+        let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
+        message.extend_from_slice(Name::from_text(name).unwrap().as_wire());
+        message.extend_from_slice(&qtype.to_be_bytes());
+        message.extend_from_slice(&[0, 1]);
+        let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+        let reply = SpecialNames::new(Arc::new(Refuses)).reply(&query)?;
+        let index = message::MessageIndex::of(&reply).unwrap();
+        Some((reply[3] & 15, index.records, reply[index.question_end..].to_vec()))
+    }
+
+    #[test]
+    fn special_names_are_answered() {
+        for (name, qtype, rcode, counts, end) in [
+            ("localhost", 1, 0, [1, 0, 0], &[127, 0, 0, 1][..]),
+            ("a.b.LocalHost", 28, 0, [1, 0, 0], b"\0\0\0\x01"),
+            ("localhost", 255, 0, [2, 0, 0], b""),
+            ("localhost", 15, 0, [0, 1, 0], b"\0\0\x2a\x30"),
+            ("invalid", 1, 0, [0, 1, 0], b"\0\0\x2a\x30"),
+            ("x.invalid", 1, 3, [0, 1, 0], b"\0\0\x2a\x30"),
+            ("facebookwkhpilnemxj7asaniu7vnjjbiltxjqhye3mhbshg7kx5tfyd.onion", 1, 3, [0, 1, 0], b""),
+            ("1.0.0.127.in-addr.arpa", 12, 0, [1, 0, 0], LOCALHOST),
+            ("2.0.0.127.in-addr.arpa", 12, 3, [0, 1, 0], b""),
+            (&format!("1.{}ip6.arpa", "0.".repeat(31)), 12, 0, [1, 0, 0], LOCALHOST),
+            ("4.3.2.10.in-addr.arpa", 12, 3, [0, 1, 0], b""),
+            ("1.1.100.100.in-addr.arpa", 12, 3, [0, 1, 0], b""),
+        ] {
+            let (found_rcode, found_counts, records) = ask(name, qtype).unwrap();
+            assert_eq!((found_rcode, found_counts), (rcode, counts), "{name} {qtype}");
+            assert!(records.ends_with(end), "{name} {qtype}: {records:02x?}");
+        }
+        for name in ["localhosts", "example.com", "4.3.2.11.in-addr.arpa", "1.1.128.100.in-addr.arpa", "."] {
+            assert_eq!(ask(name, 1), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_zone_is_a_name() {
+        assert_eq!(SpecialNames::new(Arc::new(Refuses)).zones.len(), EMPTY_ZONES.len() + 64 + 5);
+    }
+}
