@@ -84,7 +84,7 @@ fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand
     let bytes = query_of(case, 4711);
     let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
     // The cases hold Consul's replies.
-    let query = Query { echoes_opt: true, ..query };
+    let query = Query { echo_client_opt: true, ..query };
     let asker = Asker {
         transport: if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp },
         client: case.client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),

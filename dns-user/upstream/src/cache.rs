@@ -21,7 +21,10 @@ use super::{
 };
 use dns_core::{
     config::{CacheConfig, Compat},
-    wire::{self, CLASS_IN, ForwardedAnswer, OPT_LEN, Query, TYPE_ANY, Transport, remaining_ttl},
+    wire::{
+        self, CLASS_IN, ExtendedError, ForwardedAnswer, InfoCode, OPT_LEN, Query, TYPE_ANY, Transport,
+        remaining_ttl,
+    },
 };
 use dns_kit::clock::BootInstant;
 
@@ -170,7 +173,7 @@ impl Cache {
     }
 
     /// Looks up an answer; counts a miss if there is none.
-    pub(crate) fn get(&self, key: &Key, query: &Query<'_>) -> Lookup {
+    pub(crate) fn get(&self, key: &Key, query: &Query<'_>, transport: Transport) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
         if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply)) {
@@ -183,7 +186,7 @@ impl Cache {
             return Lookup::Miss;
         }
         if u128::from(entry.no_recheck_before_ms.load(Ordering::Relaxed)) > age.as_millis() {
-            return Lookup::Fresh(self.stale_reply(&entry, query));
+            return Lookup::Fresh(self.stale_reply(&entry, query, transport));
         }
         Lookup::Stale(entry)
     }
@@ -254,10 +257,13 @@ impl Cache {
     }
 
     /// Returns the expired answer, for use after its renewal has failed.
-    pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>) -> Vec<u8> {
+    pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>, transport: Transport) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
         let mut reply = Vec::new();
         self.write(entry, query, STALE_TTL, &mut reply);
+        let is_nxdomain = Flags::of(&reply).rcode() == message::NXDOMAIN;
+        let code = if is_nxdomain { InfoCode::StaleNxdomain } else { InfoCode::StaleAnswer };
+        ExtendedError::new(code, "").push(query, transport, &mut reply);
         reply
     }
 

@@ -23,7 +23,7 @@ use super::{
 };
 use dns_core::{
     config::Compat,
-    wire::{ForwardedAnswer, Query, Transport, append_opt},
+    wire::{ExtendedError, ForwardedAnswer, InfoCode, Query, Transport, append_opt},
 };
 
 /// Maximum number of queries that wait for the recursors of the configuration, or of one handler.
@@ -33,6 +33,9 @@ const MAX_WAITING_FOR_HTTP: usize = 1024;
 /// Time for which a client waits for the renewal of an expired answer before it gets the stale one
 /// (RFC 8767, section 5: "client response timer", 1.8 s).
 const STALE_PATIENCE: Duration = Duration::from_millis(1800);
+
+/// The reason of a denial.
+const BLOCKED: ExtendedError = ExtendedError::new(InfoCode::Blocked, "denied by a handler of this server");
 
 /// Answers queries from one source. Clones share source and cache.
 #[derive(Clone, Debug)]
@@ -135,6 +138,16 @@ impl CachedSource {
         WeakSource(Arc::downgrade(&self.shared))
     }
 
+    /// Replaces the recursors, and removes the answers of earlier ones: other servers may answer the
+    /// same names differently (split horizon).
+    pub(crate) fn replace_recursors(&self, names: &[String]) {
+        if let Some(forwarder) = self.forwarder() {
+            forwarder.replace(names);
+        }
+        // Queries in flight to earlier recursors do not fill the cache again.
+        self.flush(&Selection::default());
+    }
+
     /// Returns the same source without its cache.
     pub(crate) fn without_cache(&self) -> Self {
         let Shared { source, cache: _, common } = &*self.shared;
@@ -186,18 +199,18 @@ impl CachedSource {
         let shared = &self.shared;
         let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
         let Some((cache, key)) = cached else {
-            let Some(_permit) = shared.admit(query) else { return Fetched::failure(query).reply };
+            let Some(_permit) = shared.admit(query) else { return Fetched::refused(query, transport).reply };
             return shared.fetch_for_all(None, query, transport, true).await.reply;
         };
         let generation = cache.generation();
-        let stale = match cache.get(&key, query) {
+        let stale = match cache.get(&key, query, transport) {
             Lookup::Fresh(reply) => return reply,
             Lookup::Miss => None,
             Lookup::Stale(entry) => Some(entry),
         };
         match (shared.admit(query), stale) {
-            (None, Some(entry)) => cache.stale_reply(&entry, query),
-            (None, None) => Fetched::failure(query).reply,
+            (None, Some(entry)) => cache.stale_reply(&entry, query, transport),
+            (None, None) => Fetched::refused(query, transport).reply,
             (Some(permit), Some(entry)) => {
                 let place = Place { cache, key: &key, generation };
                 self.renew(permit, place, query, transport, &entry).await
@@ -234,7 +247,7 @@ impl CachedSource {
             Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
                 entry.renewal_failed();
-                cache.stale_reply(entry, query)
+                cache.stale_reply(entry, query, transport)
             }
         }
     }
@@ -249,6 +262,8 @@ impl Answer for CachedSource {
         let Shared { source, cache, common } = &*self.shared;
         if let Source::Deny(denial) = source {
             *out = message::begin_reply(query, true, true, denial.rcode());
+            append_opt(query, out);
+            BLOCKED.push(query, transport, out);
             return true;
         }
         if let Some(cache) = cache
@@ -264,11 +279,11 @@ impl Answer for CachedSource {
         let generation = cache.as_ref().map(|cache| cache.generation()).unwrap_or_default();
         let failed = failures.and_then(|failures| failures.get(&common.flight(query, transport, generation)));
         if let Some(result) = failed {
-            *out = Fetched::with_others(&result, query, common.form).reply;
+            *out = Fetched::of_cached_failure(&result, query, transport, common.form).reply;
             return true;
         }
         if common.admission.refuses(query.client) {
-            *out = Fetched::failure(query).reply;
+            *out = Fetched::refused(query, transport).reply;
             return true;
         }
         false
@@ -322,7 +337,7 @@ impl Shared {
         let key = self.common.flight(query, transport, generation);
         loop {
             if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
-                return Fetched::with_others(&result, query, self.common.form);
+                return Fetched::of_cached_failure(&result, query, transport, self.common.form);
             }
             match self.common.flights.join(&key) {
                 Part::Leader(leader) => {
@@ -330,7 +345,7 @@ impl Shared {
                 }
                 Part::Follower(landing) => {
                     if let Ok(result) = landing.await {
-                        return Fetched::with_others(&result, query, self.common.form);
+                        return Fetched::with_others(&result, query, transport, self.common.form);
                     }
                     // The leader's client is gone; start another look-up.
                 }
@@ -349,7 +364,7 @@ impl Shared {
         flight: &FlightKey,
     ) -> Fetched {
         let mirrored = place.map_or(0, |place| place.cache.interfaces().generation());
-        let Forwarded { mut reply, mut index, failed, keep, busy, recursor } =
+        let Forwarded { mut reply, mut index, failed, errors, keep, busy, recursor } =
             self.source.fetch(query, transport).await;
         if let Some(Place { cache, key, generation }) = place
             && (!failed || keep && keep_failures)
@@ -357,7 +372,7 @@ impl Shared {
             cache.admit(key, query, transport, (&mut reply, &mut index), recursor, generation);
             cache.update_interfaces(key, query, mirrored);
         }
-        let result = Arc::new(FlightResult { reply, index, failed });
+        let result = Arc::new(FlightResult { reply, index, failed, errors });
         if failed
             && !busy
             && let Some(failures) = &self.common.failures
@@ -365,9 +380,10 @@ impl Shared {
             failures.insert(flight.clone(), Arc::clone(&result));
         }
         leader.finish(&result);
-        let (mut reply, has_opt) = match Arc::try_unwrap(result) {
-            Ok(result) => (result.reply, result.index.opt.is_some()),
-            Err(result) => (result.reply.clone(), result.index.opt.is_some()),
+        let has_opt = result.index.opt.is_some();
+        let (mut reply, errors) = match Arc::try_unwrap(result) {
+            Ok(result) => (result.reply, result.errors),
+            Err(result) => (result.reply.clone(), result.errors.clone()),
         };
         if !self.common.form.transparent {
             message::set_own_flags(&mut reply, query);
@@ -375,6 +391,7 @@ impl Shared {
         if !has_opt {
             append_opt(query, &mut reply);
         }
+        errors.iter().for_each(|error| error.push(query, transport, &mut reply));
         Fetched { reply, failed }
     }
 }
@@ -382,8 +399,8 @@ impl Shared {
 impl Fetched {
     /// Returns the reply for a client that joined another client's query: with its own id, flags,
     /// letter case and EDNS.
-    fn with_others(result: &FlightResult, query: &Query<'_>, form: Form) -> Self {
-        let FlightResult { reply, index, failed } = result;
+    fn with_others(result: &FlightResult, query: &Query<'_>, transport: Transport, form: Form) -> Self {
+        let FlightResult { reply, index, failed, errors } = result;
         let mut reply = reply.clone();
         message::remove_opt(&mut reply, &mut index.clone());
         message::set_id(&mut reply, query.id);
@@ -394,12 +411,23 @@ impl Fetched {
             message::set_own_flags(&mut reply, query);
         }
         append_opt(query, &mut reply);
+        errors.iter().for_each(|error| error.push(query, transport, &mut reply));
         Self { reply, failed: *failed }
     }
 
-    fn failure(query: &Query<'_>) -> Self {
+    /// Returns the reply to a query whose look-up has just failed for another client.
+    fn of_cached_failure(result: &FlightResult, query: &Query<'_>, transport: Transport, form: Form) -> Self {
+        let mut fetched = Self::with_others(result, query, transport, form);
+        ExtendedError::new(InfoCode::CachedError, "").push(query, transport, &mut fetched.reply);
+        fetched
+    }
+
+    /// Returns the reply to a query whose client has too many others waiting.
+    fn refused(query: &Query<'_>, transport: Transport) -> Self {
         let Forwarded { mut reply, .. } = Forwarded::bare(query, true, message::SERVFAIL);
         append_opt(query, &mut reply);
+        ExtendedError::new(InfoCode::Other, "too many queries of this client wait")
+            .push(query, transport, &mut reply);
         Self { reply, failed: true }
     }
 }
@@ -411,7 +439,8 @@ impl Source {
             Self::Dns(forwarder) => forwarder.forward(query, transport).await,
             Self::Http(http) => http.fetch(query).await,
             Self::Deny(denial) => {
-                Forwarded::own(message::begin_reply(query, true, true, denial.rcode()), false)
+                let reply = message::begin_reply(query, true, true, denial.rcode());
+                Forwarded { errors: vec![BLOCKED], ..Forwarded::own(reply, false) }
             }
         }
     }

@@ -62,6 +62,7 @@ reasons! {
     Servfail "servfail" "it replied SERVFAIL",
     Refused "refused" "it replied REFUSED",
     OtherRcode "rcode" "it replied with an error RCODE",
+    Tls "tls" "its TLS handshake failed",
     GivenUp "given_up" "too many queries to it are in flight",
 }
 
@@ -82,6 +83,7 @@ impl Reason {
                 TryError::Closed => Self::Closed,
                 TryError::WrongReply => Self::WrongReply,
                 TryError::Unreadable => Self::Malformed,
+                TryError::Tls => Self::Tls,
                 TryError::Busy => Self::GivenUp,
             },
         })

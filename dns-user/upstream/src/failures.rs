@@ -97,7 +97,12 @@ mod tests {
     #[test]
     fn the_oldest_failure_makes_room() {
         let failures = Failures::default();
-        let result = Arc::new(FlightResult { reply: Vec::new(), index: Default::default(), failed: true });
+        let result = Arc::new(FlightResult {
+            reply: Vec::new(),
+            index: Default::default(),
+            failed: true,
+            errors: Vec::new(),
+        });
         let key = |number: usize| FlightKey::from_slice(&number.to_be_bytes());
         for number in 0..=MAX_FAILURES {
             failures.insert(key(number), Arc::clone(&result));

@@ -9,6 +9,8 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use dns_core::wire::ExtendedError;
+
 use super::{message::MessageIndex, outgoing::Key};
 
 /// The recursor queries in flight, and the clients that wait for them.
@@ -32,6 +34,8 @@ pub(crate) struct FlightResult {
     pub(crate) index: MessageIndex,
     /// Whether the reply is a failure.
     pub(crate) failed: bool,
+    /// Extended DNS Errors for clients.
+    pub(crate) errors: Vec<ExtendedError>,
 }
 
 /// Role of a query in a flight.

@@ -15,7 +15,7 @@ use super::{
 };
 use dns_core::{
     config::{Compat, RecursorSelection},
-    wire::{Query, Transport},
+    wire::{ExtendedError, InfoCode, Query, Transport},
 };
 use dns_kit::logs::LineLimit;
 
@@ -84,6 +84,7 @@ impl Forwarder {
         let mut message = form.message(query);
         let mut best: Option<Failure> = None;
         let mut busy = false;
+        let mut last_error = None;
         for index in set.order.order() {
             let recursor = &set.recursors[index];
             if best.is_some() && !self.is_worth_waiting(recursor, query, transport) {
@@ -108,7 +109,10 @@ impl Forwarder {
                         best = Some(failure);
                     }
                 }
-                Err(error) => busy |= error == TryError::Busy,
+                Err(error) => {
+                    busy |= error == TryError::Busy;
+                    last_error = Some(error);
+                }
             }
         }
         if self.compat.nxdomain_for_failures {
@@ -117,7 +121,14 @@ impl Forwarder {
         }
         match best {
             Some(failure) => failure.finish(query, self.options),
-            None => Forwarded { busy, ..Forwarded::bare(query, true, message::SERVFAIL) },
+            None => {
+                let text = match last_error {
+                    Some(error) => format!("no recursor answered: {error}"),
+                    None => "no recursor is known".to_owned(),
+                };
+                let errors = vec![ExtendedError::with_text(InfoCode::NoReachableAuthority, text)];
+                Forwarded { busy, errors, ..Forwarded::bare(query, true, message::SERVFAIL) }
+            }
         }
     }
 
@@ -206,7 +217,7 @@ impl Failure {
         if validated.index.questions == 1 && !validated.has_extended_rcode() {
             return Forwarded { failed, recursor, ..validated.finish(query, options.form) };
         }
-        let rcode = validated.rcode();
-        Forwarded { failed, recursor, ..Forwarded::bare(query, true, rcode) }
+        let (rcode, errors) = (validated.rcode(), validated.errors());
+        Forwarded { failed, recursor, errors, ..Forwarded::bare(query, true, rcode) }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::message::{self, MessageIndex};
-use dns_core::wire::Query;
+use dns_core::wire::{ExtendedError, Query};
 
 /// The result of a forwarded query.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(crate) struct Forwarded {
     pub(crate) index: MessageIndex,
     /// Whether there is no usable answer: no recursor replied, or all replies were errors.
     pub(crate) failed: bool,
+    /// Extended DNS Errors for clients: the recursor's or our own.
+    pub(crate) errors: Vec<ExtendedError>,
     /// Whether the answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
     /// Whether the query was refused because this server is overloaded, which is independent of the name.
@@ -34,6 +36,6 @@ impl Forwarded {
     /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let index = MessageIndex::of(&reply).unwrap_or_default();
-        Self { reply, index, failed, keep: failed, busy: false, recursor: None }
+        Self { reply, index, failed, errors: Vec::new(), keep: failed, busy: false, recursor: None }
     }
 }

@@ -56,7 +56,7 @@ impl CachedReplies {
         }
         message::set_own_flags(&mut reply, &query);
         append_opt(&query, &mut reply);
-        let from_cache = key.and_then(|key| match cache.get(&key, &query) {
+        let from_cache = key.and_then(|key| match cache.get(&key, &query, Transport::Udp) {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Stale(_) | Lookup::Miss => None,
         });

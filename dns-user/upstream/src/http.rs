@@ -33,7 +33,7 @@ use super::{
     json_answer, message,
     trust::Trust,
 };
-use dns_core::wire::Query;
+use dns_core::wire::{ExtendedError, InfoCode, Query};
 use dns_kit::logs::LineLimit;
 
 /// Maximum size of a document in bytes.
@@ -193,7 +193,10 @@ impl HttpSource {
                          curl. For a server with a certificate of a private CA, set `ca_file` of the source"
                     );
                 }
-                Forwarded::own(message::begin_reply(query, true, true, message::SERVFAIL), true)
+                let text = "the HTTP server of this domain gave no answer";
+                let errors = vec![ExtendedError::new(InfoCode::NetworkError, text)];
+                let reply = message::begin_reply(query, true, true, message::SERVFAIL);
+                Forwarded { errors, ..Forwarded::own(reply, true) }
             }
         }
     }

@@ -4,7 +4,7 @@
 //! * [`forward`]: tries recursors one after the other, in the order of [`failover`].
 //! * [`explain`]: the way of a name, for operators.
 //! * [`failed_tries`]: counters and log lines of failures.
-//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
+//! * [`recursor`], [`udp`], [`inbox`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses.
 //! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
 //!   front of a source; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers; [`trust`]:
@@ -121,7 +121,15 @@ impl Upstream {
             .then(|| Arc::new(Cache::new(&config.cache, form, compat).mirrored_by(interfaces)));
         let recursors = CachedSource::new(Source::Dns(forwarder), cache, form, compat);
         if let Some(nameservers) = nameservers {
-            tokio::spawn(nameservers.follow(recursors.downgrade(), Arc::clone(interfaces)));
+            let (source, interfaces) = (recursors.downgrade(), Arc::clone(interfaces));
+            let used = recursors.downgrade();
+            let replace = move |names: &[String]| {
+                if let Some(source) = source.upgrade() {
+                    source.replace_recursors(names);
+                    interfaces.clear();
+                }
+            };
+            tokio::spawn(nameservers.follow(move || used.upgrade().is_some(), replace));
         }
         Self { recursors: Some(recursors), own, hosts }
     }
@@ -198,6 +206,9 @@ pub(crate) enum TryError {
     /// The received bytes are not a DNS message.
     #[error("malformed reply")]
     Unreadable,
+    /// The TLS handshake failed, for example because of the server's certificate.
+    #[error("TLS handshake failed")]
+    Tls,
     /// Too many queries are in flight.
     #[error("too many queries in flight")]
     Busy,
@@ -208,7 +219,7 @@ impl TryError {
     pub(crate) fn is_network_error(self) -> bool {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
-            Self::Closed | Self::Unreadable | Self::Busy => false,
+            Self::Closed | Self::Unreadable | Self::Tls | Self::Busy => false,
         }
     }
 

@@ -17,16 +17,18 @@ use super::{
     host_names::{HostName, HostNames, has_host_name, socket_address},
     message,
     outgoing::Form,
-    tcp::TcpConnections,
+    tcp::{TcpConnections, Tls},
     udp::{Matching, UdpSockets},
     validated::ValidatedReply,
 };
-use dns_core::wire::{Query, Transport};
+use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
 
 /// Consecutive tries without any answer after which a recursor counts as silent.
 const SILENT_TRIES: u32 = 5;
 /// Interval between probes of a silent recursor while no query needs its answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Size of padded queries over TLS, in bytes (RFC 8467, section 4.1).
+const PADDING_BLOCK: usize = 128;
 /// Consecutive queries with EDNS without any answer after which one is sent without EDNS.
 const EDNS_TRIES: u32 = 2;
 /// Minimum interval between queries without EDNS to a silent recursor.
@@ -50,8 +52,12 @@ pub(crate) struct RecursorOptions {
 
 #[derive(Debug)]
 pub(crate) struct Recursor {
-    /// Name as configured, `host:port`.
+    /// Name as configured: `host:port`, or `tls://host:port#name`.
     name: Arc<str>,
+    /// The part `host:port` of the name.
+    endpoint: Arc<str>,
+    /// TLS of all queries; `None` for plain DNS.
+    tls: Option<Arc<Tls>>,
     /// Settings shared with the other recursors of the list.
     options: RecursorOptions,
     /// Host name and port; `None` if configured by address.
@@ -205,18 +211,29 @@ impl RecursorCounters {
 }
 
 impl Recursor {
-    /// Creates a recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
+    /// Creates a recursor at `name`, which is `address:port`, `[address]:port` or `host:port`, after
+    /// `tls://` with DNS over TLS and the name in its certificate after `#`.
     pub(crate) fn new(name: &str, options: RecursorOptions, hosts: &Arc<HostNames>) -> Self {
         let counters = RecursorCounters::new(name);
-        let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, options, &counters)));
-        let host = name
+        let (endpoint, tls) = match name.strip_prefix("tls://") {
+            Some(rest) => {
+                let (endpoint, server) = rest.split_once('#').unzip();
+                (endpoint.unwrap_or(rest), Some(Arc::new(Tls::new(server))))
+            }
+            None => (name, None),
+        };
+        let sockets = socket_address(endpoint)
+            .map(|address| Arc::new(Sockets::new(address, options, &counters, tls.clone())));
+        let host = endpoint
             .rsplit_once(':')
-            .filter(|_| has_host_name(name))
+            .filter(|_| has_host_name(endpoint))
             .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
         let silence =
             Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
         Self {
             name: name.into(),
+            endpoint: endpoint.into(),
+            tls,
             options,
             host,
             sockets: ArcSwapOption::new(sockets),
@@ -250,6 +267,7 @@ impl Recursor {
         transport: Transport,
         message: &mut [u8],
     ) -> Result<ValidatedReply, TryError> {
+        let transport = self.transport(transport);
         if transport == Transport::Tcp || !self.edns.is_dropped() {
             return self.ask_again(query, transport, message).await;
         }
@@ -257,6 +275,11 @@ impl Recursor {
             self.check_edns(query, message);
         }
         self.ask_again(query, transport, &mut without_edns(query, message)).await
+    }
+
+    /// Returns the transport of a query to this recursor.
+    fn transport(&self, transport: Transport) -> Transport {
+        if self.tls.is_some() { Transport::Tcp } else { transport }
     }
 
     /// Repeats a query without EDNS that has timed out, if earlier ones with EDNS got no answer either.
@@ -267,7 +290,7 @@ impl Recursor {
         transport: Transport,
         message: &[u8],
     ) -> Option<ValidatedReply> {
-        let may_help = transport == Transport::Udp && !self.options.form.transparent;
+        let may_help = self.transport(transport) == Transport::Udp && !self.options.form.transparent;
         if !may_help || self.edns.is_dropped() || !self.edns.try_without() {
             return None;
         }
@@ -372,6 +395,9 @@ impl Recursor {
                 let reply = sockets.udp.ask(message, question.clone(), randomise_case, alone).await;
                 reply.and_then(|reply| ValidatedReply::of_datagram(reply, &message[question]))
             }
+            Transport::Tcp if self.tls.is_some() => {
+                sockets.tcp.ask(&mut padded(message), question).await.and_then(ValidatedReply::new)
+            }
             Transport::Tcp => sockets.tcp.ask(message, question).await.and_then(ValidatedReply::new),
         };
         self.note(&outcome, start.elapsed());
@@ -446,7 +472,7 @@ impl Recursor {
         let address = match (&self.host, &open) {
             (None, Some(sockets)) => return Ok(Arc::clone(sockets)),
             // The address's zone was not an interface before.
-            (None, None) => socket_address(&self.name),
+            (None, None) => socket_address(&self.endpoint),
             (Some((host, port)), _) => {
                 host.address(self.options.timeout).await.map(|address| SocketAddr::new(address, *port))
             }
@@ -455,20 +481,25 @@ impl Recursor {
         if let Some(sockets) = open.filter(|sockets| sockets.address == address) {
             return Ok(sockets);
         }
-        let sockets = Arc::new(Sockets::new(address, self.options, &self.counters));
+        let sockets = Arc::new(Sockets::new(address, self.options, &self.counters, self.tls.clone()));
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)
     }
 }
 
 impl Sockets {
-    fn new(address: SocketAddr, options: RecursorOptions, counters: &RecursorCounters) -> Self {
+    fn new(
+        address: SocketAddr,
+        options: RecursorOptions,
+        counters: &RecursorCounters,
+        tls: Option<Arc<Tls>>,
+    ) -> Self {
         let RecursorOptions { timeout, matching, form, .. } = options;
         let mismatched = Arc::clone(&counters.mismatched);
         Self {
             address,
             udp: UdpSockets::new(address, timeout, matching, mismatched),
-            tcp: TcpConnections::new(address, timeout, matching, !form.transparent),
+            tcp: TcpConnections::new(address, timeout, matching, !form.transparent || tls.is_some(), tls),
         }
     }
 }
@@ -476,6 +507,15 @@ impl Sockets {
 /// Returns whether a query built by [`Form::message`] has an OPT, its only additional record.
 fn has_edns(message: &[u8]) -> bool {
     message.get(11).is_some_and(|&additionals| additionals != 0)
+}
+
+/// Pads a query with EDNS to a multiple of [`PADDING_BLOCK`] bytes.
+fn padded(message: &[u8]) -> Vec<u8> {
+    let mut padded = message.to_vec();
+    let length = (message.len() + 4).next_multiple_of(PADDING_BLOCK);
+    let zeros = vec![0; length - message.len() - 4];
+    push_option(&mut padded, length, OPTION_PADDING, &[&zeros]);
+    padded
 }
 
 /// Returns a query built by [`Form::message`] without its OPT.

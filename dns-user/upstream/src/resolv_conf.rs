@@ -9,7 +9,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::{InterfaceAnswers, cached::WeakSource, contents::Selection, without_excluded};
+use super::without_excluded;
 use dns_kit::files::FileStamp;
 
 /// The system's list of nameservers.
@@ -43,14 +43,14 @@ impl Nameservers {
         &self.names
     }
 
-    /// Updates the recursors of a source until the source is dropped, and removes the answers of
-    /// earlier recursors from its cache and from interfaces: other servers may answer the same names
-    /// differently (split horizon). An empty list is ignored: the file may be in the middle of an
-    /// update, and possibly outdated recursors are better than none.
-    pub(super) async fn follow(mut self, source: WeakSource, interfaces: Arc<dyn InterfaceAnswers>) {
+    /// Passes each new list to `replace` while the list `is_used`. An empty list is ignored: the file
+    /// may be in the middle of an update, and possibly outdated recursors are better than none.
+    pub(super) async fn follow(mut self, is_used: impl Fn() -> bool, replace: impl Fn(&[String])) {
         loop {
             tokio::time::sleep(INTERVAL).await;
-            let Some(source) = source.upgrade() else { return };
+            if !is_used() {
+                return;
+            }
             let now = self.version();
             let same_own = Arc::ptr_eq(&now.1, &self.seen.1);
             if now.0 == self.seen.0 && same_own {
@@ -67,15 +67,9 @@ impl Nameservers {
                     "the file contains no usable nameserver; the current recursors stay in use"
                 );
             } else if new != self.names {
-                if let Some(forwarder) = source.forwarder() {
-                    forwarder.replace(&new);
-                }
-                // Queries in flight to earlier recursors do not fill the cache again.
-                let flushed = source.flush(&Selection::default());
-                interfaces.clear();
+                replace(&new);
                 tracing::info!(
                     recursors = ?new,
-                    flushed,
                     "recursors of /etc/resolv.conf reloaded; answers of the earlier ones are void"
                 );
                 self.names = new;

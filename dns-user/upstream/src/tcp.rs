@@ -1,4 +1,5 @@
-//! Queries one address over TCP, on persistent connections with many queries each (RFC 7766).
+//! Queries one address over TCP, on persistent connections with many queries each (RFC 7766), and over
+//! TLS in the same way (RFC 7858).
 //!
 //! A query uses an idle connection, or a new one while there are few, or else the one with the
 //! fewest queries. Unneeded connections become idle and are closed, so the pool follows its use,
@@ -7,7 +8,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,18 +16,21 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 use smallvec::SmallVec;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
     sync::{mpsc, oneshot},
 };
 
+use dns_kit::logs::LineLimit;
+use tokio_rustls::TlsConnector;
+
 use super::{
     TryError, message,
+    trust::Trust,
     udp::{Matching, Verdict, judge},
 };
 
@@ -39,6 +43,8 @@ pub(crate) const MAX_PIPELINED: usize = 64;
 /// Time for which an idle connection is kept: shorter than servers keep it (RFC 7766, section 6.2.3
 /// mentions a few seconds).
 const MAX_IDLE: Duration = Duration::from_secs(4);
+/// The same for a connection with TLS, which costs a handshake.
+const MAX_IDLE_TLS: Duration = Duration::from_secs(20);
 /// Time for which queries use separate connections after one was closed with queries unanswered:
 /// some servers close a connection after each reply.
 const UNSHARED: Duration = Duration::from_secs(10);
@@ -53,8 +59,29 @@ pub(crate) struct TcpConnections {
     matching: Matching,
     /// Whether connections serve more than one query.
     persistent: bool,
+    /// TLS of the connections; `None` for plain TCP.
+    tls: Option<Arc<Tls>>,
     /// Open connections, shared with their tasks.
     pool: Arc<Mutex<Pool>>,
+}
+
+/// TLS towards one recursor (RFC 7858). Sessions are resumed.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    config: Arc<ClientConfig>,
+    /// The name in the server's certificate; `None` accepts any certificate (opportunistic privacy).
+    name: Option<ServerName<'static>>,
+}
+
+impl Tls {
+    /// Creates the settings for a recursor with this name in its certificate.
+    pub(crate) fn new(name: Option<&str>) -> Self {
+        // No certificate has the name that stands for an impossible one.
+        let impossible = || ServerName::IpAddress(IpAddr::from(Ipv4Addr::UNSPECIFIED).into());
+        let name = name.map(|name| ServerName::try_from(name.to_owned()).unwrap_or_else(|_| impossible()));
+        let trust = if name.is_some() { Trust::System } else { Trust::Anyone };
+        Self { config: Arc::new(trust.client_config()), name }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -103,8 +130,14 @@ struct Unanswered {
 
 impl TcpConnections {
     /// Creates a pool for `address`, without connections.
-    pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching, persistent: bool) -> Self {
-        Self { address, timeout, matching, persistent, pool: Arc::default() }
+    pub(crate) fn new(
+        address: SocketAddr,
+        timeout: Duration,
+        matching: Matching,
+        persistent: bool,
+        tls: Option<Arc<Tls>>,
+    ) -> Self {
+        Self { address, timeout, matching, persistent, tls, pool: Arc::default() }
     }
 
     /// Sends `query` with a new id and waits for its reply. If a shared connection is closed with
@@ -158,11 +191,11 @@ impl TcpConnections {
         let (frames, queue) = mpsc::unbounded_channel();
         let connection = Arc::new(Connection { frames, pending: Mutex::default() });
         let (served, pool) = (Arc::clone(&connection), Arc::clone(&self.pool));
-        let (address, matching) = (self.address, self.matching);
+        let (address, matching, tls) = (self.address, self.matching, self.tls.clone());
         tokio::spawn(async move {
-            let ended = served.serve(address, matching, queue).await;
+            let ended = served.serve(address, tls.as_deref(), matching, queue).await;
             // The task ends without an error only when idle.
-            let error = ended.err().map_or(TryError::Closed, TryError::from);
+            let error = ended.err().unwrap_or(TryError::Closed);
             if served.end(error) {
                 pool.lock().cut_off = Some(Instant::now());
             }
@@ -219,22 +252,52 @@ impl Connection {
     async fn serve(
         &self,
         address: SocketAddr,
+        tls: Option<&Tls>,
         matching: Matching,
         queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    ) -> io::Result<()> {
+    ) -> Result<(), TryError> {
         let stream = TcpStream::connect(address).await?;
         let _ = stream.set_nodelay(true);
-        let (reader, writer) = stream.into_split();
-        tokio::select! {
-            ended = self.read(reader, matching) => ended,
-            ended = write(writer, queue) => ended,
-        }
+        let Some(Tls { config, name }) = tls else {
+            let (reader, writer) = stream.into_split();
+            return self.converse(reader, writer, MAX_IDLE, matching, queue).await;
+        };
+        let name = name.clone().unwrap_or(ServerName::IpAddress(address.ip().into()));
+        let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await.map_err(|error| {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(left_out) = LIMIT.admit(address.ip()) {
+                tracing::warn!(recursor = %address, %error, left_out, "TLS handshake with a recursor failed");
+            }
+            TryError::Tls
+        })?;
+        let (reader, writer) = tokio::io::split(stream);
+        self.converse(reader, writer, MAX_IDLE_TLS, matching, queue).await
     }
 
-    async fn read(&self, mut reader: OwnedReadHalf, matching: Matching) -> io::Result<()> {
+    async fn converse(
+        &self,
+        reader: impl AsyncRead + Unpin,
+        writer: impl AsyncWrite + Unpin,
+        max_idle: Duration,
+        matching: Matching,
+        queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) -> Result<(), TryError> {
+        let ended = tokio::select! {
+            ended = self.read(reader, max_idle, matching) => ended,
+            ended = write(writer, queue) => ended,
+        };
+        Ok(ended?)
+    }
+
+    async fn read(
+        &self,
+        mut reader: impl AsyncRead + Unpin,
+        max_idle: Duration,
+        matching: Matching,
+    ) -> io::Result<()> {
         let mut input = BytesMut::new();
         loop {
-            match tokio::time::timeout(MAX_IDLE, reader.read_buf(&mut input)).await {
+            match tokio::time::timeout(max_idle, reader.read_buf(&mut input)).await {
                 Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => drop(read?),
                 Err(_) if self.end_if_idle() => return Ok(()),
@@ -291,9 +354,13 @@ impl Connection {
     }
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
+async fn write(
+    mut writer: impl AsyncWrite + Unpin,
+    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
+) -> io::Result<()> {
     while let Some(frame) = queue.recv().await {
         writer.write_all(&frame).await?;
+        writer.flush().await?;
     }
     Ok(())
 }

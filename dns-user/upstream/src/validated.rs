@@ -6,7 +6,7 @@ use super::{
     message::{self, Flags, MessageIndex},
     outgoing::Form,
 };
-use dns_core::wire::Query;
+use dns_core::wire::{ExtendedError, OPT_LEN, Query};
 
 /// A recursor's reply that is a complete and well-formed message ([`MessageIndex`]).
 #[derive(Debug)]
@@ -54,9 +54,18 @@ impl ValidatedReply {
         Flags::of(&self.reply).truncated()
     }
 
+    /// Returns the Extended DNS Errors in the OPT.
+    pub(crate) fn errors(&self) -> Vec<ExtendedError> {
+        let Some(opt) = &self.index.opt else { return Vec::new() };
+        // The owner of the OPT is the root.
+        self.reply.get(opt.start + OPT_LEN..opt.end).map(ExtendedError::read_all).unwrap_or_default()
+    }
+
     /// Returns the reply with the client's id and letter case and without the recursor's OPT, which
     /// concerns only this hop (RFC 6891, section 6.1.1).
     pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
+        // With transparent forwarding, the client gets the whole OPT.
+        let errors = if form.transparent { Vec::new() } else { self.errors() };
         let Self { mut reply, mut index } = self;
         reply.truncate(index.end);
         message::set_id(&mut reply, query.id);
@@ -64,6 +73,6 @@ impl ValidatedReply {
         if !form.transparent {
             message::remove_opt(&mut reply, &mut index);
         }
-        Forwarded { reply, index, failed: false, keep: false, busy: false, recursor: None }
+        Forwarded { reply, index, failed: false, errors, keep: false, busy: false, recursor: None }
     }
 }

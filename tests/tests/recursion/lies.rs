@@ -6,7 +6,10 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{
     op::{Message, ResponseCode},
-    rr::RecordType,
+    rr::{
+        Name, RData, Record, RecordType,
+        rdata::{A, NS},
+    },
 };
 use serde_json::json;
 use whole_system_tests::client;
@@ -197,4 +200,38 @@ fn next_recursor_replaces_liar() -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn stray_records_poison_nothing() -> Result<()> {
+    let Some(namespace) = namespace("stray")? else { return Ok(()) };
+    // A true answer, repeated, with records of another name in every section.
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        let mut reply = asked.answer(TRUE, 300);
+        if asked.name().starts_with("asked.") {
+            let stray = |data| Record::from_rdata(name("victim.test."), 300, data);
+            let lie = RData::A(A(Ipv4Addr::new(6, 6, 6, 6)));
+            reply.add_answer(reply.answers[0].clone());
+            reply.add_answer(stray(lie.clone()));
+            reply.add_authority(stray(RData::NS(NS(name("ns.evil.test.")))));
+            reply.add_additional(stray(lie));
+        }
+        vec![reply.into()]
+    })?;
+    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    for _ in 0..3 {
+        let reply = lab.ask_for("asked.test.", RecordType::A)?;
+        let of_asked = reply.answers.iter().filter(|record| record.name == name("asked.test."));
+        ensure!(of_asked.count() == 2, "the recursor's bytes: {reply}");
+        let victim = lab.ask_for("victim.test.", RecordType::A)?;
+        ensure!(client::addresses(&victim) == [TRUE], "{victim}");
+        ensure!(victim.authorities.is_empty() && victim.additionals.is_empty(), "{victim}");
+    }
+    // Each name was asked once, then came from the cache.
+    ensure!(recursor.count() == 2, "{} queries", recursor.count());
+    Ok(())
+}
+
+fn name(text: &str) -> Name {
+    Name::from_ascii(text).expect("a name built by the test")
 }

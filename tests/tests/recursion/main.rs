@@ -4,6 +4,7 @@
 mod bounds;
 mod cache;
 mod cache_commands;
+mod encrypted;
 mod forgery;
 mod handlers;
 mod hanging;

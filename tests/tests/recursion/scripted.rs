@@ -152,6 +152,11 @@ impl Scripted {
     pub(crate) fn count(&self) -> usize {
         self.shared.asked().len()
     }
+
+    /// Returns the number of queries with EDNS so far. A silent recursor also gets single ones without.
+    pub(crate) fn count_with_edns(&self) -> usize {
+        self.shared.asked().iter().filter(|asked| asked.message.edns.is_some()).count()
+    }
 }
 
 impl Drop for Scripted {

@@ -71,7 +71,7 @@ pub const KEYS: &[Key] = keys! {
         "Names answered with 127.0.0.1 and ::1, to check that the server is up";
     "disable_recursors" BoshDns "boolean" = "false", "true", "false":
         "Answer only names of the fleet and of handlers; refuse all others";
-    "recursors" BoshDns "list of IP, IP:port, [IPv6]:port or host:port" = "[]", "[\"10.0.0.2:53\"]", "[]":
+    "recursors" BoshDns "list of IP, IP:port, [IPv6]:port, host:port or tls://IP:port#name" = "[]", "[\"10.0.0.2:53\"]", "[]":
         "Servers to forward other names to; empty: the nameservers of /etc/resolv.conf, reloaded on every change";
     "excluded_recursors" BoshDns "list of IP or IP:port" = "[]", "[\"169.254.169.254\"]", "[]":
         "Servers that are never used as recursors";

@@ -6,10 +6,13 @@
 //!
 //! * [`parse`]: parsing of queries, and immediate error replies.
 //! * [`reply`]: construction of local replies.
+//! * [`options`]: EDNS options and extended errors.
 //! * [`truncation`]: fitting of foreign replies to the client's limits.
 //! * [`ForwardedAnswer`]: a cached answer of another server.
 
 mod forwarded;
+mod layout;
+mod options;
 mod read;
 pub mod reply;
 #[cfg(test)]
@@ -18,6 +21,10 @@ mod truncation;
 
 pub use dns_common::{UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
 pub use forwarded::ForwardedAnswer;
+pub use options::{
+    EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_EXTENDED_ERROR,
+    OPTION_NSID, OPTION_PADDING, push_option,
+};
 pub use read::parse;
 pub use reply::{
     OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
@@ -98,21 +105,32 @@ pub struct Query<'a> {
     /// The OPT pseudo-record, if present.
     pub edns: Option<Edns>,
     /// Limit for replies over UDP in bytes, in addition to the client's own.
-    pub most_by_udp: usize,
+    pub max_udp_reply: usize,
     /// Address of the client, if known to the receiver of the message.
     pub client: Option<IpAddr>,
     /// Whether the reply's OPT repeats the client's size with DO clear, as in bosh-dns. Set by the
     /// receiver of the message.
-    pub echoes_opt: bool,
+    pub echo_client_opt: bool,
 }
 
 impl Query<'_> {
     /// Copies the query with its message, so that it outlives the receive buffer.
     pub fn to_owned(&self) -> OwnedQuery {
-        let Query { message, id, flags, question, edns, most_by_udp, client, echoes_opt } = *self;
+        let Query { message, id, flags, question, edns, max_udp_reply, client, echo_client_opt } = *self;
         let Question { raw_name, qtype, qclass } = question;
         let (message, name_len) = (message.into(), raw_name.len());
-        OwnedQuery { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client, echoes_opt }
+        OwnedQuery {
+            message,
+            id,
+            flags,
+            name_len,
+            qtype,
+            qclass,
+            edns,
+            max_udp_reply,
+            client,
+            echo_client_opt,
+        }
     }
 }
 
@@ -127,16 +145,26 @@ pub struct OwnedQuery {
     qtype: u16,
     qclass: u16,
     edns: Option<Edns>,
-    most_by_udp: usize,
+    max_udp_reply: usize,
     client: Option<IpAddr>,
-    echoes_opt: bool,
+    echo_client_opt: bool,
 }
 
 impl OwnedQuery {
     /// Returns the original query without parsing the message again.
     pub fn as_query(&self) -> Query<'_> {
-        let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client, echoes_opt } =
-            self;
+        let Self {
+            message,
+            id,
+            flags,
+            name_len,
+            qtype,
+            qclass,
+            edns,
+            max_udp_reply,
+            client,
+            echo_client_opt,
+        } = self;
         let raw_name = &message[HEADER_LEN..HEADER_LEN + name_len];
         let question = Question { raw_name, qtype: *qtype, qclass: *qclass };
         Query {
@@ -145,9 +173,9 @@ impl OwnedQuery {
             flags: *flags,
             question,
             edns: *edns,
-            most_by_udp: *most_by_udp,
+            max_udp_reply: *max_udp_reply,
             client: *client,
-            echoes_opt: *echoes_opt,
+            echo_client_opt: *echo_client_opt,
         }
     }
 }
@@ -171,9 +199,8 @@ pub struct Edns {
     pub udp_size: u16,
     /// DO: the client accepts DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
-    /// Range of the Client Subnet option in the message, code and length included (RFC 7871,
-    /// section 6).
-    pub client_subnet: Option<(u16, u16)>,
+    /// Range of the options in the message, which are well-formed.
+    pub options: (u16, u16),
 }
 
 impl<'a> Query<'a> {
@@ -203,17 +230,33 @@ impl<'a> Query<'a> {
         HEADER_LEN..HEADER_LEN + self.question.wire_len()
     }
 
+    /// Returns the EDNS options; none without an OPT.
+    pub fn options(&self) -> EdnsOptions<'a> {
+        let (start, end) = self.edns.map_or((0, 0), |edns| edns.options);
+        EdnsOptions(self.message.get(usize::from(start)..usize::from(end)).unwrap_or_default())
+    }
+
+    /// Returns whether the query has any EDNS option.
+    #[inline]
+    pub fn has_options(&self) -> bool {
+        self.edns.is_some_and(|edns| edns.options.0 != edns.options.1)
+    }
+
+    /// Returns the first option with this code.
+    pub fn option(&self, code: u16) -> Option<EdnsOption<'a>> {
+        self.options().find(|option| option.code == code)
+    }
+
     /// Returns the Client Subnet option with its code and length (RFC 7871, section 6).
     pub fn client_subnet(&self) -> Option<&'a [u8]> {
-        let (start, end) = self.edns?.client_subnet?;
-        self.message.get(usize::from(start)..usize::from(end))
+        self.option(OPTION_CLIENT_SUBNET).map(|option| option.whole)
     }
 
     /// Returns the OPT of a reply to this query, without options; `None` if the query has none (RFC
     /// 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
     pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
         let edns = self.edns?;
-        Some(if self.echoes_opt {
+        Some(if self.echo_client_opt {
             opt_record(edns.udp_size, extended_rcode, false)
         } else {
             opt_record(UDP_PAYLOAD_SIZE, extended_rcode, edns.dnssec_ok)
@@ -227,7 +270,7 @@ impl<'a> Query<'a> {
             Transport::Udp => self
                 .edns
                 .map_or(MIN_UDP_SIZE, |edns| usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE))
-                .min(self.most_by_udp),
+                .min(self.max_udp_reply),
         }
     }
 }

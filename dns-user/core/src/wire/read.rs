@@ -49,9 +49,9 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
         flags,
         question,
         edns: None,
-        most_by_udp: MAX_UDP_SIZE,
+        max_udp_reply: MAX_UDP_SIZE,
         client: None,
-        echoes_opt: false,
+        echo_client_opt: false,
     };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
@@ -65,9 +65,6 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     }
     Parsed::Query(query)
 }
-
-/// Option code of Client Subnet (RFC 7871, section 6).
-const OPTION_CLIENT_SUBNET: u16 = 8;
 
 /// Record counts of the header by section.
 #[derive(Clone, Copy)]
@@ -130,23 +127,20 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
     let [_, _, size_high, size_low, _extended_rcode, version, flags_high, _, length_high, length_low] =
         *fixed;
-    let mut start = at + fixed.len();
+    let start = at + fixed.len();
     let end = start + usize::from(u16::from_be_bytes([length_high, length_low]));
     let options = message.get(..end)?;
-    let mut client_subnet = None;
-    while start < end {
-        let code = u16_at(options, start)?;
-        let next = start + 4 + usize::from(u16_at(options, start + 2)?);
-        if next > end {
-            return None;
-        }
-        if code == OPTION_CLIENT_SUBNET && client_subnet.is_none() {
-            client_subnet = u16::try_from(start).ok().zip(u16::try_from(next).ok());
-        }
-        start = next;
+    let mut next = start;
+    while next < end {
+        next += 4 + usize::from(u16_at(options, next + 2)?);
     }
+    if next > end {
+        return None;
+    }
+    // A message is not longer than 65,535 bytes.
+    let range = (u16::try_from(start).ok()?, u16::try_from(end).ok()?);
     let udp_size = u16::from_be_bytes([size_high, size_low]);
-    let edns = Edns { udp_size, dnssec_ok: flags_high & 0x80 != 0, client_subnet };
+    let edns = Edns { udp_size, dnssec_ok: flags_high & 0x80 != 0, options: range };
     Some((Opt { edns, version }, end))
 }
 

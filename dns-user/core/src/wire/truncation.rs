@@ -5,7 +5,12 @@ use hickory_proto::{
     serialize::binary::BinEncoder,
 };
 
-use super::{HEADER_LEN, Query, TYPE_OPT, Transport, flag, reply::error_reply, skip_name, u16_at};
+use super::{
+    ExtendedError, InfoCode, Query, Transport, flag,
+    layout::{ADDITIONAL_COUNT_AT, Layout},
+    reply::error_reply,
+    u16_at,
+};
 
 /// Adapts a complete reply to the client:
 ///
@@ -22,7 +27,7 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
         return reply;
     }
     let Some(layout) = Layout::read(&reply) else {
-        return if reply.len() <= limit { reply } else { unreadable(query) };
+        return if reply.len() <= limit { reply } else { unreadable(query, transport) };
     };
     let opt = match (layout.opt, ours) {
         (Some((start, end)), _) => reply[start..end].to_vec(),
@@ -39,7 +44,7 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
     }
     let room = limit - opt.len().min(limit);
     let Some(mut cut) = compress(&reply, room).or_else(|| cut_raw(&reply, room)) else {
-        return unreadable(query);
+        return unreadable(query, transport);
     };
     if !opt.is_empty() {
         cut.extend_from_slice(&opt);
@@ -52,49 +57,6 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
 /// client merely loses its OPT.)
 fn ends_with_opt(reply: &[u8], opt: &[u8]) -> bool {
     u16_at(reply, ADDITIONAL_COUNT_AT).is_some_and(|count| count > 0) && reply.ends_with(opt)
-}
-
-/// Offset of ARCOUNT in the header.
-const ADDITIONAL_COUNT_AT: usize = 10;
-
-/// Offsets and counts of a reply's parts.
-struct Layout {
-    /// Start and end of each record.
-    records: Vec<(usize, usize)>,
-    /// Number of answer, authority and additional records.
-    counts: [u16; 3],
-    /// Start of the records, which is the end of the questions.
-    start: usize,
-    end: usize,
-    opt: Option<(usize, usize)>,
-}
-
-impl Layout {
-    /// Scans a message; `None` if it is cut short.
-    fn read(message: &[u8]) -> Option<Self> {
-        let mut at = HEADER_LEN;
-        for _ in 0..u16_at(message, 4)? {
-            at = skip_name(message, at)? + 4;
-        }
-        let start = at;
-        let counts = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, ADDITIONAL_COUNT_AT)?];
-        let before_additionals = usize::from(counts[0]) + usize::from(counts[1]);
-        let mut records = Vec::new();
-        let mut opt = None;
-        for number in 0..before_additionals + usize::from(counts[2]) {
-            let fields = skip_name(message, at)?;
-            let end = fields + 10 + usize::from(u16_at(message, fields + 8)?);
-            if end > message.len() {
-                return None;
-            }
-            if number >= before_additionals && u16_at(message, fields)? == TYPE_OPT {
-                opt = Some((at, end));
-            }
-            records.push((at, end));
-            at = end;
-        }
-        (at <= message.len()).then_some(Self { records, counts, start, end: at, opt })
-    }
 }
 
 /// Re-encodes the message with compressed names in at most `room` bytes, without its OPT; `None` if
@@ -171,8 +133,11 @@ fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
 }
 
 /// Returns the reply sent instead of one that is too large and unparsable.
-fn unreadable(query: &Query<'_>) -> Vec<u8> {
-    error_reply(query, hickory_proto::op::ResponseCode::ServFail)
+fn unreadable(query: &Query<'_>, transport: Transport) -> Vec<u8> {
+    let mut reply = error_reply(query, hickory_proto::op::ResponseCode::ServFail);
+    ExtendedError::new(InfoCode::Other, "the reply is too long and cannot be cut")
+        .push(query, transport, &mut reply);
+    reply
 }
 
 /// Adds to a count in the header, saturating.

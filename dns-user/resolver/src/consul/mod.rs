@@ -37,7 +37,9 @@ use dns_consul_source::Source;
 use dns_core::{
     config::{CacheConfig, Config, RecursionConfig},
     name::Name,
-    wire::{Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport, empty_reply, parse},
+    wire::{
+        ExtendedError, InfoCode, Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport, empty_reply, parse,
+    },
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::{clock::kernel_monotonic_ns, metrics::families};
@@ -252,7 +254,10 @@ impl Answer for ConsulNames {
             self.until_told(query).await;
             let Some((zone, answer)) = self.pending(query, transport) else {
                 // The domains have changed in the meantime; SERVFAIL makes the client try again.
-                return dns_core::wire::error_reply(query, ResponseCode::ServFail);
+                let mut reply = dns_core::wire::error_reply(query, ResponseCode::ServFail);
+                let error = ExtendedError::new(InfoCode::NotReady, "Consul's domains have just changed");
+                error.push(query, transport, &mut reply);
+                return reply;
             };
             let hosts = answer.hosts();
             let chains = join_all(hosts.iter().map(|host| self.chain(host))).await;
@@ -377,7 +382,10 @@ impl Answer for Recursors {
                     return reply;
                 }
             }
-            empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
+            let mut reply = empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION);
+            let error = ExtendedError::new(InfoCode::NoReachableAuthority, "no recursor answered");
+            error.push(query, transport, &mut reply);
+            reply
         })
     }
 }

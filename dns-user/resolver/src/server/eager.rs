@@ -24,7 +24,7 @@ type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Polls `future` once on the calling thread. If it is pending, its first wake-up makes it a task
 /// of `runtime`.
-pub(super) fn spawn_eagerly(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
+pub(super) fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let mut future: Boxed = Box::pin(future);
     let task = Arc::new(EagerTask { state: Mutex::new(State::Polled), runtime: runtime.clone() });
     let waker = Waker::from(Arc::clone(&task));
@@ -46,7 +46,7 @@ struct EagerTask {
 
 /// The progress of an eager task.
 enum State {
-    /// Being polled by [`spawn_eagerly`].
+    /// Being polled by [`poll_then_spawn`].
     Polled,
     /// Still being polled, but already woken.
     Woken,
@@ -101,7 +101,7 @@ mod tests {
     /// Spawns `future` from a thread outside the runtime.
     async fn spawn_elsewhere(future: impl Future<Output = ()> + Send + 'static) {
         let runtime = Handle::current();
-        let thread = std::thread::spawn(move || spawn_eagerly(&runtime, future));
+        let thread = std::thread::spawn(move || poll_then_spawn(&runtime, future));
         tokio::task::spawn_blocking(|| thread.join()).await.unwrap().unwrap();
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let held = Arc::new(());
         let watched = Arc::downgrade(&held);
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        spawn_eagerly(runtime.handle(), async move {
+        poll_then_spawn(runtime.handle(), async move {
             let _held = held;
             tokio::time::sleep(Duration::from_secs(3600)).await;
         });

@@ -232,7 +232,7 @@ impl Session {
         let query = match wire::parse(message) {
             Parsed::Query(query) => Query {
                 client: Some(self.client.ip().to_canonical()),
-                echoes_opt: self.handler.options.compat.echo_opt,
+                echo_client_opt: self.handler.options.compat.echo_opt,
                 ..query
             },
             Parsed::Reply(reply) => {
@@ -260,7 +260,7 @@ impl Session {
                     return;
                 }
                 None => {
-                    reply = self.handler.overload_reply(&query);
+                    reply = self.handler.overload_reply(&query, Transport::Tcp);
                     deferred.by
                 }
             },

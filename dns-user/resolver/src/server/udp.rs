@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use super::{
     answer_cache::{AnswerCache, LowerName},
     arrivals::ArrivalCounter,
-    eager::spawn_eagerly,
+    eager::poll_then_spawn,
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
@@ -249,16 +249,16 @@ impl Worker {
             }
         };
         query.client = Some(socket_address(datagram.peer).ip().to_canonical());
-        query.echoes_opt = self.handler.options.compat.echo_opt;
+        query.echo_client_opt = self.handler.options.compat.echo_opt;
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {
-                query.most_by_udp = most.into();
+                query.max_udp_reply = most.into();
             }
         }
         let (by, took) = match self.answer_from_cache(&query, datagram.reply) {
             Some(by) => (by, clock.elapsed_about()),
-            None => match self.answer_anew(&query, datagram, clock.received) {
+            None => match self.answer_uncached(&query, datagram, clock.received) {
                 Some(by) => (by, clock.elapsed()),
                 None => return,
             },
@@ -279,12 +279,12 @@ impl Worker {
         }
         let limit = query.limit(Transport::Udp);
         wire::local_reply(query, remembered.answer, limit, &mut self.shuffle, reply);
-        self.handler.add_options(query, Transport::Udp, reply);
+        self.handler.add_options(query, By::Local, Transport::Udp, reply);
         Some(By::Local)
     }
 
     /// Answers a query that is not cached; `None` if a task will reply.
-    fn answer_anew(
+    fn answer_uncached(
         &mut self,
         query: &Query<'_>,
         datagram: &mut Datagram<'_>,
@@ -306,7 +306,7 @@ impl Worker {
                     None
                 }
                 None => {
-                    *datagram.reply = self.handler.overload_reply(query);
+                    *datagram.reply = self.handler.overload_reply(query, Transport::Udp);
                     Some(deferred.by)
                 }
             },
@@ -317,7 +317,7 @@ impl Worker {
     fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, place: WaitingPlace) {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
-        spawn_eagerly(&self.runtime, async move {
+        poll_then_spawn(&self.runtime, async move {
             // Held until the reply is sent, so that shutdown waits for it.
             let _place = place;
             let reply = handler.answer_deferred(&deferred, Transport::Udp).await;

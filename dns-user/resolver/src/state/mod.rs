@@ -26,7 +26,7 @@ use dns_core::{
     listing,
     name::{Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution, resolve_local},
-    wire::{Query, TYPE_A, TYPE_DS, Transport, error_reply},
+    wire::{ExtendedError, InfoCode, Query, TYPE_A, TYPE_DS, Transport, error_reply},
 };
 use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::Tracker;
@@ -385,8 +385,13 @@ impl Routes {
 struct Refused;
 
 impl Answer for Refused {
-    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
-        Box::pin(async move { error_reply(query, ResponseCode::Refused) })
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let mut reply = error_reply(query, ResponseCode::Refused);
+            ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled")
+                .push(query, transport, &mut reply);
+            reply
+        })
     }
 }
 

@@ -13,7 +13,10 @@ use crate::{
     contents::{Listing, Selection},
     store::Totals,
 };
-use dns_core::config::CacheConfig;
+use dns_core::{
+    config::CacheConfig,
+    wire::{ExtendedError, OPT_LEN},
+};
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
@@ -621,5 +624,63 @@ async fn alias_without_data_is_denial() {
     let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     for qtype in [5, 255] {
         assert_eq!(ttl(&ask(&source, &query(NAME, qtype)).await), 300);
+    }
+}
+
+/// Returns the INFO-CODEs and texts of the Extended DNS Errors in a reply.
+fn errors(reply: &[u8]) -> Vec<(u16, String)> {
+    let index = message::MessageIndex::of(reply).unwrap();
+    let opt = index.opt.expect("the query has an OPT");
+    let text = |error: ExtendedError| (error.code, String::from_utf8_lossy(&error.text).into_owned());
+    ExtendedError::read_all(&reply[opt.start + OPT_LEN..opt.end]).into_iter().map(text).collect()
+}
+
+#[tokio::test]
+async fn failures_carry_their_reason() {
+    let silent = Scripted::start(|_| vec![]).await;
+    let (to_silent, _) = source(&silent, Compat::default(), &CONFIG);
+    let asked = with_opt(query(NAME, 1), false);
+    let first = errors(&ask(&to_silent, &asked).await);
+    assert_eq!(first, [(22, "no recursor answered: no reply in time".to_owned())]);
+    let again = errors(&ask(&to_silent, &asked).await);
+    assert_eq!(again, [first[0].clone(), (13, String::new())]);
+    // Without EDNS there is no place for them.
+    let plain = ask(&to_silent, &query(NAME, 28)).await;
+    assert_eq!(message::MessageIndex::of(&plain).unwrap().opt, None);
+
+    let denied = Source::Deny(crate::Denial::Nxdomain);
+    let denied = CachedSource::new(denied, None, form(Compat::default()), Compat::default());
+    let mut reply = Vec::new();
+    assert!(denied.answer_at_once(&parsed(&asked), Transport::Udp, &mut reply));
+    for reply in [reply, ask(&denied, &asked).await] {
+        assert_eq!((rcode(&reply), errors(&reply)[0].0), (message::NXDOMAIN, 15));
+    }
+}
+
+#[tokio::test]
+async fn recursors_reasons_are_passed_on() {
+    // SERVFAIL with "DNSSEC Bogus" and padding, then NXDOMAIN with "Filtered".
+    for (failure, code, text) in [(message::SERVFAIL, 6, "bad"), (message::NXDOMAIN, 17, "")] {
+        let recursor = Scripted::start(move |query| {
+            let mut reply = refuse(query, failure);
+            let options = [
+                &b"\0\x0c\0\x02\0\0\0\x0f"[..],
+                &(2 + text.len() as u16).to_be_bytes(),
+                &[0, code],
+                text.as_bytes(),
+            ]
+            .concat();
+            reply.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0");
+            reply.extend_from_slice(&(options.len() as u16).to_be_bytes());
+            reply.extend_from_slice(&options);
+            reply[11] = 1;
+            vec![reply]
+        })
+        .await;
+        let (source, _) = source(&recursor, Compat::default(), &CONFIG);
+        let reply = ask(&source, &with_opt(query(NAME, 1), false)).await;
+        assert_eq!((rcode(&reply), errors(&reply)), (failure, vec![(code.into(), text.to_owned())]));
+        let reply = ask(&source, &query(NAME, 28)).await;
+        assert_eq!(message::MessageIndex::of(&reply).unwrap().opt, None);
     }
 }

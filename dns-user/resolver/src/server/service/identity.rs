@@ -14,18 +14,8 @@ use crate::ops::version;
 use dns_core::{
     config::Identity as Setting,
     name::Name,
-    wire::{Query, ReplyFlags, TYPE_ANY, TYPE_OPT, TYPE_TXT, Transport, empty_reply, fit},
+    wire::{OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, Transport, empty_reply, fit, push_option},
 };
-
-/// EDNS option NSID (RFC 5001, section 2.1).
-const NSID: u16 = 3;
-
-/// Length of a query with an empty OPT, without its question: header and OPT (RFC 6891, section
-/// 6.1.2).
-pub(super) const BARE_QUERY: usize = 12 + BARE_OPT;
-
-/// Length of an empty OPT: root, type, size, flags, length (RFC 6891, section 6.1.2).
-const BARE_OPT: usize = 11;
 
 /// The identity, and the clients that may read it.
 #[derive(Clone, Debug)]
@@ -73,69 +63,10 @@ impl Identity {
         }
     }
 
-    /// Adds the host's name to the OPT of a reply if the query requested it and it fits.
+    /// Adds the host's name to the OPT of a reply if the query requested it and it fits (RFC 5001).
     pub(super) fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
-        if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
-            return;
-        }
-        let Some(opt) = reply.len().checked_sub(BARE_OPT) else { return };
-        let is_bare_opt = reply[opt] == 0
-            && reply[opt + 1..opt + 3] == TYPE_OPT.to_be_bytes()
-            && reply[opt + 9..] == [0, 0]
-            // The header counts an additional record, so these bytes are the OPT and not the end of
-            // other data.
-            && reply.get(10..12).is_some_and(|additional| additional != [0, 0]);
-        let added = 4 + self.hostname.len();
-        if !is_bare_opt || reply.len() + added > query.limit(transport) {
-            return;
-        }
-        // A host's name is at most 64 bytes (HOST_NAME_MAX).
-        let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
-        reply[opt + 9..].copy_from_slice(&length(added));
-        reply.extend_from_slice(&NSID.to_be_bytes());
-        reply.extend_from_slice(&length(self.hostname.len()));
-        reply.extend_from_slice(self.hostname.as_bytes());
-    }
-}
-
-/// Returns whether the OPT of a query contains the option NSID.
-fn asks_for_nsid(query: &Query<'_>) -> bool {
-    let Some(mut options) = opt_data(query) else { return false };
-    while let [code_high, code_low, length_high, length_low, rest @ ..] = options {
-        if u16::from_be_bytes([*code_high, *code_low]) == NSID {
-            return true;
-        }
-        let length = usize::from(u16::from_be_bytes([*length_high, *length_low]));
-        let Some(next) = rest.get(length..) else { return false };
-        options = next;
-    }
-    false
-}
-
-/// Returns the options in the OPT of a query, the first record of type OPT after the question.
-fn opt_data<'a>(query: &Query<'a>) -> Option<&'a [u8]> {
-    // Header, name, type, class.
-    let mut rest = query.message.get(12 + query.question.raw_name.len() + 4..)?;
-    loop {
-        rest = past_name(rest)?;
-        let (head, data) = rest.split_at_checked(10)?;
-        let length = usize::from(u16::from_be_bytes([head[8], head[9]]));
-        let (data, next) = data.split_at_checked(length)?;
-        if head[..2] == TYPE_OPT.to_be_bytes() {
-            return Some(data);
-        }
-        rest = next;
-    }
-}
-
-/// Returns the bytes after a name, compressed or not.
-fn past_name(mut bytes: &[u8]) -> Option<&[u8]> {
-    loop {
-        let (&length, rest) = bytes.split_first()?;
-        match length {
-            0 => return Some(rest),
-            1..=63 => bytes = rest.get(usize::from(length)..)?,
-            _ => return rest.get(1..),
+        if self.setting != Setting::Off && query.option(OPTION_NSID).is_some() {
+            push_option(reply, query.limit(transport), OPTION_NSID, &[self.hostname.as_bytes()]);
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use hickory_proto::op::ResponseCode;
 
-use self::identity::{BARE_QUERY, Identity, chaos_reply};
+use self::identity::{Identity, chaos_reply};
 use super::{
     Options, ServerMetrics,
     metrics::{By, Observed, Stripe},
@@ -29,8 +29,8 @@ use dns_core::{
     name::Name,
     resolve::Resolution,
     wire::{
-        CLASS_ANY, CLASS_CH, CLASS_IN, OwnedQuery, Query, ReplyFlags, Shuffle, Transport, address_reply,
-        empty_reply, error_reply, fit, local_reply,
+        CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, OPTION_NSID, OwnedQuery, Query, ReplyFlags,
+        Shuffle, Transport, address_reply, empty_reply, error_reply, fit, local_reply,
     },
 };
 use dns_fastpath::AnswerKey;
@@ -113,11 +113,11 @@ impl QueryHandler {
         if qclass == CLASS_CH {
             if let Some(text) = self.identity.chaos_text(query, &name) {
                 *out = chaos_reply(query, text, transport);
-                self.add_options(query, transport, out);
+                self.add_options(query, By::Chaos, transport, out);
                 return Immediate::Replied { by: By::Chaos, resolution: None };
             }
             if !self.options.compat.any_class {
-                *out = error_reply(query, ResponseCode::Refused);
+                *out = refusal(query, transport, &OTHER_CLASS);
                 return Immediate::Replied { by: By::Nobody, resolution: None };
             }
         }
@@ -145,8 +145,9 @@ impl QueryHandler {
                 LookedUp::NotChecked => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
             },
             Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
+            Route::Refused if is_ours => *out = refusal(query, transport, &OTHER_CLASS),
             Route::Refused => {
-                *out = error_reply(query, ResponseCode::Refused);
+                *out = refusal(query, transport, &NOT_OURS);
                 admit_existence(&state, query, &name, out);
             }
             Route::Reverse(past) => match reverse_reply(query, &state.snapshot) {
@@ -173,7 +174,7 @@ impl QueryHandler {
                 }
             }
         }
-        self.add_options(query, transport, out);
+        self.add_options(query, by, transport, out);
         Immediate::Replied { by, resolution }
     }
 
@@ -188,16 +189,30 @@ impl QueryHandler {
         self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
     }
 
-    /// Adds the EDNS options requested by the query (NSID). Most queries request none.
+    /// Adds EDNS options that depend on those of the query. Most queries have none.
     #[inline]
     pub(in crate::server) fn add_options(
         &self,
         query: &Query<'_>,
+        by: By,
         transport: Transport,
         reply: &mut Vec<u8>,
     ) {
-        if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
-            self.identity.add_nsid(query, transport, reply);
+        if query.has_options() {
+            self.add_requested_options(query, by, transport, reply);
+        }
+    }
+
+    /// Adds the server's name, and the reason why a name of the fleet does not exist. Interfaces give the
+    /// same denial without a reason, but leave every query for the server's name to userspace.
+    #[cold]
+    fn add_requested_options(&self, query: &Query<'_>, by: By, transport: Transport, reply: &mut Vec<u8>) {
+        if query.option(OPTION_NSID).is_none() {
+            return;
+        }
+        self.identity.add_nsid(query, transport, reply);
+        if matches!(by, By::Local) && rcode_of(reply) == ResponseCode::NXDomain.low() {
+            NO_INSTANCE.push(query, transport, reply);
         }
     }
 
@@ -241,16 +256,16 @@ impl QueryHandler {
         let _waiting = self.metrics.in_flight();
         match tokio::time::timeout(self.options.request_timeout, answer).await {
             Ok(mut reply) => {
-                self.add_options(query, transport, &mut reply);
+                self.add_options(query, deferred.by, transport, &mut reply);
                 reply
             }
-            Err(_) => empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION),
+            Err(_) => failure(query, transport, &TOO_SLOW),
         }
     }
 
     /// Returns the reply to a query when too many are waiting.
-    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
-        empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
+    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
+        failure(query, transport, &TOO_MANY)
     }
 }
 
@@ -266,6 +281,30 @@ fn admit_existence(state: &State, query: &Query<'_>, name: &Name, reply: &mut Ve
     }
     *reply = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
     true
+}
+
+/// Reasons of refusals, failures and denials (RFC 8914).
+const OTHER_CLASS: ExtendedError =
+    ExtendedError::new(InfoCode::NotSupported, "this server has no records of this class");
+const NOT_OURS: ExtendedError =
+    ExtendedError::new(InfoCode::NotAuthoritative, "recursion is disabled, and no handler has this domain");
+const NO_INSTANCE: ExtendedError = ExtendedError::new(InfoCode::Other, "no instance matches this name");
+const TOO_SLOW: ExtendedError =
+    ExtendedError::new(InfoCode::NoReachableAuthority, "no answer within the time limit");
+const TOO_MANY: ExtendedError = ExtendedError::new(InfoCode::Other, "too many queries of this client wait");
+
+/// Returns REFUSED with its reason.
+fn refusal(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> Vec<u8> {
+    let mut reply = error_reply(query, ResponseCode::Refused);
+    reason.push(query, transport, &mut reply);
+    reply
+}
+
+/// Returns SERVFAIL with its reason.
+fn failure(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> Vec<u8> {
+    let mut reply = empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION);
+    reason.push(query, transport, &mut reply);
+    reply
 }
 
 /// Returns the answerer of a route.

@@ -459,3 +459,44 @@ async fn occupied_port_is_an_error() {
     let error = again("192.0.2.1:0".parse().unwrap()).await;
     assert!(error.contains("no interface has this address"), "{error}");
 }
+
+/// Adds an OPT with these options to a query.
+fn with_options(mut message: Vec<u8>, options: &[u8]) -> Vec<u8> {
+    message[11] = 1;
+    message.extend_from_slice(b"\0\0\x29\x04\xd0\0\0\0\0");
+    message.extend_from_slice(&(options.len() as u16).to_be_bytes());
+    message.extend_from_slice(options);
+    message
+}
+
+/// Returns the INFO-CODE of the Extended DNS Error in a reply.
+fn info_code(reply: &Message) -> Option<u16> {
+    use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
+    match reply.edns.as_ref()?.option(EdnsCode::Unknown(15))? {
+        EdnsOption::Unknown(15, data) => Some(u16::from_be_bytes([data[0], data[1]])),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn refusals_carry_their_reason() {
+    let stalled = Stalling::new();
+    let handlers = ByDomain::from_iter([(Name::from_text("slow").unwrap(), stalled as Arc<dyn Answer>)]);
+    let options = Options { request_timeout: Duration::from_millis(300), ..Options::default() };
+    let routes = Routes { handlers, ..upcheck_only() };
+    let server = Running::start_with(&["127.0.0.1:0"], local(snapshot(1, 1)), routes, options).await;
+    let ask = async |name: &str, class: u16, options: &[u8]| {
+        let reply = ask_udp(server.address(), &with_options(query(1, name, TYPE_A, class), options)).await;
+        (reply.metadata.response_code, info_code(&reply))
+    };
+    assert_eq!(ask("example.com", CLASS_IN, b"").await, (ResponseCode::Refused, Some(20)));
+    assert_eq!(ask("q-s0.q-g1.bosh", CLASS_CH, b"").await, (ResponseCode::Refused, Some(21)));
+    assert_eq!(ask("x.slow", CLASS_IN, b"").await, (ResponseCode::ServFail, Some(22)));
+    // Interfaces deny the name with the same bytes, except to a query for the server's name.
+    for nsid in [false, true, false] {
+        let options = if nsid { &b"\0\x03\0\0"[..] } else { b"" };
+        let expected = (ResponseCode::NXDomain, nsid.then_some(0));
+        assert_eq!(ask("q-s0.q-g9.bosh", CLASS_IN, options).await, expected);
+    }
+    server.stop().await;
+}

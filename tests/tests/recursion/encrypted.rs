@@ -1,0 +1,172 @@
+//! DNS over TLS to recursors: unbound and knot-resolver.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{
+    client,
+    namespace::Namespace,
+    process::{Kept, wait_until},
+    requirements,
+};
+
+use super::lab::{Lab, loopback, namespace};
+
+/// Time limit for a server's start.
+const START: Duration = Duration::from_secs(20);
+
+/// The name in the servers' certificates.
+const NAME: &str = "dns.encrypted.test";
+
+/// Certificates of the recursors.
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new() -> Result<Self> {
+        let folder = TempDir::with_prefix("bdx-dot-")?;
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new(vec![NAME.to_owned()])?.signed_by(&key, &ca)?;
+        fs::write(folder.path().join("ca.pem"), ca.pem())?;
+        fs::write(folder.path().join("server.pem"), certificate.pem())?;
+        fs::write(folder.path().join("server.key"), key.serialize_pem())?;
+        Ok(Self { folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// Returns whether a program is installed.
+fn is_installed(program: &str) -> bool {
+    let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    requirements::met(program, found.map(drop))
+}
+
+/// Runs a server until its TLS port accepts connections.
+fn run(namespace: &Namespace, mut command: Command, log: &Path, address: SocketAddr) -> Result<Kept> {
+    let output = fs::File::create(log)?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let process = Kept::spawn(&mut command)?;
+    let accepts = || namespace.run(|| std::net::TcpStream::connect(address).is_ok()).unwrap_or(false);
+    wait_until("the TLS port", START, accepts)
+        .with_context(|| fs::read_to_string(log).unwrap_or_default())?;
+    Ok(process)
+}
+
+/// Starts unbound with TLS only, which answers every name below `encrypted.test` with 192.0.2.9.
+fn unbound(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Kept> {
+    let config = format!(
+        "server:\n  interface: {0}@{1}\n  tls-port: {1}\n  tls-service-key: \"{2}\"\n  tls-service-pem: \"{3}\"\n\
+         \x20 username: \"\"\n  chroot: \"\"\n  directory: \"{4}\"\n  pidfile: \"\"\n  use-syslog: no\n\
+         \x20 module-config: \"iterator\"\n  num-threads: 1\n  local-zone: \"test.\" nodefault\n\
+         \x20 local-zone: \"encrypted.test.\" redirect\n  local-data: \"encrypted.test. 300 IN A 192.0.2.9\"\n\
+         remote-control:\n  control-enable: no\n",
+        address.ip(),
+        address.port(),
+        files.path("server.key").display(),
+        files.path("server.pem").display(),
+        files.folder.path().display(),
+    );
+    fs::write(files.path("unbound.conf"), config)?;
+    let mut command = namespace.command("unbound")?;
+    command.args(["-d", "-c"]).arg(files.path("unbound.conf"));
+    run(namespace, command, &files.path("unbound.log"), address)
+}
+
+/// Starts knot-resolver with TLS only, with the same answers.
+fn kresd(namespace: &Namespace, files: &Files, address: SocketAddr) -> Result<Kept> {
+    let config = format!(
+        "net.listen('{}', {}, {{ kind = 'tls' }})\nnet.tls('{}', '{}')\ncache.size = 10 * MB\n\
+         policy.add(policy.suffix(policy.ANSWER({{ [kres.type.A] = {{ rdata = kres.str2ip('192.0.2.9'), ttl = 300 }} }}), \
+         {{ todname('encrypted.test') }}))\n",
+        address.ip(),
+        address.port(),
+        files.path("server.pem").display(),
+        files.path("server.key").display(),
+    );
+    fs::write(files.path("kresd.conf"), config)?;
+    let folder = files.path("kresd");
+    fs::create_dir(&folder)?;
+    let mut command = namespace.command("kresd")?;
+    command.arg("-n").arg("-c").arg(files.path("kresd.conf")).arg(folder);
+    run(namespace, command, &files.path("kresd.log"), address)
+}
+
+/// Starts a server that trusts the CA of `files` and forwards to `recursor`.
+fn start<'a>(namespace: &'a Namespace, files: &Files, recursor: &str) -> Result<Lab<'a>> {
+    let ca = files.path("ca.pem");
+    let settings: Value = json!({"recursors": [recursor], "cache": {"enabled": false}});
+    Lab::start_prepared(namespace, &[], &settings, move |command| {
+        command.env("SSL_CERT_FILE", ca).env_remove("SSL_CERT_DIR");
+    })
+}
+
+/// Queries many names, by UDP and by TCP.
+fn answers(lab: &Lab<'_>) -> Result<()> {
+    for number in 0..50 {
+        let query = client::query(&format!("n{number}.encrypted.test."), RecordType::A, Some(1232))?;
+        let reply = if number % 2 == 0 { lab.ask(&query)? } else { lab.ask_tcp(&query)? };
+        ensure!(client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, 9)], "{reply}\n{}", lab.server.log());
+    }
+    Ok(())
+}
+
+#[test]
+fn unbound_answers_over_tls() -> Result<()> {
+    let Some(namespace) = namespace("dotunb")?.filter(|_| is_installed("unbound")) else { return Ok(()) };
+    let (files, address) = (Files::new()?, SocketAddr::new(loopback(31).ip(), 853));
+    let _unbound = unbound(&namespace, &files, address)?;
+    for recursor in [format!("tls://{}#{NAME}", address.ip()), format!("tls://{address}")] {
+        let lab = start(&namespace, &files, &recursor)?;
+        answers(&lab)?;
+        wait_until("the metrics", START, || lab.metric("bosh_dns_xdp_recursor_queries_total", "").is_ok())?;
+        let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "")?;
+        ensure!(failures == 0, "{failures} failures\n{}", lab.server.log());
+    }
+    Ok(())
+}
+
+#[test]
+fn knot_resolver_answers_over_tls() -> Result<()> {
+    let Some(namespace) = namespace("dotknot")?.filter(|_| is_installed("kresd")) else { return Ok(()) };
+    let (files, address) = (Files::new()?, SocketAddr::new(loopback(32).ip(), 853));
+    let _kresd = kresd(&namespace, &files, address)?;
+    answers(&start(&namespace, &files, &format!("tls://{address}#{NAME}"))?)
+}
+
+#[test]
+fn other_certificates_are_refused() -> Result<()> {
+    let Some(namespace) = namespace("dotbad")?.filter(|_| is_installed("unbound")) else { return Ok(()) };
+    let (files, other) = (Files::new()?, Files::new()?);
+    let address = SocketAddr::new(loopback(33).ip(), 853);
+    let _unbound = unbound(&namespace, &files, address)?;
+    for (trusted, recursor) in [
+        (&files, format!("tls://{address}#other.encrypted.test")),
+        (&other, format!("tls://{address}#{NAME}")),
+    ] {
+        let lab = start(&namespace, trusted, &recursor)?;
+        let reply = lab.ask_for("www.encrypted.test.", RecordType::A)?;
+        ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+        lab.server.wait_for_log("TLS handshake with a recursor failed")?;
+        // The metrics become available shortly after DNS.
+        let counted = || lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"tls\"");
+        wait_until("the failure in the metrics", START, || counted().is_ok_and(|count| count >= 1))?;
+    }
+    Ok(())
+}
