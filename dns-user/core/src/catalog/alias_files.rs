@@ -171,6 +171,11 @@ impl AliasFiles {
             if aliases.contains_key(key) {
                 continue;
             }
+            warnings.extend(dead_alias(text, targets).map(|problem| AliasWarning {
+                source: file.file.to_string(),
+                alias: text.clone(),
+                problem,
+            }));
             let mut read = Vec::with_capacity(targets.len());
             for target in targets {
                 match FileTarget::read(target, *below) {
@@ -307,6 +312,17 @@ impl Alias {
     }
 }
 
+/// Returns why an alias will not do what its author probably expects; it is accepted nevertheless, as in
+/// bosh-dns.
+fn dead_alias(text: &str, targets: &[String]) -> Option<String> {
+    match text.strip_prefix("*.") {
+        Some(rest) => Some(format!(
+            "the star stands for itself, not for any label, so no usual name matches; write \"_.{rest}\""
+        )),
+        None => targets.is_empty().then(|| "has no target, so it never has an address".to_owned()),
+    }
+}
+
 impl FileTarget {
     /// Parses a target: an address, a name, or `*.x` as short for `q-s0.x`; in an alias `_.x` a leading `_.`
     /// represents the label.
@@ -356,6 +372,18 @@ fn last_of_each(entries: Vec<(String, Option<Vec<Text<'_>>>)>) -> Vec<(String, V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dead_aliases_are_reported() {
+        let file =
+            br#"{"*.apps.example": ["10.0.0.1"], "empty.example": [], "_.fine.example": ["10.0.0.1"]}"#;
+        let (aliases, warnings) = AliasFiles::parse([("a.json", file.as_slice())]).unwrap();
+        assert_eq!(aliases.len(), 3, "as in bosh-dns");
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        let [star, empty] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(star.contains("\"*.apps.example\"") && star.contains("\"_.apps.example\""), "{star}");
+        assert!(empty.contains("\"empty.example\": has no target"), "{empty}");
+    }
 
     #[test]
     fn every_invalid_file_is_left_out() {

@@ -235,8 +235,16 @@ impl Builder<'_> {
         let mut targets = alias.targets.clone();
         targets.retain(|target| {
             // Any label that is not a filter will do for the check.
-            let Some(FileTarget::Name(target)) = target.with_label(b"x") else { return true };
+            let Some(FileTarget::Name(example)) = target.with_label(b"x") else { return true };
+            let is_fixed = matches!(target, FileTarget::Name(_));
+            let target = example;
             match Question::read(&target, &self.instances.domain_names) {
+                Ok(Question::Anywhere(Some(id))) if is_fixed && !self.has_instance(id) => {
+                    let problem = "is in no domain of the records, so it has no address; a target is a name \
+                                   of the fleet, or an address";
+                    self.warn(&alias.file, name, format!("target {target} {problem}"));
+                    true
+                }
                 Ok(_) => true,
                 Err(error) => {
                     self.warn(&alias.file, name, format!("target {target} is skipped: {error}"));
@@ -245,6 +253,11 @@ impl Builder<'_> {
             }
         });
         targets
+    }
+
+    /// Returns whether an instance has this id, or there are no records yet.
+    fn has_instance(&self, id: &[u8]) -> bool {
+        self.instances.len() == 0 || self.instances.id.dictionary.find(id).is_some()
     }
 
     /// Adds the aliases of one definition in the records.
