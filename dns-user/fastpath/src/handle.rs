@@ -14,7 +14,9 @@ use dns_common::control::CLIENT_BUCKETS;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::{AnswerKey, FastPath, NameSource, Publisher, Renewal, attach::status::InterfacesStatus};
+use crate::{
+    AnswerKey, Counters, FastPath, NameSource, Publisher, Renewal, attach::status::InterfacesStatus,
+};
 use dns_core::{
     name::{Name, NameRef},
     wire::ForwardedAnswer,
@@ -36,6 +38,8 @@ struct Inner {
     /// The current fast path, if any, followed by its predecessor while the predecessor's programs
     /// may still answer.
     held: ArcSwap<Vec<Member>>,
+    /// Counters of the fast paths before those in `held`. Locked while `held` changes.
+    ended: Mutex<Counters>,
     /// The setting for later publishers.
     exact_last_used: AtomicBool,
     /// Generation of forwarded answers, from 1.
@@ -53,6 +57,7 @@ impl Default for Inner {
         let (renewals, requested) = mpsc::channel(RENEWAL_QUEUE);
         Self {
             held: ArcSwap::default(),
+            ended: Mutex::default(),
             exact_last_used: AtomicBool::default(),
             answer_generation: AtomicU64::new(1),
             beginning: Mutex::default(),
@@ -76,7 +81,7 @@ impl FastPathHandle {
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
         let held = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
-        self.0.held.store(Arc::new([Some(held), before].into_iter().flatten().collect()));
+        self.hold([Some(held), before].into_iter().flatten().collect());
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
         let _newest_last = self.0.beginning.lock();
         fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
@@ -104,13 +109,33 @@ impl FastPathHandle {
     /// Drops the predecessor of the current fast path.
     pub fn retire(&self) {
         let first = self.0.held.load().first().cloned();
-        self.0.held.store(Arc::new(first.into_iter().collect()));
+        self.hold(first.into_iter().collect());
     }
 
     /// Drops every fast path: each call does nothing, and userspace answers.
     pub fn clear(&self) {
         let none = Member { publisher: Publisher::off(), fast_path: Weak::new() };
-        self.0.held.store(Arc::new(vec![none]));
+        self.hold(vec![none]);
+    }
+
+    /// Replaces the held fast paths; the counters of those that go are kept.
+    fn hold(&self, held: Vec<Member>) {
+        let mut ended = self.0.ended.lock();
+        let is_held = |gone: &Member| held.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));
+        let before = self.0.held.load_full();
+        for gone in before.iter().filter(|gone| !is_held(gone)).filter_map(|gone| gone.fast_path.upgrade()) {
+            *ended = std::mem::take(&mut *ended).join(gone.counters()).ended();
+        }
+        self.0.held.store(Arc::new(held));
+    }
+
+    /// Returns the counters of all fast paths since the start of the process, except for those by
+    /// interface, which count since the programs were loaded. No counter falls when the attacher restarts.
+    pub fn counters(&self) -> Counters {
+        let ended = self.0.ended.lock();
+        let held = self.0.held.load();
+        let counters = held.iter().filter_map(|member| member.fast_path.upgrade()).map(|one| one.counters());
+        counters.fold(ended.clone(), Counters::join)
     }
 
     /// Returns whether neither [`Self::fill`] nor [`Self::clear`] has been called yet.

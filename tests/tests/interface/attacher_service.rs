@@ -12,11 +12,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dns_common::object;
+use dns_kit::metrics::names;
 use serde_json::{Value, json};
 use whole_system_tests::{
     bpffs::Bpffs,
     confined::confine,
     metrics::{Metrics, wait_for_fast_path},
+    namespace::Namespace,
     pair::{PATIENCE, Pair, addresses, v4},
     process::{Kept, capture, status_line, wait_until},
     requires,
@@ -114,6 +116,13 @@ fn start_attacher(pair: &Pair, server: &Server, program: &Path) -> Result<Kept> 
     Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
 }
 
+/// Returns the counters of all replies, on both paths.
+fn combined(server: &Namespace) -> Result<[u64; 3]> {
+    let metrics = Metrics::read(server)?;
+    let families = [names::REQUESTS_INTERNAL_TOTAL, names::REPLIES_TOTAL, names::COREDNS_RESPONSES_TOTAL];
+    Ok(families.map(|family| metrics.sum(family, "")))
+}
+
 fn instances() -> Vec<IpAddr> {
     (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
 }
@@ -163,7 +172,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     // The attacher follows new interfaces, and the server shows them.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {
-        let family = dns_kit::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
     // The attacher keeps only the capabilities for attaching: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
@@ -266,12 +275,16 @@ fn part_restarts_lose_no_query() -> Result<()> {
             more("answers with both parts")?;
             for _ in 0..2 {
                 let before = sessions(server);
+                let counted = combined(&pair.server)?;
                 attacher.kill(PATIENCE)?;
                 more("answers without an attacher")?;
                 *attacher = start_attacher(pair, server, &server::program()?)?;
                 wait_until("the server to be given maps", REUNION, || sessions(server) > before)?;
                 wait_for_fast_path(&pair.server)?;
                 more("answers with a new attacher")?;
+                let counts = combined(&pair.server)?;
+                let fell = counted.iter().zip(counts).any(|(before, after)| after < before + 100);
+                ensure!(!fell, "counters fell or stalled with the attacher: {counted:?}, {counts:?}");
                 kills.fetch_add(1, Ordering::Relaxed);
                 server.process().kill(PATIENCE)?;
                 more("answers without a server")?;

@@ -1,7 +1,7 @@
 //! The programs' counters.
 
 use std::{
-    io,
+    array, io,
     mem::offset_of,
     os::fd::BorrowedFd,
     sync::atomic::{AtomicU64, Ordering},
@@ -19,7 +19,7 @@ use super::{Shape, map_shared, words};
 const KINDS: [&str; 3] = ["A", "AAAA", "other"];
 
 /// Totals since the programs were loaded.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Counters {
     cpus: Vec<CpuCounters>,
 }
@@ -65,6 +65,26 @@ impl Counters {
     /// Returns the number of replies by the interface in a slot.
     pub fn interface(&self, slot: usize) -> u64 {
         self.sum(|cpu| cpu.interface_hits[slot % INTERFACES])
+    }
+
+    /// Adds the counters of other programs.
+    pub(crate) fn join(mut self, others: Self) -> Self {
+        self.cpus.extend(others.cpus);
+        self
+    }
+
+    /// Returns the totals of programs that have ended. Interfaces are left out, because their slots are
+    /// assigned again.
+    pub(crate) fn ended(self) -> Self {
+        let total = CpuCounters {
+            outcomes: array::from_fn(|outcome| self.sum(|cpu| cpu.outcomes[outcome])),
+            replies: array::from_fn(|kind| array::from_fn(|rcode| self.sum(|cpu| cpu.replies[kind][rcode]))),
+            query_bytes: self.sum(|cpu| cpu.query_bytes),
+            reply_bytes: self.sum(|cpu| cpu.reply_bytes),
+            padding: Default::default(),
+            interface_hits: [0; INTERFACES],
+        };
+        Self { cpus: vec![total] }
     }
 
     /// Sums a count over the CPUs.
@@ -174,5 +194,22 @@ mod tests {
         }
         assert_eq!(pages.went_up(), 10, "hits and shed queries did not reach userspace");
         assert_eq!(Counters::new(pages.read()).outcome(Outcome::BadEdns), 5);
+    }
+
+    #[test]
+    fn ended_programs_stay_counted() {
+        let mut cpu = CpuCounters::new_zeroed();
+        cpu.outcomes[Outcome::Hit as usize] = 24_080;
+        cpu.replies[0][0] = 24_080;
+        cpu.query_bytes = 7;
+        cpu.interface_hits[1] = 24_080;
+        let ended = Counters::default().join(Counters::new(vec![cpu, cpu])).ended();
+        cpu.outcomes[Outcome::Hit as usize] = 108;
+        cpu.replies[0][0] = 108;
+        let all = ended.join(Counters::new(vec![cpu]));
+        assert_eq!((all.hits(), all.bytes()), (2 * 24_080 + 108, (21, 0)));
+        assert!(all.replies().contains(&("A", 0, 2 * 24_080 + 108)));
+        // The slot belongs to the interface of the newest programs.
+        assert_eq!(all.interface(1), 24_080);
     }
 }

@@ -71,7 +71,7 @@ impl OverloadStatus {
 impl OverloadSource {
     /// Returns the current state.
     pub fn status(&self) -> OverloadStatus {
-        let shed = self.fast_path.get().map(|fast_path| fast_path.counters().outcome(Outcome::Shed));
+        let shed = self.fast_path.counters().outcome(Outcome::Shed);
         let server = Budget { name: SERVER.to_owned(), status: self.waiting.status() };
         let sources = self
             .upstreams
@@ -79,7 +79,7 @@ impl OverloadSource {
             .into_iter()
             .map(|(domain, status)| Budget { name: domain.unwrap_or_else(|| RECURSORS.to_owned()), status });
         let budgets = std::iter::once(server).chain(sources).collect();
-        OverloadStatus { shed: shed.unwrap_or(0), budgets }
+        OverloadStatus { shed, budgets }
     }
 
     /// Registers the metric families of overload.

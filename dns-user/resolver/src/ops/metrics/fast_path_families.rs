@@ -3,22 +3,24 @@
 use dns_common::counters::Outcome;
 use prometheus::{Registry, proto::MetricFamily};
 
-use dns_fastpath::{FastPath, FastPathHandle, FastPathStatus, Hook};
+use dns_fastpath::{Counters, FastPath, FastPathHandle, FastPathStatus, Hook};
 use dns_kit::metrics::{families, labels::rcode_label};
 
 /// Registers the metric families of the fast path in use, without keeping the fast path alive.
 pub(super) fn register(registry: &Registry, fast_path: FastPathHandle) -> prometheus::Result<()> {
     families::FAST_PATH_UP.scrape(registry, move || match fast_path.get() {
-        Some(fast_path) => all(&fast_path),
+        Some(current) => all(&current, &fast_path.counters()),
         None if fast_path.is_empty() => Vec::new(),
         None => vec![families::FAST_PATH_UP.is(0.0)],
     })
 }
 
-fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
-    let (counters, status) = (fast_path.counters(), fast_path.status());
-    let FastPathStatus { interfaces, programs, names: table, answers, lease, pinned_at: _ } = status;
+fn all(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFamily> {
+    let FastPathStatus { interfaces, programs, names: table, answers, lease, pinned_at: _ } =
+        fast_path.status();
     let interfaces = &interfaces.interfaces;
+    // Other programs assign the slots otherwise.
+    let by_slot = fast_path.counters();
     let (bytes_in, bytes_out) = counters.bytes();
     let attached = interfaces.iter().filter(|interface| interface.hook.is_some()).count();
     let ratio = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
@@ -33,7 +35,7 @@ fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
             .map(|(query_type, rcode, count)| ([query_type.into(), rcode_label(rcode)], count))),
         families::FAST_PATH_BYTES_TOTAL.of([(["in"], bytes_in), (["out"], bytes_out)]),
         families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces.iter().map(|interface| {
-            ([interface.name.as_str()], interface.slot.map_or(0, |slot| counters.interface(slot)))
+            ([interface.name.as_str()], interface.slot.map_or(0, |slot| by_slot.interface(slot)))
         })),
         families::FAST_PATH_INTERFACE_INFO.of(interfaces
             .iter()

@@ -2,7 +2,8 @@
 //!
 //! Each module owns its counters (`metrics.rs`, `register`) and exposes the families declared in
 //! [`dns_kit::metrics::names`]. The fast path's replies bypass userspace; their counters are
-//! read from the BPF maps on each scrape and added to the families that count all replies.
+//! read from the BPF maps on each scrape and added to the families that count all replies. They include the
+//! replies of earlier programs of the process, so that no sum falls when the attacher restarts.
 
 pub mod certificates;
 pub mod fast_path;
@@ -59,8 +60,8 @@ impl Metrics {
     /// Collects all families, including the fast path's replies.
     pub fn gather(&self) -> Vec<MetricFamily> {
         let mut families = self.shared.registry.gather();
-        if let Some(fast_path) = self.shared.fast_path.get() {
-            let counters = fast_path.counters();
+        if !self.shared.fast_path.is_empty() {
+            let counters = self.shared.fast_path.counters();
             let forwarded = counters.outcome(Outcome::HitForwarded);
             let replies = FastReplies { replies: counters.replies(), forwarded };
             replies.add_to(&mut families, &self.shared.server);
