@@ -24,6 +24,13 @@ macro_rules! outcomes {
                     $(Self::$variant => $label,)+
                 }
             }
+
+            /// Returns the meaning, for the metrics reference.
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),+),)+
+                }
+            }
         }
     };
 }

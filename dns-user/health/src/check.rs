@@ -1,18 +1,29 @@
 //! A single check: `GET https://<ip>:<port>/health` over a connection that may be kept open.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    cell::Cell,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::{Request, StatusCode, Uri, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
-use tokio::{net::TcpStream, task::AbortHandle};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::AbortHandle,
+};
 use tokio_rustls::TlsConnector;
 
 use super::{
     HEALTH_NAME,
-    metered::{Allowance, Metered},
     report::{self, MAX_REPORT, ReportError},
     states::InstanceHealth,
 };
@@ -39,10 +50,10 @@ pub(super) struct Connection {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckError {
     #[error("no connection: {0}")]
-    Connect(std::io::Error),
+    Connect(io::Error),
     /// The handshake failed: no TLS, a different CA, or a different name.
     #[error("TLS: {0}")]
-    Tls(std::io::Error),
+    Tls(io::Error),
     /// The connection broke, or the response was not HTTP.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
@@ -96,7 +107,7 @@ impl Connection {
         let allowance = Allowance::new(MAX_RECEIVED);
         let connector = TlsConnector::from(Arc::clone(&tls.client));
         let stream =
-            connector.connect(name, Metered::new(tcp, allowance.clone())).await.map_err(CheckError::Tls)?;
+            connector.connect(name, ReadLimit::new(tcp, allowance.clone())).await.map_err(CheckError::Tls)?;
         let (sender, connection) =
             http1::Builder::new().max_buf_size(16 << 10).handshake(TokioIo::new(stream)).await?;
         // Errors are reported by the request that they concern.
@@ -140,5 +151,72 @@ async fn read(mut incoming: Incoming) -> Result<Vec<u8>, CheckError> {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.driver.abort();
+    }
+}
+
+//----------- ReadLimit ------------------------------------------------------
+
+/// Number of bytes that a [`ReadLimit`] stream may still receive; clones share the limit.
+#[derive(Clone, Debug)]
+struct Allowance(Rc<Cell<usize>>);
+
+impl Allowance {
+    fn new(bytes: usize) -> Self {
+        Self(Rc::new(Cell::new(bytes)))
+    }
+
+    /// Sets the number of bytes permitted from now on.
+    fn renew(&self, bytes: usize) {
+        self.0.set(bytes);
+    }
+}
+
+/// A stream whose reads fail once the allowance is used up; the last read may exceed it by one
+/// buffer.
+struct ReadLimit<T> {
+    inner: T,
+    allowance: Allowance,
+}
+
+impl<T> ReadLimit<T> {
+    fn new(inner: T, allowance: Allowance) -> Self {
+        Self { inner, allowance }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for ReadLimit<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.allowance.0.get() == 0 {
+            let excess =
+                io::Error::new(io::ErrorKind::InvalidData, "sent a longer reply than a health server needs");
+            return Poll::Ready(Err(excess));
+        }
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.inner).poll_read(context, buffer);
+        let left = self.allowance.0.get().saturating_sub(buffer.filled().len() - before);
+        self.allowance.renew(left);
+        outcome
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ReadLimit<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
     }
 }

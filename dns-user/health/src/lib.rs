@@ -7,14 +7,12 @@
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;
-mod metered;
+mod check_failures;
 mod metrics;
-mod pulse;
 mod report;
 mod schedule;
 pub mod server;
 mod service;
-mod sight;
 mod states;
 mod tracker;
 mod watcher;

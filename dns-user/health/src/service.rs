@@ -14,12 +14,11 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     HEALTH_NAME, HealthMetrics, HealthStates, Tracker,
     check::check,
-    pulse::Pulse,
+    check_failures::CheckFailures,
     schedule::Lanes,
-    sight::Sight,
     states::InstanceHealth,
     tracker::{Limits, Order},
-    watcher::{BEAT, Watcher},
+    watcher::{BEAT, Heartbeat, Watcher},
 };
 use dns_core::config::HealthConfig;
 use dns_fastpath::FastPathHandle;
@@ -54,9 +53,9 @@ pub struct HealthService {
     tls: Arc<RotatingTls>,
     metrics: HealthMetrics,
     /// Heartbeat of the watcher.
-    pulse: Arc<Pulse>,
+    heartbeat: Arc<Heartbeat>,
     /// Results of the last checks.
-    sight: Arc<Sight>,
+    failures: Arc<CheckFailures>,
     /// The watcher, before and while running.
     watch: Mutex<Watch>,
     /// Port, interval and time limit.
@@ -129,8 +128,8 @@ impl HealthService {
             fast_path,
             tls,
             metrics,
-            pulse: Arc::new(Pulse::new()),
-            sight: Arc::default(),
+            heartbeat: Arc::new(Heartbeat::new()),
+            failures: Arc::default(),
             watch: Mutex::new(Watch::Waiting(orders)),
             settings: Settings {
                 port: config.port,
@@ -182,13 +181,13 @@ impl HealthService {
             tracker: self.tracker.clone(),
             fast_path: self.fast_path.clone(),
             metrics: self.metrics.clone(),
-            pulse: self.pulse.clone(),
-            sight: self.sight.clone(),
+            heartbeat: self.heartbeat.clone(),
+            failures: self.failures.clone(),
         };
-        self.pulse.heartbeat();
+        self.heartbeat.beat();
         let (stop, stopped) = oneshot::channel();
         let (states, metrics, tls) = (self.states.clone(), self.metrics.clone(), self.tls.clone());
-        let sight = self.sight.clone();
+        let failures = self.failures.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(1)
@@ -200,7 +199,7 @@ impl HealthService {
             let local = tokio::task::LocalSet::new();
             local.spawn_local(tls.watch(move |tls| {
                 metrics.count_instances(&states);
-                let is_blind = sight.blindness(&tls.current(), SystemTime::now()).is_some();
+                let is_blind = failures.why_no_check_can_work(&tls.current(), SystemTime::now()).is_some();
                 metrics.blind.set(i64::from(is_blind));
             }));
             local.block_on(&runtime, watcher.run(orders, stopped));
@@ -214,15 +213,20 @@ impl HealthService {
     /// the watcher does not run.
     pub fn silent_for(&self) -> Duration {
         match *self.watch.lock() {
-            Watch::Running { .. } => self.pulse.silent_for().saturating_sub(BEAT),
+            Watch::Running { .. } => self.heartbeat.silent_for().saturating_sub(BEAT),
             Watch::Waiting(_) | Watch::Stopped => Duration::ZERO,
         }
     }
 
     /// Returns why no instance can be checked if the certificates are the cause; `None` while some
     /// can be checked.
-    pub fn blindness(&self) -> Option<String> {
-        self.sight.blindness(&self.tls.current(), SystemTime::now())
+    pub fn why_no_check_can_work(&self) -> Option<String> {
+        self.failures.why_no_check_can_work(&self.tls.current(), SystemTime::now())
+    }
+
+    /// Returns that no instance answers its checks; `None` while one does, or none is checked.
+    pub fn why_none_answers(&self) -> Option<String> {
+        self.failures.why_none_answers()
     }
 
     /// Checks one instance now, independently of the watcher, without storing the result. Returns

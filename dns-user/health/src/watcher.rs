@@ -8,7 +8,10 @@ use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,10 +22,9 @@ use tokio::{
 
 use super::{
     check::{self, CheckError, Connection},
+    check_failures::CheckFailures,
     metrics::{CheckResult, HealthMetrics},
-    pulse::Pulse,
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
-    sight::Sight,
     states::InstanceHealth,
     tracker::{Order, Tracker},
 };
@@ -58,9 +60,9 @@ pub(super) struct Watcher {
     /// The fast path, notified of every change.
     pub(super) fast_path: FastPathHandle,
     pub(super) metrics: HealthMetrics,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     /// Results of the last checks.
-    pub(super) sight: Arc<Sight>,
+    pub(super) failures: Arc<CheckFailures>,
 }
 
 /// The running watcher, shared by the tasks of its thread.
@@ -99,7 +101,7 @@ impl Watcher {
         let mut beats = tokio::time::interval(BEAT);
         beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            work.watcher.pulse.heartbeat();
+            work.watcher.heartbeat.beat();
             work.start_checks();
             let wake = work.schedule.borrow().next_wake();
             let wake = async {
@@ -172,7 +174,7 @@ impl Work {
     /// Removes all state of an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
-        self.watcher.sight.forget(ip);
+        self.watcher.failures.forget(ip);
         let running = self.schedule.borrow_mut().remove(ip);
         let task = running.and_then(|ticket| self.tasks.borrow_mut().remove(&ticket));
         if let Some(task) = task {
@@ -201,7 +203,7 @@ impl Running {
     /// Runs the check and publishes its result.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
-        let Watcher { port, timeout, tls, tracker, fast_path, metrics, sight, .. } = &work.watcher;
+        let Watcher { port, timeout, tls, tracker, fast_path, metrics, failures, .. } = &work.watcher;
         let started = Instant::now();
         let kept = work.connections.borrow_mut().remove(&ip);
         let tls = tls.current();
@@ -222,7 +224,7 @@ impl Running {
                 self.keep(ip, connection);
                 log_failure(ip, &error);
                 if let CheckError::Tls(error) = &error {
-                    sight.note_tls_error(error);
+                    failures.record_tls_error(error);
                 }
                 (CheckResult::from(&error), InstanceHealth::unknown())
             }
@@ -232,7 +234,7 @@ impl Running {
             }
         };
         metrics.observe(result, started.elapsed());
-        sight.note(ip, result);
+        failures.record(ip, result);
         if tracker.checked(ip, health) {
             fast_path.health_changed(&[ip]);
         }
@@ -296,5 +298,36 @@ fn log_failure(ip: IpAddr, error: &CheckError) {
             }
         }
         _ => tracing::debug!(%ip, "health check failed: {error}"),
+    }
+}
+
+//----------- Heartbeat ------------------------------------------------------
+
+/// Time of the last round of the watcher's loop.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    epoch: Instant,
+    /// Milliseconds from the epoch to the last heartbeat.
+    last_ms: AtomicU64,
+}
+
+impl Heartbeat {
+    /// Starts with a heartbeat.
+    pub(super) fn new() -> Self {
+        Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
+    }
+
+    pub(super) fn beat(&self) {
+        self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last heartbeat.
+    pub(super) fn silent_for(&self) -> Duration {
+        Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Returns the milliseconds since the epoch.
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }

@@ -4,13 +4,15 @@
 use std::{
     ffi::OsString,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use clap_complete::Shell;
 use dns_core::terminal;
+
+use crate::logs::print_error;
 
 /// Arguments of the subcommand `man`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +30,11 @@ pub struct Completions {
 }
 
 impl Man {
+    /// Returns the folder for the pages, if one is given.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// Prints the main page, or writes a page for each command.
     pub fn run(self, command: clap::Command) -> anyhow::Result<()> {
         match self.folder {
@@ -45,11 +52,25 @@ impl Man {
 
 impl Completions {
     /// Prints the completions of a command line.
-    pub fn run(self, mut command: clap::Command) -> anyhow::Result<()> {
+    pub fn run(self, command: clap::Command) -> anyhow::Result<()> {
+        Ok(print(self.text(command).as_bytes())?)
+    }
+
+    /// Returns the completions of a command line.
+    pub fn text(self, mut command: clap::Command) -> String {
         let name = command.get_name().to_owned();
         let mut text = Vec::new();
-        clap_complete::generate(self.shell, &mut command, name, &mut text);
-        Ok(print(&text)?)
+        clap_complete::generate(self.shell, &mut command, &name, &mut text);
+        let text = String::from_utf8_lossy(&text).into_owned();
+        match self.shell {
+            // clap_complete 4.6 spells a program's name with hyphens in two ways, so no state after the first
+            // word has any completions.
+            Shell::Bash => {
+                let spelt = |hyphen: &str| format!("{}__subcmd__", name.replace('-', hyphen));
+                text.replace(&spelt("__subcmd__"), &spelt("__"))
+            }
+            _ => text,
+        }
     }
 }
 
@@ -59,6 +80,12 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Prints as [`print`] does; returns the exit code of a failure with its message on standard error.
+pub fn print_or_fail(program: &str, text: &str) -> Result<(), ExitCode> {
+    let context = "cannot write to standard output";
+    print(text.as_bytes()).map_err(|error| failed(program, &anyhow::Error::new(error).context(context)))
 }
 
 /// Parses the arguments of this process. Prints help and errors, and exits after that.
@@ -81,16 +108,39 @@ pub fn print_parse_error(error: &clap::Error, arguments: impl IntoIterator<Item 
     }
 }
 
-/// Prints the error that ends a program, and returns its exit code. Other machines may have written
-/// parts of the text, so control characters are escaped.
+/// Prints the error that ends a program ([`print_error`]), and returns its exit code.
 pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
-    eprintln!("{program}: {}", terminal::lines(&format!("{error:#}")));
+    print_error(program, &format!("{error:#}"));
     ExitCode::FAILURE
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bash_completes_every_word() -> anyhow::Result<()> {
+        let look = clap::Command::new("look-up").arg(clap::arg!(--"all-names" "List all"));
+        let command = clap::Command::new("a-b-tool").subcommand(look.subcommand(clap::Command::new("deep")));
+        let script = Completions { shell: Shell::Bash }.text(command);
+        for (words, expected) in [
+            (&["a-b-tool", "lo"][..], "look-up"),
+            (&["a-b-tool", "look-up", "--al"], "--all-names"),
+            (&["a-b-tool", "look-up", "de"], "deep"),
+            (&["a-b-tool", "look-up", "deep", "--he"], "--help"),
+        ] {
+            let [.., before, last] = words else { anyhow::bail!("two words are needed") };
+            let call = format!(
+                "{script}\nCOMP_WORDS=({}); COMP_CWORD={}; _a__b__tool a-b-tool '{last}' '{before}'\n\
+                 echo \"${{COMPREPLY[@]}}\"",
+                words.join(" "),
+                words.len() - 1
+            );
+            let output = std::process::Command::new("bash").args(["-c", &call]).output()?;
+            assert_eq!(String::from_utf8(output.stdout)?.trim(), expected, "{words:?}");
+        }
+        Ok(())
+    }
 
     #[test]
     fn pages_cover_all_commands() -> anyhow::Result<()> {

@@ -1,82 +1,416 @@
-//! A bounded HTTP server: idle clients cannot keep others out.
+//! A bounded HTTP server: plain TCP, mutual TLS, or a control socket.
+//!
+//! At the limit of connections, a new one replaces a connection of the peer that has the most: its oldest
+//! handshake that makes no progress if it has one, otherwise its oldest connection. No peer keeps others out, however
+//! many connections it opens. Unread responses are limited as well ([`unread`]).
 
-use std::{collections::VecDeque, future::Future, io, net::SocketAddr, time::Duration};
+mod unread;
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use axum::{Router, routing::get};
+use hyper::{
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
+    rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use prometheus::{TextEncoder, proto::MetricFamily};
+use parking_lot::Mutex;
+use prometheus::{IntCounter, TextEncoder, proto::MetricFamily};
+use rustls::ServerConfig;
+use rustls_pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    task::{AbortHandle, JoinSet},
+    net::{TcpListener, TcpStream, UnixStream},
+    sync::{Notify, watch},
+    task::JoinSet,
 };
+use tokio_rustls::TlsAcceptor;
 
-/// Maximum number of open connections of a server with few clients.
-pub const MOST_CONNECTIONS: usize = 64;
-
-/// Maximum lifetime of a connection.
-const LIFE: Duration = Duration::from_secs(30);
-
-/// Time after which a connection is closed once its request is answered.
-const USED: Duration = Duration::from_secs(20);
-
-/// Timeout for the head of a request.
-const HEAD: Duration = Duration::from_secs(5);
+use self::unread::{Responses, StallLimit};
+use crate::{logs::LineLimit, peer::Peer, tls::common_name, unix_socket::ControlListener};
 
 /// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections until dropped and serves each in its own task. If `most` are open, another one
-/// closes the oldest.
-pub async fn accept<F, S>(listener: TcpListener, most: usize, mut serve: F)
-where
-    F: FnMut(TcpStream) -> S + Send + 'static,
-    S: Future<Output = ()> + Send + 'static,
-{
-    let mut tasks = JoinSet::new();
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let Ok((stream, _)) = accepted else {
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                };
-                open.retain(|connection| !connection.is_finished());
-                if open.len() >= most && let Some(oldest) = open.pop_front() {
-                    oldest.abort();
-                }
-                let served = serve(stream);
-                open.push_back(tasks.spawn(async move {
-                    // Dropping the future closes the connection.
-                    let _ = tokio::time::timeout(LIFE, served).await;
-                }));
-            }
-            Some(_) = tasks.join_next() => {}
+/// Age from which an unfinished handshake goes before older connections of its peer.
+const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
+
+/// Time for requests in progress to finish when a server stops.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+//----------- Server ---------------------------------------------------------
+
+/// A listening server.
+pub struct Server {
+    /// Subject of its log lines, such as "the API".
+    name: &'static str,
+    listener: Listener,
+    limits: Limits,
+    /// Counts connections that were closed in favour of another.
+    replaced: Option<IntCounter>,
+}
+
+/// The socket of a server.
+pub enum Listener {
+    /// Without encryption.
+    Plain(TcpListener),
+    /// With the TLS configuration that is current when a connection arrives.
+    Tls(TcpListener, TlsSource),
+    /// For local users.
+    Control(ControlListener),
+}
+
+/// Returns the current TLS configuration of a server.
+pub type TlsSource = Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>;
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Maximum number of connections, handshakes included.
+    pub connections: usize,
+    /// Time limit for a TLS handshake.
+    pub handshake: Duration,
+    /// Time limit for the head of the next request, idle time included.
+    pub idle: Duration,
+    /// Maximum size of a request's head in bytes.
+    pub head: usize,
+    /// Time for which a client may leave a response unread.
+    pub unread: Duration,
+}
+
+impl Default for Limits {
+    /// Returns the limits of a server with few clients.
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            handshake: Duration::from_secs(5),
+            // Longer than the usual scrape interval of Prometheus.
+            idle: Duration::from_secs(65),
+            head: 64 << 10,
+            unread: Duration::from_secs(20),
         }
     }
 }
 
-/// Serves requests on a connection.
-pub async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
-) -> io::Result<()> {
-    let mut server = auto::Builder::new(TokioExecutor::new());
-    server.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
-    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    tokio::pin!(served);
-    tokio::select! {
-        served = &mut served => return served.map_err(io::Error::other),
-        () = tokio::time::sleep(USED) => served.as_mut().graceful_shutdown(),
-    }
-    served.await.map_err(io::Error::other)
+/// The other end of a connection.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// User or network of the client.
+    pub peer: Peer,
+    /// Address of the client; `None` on a control socket.
+    pub address: Option<SocketAddr>,
+    /// The client's verified certificate; `None` without TLS, or if the server requires none.
+    pub certificate: Option<CertificateDer<'static>>,
 }
+
+impl Client {
+    /// Returns the common name in the client's certificate.
+    pub fn common_name(&self) -> Option<String> {
+        self.certificate.as_ref().and_then(common_name)
+    }
+}
+
+/// Returns the routes for a client.
+type Routes = dyn Fn(&Client) -> Router + Send + Sync;
+
+impl Server {
+    /// Creates a server with the default limits.
+    pub fn new(name: &'static str, listener: Listener) -> Self {
+        Self { name, listener, limits: Limits::default(), replaced: None }
+    }
+
+    /// Replaces the limits.
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Counts connections that are closed in favour of another.
+    pub fn count_replaced(self, replaced: IntCounter) -> Self {
+        Self { replaced: Some(replaced), ..self }
+    }
+
+    /// Returns the address of a TCP server, including a port chosen by the kernel.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.listener {
+            Listener::Plain(socket) | Listener::Tls(socket, _) => socket.local_addr(),
+            Listener::Control(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Serves until `stop` is ready, then lets requests in progress finish within [`STOP_LIMIT`]. `routes`
+    /// returns the router for a client.
+    pub async fn run(
+        self,
+        routes: impl Fn(&Client) -> Router + Send + Sync + 'static,
+        stop: impl Future<Output = ()>,
+    ) {
+        let Self { name, listener, limits, replaced } = self;
+        let (stopping, _) = watch::channel(false);
+        let context =
+            Arc::new(Context { name, limits, routes: Box::new(routes), responses: Responses::default() });
+        let connections = Arc::new(Mutex::new(Connections::default()));
+        let mut tasks = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break,
+                accepted = listener.accept() => accepted,
+                Some(_) = tasks.join_next() => continue,
+            };
+            let (socket, client) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(suppressed) = LIMIT.admit_any() {
+                        tracing::warn!(suppressed, "{name} cannot accept a connection: {error}");
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let (place, closed) = Place::take(&connections, client.peer);
+            if let Some(peer) = connections.lock().make_room(limits.connections) {
+                replaced.as_ref().inspect(|counter| counter.inc());
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(suppressed) = LIMIT.admit_any() {
+                    tracing::warn!(
+                        suppressed,
+                        "{name} has {} connections: the oldest one of {peer}, which has the most, was closed",
+                        limits.connections
+                    );
+                }
+            }
+            let (context, stopping) = (context.clone(), stopping.subscribe());
+            tasks.spawn(async move {
+                let close = closed.clone();
+                tokio::select! {
+                    () = context.connection(socket, client, &place, close, stopping) => {}
+                    () = closed.notified() => {}
+                }
+            });
+        }
+        drop(listener);
+        stopping.send_replace(true);
+        let all_ended = async { while tasks.join_next().await.is_some() {} };
+        // The remaining connections are closed.
+        let _ = tokio::time::timeout(STOP_LIMIT, all_ended).await;
+    }
+}
+
+/// An accepted socket.
+enum Socket {
+    Plain(TcpStream),
+    Tls(TcpStream, Arc<ServerConfig>),
+    Control(UnixStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<(Socket, Client)> {
+        let (stream, config) = match self {
+            Self::Control(socket) => {
+                let (stream, user) = socket.accept().await?;
+                let client = Client { peer: Peer::User(user.as_raw()), address: None, certificate: None };
+                return Ok((Socket::Control(stream), client));
+            }
+            Self::Plain(socket) => (socket.accept().await?, None),
+            Self::Tls(socket, config) => (socket.accept().await?, Some(config())),
+        };
+        let (stream, address) = stream;
+        // Responses are written at once, so delaying them gains nothing.
+        let _ = stream.set_nodelay(true);
+        let peer = Peer::of(address, stream.local_addr().ok());
+        let socket = match config {
+            Some(config) => Socket::Tls(stream, config),
+            None => Socket::Plain(stream),
+        };
+        Ok((socket, Client { peer, address: Some(address), certificate: None }))
+    }
+}
+
+/// What the connections of a server share.
+struct Context {
+    name: &'static str,
+    limits: Limits,
+    routes: Box<Routes>,
+    responses: Responses,
+}
+
+impl Context {
+    /// Serves a connection until it ends. Notifying `close` closes it.
+    async fn connection(
+        &self,
+        socket: Socket,
+        mut client: Client,
+        place: &Place,
+        close: Arc<Notify>,
+        stopping: watch::Receiver<bool>,
+    ) {
+        match socket {
+            Socket::Plain(stream) => {
+                place.established();
+                self.requests(stream, client, close, stopping).await;
+            }
+            Socket::Control(stream) => {
+                place.established();
+                self.requests(stream, client, close, stopping).await;
+            }
+            Socket::Tls(stream, config) => {
+                let handshake = TlsAcceptor::from(config).accept(stream);
+                let problem = match tokio::time::timeout(self.limits.handshake, handshake).await {
+                    Ok(Ok(stream)) => {
+                        place.established();
+                        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                        client.certificate =
+                            chain.first().map(|certificate| certificate.clone().into_owned());
+                        return self.requests(stream, client, close, stopping).await;
+                    }
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("not finished within {:?}", self.limits.handshake),
+                };
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(client) = client.address
+                    && let Some(suppressed) = LIMIT.admit(client.ip())
+                {
+                    tracing::info!(%client, suppressed, "{}: TLS handshake failed: {problem}", self.name);
+                }
+            }
+        }
+    }
+
+    async fn requests<S>(
+        &self,
+        stream: S,
+        client: Client,
+        close: Arc<Notify>,
+        mut stopping: watch::Receiver<bool>,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let router = TowerToHyperService::new((self.routes)(&client));
+        let service = service_fn(move |request| {
+            let (response, close) = (router.call(request), close.clone());
+            async move { response.await.map(|response| self.responses.count(response, close)) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.limits.idle)
+            .max_buf_size(self.limits.head)
+            .serve_connection(TokioIo::new(StallLimit::new(stream, self.limits.unread)), service);
+        let mut connection = std::pin::pin!(connection);
+        // An error means that the server is gone.
+        let stopped = async { _ = stopping.wait_for(|stopping| *stopping).await };
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = stopped => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(peer = %client.peer, "{}: connection ended: {error}", self.name);
+        }
+    }
+}
+
+//----------- Connections ----------------------------------------------------
+
+/// The open connections of a server by peer.
+#[derive(Default)]
+struct Connections {
+    count: usize,
+    next: u64,
+    /// No list is empty; oldest first.
+    peers: HashMap<Peer, Vec<Connection>>,
+}
+
+struct Connection {
+    number: u64,
+    since: Instant,
+    /// Whether the handshake has finished.
+    established: bool,
+    close: Arc<Notify>,
+}
+
+impl Connections {
+    /// Closes a connection if there are more than `limit`; returns its peer.
+    fn make_room(&mut self, limit: usize) -> Option<Peer> {
+        if self.count <= limit {
+            return None;
+        }
+        let most = |(_, connections): &(&Peer, &Vec<Connection>)| {
+            (connections.len(), Reverse(connections.first().map(|connection| connection.number)))
+        };
+        let (peer, connections) = self.peers.iter().max_by_key(most)?;
+        let unfinished = connections
+            .iter()
+            .position(|connection| !connection.established && connection.since.elapsed() >= HANDSHAKE_GRACE);
+        let (peer, number) = (*peer, connections.get(unfinished.unwrap_or(0))?.number);
+        self.remove(peer, number)?.close.notify_one();
+        Some(peer)
+    }
+
+    fn remove(&mut self, peer: Peer, number: u64) -> Option<Connection> {
+        let connections = self.peers.get_mut(&peer)?;
+        let position = connections.binary_search_by_key(&number, |connection| connection.number).ok()?;
+        let removed = connections.remove(position);
+        if connections.is_empty() {
+            self.peers.remove(&peer);
+        }
+        self.count -= 1;
+        Some(removed)
+    }
+}
+
+/// A connection's entry in [`Connections`], removed when dropped.
+struct Place {
+    connections: Arc<Mutex<Connections>>,
+    peer: Peer,
+    number: u64,
+}
+
+impl Place {
+    /// Adds a connection; notifying the result closes it.
+    fn take(connections: &Arc<Mutex<Connections>>, peer: Peer) -> (Self, Arc<Notify>) {
+        let close = Arc::new(Notify::new());
+        let mut table = connections.lock();
+        let number = table.next;
+        (table.next, table.count) = (number + 1, table.count + 1);
+        let connection =
+            Connection { number, since: Instant::now(), established: false, close: close.clone() };
+        table.peers.entry(peer).or_default().push(connection);
+        (Self { connections: connections.clone(), peer, number }, close)
+    }
+
+    /// Records that the handshake has finished.
+    fn established(&self) {
+        let mut table = self.connections.lock();
+        let connections = table.peers.get_mut(&self.peer).into_iter().flatten();
+        if let Some(connection) = connections.into_iter().find(|connection| connection.number == self.number)
+        {
+            connection.established = true;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.lock().remove(self.peer, self.number);
+    }
+}
+
+//----------- Metrics --------------------------------------------------------
 
 /// Serves `/metrics` at an address until the process ends; `gather` returns the families.
 pub async fn spawn_metrics(
@@ -90,46 +424,11 @@ pub async fn spawn_metrics(
         let text = gather().and_then(|families| TextEncoder::new().encode_to_string(&families));
         text.unwrap_or_else(|error| format!("# {error}\n"))
     };
-    tokio::spawn(serve_plain(listener, Router::new().route("/metrics", get(text))));
+    let router = Router::new().route("/metrics", get(text));
+    let server = Server::new("the metrics port", Listener::Plain(listener));
+    tokio::spawn(server.run(move |_| router.clone(), std::future::pending()));
     Ok(())
 }
 
-/// Serves plain HTTP until dropped.
-pub async fn serve_plain(listener: TcpListener, router: Router) {
-    let serve_one = move |stream| {
-        let router = router.clone();
-        async move {
-            // A client that disconnects is not worth a log line.
-            let _ = serve(stream, router).await;
-        }
-    };
-    accept(listener, MOST_CONNECTIONS, serve_one).await;
-}
-
 #[cfg(test)]
-mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn oldest_idle_connection_is_closed() -> anyhow::Result<()> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let router = Router::new().route("/metrics", get(|| async { "up 1\n" }));
-        let server = tokio::spawn(serve_plain(listener, router));
-        let mut idle = Vec::new();
-        for _ in 0..3 * MOST_CONNECTIONS {
-            idle.push(TcpStream::connect(address).await?);
-        }
-        let mut client = TcpStream::connect(address).await?;
-        client.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
-        let mut reply = String::new();
-        client.read_to_string(&mut reply).await?;
-        assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("up 1\n"), "{reply}");
-        // The oldest was closed for a newer one.
-        assert_eq!(idle[0].read(&mut [0]).await?, 0);
-        server.abort();
-        Ok(())
-    }
-}
+mod tests;

@@ -160,6 +160,18 @@ impl RotatingTls {
         self.attempt().error.clone()
     }
 
+    /// Returns why the certificate in use is invalid at `now`, or why newer files cannot be used; `None` if
+    /// neither is the case.
+    pub fn problem(&self, now: SystemTime) -> Option<String> {
+        let purpose = self.purpose;
+        if let Some(why) = self.current.load().certificate.invalid_at(now) {
+            let file = self.files.certificate.display();
+            return Some(format!("{purpose}: {file} {why}: the other side refuses it; renew it"));
+        }
+        let error = self.last_error()?;
+        Some(format!("{purpose}: the new files cannot be used, the last good ones stay in use: {error}"))
+    }
+
     /// Returns the number of failed loads since the start.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)

@@ -1,10 +1,11 @@
-//! Unix sockets in folders that other users may write to.
+//! Unix sockets for local clients: created safely in folders that other users may write to, and control
+//! sockets, whose peers the kernel identifies (`SO_PEERCRED`, unix(7)).
 //!
 //! Attributes are never changed by path: the folder is opened once, and the socket is created with
 //! its final mode and group. Clients can connect once ownership is set and the socket listens.
 
 use std::{
-    ffi::OsStr,
+    ffi::{CString, OsStr},
     fs::File,
     io,
     os::{
@@ -21,8 +22,11 @@ use nix::{
         socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind as bind_to, listen, socket},
         stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat},
     },
-    unistd::{Gid, Uid, UnlinkatFlags, fchownat, setfsgid, unlinkat},
+    unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, getgrouplist, setfsgid, unlinkat},
 };
+use tokio::net::UnixStream;
+
+use crate::logs::LineLimit;
 
 /// Ownership of a socket, which determines the permitted clients.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +158,80 @@ fn kind(found: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT
 }
 
+//----------- ControlSocket --------------------------------------------------
+
+/// A bound control socket, for root, the process's user, and the users that its [`Access`] admits.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    access: Access,
+}
+
+impl ControlSocket {
+    /// Binds a control socket as [`bind`] does.
+    pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<Self> {
+        let listener = bind(path, access, trusted)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, access })
+    }
+
+    /// Starts listening. Must be called inside a tokio runtime.
+    pub fn listen(self) -> io::Result<ControlListener> {
+        let Self { listener, access } = self;
+        Ok(ControlListener { listener: tokio::net::UnixListener::from_std(listener)?, access })
+    }
+}
+
+/// Yields the connections of permitted users.
+#[derive(Debug)]
+pub struct ControlListener {
+    listener: tokio::net::UnixListener,
+    access: Access,
+}
+
+impl ControlListener {
+    /// Accepts the next connection of a permitted user.
+    pub async fn accept(&self) -> io::Result<(UnixStream, Uid)> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            let refused = match stream.peer_cred() {
+                Ok(peer) => {
+                    let (user, group) = (Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid()));
+                    if self.access.admits(user, group) {
+                        return Ok((stream, user));
+                    }
+                    format!("user {user} is neither the socket's user nor in its group")
+                }
+                Err(error) => format!("cannot read its user id (SO_PEERCRED): {error}"),
+            };
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(suppressed) = LIMIT.admit_any() {
+                tracing::warn!(suppressed, "control socket client refused: {refused}");
+            }
+        }
+    }
+}
+
+impl Access {
+    /// Returns whether a peer is permitted. The socket's mode should enforce the same, but some file
+    /// systems ignore it, and the folder's owner can bypass it.
+    fn admits(self, user: Uid, group: Gid) -> bool {
+        if user.is_root() || user == Uid::effective() || Some(user) == self.user {
+            return true;
+        }
+        let Some(wanted) = self.group else { return false };
+        // SO_PEERCRED reports only the primary group; the others are in the user database.
+        wanted == group || supplementary(user).contains(&wanted)
+    }
+}
+
+/// Returns the groups of a user; empty if the user is unknown.
+fn supplementary(user: Uid) -> Vec<Gid> {
+    let Ok(Some(user)) = User::from_uid(user) else { return Vec::new() };
+    let Ok(name) = CString::new(user.name) else { return Vec::new() };
+    getgrouplist(&name, user.gid).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -226,5 +304,18 @@ mod tests {
         assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (0, 0, 0o644));
         let socket = fs::metadata(theirs.join("x.sock")).unwrap();
         assert_eq!((socket.uid(), socket.gid(), socket.mode() & 0o7777), (0, 65534, 0o660));
+    }
+
+    #[test]
+    fn root_owner_and_group_are_admitted() {
+        let (user, group) = (Uid::from_raw(4_000_001), Gid::from_raw(4_000_002));
+        let (stranger, elsewhere) = (Uid::from_raw(4_000_003), Gid::from_raw(4_000_004));
+        let access = Access { user: Some(user), group: Some(group) };
+        assert!(access.admits(Uid::from_raw(0), elsewhere));
+        assert!(access.admits(Uid::effective(), elsewhere));
+        assert!(access.admits(user, elsewhere));
+        assert!(access.admits(stranger, group));
+        assert!(!access.admits(stranger, elsewhere));
+        assert!(!Access { user: Some(user), group: None }.admits(stranger, group));
     }
 }

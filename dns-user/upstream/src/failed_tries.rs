@@ -7,7 +7,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -98,6 +98,8 @@ pub(crate) struct FailedTries {
     tries: AtomicU64,
     /// Failures in the order of [`Reason::ALL`].
     failures: [AtomicU64; Reason::ALL.len()],
+    /// Tries in a row without a reply, up to the latest.
+    unanswered: AtomicU32,
     /// Bit set of the reasons logged in the current series; 0 without a series.
     series: Mutex<u16>,
 }
@@ -109,6 +111,7 @@ impl FailedTries {
             recursor: recursor.to_owned(),
             tries: AtomicU64::new(0),
             failures: Default::default(),
+            unanswered: AtomicU32::new(0),
             series: Mutex::new(0),
         })
     }
@@ -127,10 +130,35 @@ impl FailedTries {
         Reason::ALL.iter().zip(&self.failures).map(|(reason, count)| (*reason, count.load(Ordering::Relaxed)))
     }
 
+    /// Returns the number of tries in a row without a reply, up to the latest.
+    pub(crate) fn unanswered(&self) -> u32 {
+        self.unanswered.load(Ordering::Relaxed)
+    }
+
+    /// Records that the recursor replied.
+    pub(crate) fn answered(&self) {
+        // The common case: nothing to write.
+        if self.unanswered() != 0 {
+            self.unanswered.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Counts a failure, and logs it if it is the first with its reason in the series. Must be
     /// called inside a tokio runtime.
     pub(crate) fn failed(self: &Arc<Self>, reason: Reason) {
         self.failures[reason as usize].fetch_add(1, Ordering::Relaxed);
+        match reason {
+            Reason::TimedOut | Reason::NoAddress | Reason::Unreachable | Reason::Reset | Reason::Closed => {
+                self.unanswered.fetch_add(1, Ordering::Relaxed);
+            }
+            // Not sent.
+            Reason::GivenUp => {}
+            Reason::WrongReply
+            | Reason::Malformed
+            | Reason::Servfail
+            | Reason::Refused
+            | Reason::OtherRcode => self.answered(),
+        }
         let bit = 1 << reason as u16;
         let mut series = self.series.lock();
         if *series & bit != 0 {
@@ -252,6 +280,20 @@ mod tests {
             assert_eq!(Reason::ALL.iter().filter(|other| other.label() == reason.label()).count(), 1);
         }
         assert!(Reason::ALL.len() <= 16);
+    }
+
+    #[tokio::test]
+    async fn any_reply_ends_the_outage() {
+        let tries = FailedTries::new("127.0.0.1:53");
+        for reason in [Reason::TimedOut, Reason::Unreachable, Reason::GivenUp] {
+            tries.failed(reason);
+        }
+        assert_eq!(tries.unanswered(), 2);
+        tries.failed(Reason::Servfail);
+        assert_eq!(tries.unanswered(), 0);
+        tries.failed(Reason::TimedOut);
+        tries.answered();
+        assert_eq!(tries.unanswered(), 0);
     }
 
     #[tokio::test]

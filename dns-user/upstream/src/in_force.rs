@@ -10,6 +10,9 @@ use crate::{
 };
 use dns_core::name::Name;
 
+/// Tries in a row without a reply from which a recursor counts as out: a single datagram may be lost.
+const OUTAGE_TRIES: u32 = 3;
+
 /// The recursors and handlers in use; each is replaced as a whole.
 #[derive(Debug)]
 pub struct InForce {
@@ -41,6 +44,22 @@ impl InForce {
     /// handlers.
     pub fn recursors(&self) -> Vec<RecursorStatus> {
         self.sources().iter().filter_map(|(_, source)| source.forwarder()).flat_map(status::of).collect()
+    }
+
+    /// Returns that no configured recursor answers; `None` while one does, or none is configured.
+    pub fn outage(&self) -> Option<String> {
+        let source = self.upstream.load().recursors()?;
+        let recursors = status::of(source.forwarder()?);
+        let is_out = !recursors.is_empty()
+            && recursors.iter().all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
+        is_out.then(|| {
+            let addresses: Vec<&str> = recursors.iter().map(|recursor| recursor.address.as_str()).collect();
+            format!(
+                "no recursor answers ({}): names outside the fleet get SERVFAIL; correct `recursors`, or restore \
+                 the way to them",
+                addresses.join(", ")
+            )
+        })
     }
 
     /// Returns the waiting queries of each source with the domain of its handler; `None` for the

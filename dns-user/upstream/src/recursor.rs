@@ -461,8 +461,9 @@ impl Recursor {
             latencies[bucket].fetch_add(1, Ordering::Relaxed);
             latency_sum_us.fetch_add(took, Ordering::Relaxed);
         }
-        if let Some(reason) = Reason::of(outcome) {
-            failed.failed(reason);
+        match Reason::of(outcome) {
+            Some(reason) => failed.failed(reason),
+            None => failed.answered(),
         }
     }
 

@@ -27,6 +27,8 @@ pub struct RecursorStatus {
     pub mismatched: u64,
     /// Number of failures among its last 25 tries.
     pub recent_failures: u32,
+    /// Number of tries in a row without a reply, up to the latest.
+    pub unanswered_tries: u32,
     /// Smoothed response time in milliseconds; `None` before the first reply.
     pub latency_ms: Option<f64>,
     /// Whether queries with EDNS are dropped, so that others are sent without it.
@@ -96,6 +98,7 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
             .collect(),
         mismatched: mismatched.load(Ordering::Relaxed),
         recent_failures,
+        unanswered_tries: failed.unanswered(),
         latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
         drops_edns: recursor.drops_edns(),
     }

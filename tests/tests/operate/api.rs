@@ -2,14 +2,21 @@
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
+    os::unix::net::UnixStream,
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::unistd::{Uid, setfsuid};
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requires};
+use whole_system_tests::{
+    fleet,
+    namespace::Namespace,
+    process::{self, wait_until},
+    requires, server,
+};
 
 use super::running::{API_PORT, Running, write_certificates};
 
@@ -195,5 +202,40 @@ fn oversized_requests_are_refused() -> Result<()> {
         }
         assert_eq!(running.curl_api("/status", &certificates, &[])?.1, 200);
     }
+    Ok(())
+}
+
+#[test]
+fn unread_instances_take_little_memory() -> Result<()> {
+    requires!(namespaces);
+    const INSTANCES: u32 = 20_000;
+    let namespace = Namespace::new("unread")?;
+    let instances = (0..INSTANCES).map(|index| (1, Ipv4Addr::from_bits(0x0a00_0000 + index)));
+    let folder = server::folder(&fleet::records(1, instances), None)?;
+    let socket = folder.path().join("control.sock");
+    let running = Running::start_with(namespace, folder, &json!({"control": {"socket": socket}}))?;
+    let memory = || process::memory(running.server.pid(), "RssAnon");
+    let ask = || -> Result<UnixStream> {
+        let mut stream = UnixStream::connect(&socket)?;
+        // HTTP/1.0 has no chunks, whose sizes would stand between the lines.
+        stream.write_all(b"GET /instances HTTP/1.0\r\n\r\n")?;
+        Ok(stream)
+    };
+    // A client that reads gets everything.
+    let mut text = String::new();
+    ask()?.read_to_string(&mut text)?;
+    ensure!(text.matches("\"health_state\"").count() == INSTANCES as usize, "{} bytes", text.len());
+    let before = memory()?;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        let mut stream = ask()?;
+        // The response has begun.
+        stream.read_exact(&mut [0; 12])?;
+        silent.push(stream);
+    }
+    let grown = memory()?.saturating_sub(before) >> 20;
+    println!("{grown} MiB for {} clients that do not read", silent.len());
+    ensure!(grown < 32, "{grown} MiB");
+    drop(silent);
     Ok(())
 }

@@ -351,3 +351,46 @@ fn alias_loop_names_files() -> Result<()> {
     assert!(problem.contains("one.aliases") && problem.contains("two.aliases"), "{problem}");
     Ok(())
 }
+
+#[test]
+fn taken_port_is_found() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("taken")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let config = folder.path().join("config.json");
+    let address: std::net::SocketAddr = ([127, 0, 0, 1], 53).into();
+    let mut settings = server::config(folder.path(), address);
+    settings["xdp"] = json!({"mode": "off"});
+    settings["control"]["socket"] = json!(folder.path().join("control.sock"));
+    fs::write(&config, settings.to_string())?;
+    let check = || -> Result<(Option<i32>, String)> {
+        let mut command = namespace.command(server::program()?)?;
+        let output = command.args(["check", "--config"]).arg(&config).output()?;
+        let text = [output.stdout, output.stderr].concat();
+        Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
+    };
+    let (code, text) = check()?;
+    ensure!(code == Some(0), "{text}");
+    let other = namespace.run(|| std::net::UdpSocket::bind(address))??;
+    let (code, text) = check()?;
+    ensure!(code == Some(1) && text.contains("another process listens there"), "{text}");
+    drop(other);
+    // The running server gives the address up to its successor.
+    let running = Server::start(Some(&namespace), folder, address, &settings)?;
+    let (code, text) = check()?;
+    ensure!(code == Some(0), "{text}{}", running.log());
+    Ok(())
+}
+
+#[test]
+fn invalid_configuration_is_not_ok() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.json");
+    let mut settings = complete(folder.path());
+    settings["recursor_timeout"] = json!("5");
+    fs::write(&config, settings.to_string())?;
+    let output = Command::new(server::program()?).args(["check", "--config"]).arg(&config).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(text.contains("config: not usable: ") && !text.contains("config: ok"), "{text}");
+    Ok(())
+}

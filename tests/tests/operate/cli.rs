@@ -24,7 +24,11 @@ fn commands_serve_people_and_scripts() -> Result<()> {
     requires!(namespaces);
     let recursion =
         json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
-    let running = Running::start("cli", &recursion)?;
+    let records =
+        RECORDS.replacen("\"version\"", "\"records\": [[\"10.0.9.9\", \"named.test\"]], \"version\"", 1);
+    let aliases = br#"{"web.alias": ["*.web.net.dep.bosh"]}"#;
+    let folder = server::folder(records.as_bytes(), Some(aliases))?;
+    let running = Running::start_with(Namespace::new("cli")?, folder, &recursion)?;
 
     let (code, text, _) = running.cli(&["status"])?;
     assert_eq!(code, 0, "{text}");
@@ -62,6 +66,17 @@ fn commands_serve_people_and_scripts() -> Result<()> {
         assert!(text.contains(answerer), "{name}: {text}");
     }
     assert_eq!(running.cli(&["resolve", "upcheck.bosh-dns"])?.0, 0);
+    for (query_type, part) in
+        [("A", "A: 10.0.0.4"), ("AAAA", "AAAA: no data"), ("TYPE4242", "TYPE4242: no data")]
+    {
+        let (code, text, _) = running.cli(&["resolve", "q-s0.q-g2.bosh", "--type", query_type])?;
+        assert!(code == 0 && text.contains(part), "{query_type}: {text}");
+    }
+    // As `dig -x` is answered.
+    let (code, text, _) = running.cli(&["resolve", "4.0.0.10.in-addr.arpa", "--type", "PTR"])?;
+    assert!(code == 0 && text.contains("reverse name of 10.0.0.4, with 0 names"), "{text}");
+    let (code, text, _) = running.cli(&["resolve", "9.9.0.10.in-addr.arpa"])?;
+    assert!(code == 0 && text.contains("    + named.test."), "{text}");
     let (code, _, problem) = running.cli(&["tap", "--type", "BOGUS"])?;
     assert!(code == 2 && problem.contains("unknown query type"), "{code}: {problem}");
 
@@ -110,7 +125,14 @@ fn log_levels_change_at_runtime() -> Result<()> {
     assert_eq!(levels["levels"]["tags"]["RequestLoggerHandler"], "DEBUG");
     assert_eq!(running.cli(&["log", "--tag", "RequestLoggerHandler", "--level", "default"])?.0, 0);
     let (code, _, problem) = running.cli(&["log", "--tag", "nonsense", "--level", "debug"])?;
-    assert!(code == 1 && problem.contains("ForwardHandler"), "{problem}");
+    assert!(code == 2 && problem.contains("ForwardHandler"), "{problem}");
+    // Without a tag, the general level returns to the configured one.
+    for (level, shown) in [("error", "ERROR"), ("Default", "INFO")] {
+        assert_eq!(running.cli(&["log", "--level", level])?.0, 0);
+        assert_eq!(parsed(&running.cli(&["log", "--json"])?.1)["levels"]["level"], shown);
+    }
+    let (code, _, problem) = running.cli(&["log", "--level", "loud"])?;
+    assert!(code == 2 && problem.contains("WARN"), "{problem}");
     Ok(())
 }
 
@@ -191,6 +213,49 @@ fn completions_and_manual_cover_commands() -> Result<()> {
     assert!(pages.path().join("bosh-dns-xdp-status.8").exists());
     assert_eq!(Command::new(&program).arg("nonsense").output()?.status.code(), Some(2));
     assert_eq!(Command::new(&program).output()?.status.code(), Some(2), "a bare call");
+    Ok(())
+}
+
+#[test]
+fn commands_change_no_other_server() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("other", &json!({"control": {"socket": "control.sock"}}))?;
+    // A second configuration that leads to the running server's socket; its own server is down.
+    let mut other: Value = serde_json::from_slice(&fs::read(running.folder().join("config.json"))?)?;
+    other["port"] = json!(5353);
+    fs::write(running.folder().join("other.json"), other.to_string())?;
+    let program = server::program()?;
+    let program = program.to_str().unwrap_or_default();
+    for command in [&["cache", "flush", "all"][..], &["reload"], &["log", "--level", "debug"], &["status"]] {
+        let output = running.output(program, &[command, &["--config", "other.json"]].concat())?;
+        let problem = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(3), "{command:?}: {output:?}");
+        ensure!(problem.contains("config.json, not with other.json"), "{command:?}: {problem}");
+    }
+    ensure!(!running.server.log().contains("API: reloading"), "{}", running.server.log());
+    let output =
+        running.output(program, &["status", "--config", "other.json", "--socket", "control.sock"])?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn closed_output_is_no_panic() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("output", &json!({}))?;
+    let program = server::program()?.display().to_string();
+    for command in ["check --config config.json", "check --json --config config.json", "config --default"] {
+        let line = format!("'{program}' {command} | true");
+        let output = running.output("bash", &["-c", &format!("set -o pipefail; {line}")])?;
+        let problem = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success() && problem.is_empty(), "{command}: {output:?}");
+        let output = running.output("bash", &["-c", &format!("'{program}' {command} > /dev/full")])?;
+        let problem = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1) && problem.contains("standard output"), "{output:?}");
+    }
+    let output =
+        running.output("bash", &["-c", &format!("'{program}' status --config config.json > /dev/full")])?;
+    ensure!(output.status.code() == Some(1), "{output:?}");
     Ok(())
 }
 

@@ -55,6 +55,29 @@ fn alert_rules_fire_as_intended() -> Result<()> {
 }
 
 #[test]
+fn versions_count_agents() -> Result<()> {
+    if !has_prometheus() {
+        return Ok(());
+    }
+    let dashboard: Value = serde_json::from_slice(&fs::read(deploy().join("grafana/bosh-dns-sync.json"))?)?;
+    let panels = dashboard["panels"].as_array().into_iter().flatten();
+    let panel = panels.into_iter().find(|panel| panel["title"] == "Versions on the agents");
+    let expression = panel.and_then(|panel| panel["targets"][0]["expr"].as_str()).context("no such panel")?;
+    let series = |agent: u8, version: u8| json!({"series": format!("bosh_dns_sync_agent_version{{agent=\"{agent}\"}}"), "values": version.to_string()});
+    let sample =
+        |version: u8, agents: u8| json!({"labels": format!("{{value=\"{version}\"}}"), "value": agents});
+    // JSON is valid YAML.
+    let test = json!({"tests": [{
+        "interval": "1m",
+        "input_series": [series(1, 7), series(2, 7), series(3, 7), series(4, 8)],
+        "promql_expr_test": [{"expr": expression, "eval_time": "0m", "exp_samples": [sample(7, 3), sample(8, 1)]}],
+    }]});
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("test.yml"), test.to_string())?;
+    run(Command::new("promtool").args(["test", "rules", "test.yml"]).current_dir(folder.path()))
+}
+
+#[test]
 fn dashboard_metrics_exist() -> Result<()> {
     let names = include_str!("../../../dns-user/kit/src/metrics/names.rs");
     let known: BTreeSet<&str> = names.split('"').filter(|text| text.contains('_')).collect();

@@ -2,6 +2,8 @@
 
 use std::{
     fs,
+    net::UdpSocket,
+    path::Path,
     process::Command,
     thread,
     time::{Duration, SystemTime},
@@ -25,7 +27,7 @@ use whole_system_tests::{
 
 use crate::{
     dnsmasq,
-    running::{METRICS_PORT, RECORDS, Running},
+    running::{METRICS_PORT, RECORDS, Running, write_certificates},
 };
 
 /// Time limit, reached only on failure.
@@ -129,6 +131,108 @@ fn recursor_failures_are_logged_once() -> Result<()> {
     ensure!(text.contains("timeout ") && text.contains("refused "), "{text}");
     running.server.wait_for_log("queries to a recursor failed within 10 s: timeout")?;
     silent.signal(Signal::SIGCONT)?;
+    Ok(())
+}
+
+#[test]
+fn dead_recursors_degrade() -> Result<()> {
+    requires!(namespaces);
+    let settings = json!({
+        "disable_recursors": false, "recursors": ["127.0.0.8:53", "127.0.0.9:53"], "recursor_timeout": "100ms",
+    });
+    let running = Running::start("dead", &settings)?;
+    ensure!(!readyz(&running)?.1.contains("recursors"), "no query was sent yet");
+    for number in 0..3 {
+        running.ask(&format!("n{number}.elsewhere.test."), 1)?;
+    }
+    wait_for_readyz(&running, "200", "warn recursors: no recursor answers (127.0.0.8:53, 127.0.0.9:53)")?;
+    let (code, text, _) = running.cli(&["status"])?;
+    ensure!(code == 0 && text.contains("ready, degraded") && text.contains("warn  recursors"), "{text}");
+    // One that answers, even with an error, ends the state.
+    let _recursor = running.namespace.run(|| -> Result<_> {
+        let socket = UdpSocket::bind("127.0.0.8:53")?;
+        Ok(thread::spawn(move || {
+            let mut message = [0; 512];
+            while let Ok((length, client)) = socket.recv_from(&mut message) {
+                // QR set, RCODE SERVFAIL.
+                (message[2], message[3]) = (message[2] | 0x80, 2);
+                let _ = socket.send_to(&message[..length], client);
+            }
+        }))
+    })??;
+    wait_until("the recursor's reply", PATIENCE, || {
+        let asked = running.ask("n.elsewhere.test.", 1);
+        asked.is_ok() && readyz(&running).is_ok_and(|(_, body)| !body.contains("recursors"))
+    })
+}
+
+#[test]
+fn records_without_instances_degrade() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("nobody", &json!({}))?;
+    wait_for_readyz(&running, "200", "ok   records: 4 instances")?;
+    let empty = r#"{"record_keys": ["id"], "record_infos": [], "version": 8}"#;
+    fs::write(running.folder().join("records.json"), empty)?;
+    wait_for_readyz(&running, "200", "warn records: ")?;
+    let (code, text, _) = running.cli(&["status"])?;
+    ensure!(code == 0 && text.contains("records.json has no instance"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn expired_api_certificate_degrades() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("expired", &json!({"control": {"socket": "control.sock"}}))?;
+    let (key, path) = (rcgen::KeyPair::generate()?, running.folder().join("certificates"));
+    let mut params = rcgen::CertificateParams::new(["api.bosh-dns".to_owned()])?;
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    fs::write(path.join("server.crt"), params.self_signed(&key)?.pem())?;
+    fs::write(path.join("server.key"), key.serialize_pem())?;
+    wait_for_readyz(&running, "200", "warn certificates: api: ")?;
+    let (_, body) = readyz(&running)?;
+    ensure!(body.contains("server.crt has expired"), "{body}");
+    // A set that cannot be used is not in use, but must not go unnoticed.
+    fs::write(path.join("server.crt"), "half a file")?;
+    wait_until("the error of the new files", PATIENCE, || {
+        readyz(&running).is_ok_and(|(_, body)| body.contains("warn certificates: api: "))
+    })?;
+    let (code, text, _) = running.cli(&["status", "--socket", "control.sock"])?;
+    ensure!(code == 0 && text.contains("warn  certificates"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn unchecked_health_degrades() -> Result<()> {
+    requires!(namespaces);
+    let namespace = Namespace::new("silent")?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let certificates = folder.path().join("health");
+    fs::create_dir(&certificates)?;
+    write_certificates(&certificates)?;
+    // No instance has a route, let alone a health server.
+    let settings = json!({"health": {
+        "enabled": true, "port": 2345, "remote_health_interval": "1s", "synchronous_check_timeout": "200ms",
+        "certificate_file": certificates.join("client.crt"), "ca_file": certificates.join("ca.crt"),
+        "private_key_file": certificates.join("client.key"),
+    }});
+    let running = Running::start_with(namespace, folder, &settings)?;
+    wait_for_readyz(&running, "200", "ok   health checks: ")?;
+    running.ask("q-s0.q-g1.bosh.", 1)?;
+    wait_for_readyz(&running, "200", "warn health checks: none of 3 checked instances answers")?;
+    // New files that cannot be used.
+    fs::write(certificates.join("client.crt"), "half a file")?;
+    wait_for_readyz(&running, "200", "warn certificates: health-client: the new files cannot be used")
+}
+
+#[test]
+fn missing_jobs_dir_is_intended() -> Result<()> {
+    requires!(namespaces);
+    let running = Running::start("nojobs", &json!({"jobs_dir": ""}))?;
+    wait_for_readyz(&running, "200", "ok   sockets")?;
+    let (_, body) = readyz(&running)?;
+    ensure!(!body.contains("warn"), "{body}");
+    let (code, text, _) = running.cli(&["status"])?;
+    ensure!(code == 0 && text.contains("note  jobs_dir is not configured"), "{text}");
     Ok(())
 }
 
@@ -348,6 +452,45 @@ fn tap_omits_earlier_sessions() -> Result<()> {
         ensure!(line["name"] == "q-s0.q-g2.bosh.", "a query from before the session: {line}");
         // Clocks are converted to the wall clock, so allow a little.
         ensure!(line["time"].as_f64() > Some(begun - 0.5), "{line}");
+    }
+    Ok(())
+}
+
+/// Returns the string literals of the product's sources, with line breaks joined.
+fn literals() -> Result<String> {
+    let mut all = String::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            match path.extension() {
+                _ if path.is_dir() => folders.push(path),
+                Some(extension) if extension == "rs" => {
+                    let text = fs::read_to_string(&path)?;
+                    // A backslash joins a literal's lines.
+                    let lines: Vec<&str> = text.split("\\\n").collect();
+                    let joined = lines.iter().enumerate();
+                    all.extend(joined.map(|(place, line)| if place == 0 { line } else { line.trim_start() }));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(all)
+}
+
+#[test]
+fn troubleshooting_quotes_messages() -> Result<()> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+    // A quotation may continue on the next line.
+    let page = fs::read_to_string(page)?.split_whitespace().collect::<Vec<_>>().join(" ");
+    let literals = literals()?;
+    // Code contains quotation marks of its own.
+    let prose: String = page.split('`').step_by(2).collect();
+    let quoted: Vec<&str> = prose.split('"').skip(1).step_by(2).collect();
+    ensure!(quoted.len() > 10, "{quoted:?}");
+    for message in quoted {
+        ensure!(literals.contains(message), "no program prints {message:?}");
     }
     Ok(())
 }

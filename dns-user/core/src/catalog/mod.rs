@@ -123,6 +123,11 @@ impl Snapshot {
         (0..self.instance_index().len() as Row).map(|row| self.instance_index().instance(row))
     }
 
+    /// Returns an instance by its position in file order; `None` if there are fewer.
+    pub fn instance(&self, position: u32) -> Option<Instance<'_>> {
+        ((position as usize) < self.instance_index().len()).then(|| self.instance_index().instance(position))
+    }
+
     /// Returns the domains of the records.
     pub fn domains(&self) -> impl Iterator<Item = &Name> {
         self.records.instances.domain_names.names()

@@ -7,7 +7,7 @@ use super::{
     below::has_names_below,
     select::{Matches, select},
 };
-use crate::catalog::{Instance, NameRules, Row, Snapshot, Target};
+use crate::catalog::{NameRules, Row, Snapshot, Target};
 use crate::name::Name;
 use crate::query::{Malformed, Question, Strategy};
 
@@ -68,21 +68,14 @@ pub(crate) fn has_matches(snapshot: &Snapshot, name: &Name) -> bool {
     Found::read(snapshot, name).is_ok_and(|found| found.existence() == Existence::Found)
 }
 
-/// Returns the instances of a name after the health filter, whether or not the name is local, or
-/// the reason why there are none. Literal addresses of aliases are excluded.
+/// Returns the instances of a name after the health filter ([`Snapshot::instance`]), whether or not the
+/// name is local, or the reason why there are none. Literal addresses of aliases are excluded.
 ///
 /// Unless the root is a domain, it selects every instance (observed).
-pub fn instances<'s>(
-    snapshot: &'s Snapshot,
-    health: &dyn Health,
-    name: &Name,
-) -> Result<Vec<Instance<'s>>, Existence> {
+pub fn instances(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Result<Vec<u32>, Existence> {
     let found = Found::read(snapshot, name).map_err(|_| Existence::Malformed)?;
     match found.existence() {
-        Existence::Found => {
-            let rows = found.healthy(snapshot, health);
-            Ok(rows.into_iter().map(|row| snapshot.instance_index().instance(row)).collect())
-        }
+        Existence::Found => Ok(found.healthy(snapshot, health)),
         other => Err(other),
     }
 }

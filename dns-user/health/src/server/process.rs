@@ -1,11 +1,11 @@
 //! The health server as a process.
 
-use std::{io::Write, path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{HealthServer, HealthServerConfig};
-use dns_kit::logs::{LogFormat, Logs};
+use dns_kit::logs::{LogFormat, Logs, print_error};
 
 /// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. A startup error
 /// is written to standard error as one line.
@@ -13,8 +13,7 @@ pub fn run(file: &Path, format: LogFormat) -> ExitCode {
     match start(file, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing can report a failure of this write.
-            let _ = writeln!(std::io::stderr(), "bosh-dns-xdp health: {error}");
+            print_error("bosh-dns-xdp health", &error.to_string());
             ExitCode::FAILURE
         }
     }

@@ -18,12 +18,14 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use dns_core::catalog::Snapshot;
-use dns_kit::{files::FileStamp, http_server, tls::common_name};
+use dns_kit::{
+    files::FileStamp,
+    http_server::{Client, Limits, Listener, Server},
+};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
 use super::{
     policy,
@@ -232,22 +234,10 @@ async fn accept(listener: TcpListener, service: Arc<IssuerService>) {
         .route("/v1/report", post(report))
         .layer(DefaultBodyLimit::max(LARGEST_CALL))
         .with_state(service.clone());
-    let serve_one = move |stream| {
-        let acceptor = TlsAcceptor::from(service.shared.lock().tls.clone());
-        let router = router.clone();
-        async move {
-            let served = async {
-                let stream = acceptor.accept(stream).await?;
-                let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-                let router = router.layer(Extension(Peer(certificate.and_then(common_name))));
-                http_server::serve(stream, router).await
-            };
-            if let Err(error) = served.await {
-                tracing::debug!(%error, "connection ended");
-            }
-        }
-    };
-    http_server::accept(listener, MOST_CONNECTIONS, serve_one).await;
+    let listener = Listener::Tls(listener, Box::new(move || service.shared.lock().tls.clone()));
+    let limits = Limits { connections: MOST_CONNECTIONS, ..Limits::default() };
+    let routes = move |client: &Client| router.clone().layer(Extension(Peer(client.common_name())));
+    Server::new("the issuer", listener).with_limits(limits).run(routes, std::future::pending()).await;
 }
 
 /// Reloads changed files and renews the issuer's own certificate.

@@ -18,14 +18,19 @@ const MOST_BYTES: u64 = 256 << 20;
 /// The call can still block on a mount whose server is unreachable; latency-sensitive callers run
 /// it on a separate thread.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    check(&fs::metadata(path)?)?;
+    read_at_most(path, MOST_BYTES)
+}
+
+/// Reads a regular file of at most `limit` bytes as [`read`] does.
+pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    check(&fs::metadata(path)?, limit)?;
     // The path may have been replaced since the check: do not wait for a FIFO's writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let data = file.metadata()?;
-    check(&data)?;
+    check(&data, limit)?;
     let mut bytes = Vec::with_capacity(usize::try_from(data.len()).unwrap_or(0));
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST_BYTES { Err(too_large()) } else { Ok(bytes) }
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit { Err(too_large(limit)) } else { Ok(bytes) }
 }
 
 /// Returns whether `path` exists but is not a regular file. A missing or inaccessible file is not
@@ -35,16 +40,17 @@ pub fn is_special(path: &Path) -> bool {
 }
 
 /// Rejects special and oversized files.
-fn check(data: &Metadata) -> io::Result<()> {
+fn check(data: &Metadata, limit: u64) -> io::Result<()> {
     match data {
         data if !data.is_file() => Err(io::Error::other("it is not a regular file")),
-        data if data.len() > MOST_BYTES => Err(too_large()),
+        data if data.len() > limit => Err(too_large(limit)),
         _ => Ok(()),
     }
 }
 
-fn too_large() -> io::Error {
-    io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20))
+fn too_large(limit: u64) -> io::Error {
+    let size = if limit < 1 << 20 { format!("{limit} bytes") } else { format!("{} MiB", limit >> 20) };
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {size}"))
 }
 
 //----------- FileStamp ------------------------------------------------------

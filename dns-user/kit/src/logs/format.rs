@@ -1,6 +1,9 @@
 //! Formatting of events as lines.
 
-use std::fmt::{self, Write as _};
+use std::{
+    fmt::{self, Write as _},
+    os::fd::AsFd,
+};
 
 use dns_core::terminal;
 use serde_json::{Map, Value};
@@ -24,12 +27,11 @@ pub(super) struct Lines {
     pub(super) journal: bool,
 }
 
-/// Returns whether standard output is connected to the journal: systemd stores its device and inode
-/// in `JOURNAL_STREAM` (systemd.exec(5)).
-pub(super) fn stdout_is_journal() -> bool {
+/// Returns whether standard output or error is connected to the journal: systemd stores the device and
+/// inode in `JOURNAL_STREAM` (systemd.exec(5)).
+pub(super) fn is_journal(output: impl AsFd) -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
-    nix::sys::stat::fstat(std::io::stdout())
-        .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+    nix::sys::stat::fstat(output).is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
 /// Returns the prefix that sets a line's priority in the journal (sd-daemon(3), syslog(3)).

@@ -6,15 +6,20 @@
 //! observed).
 
 mod format;
+mod log_rate_limit;
 mod recent;
 mod request;
 pub mod requests;
 mod status;
-mod strangers;
 pub mod tags;
 mod writer;
 
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    sync::Arc,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tracing_subscriber::{
@@ -27,9 +32,9 @@ use tracing_subscriber::{
 
 pub use self::{
     format::time_of,
+    log_rate_limit::LineLimit,
     request::Request,
     status::{LoggingStatus, Problem},
-    strangers::LineLimit,
 };
 use dns_core::config::{LogLevel, LoggingConfig};
 use recent::Recent;
@@ -49,6 +54,8 @@ struct Shared {
     filter: reload::Handle<Targets, Registry>,
     /// Current levels, from which the filter is built.
     levels: Mutex<Levels>,
+    /// General level of the configuration.
+    configured: Mutex<LogLevel>,
     /// Queue to the writing thread.
     writer: LineWriter,
     /// The latest warnings and errors.
@@ -79,6 +86,16 @@ pub enum LogsError {
     Gone,
 }
 
+/// Prints an error of a program on standard error, where there is no log yet. Other machines may have
+/// written parts of the text, so control characters are escaped. In the journal it has the priority of an
+/// error.
+pub fn print_error(program: &str, text: &str) {
+    let priority = if format::is_journal(io::stderr()) { "<3>" } else { "" };
+    let text = dns_core::terminal::lines(text);
+    // Nothing can report a failure of this write.
+    let _ = writeln!(io::stderr(), "{priority}{program}: {text}");
+}
+
 impl Logs {
     /// Sets up logging for this process to standard output. Unknown tags are reported through the
     /// new log, together with the known ones.
@@ -87,7 +104,7 @@ impl Logs {
         let levels = Levels::from_config(config);
         let (filter, handle) = reload::Layer::new(levels.filter());
         let output = tracing_subscriber::fmt::layer()
-            .event_format(format::Lines { format, journal: format::stdout_is_journal() })
+            .event_format(format::Lines { format, journal: format::is_journal(io::stdout()) })
             .with_ansi(false)
             .with_writer(writer.clone())
             .with_filter(filter);
@@ -97,14 +114,15 @@ impl Logs {
             .with(recent.clone().with_filter(LevelFilter::WARN))
             .try_init()
             .map_err(|_| LogsError::AlreadySet)?;
-        let logs =
-            Self { shared: Arc::new(Shared { filter: handle, levels: Mutex::new(levels), writer, recent }) };
+        let (configured, levels) = (Mutex::new(config.level), Mutex::new(levels));
+        let logs = Self { shared: Arc::new(Shared { filter: handle, levels, configured, writer, recent }) };
         logs.warn_of_unknown_tags();
         Ok(logs)
     }
 
     /// Applies the levels of a new configuration; run-time changes are lost.
     pub fn apply(&self, config: &LoggingConfig) -> Result<(), LogsError> {
+        *self.shared.configured.lock() = config.level;
         self.replace(|levels| *levels = Levels::from_config(config))?;
         self.warn_of_unknown_tags();
         Ok(())
@@ -120,10 +138,15 @@ impl Logs {
         })
     }
 
-    /// Removes the level of a tag, which then follows the general level.
-    pub fn unset(&self, tag: &str) -> Result<(), LogsError> {
-        self.replace(|levels| {
-            levels.tags.remove(tag);
+    /// Removes the level of a tag, which then follows the general level, or returns the general level to the
+    /// configured one.
+    pub fn unset(&self, tag: Option<&str>) -> Result<(), LogsError> {
+        let configured = *self.shared.configured.lock();
+        self.replace(|levels| match tag {
+            None => levels.general = configured,
+            Some(tag) => {
+                levels.tags.remove(tag);
+            }
         })
     }
 
@@ -267,7 +290,7 @@ mod tests {
     #[test]
     fn enclosing_tag_spares_others() {
         let filter = levels(LogLevel::Info, &[("main", LogLevel::None)]).filter();
-        assert!(!filter.would_enable("dns_resolver::daemon::serve", &Level::ERROR));
+        assert!(!filter.would_enable("dns_resolver::daemon::event_loop", &Level::ERROR));
         assert!(filter.would_enable("dns_resolver::server", &Level::INFO));
     }
 

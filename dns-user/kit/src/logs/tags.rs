@@ -37,7 +37,7 @@ pub const TAGS: &[Tag] = &[
     },
     Tag {
         name: "RecordsRepo",
-        targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_resolver::daemon::watch"],
+        targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_kit::files::watch"],
         about: "records.json and alias files: loaded and refused content",
     },
     Tag {
@@ -63,8 +63,8 @@ pub const TAGS: &[Tag] = &[
     Tag { name: "MetricsServer", targets: &["dns_resolver::ops::metrics"], about: "the metrics endpoint" },
     Tag {
         name: "API",
-        targets: &["dns_resolver::ops::api"],
-        about: "the API: refused connections and requests",
+        targets: &["dns_resolver::ops::api", "dns_kit::http_server", "dns_kit::unix_socket"],
+        about: "the API and other HTTP servers: refused connections and requests",
     },
     Tag {
         name: "server",
@@ -86,6 +86,11 @@ pub const LIBRARIES: &str = "libraries";
 /// Returns the names of all tags.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TAGS.iter().map(|tag| tag.name)
+}
+
+/// Returns a tag, given in any letter case, as it is spelt; `None` if it is unknown.
+pub fn spelt(name: &str) -> Option<&'static str> {
+    names().find(|known| known.eq_ignore_ascii_case(name))
 }
 
 /// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.

@@ -17,6 +17,8 @@ pub struct Declared {
     pub labels: &'static [&'static str],
     /// Help text of the exposition.
     pub help: &'static str,
+    /// Values of the labels, and remarks.
+    pub note: &'static str,
 }
 
 /// Declares families: a constant with the name, for readers of an exposition, and one to expose it.
@@ -33,7 +35,13 @@ macro_rules! declare {
 
         /// Every family, for the metrics reference.
         pub const DECLARED: &[Declared] = &[$(
-            Declared { name: $name, kind: stringify!($kind), labels: &[$($label),*], help: $help }
+            Declared {
+                name: $name,
+                kind: stringify!($kind),
+                labels: &[$($label),*],
+                help: $help,
+                note: concat!($($note),*),
+            }
         ),*];
 
         /// The families, for exposing them.
@@ -127,7 +135,7 @@ declare! {
     LIMIT: Gauge = "bosh_dns_xdp_limit"
         ["resource"] "Limits on resources that clients occupy.";
     API_REFUSED_CONNECTIONS_TOTAL: Counter = "bosh_dns_xdp_api_refused_connections_total"
-        [] "Connections to the API closed because their user had too many unfinished handshakes.";
+        [] "Connections to the API closed for a new one: of the user with the most connections.";
 
     //----------- Overload ---------------------------------------------------
     /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had its share

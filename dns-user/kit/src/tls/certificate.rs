@@ -71,7 +71,7 @@ impl CertificateFacts {
     /// Returns why the certificate is not valid at `now`; `None` if it is.
     pub fn invalid_at(&self, now: SystemTime) -> Option<&'static str> {
         if now < self.not_before {
-            Some("is not valid yet")
+            Some("is not valid yet (is this machine's clock right?)")
         } else if now > self.not_after {
             Some("has expired")
         } else {

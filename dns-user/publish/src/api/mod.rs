@@ -33,7 +33,7 @@ use serde_json::json;
 
 use self::resources::{Page, Preconditions, Scope};
 pub use self::{
-    listen::{Access, ControlSocket, serve_control, serve_tls},
+    listen::{Access, bind_control, serve_control, serve_tls},
     state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview},
 };
 use crate::{documents::Kind, update_record::ListOwner};

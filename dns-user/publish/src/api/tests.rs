@@ -17,7 +17,7 @@ impl Lab {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&folder.path().join("store")).unwrap();
         let api_state = Arc::new(ApiState::new(store, Metrics::new().unwrap()));
-        let socket = ControlSocket::bind(&folder.path().join("control.sock"), None).unwrap();
+        let socket = bind_control(&folder.path().join("control.sock"), None).unwrap();
         tokio::spawn(serve_control(socket, routes(api_state.clone())));
         Self { folder, api_state }
     }

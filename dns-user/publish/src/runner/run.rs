@@ -8,7 +8,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use dns_kit::tls::RotatingTls;
+use dns_kit::{
+    http_server::{Listener, Server},
+    tls::RotatingTls,
+};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -24,7 +27,7 @@ use super::{
     worker::{Board, Shared, work},
 };
 use crate::{
-    api::{self, Access, ApiState, ControlSocket},
+    api::{self, Access, ApiState},
     config::{ApiConfig, Config},
     documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
     metrics::Metrics,
@@ -99,7 +102,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 /// Opens the control socket, the API and the metrics port.
 async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()> {
     let routes = api::routes(api_state.clone());
-    let socket = ControlSocket::bind(&config.socket, config.group.as_deref())
+    let socket = api::bind_control(&config.socket, config.group.as_deref())
         .with_context(|| format!("{}: cannot open the control socket", config.socket.display()))?;
     tokio::spawn(api::serve_control(socket, routes.clone()));
     if let Some(ApiConfig { address, tls, clients }) = &config.api {
@@ -113,7 +116,9 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
     if let Some(address) = config.metrics {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
-        tokio::spawn(dns_kit::http_server::serve_plain(listener, api::metrics_routes(api_state.clone())));
+        let routes = api::metrics_routes(api_state.clone());
+        let server = Server::new("the metrics port", Listener::Plain(listener));
+        tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
     }
     Ok(())
 }

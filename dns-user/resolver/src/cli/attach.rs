@@ -25,6 +25,6 @@ impl Attach {
     /// Runs the attacher until it is killed.
     pub(super) fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, log_format, parent } = self;
-        daemon::attach(&config, RunOptions { log_format }, parent)
+        daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
     }
 }

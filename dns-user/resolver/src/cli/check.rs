@@ -5,8 +5,9 @@ use std::{fmt::Write, process::ExitCode};
 use clap::Args;
 
 use dns_core::terminal;
+use dns_kit::command_line::print_or_fail;
 
-use super::{ConfigFile, complain};
+use super::{ConfigFile, complain, operate::served_addresses};
 use crate::daemon::check::{CheckReport, Serves, check};
 
 /// Maximum number of warnings in the table; `--json` includes all.
@@ -25,19 +26,23 @@ impl Check {
     /// Checks and prints the result; exits with 0 if a server would start and serve everything.
     pub(super) fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, json } = self;
-        let report = check(&config);
-        if json {
-            match serde_json::to_string_pretty(&report) {
-                Ok(text) => println!("{}", terminal::json(&text)),
-                Err(problem) => complain(&problem),
-            }
+        let mut report = check(&config);
+        report.add_taken_addresses(&served_addresses(&config));
+        let text = if json {
+            let text = serde_json::to_string_pretty(&report).expect("texts and numbers are valid JSON");
+            terminal::json(&text).into_owned() + "\n"
         } else {
-            print!("{}", terminal::lines(&table(&report)));
-        }
+            terminal::lines(&table(&report)).into_owned()
+        };
+        let printed = print_or_fail("bosh-dns-xdp", &text);
         for error in &report.errors {
             complain(&error);
         }
-        if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        match printed {
+            Ok(()) if report.ok => ExitCode::SUCCESS,
+            Ok(()) => ExitCode::FAILURE,
+            Err(code) => code,
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dns_core::config::keys::{KEYS, Key};
+use dns_kit::command_line::print_or_fail;
 use serde_json::json;
 
 #[derive(Debug, Args)]
@@ -16,8 +17,7 @@ pub(super) struct PrintConfig {
 impl PrintConfig {
     pub(super) fn run(self) -> ExitCode {
         // A sorted map would put all explanations first.
-        println!("{}", text());
-        ExitCode::SUCCESS
+        print_or_fail("bosh-dns-xdp", &(text() + "\n")).err().unwrap_or(ExitCode::SUCCESS)
     }
 }
 

@@ -208,7 +208,8 @@ pub(super) fn grouped(command: clap::Command) -> clap::Command {
     for (title, entries) in GROUPS {
         groups.push_str(&format!("{title}:\n"));
         for entry in *entries {
-            groups.push_str(&format!("  {:<13} {}\n", entry.command, about(entry.command)));
+            let about = wrapped(&about(entry.command), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
+            groups.push_str(&format!("  {:<13} {about}\n", entry.command));
         }
         groups.push('\n');
     }
@@ -216,6 +217,28 @@ pub(super) fn grouped(command: clap::Command) -> clap::Command {
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
     );
     command.help_template(template)
+}
+
+/// Width of a usual terminal, at which the list of commands is wrapped.
+const WIDTH: usize = 80;
+
+/// Column of the commands' purposes.
+const INDENT: usize = 16;
+
+/// Splits a text into lines of at most `width` characters.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is a line");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= width {
+            line.push_str(&format!(" {word}"));
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// Writes the main page, or with `folder` a page for each command.
@@ -310,6 +333,13 @@ mod tests {
         for (title, _) in GROUPS {
             assert!(help.contains(&format!("\n{title}:\n")), "{title}: {help}");
         }
+    }
+
+    #[test]
+    fn help_fits_usual_terminal() {
+        let help = grouped(Cli::command()).render_help().to_string();
+        let long: Vec<&str> = help.lines().filter(|line| line.chars().count() > WIDTH).collect();
+        assert_eq!(long, Vec::<&str>::new());
     }
 
     #[test]

@@ -24,8 +24,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{daemon, ops::version::VERSION_AND_COMMIT};
-use dns_core::terminal;
-use dns_kit::logs::LogFormat;
+use dns_kit::logs::{LogFormat, print_error};
 
 /// Exit code for invalid arguments, as in clap and bosh-dns.
 const USAGE: u8 = 2;
@@ -93,7 +92,7 @@ pub(crate) struct ConfigFile {
 
 /// Prints an error to standard error, escaping terminal control characters.
 fn complain(problem: &dyn std::fmt::Display) {
-    eprintln!("bosh-dns-xdp: {}", terminal::lines(&problem.to_string()));
+    print_error("bosh-dns-xdp", &problem.to_string());
 }
 
 /// Runs the command given in the arguments, the first of which is the program name.
@@ -117,7 +116,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     match cli.command {
         Command::Run(Run { config: ConfigFile { config }, log_format }) => {
-            daemon::run(&config, daemon::RunOptions { log_format })
+            daemon::run(&config, daemon::RunOptions { log_format, ..Default::default() })
         }
         Command::Check(check) => check.run(),
         Command::Health(health) => health.run(),

@@ -17,18 +17,26 @@ mod detach;
 mod explain;
 mod lists;
 mod log;
-mod shell;
 mod status;
 mod table;
 mod tap;
 mod top;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write as _},
+    net::SocketAddr,
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::Subcommand;
 use dns_core::terminal;
 
-use super::colour::{self, Colour};
+use super::{
+    colour::{self, Colour},
+    manual,
+};
+use dns_kit::command_line;
 
 /// Exit code for a negative result.
 const BAD_ANSWER: u8 = 1;
@@ -63,9 +71,9 @@ pub(super) enum Operate {
     /// Detach the fast path from all interfaces, even if the server died
     Detach(detach::Detach),
     /// Print completions for a shell
-    Completions(shell::Completions),
+    Completions(command_line::Completions),
     /// Print the manual page
-    Man(shell::Man),
+    Man(command_line::Man),
 }
 
 /// Reason a command failed.
@@ -80,6 +88,9 @@ enum Problem {
     /// The reader of our output has exited; not reported.
     #[error("output closed")]
     OutputClosed,
+    /// Standard output cannot be written, for example because a disk is full.
+    #[error("cannot write to standard output: {0}")]
+    Output(io::Error),
 }
 
 impl Operate {
@@ -99,18 +110,25 @@ impl Operate {
             Self::Reload(reload) => reload.run(),
             Self::Log(log) => log.run(),
             Self::Detach(detach) => detach.run(),
-            Self::Completions(completions) => completions.run(command),
-            Self::Man(man) => man.run(command),
+            Self::Completions(completions) => write(&completions.text(command)),
+            Self::Man(man) => manual(man, command),
         };
         exit_code(result)
     }
+}
+
+/// Returns the addresses on which the running server listens that a configuration's control socket or port
+/// leads to; empty without one.
+pub(super) fn served_addresses(config: &Path) -> Vec<SocketAddr> {
+    let status = client::wait_for(client::status_of(config));
+    status.map_or_else(|_| Vec::new(), |status| status.listen.iter().flat_map(|text| text.parse()).collect())
 }
 
 /// Prints the error, if any, and returns the exit code.
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
     let (problem, code) = match result {
         Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
-        Err(problem @ Problem::BadAnswer(_)) => (problem, BAD_ANSWER),
+        Err(problem @ (Problem::BadAnswer(_) | Problem::Output(_))) => (problem, BAD_ANSWER),
         Err(problem @ Problem::Unreachable(_)) => (problem, UNREACHABLE),
     };
     super::complain(&problem);
@@ -134,7 +152,19 @@ fn print_json(text: &str) -> Result<(), Problem> {
 }
 
 fn write(text: &str) -> Result<(), Problem> {
-    use std::io::Write;
-    let mut output = std::io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|_| Problem::OutputClosed)
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Problem::OutputClosed,
+        _ => Problem::Output(error),
+    })
+}
+
+/// Prints the main page of the manual, or writes all pages.
+fn manual(man: command_line::Man, command: clap::Command) -> Result<(), Problem> {
+    let folder = man.folder();
+    let page = manual::write(command, folder).map_err(|error| {
+        let folder = folder.map(|folder| format!("{}: ", folder.display()));
+        Problem::BadAnswer(format!("{}{error}", folder.unwrap_or_default()))
+    })?;
+    print(&String::from_utf8_lossy(&page))
 }

@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use clap::CommandFactory;
+use dns_common::counters::Outcome;
 use dns_core::config::keys::{KEYS, Origin};
 
 use super::{
@@ -65,10 +66,29 @@ fn metrics() -> String {
     let introduction = "# Metrics reference\n\n\
         Families that `/metrics` exposes. Units are part of the names; counters end in `_total`. Names with `boshdns_`\n\
         and `coredns_` have the meaning they have in bosh-dns.";
-    let families = DECLARED
-        .iter()
-        .map(|family| (family.name, family.kind.to_owned(), family.labels.to_vec(), family.help));
-    command_page::metrics(introduction, families)
+    let meanings: Vec<String> =
+        DECLARED.iter().map(|family| format!("{}{}", family.help, without_links(family.note))).collect();
+    let families = DECLARED.iter().zip(&meanings).map(|(family, meaning)| {
+        (family.name, family.kind.to_owned(), family.labels.to_vec(), meaning.as_str())
+    });
+    let mut page = command_page::metrics(introduction, families);
+    page.push_str(
+        "\n## Outcomes of packets\n\nValues of the label `outcome` of `bosh_dns_xdp_fast_path_packets_total`; `status`, \
+         `top` and `tap --misses` show the\nsame words. Hits are answered by the interface, all others except `shed` go to \
+         userspace.\n\n| Outcome | Meaning |\n|---|---|\n",
+    );
+    for outcome in Outcome::ALL {
+        let about = without_links(outcome.about());
+        let _ = writeln!(page, "| `{}` | {} |", outcome.label(), cell(about.trim()));
+    }
+    page
+}
+
+/// Returns a doc comment without its links to the code.
+fn without_links(text: &str) -> String {
+    let mut parts = text.split(" ([`");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once("`])").map_or(part, |(_, rest)| rest))
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -14,7 +14,7 @@ use dns_core::{catalog::RECORD_KEYS, name::Name};
 use serde_json::{Value, json};
 
 use super::{complain, wait};
-use crate::daemon;
+use crate::daemon::{self, OnHangup, RunOptions};
 use dns_kit::logs::LogFormat;
 
 /// A name in the example foundation.
@@ -34,7 +34,7 @@ pub(super) struct Try {
     /// Alias files to serve with --records
     #[arg(long, value_name = "PATTERN")]
     aliases: Option<PathBuf>,
-    /// Port on 127.0.0.1 [default: a free one]
+    /// Port on the loopback address [default: a free one]
     #[arg(long)]
     port: Option<u16>,
 }
@@ -45,7 +45,8 @@ impl Try {
         match self.prepare() {
             Ok((folder, config, welcome)) => {
                 welcome.print_once_up();
-                let code = daemon::run(&config, daemon::RunOptions { log_format: LogFormat::default() });
+                let options = RunOptions { log_format: LogFormat::default(), on_hangup: OnHangup::End };
+                let code = daemon::run(&config, options);
                 if let Err(problem) = folder.close() {
                     complain(&format_args!("cannot remove the files of this trial: {problem}"));
                 }
@@ -74,17 +75,18 @@ impl Try {
                 file("records.json")
             }
         };
+        let address = loopback();
         let port = match port {
             Some(port) => {
-                is_free(port)?;
+                is_free((address, port).into())?;
                 port
             }
-            None => free_port()?,
+            None => free_port(address)?,
         };
         let root = nix::unistd::geteuid().is_root();
         let config = file("config.json");
         let text = json!({
-            "address": Ipv4Addr::LOCALHOST,
+            "address": address,
             "port": port,
             "log_level": "WARN",
             "records_file": records,
@@ -95,14 +97,16 @@ impl Try {
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
-        let text = explanation(port, &config, if own { UPCHECK.trim_end_matches('.') } else { NAME }, root);
-        Ok((folder, config, Welcome { port, text }))
+        let address = SocketAddr::from((address, port));
+        let text =
+            explanation(address, &config, if own { UPCHECK.trim_end_matches('.') } else { NAME }, root);
+        Ok((folder, config, Welcome { address, text }))
     }
 }
 
 /// Text that explains how to use the server.
 struct Welcome {
-    port: u16,
+    address: SocketAddr,
     text: String,
 }
 
@@ -110,7 +114,7 @@ impl Welcome {
     /// Prints the text once the server answers; gives up after a minute.
     fn print_once_up(self) {
         std::thread::spawn(move || {
-            if answers(self.port, Duration::from_secs(60)) {
+            if answers(self.address, Duration::from_secs(60)) {
                 print!("{}", self.text);
                 let _ = io::stdout().flush();
             }
@@ -118,21 +122,24 @@ impl Welcome {
     }
 }
 
-/// Returns whether a DNS server on 127.0.0.1 answers the up-check name within `timeout`.
-fn answers(port: u16, timeout: Duration) -> bool {
-    let Ok(name) = Name::from_text(UPCHECK) else { return false };
-    let server = Some(Ipv4Addr::LOCALHOST.into());
-    wait::until_resolved(server, port, &name, timeout, Duration::from_millis(20)).is_ok()
+/// Returns 127.0.0.1, or ::1 on a machine without IPv4.
+fn loopback() -> IpAddr {
+    let address = IpAddr::from(Ipv4Addr::LOCALHOST);
+    if UdpSocket::bind((address, 0)).is_ok() { address } else { Ipv6Addr::LOCALHOST.into() }
 }
 
-/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that uses
-/// it.
-fn is_free(port: u16) -> io::Result<()> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+/// Returns whether a DNS server answers the up-check name within `timeout`.
+fn answers(server: SocketAddr, timeout: Duration) -> bool {
+    let Ok(name) = Name::from_text(UPCHECK) else { return false };
+    wait::until_resolved(Some(server.ip()), server.port(), &name, timeout, Duration::from_millis(20)).is_ok()
+}
+
+/// Checks that an address is free for UDP and TCP; the error names the process that uses it.
+fn is_free(address: SocketAddr) -> io::Result<()> {
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
         Ok(_) => Ok(()),
         Err(problem) if problem.kind() == io::ErrorKind::AddrInUse => {
-            let holder = port_holder(port).unwrap_or_else(|| "another process".to_owned());
+            let holder = port_holder(address.port()).unwrap_or_else(|| "another process".to_owned());
             Err(io::Error::new(
                 problem.kind(),
                 format!("{address} is in use by {holder}; choose another --port, or omit it"),
@@ -174,26 +181,26 @@ fn port_holder(port: u16) -> Option<String> {
 }
 
 /// Returns the text that explains how to use the server.
-fn explanation(port: u16, config: &Path, name: &str, root: bool) -> String {
+fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
-    let (program, config) = (program.display(), config.display());
+    let (program, config, address, port) = (program.display(), config.display(), server.ip(), server.port());
     let path = match root {
         true => "Hot names are answered at the interface lo; the FAST column of `top` counts them.",
         false => "All answers come from userspace; run as root for the fast path.",
     };
     format!(
-        "bosh-dns-xdp answers on 127.0.0.1, port {port}, until Ctrl-C. In another terminal:\n\n  \
-         dig @127.0.0.1 -p {port} {name}\n  \
+        "bosh-dns-xdp answers on {address}, port {port}, until Ctrl-C. In another terminal:\n\n  \
+         dig @{address} -p {port} {name}\n  \
          {program} resolve {name} --config {config}\n  \
          {program} top --config {config}\n\n{path}\n"
     )
 }
 
-/// Returns a port that is free on 127.0.0.1 for UDP and TCP.
-fn free_port() -> io::Result<u16> {
+/// Returns a port that is free for UDP and TCP.
+fn free_port(address: IpAddr) -> io::Result<u16> {
     // If another process takes the port before the server binds it, the server reports that.
     for _ in 0..16 {
-        let tcp = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let tcp = TcpListener::bind((address, 0))?;
         let address = tcp.local_addr()?;
         if UdpSocket::bind(address).is_ok() {
             return Ok(address.port());
@@ -201,8 +208,12 @@ fn free_port() -> io::Result<u16> {
     }
     Err(io::Error::new(
         io::ErrorKind::AddrInUse,
-        "no port on 127.0.0.1 is free for UDP and TCP; choose one with --port",
+        "no port of the loopback address is free for UDP and TCP; choose one with --port",
     ))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 /// Returns a records.json with two groups of a deployment and an alias for one of them.
@@ -232,9 +243,15 @@ fn foundation() -> Value {
             })
         })
         .collect();
+    // For reverse names.
+    let names: Vec<Value> = rows
+        .iter()
+        .map(|row| json!([row[9], format!("{}.{}.default.demo.bosh", text(&row[0]), text(&row[2]))]))
+        .collect();
     json!({
         "record_keys": RECORD_KEYS,
         "record_infos": rows,
+        "records": names,
         "aliases": {NAME: [{"group_id": "1", "root_domain": "bosh"}]},
         "version": 1,
     })
@@ -262,8 +279,7 @@ mod tests {
     #[test]
     fn port_conflict_names_holder() {
         let taken = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = taken.local_addr().unwrap().port();
-        let problem = is_free(port).unwrap_err().to_string();
+        let problem = is_free(taken.local_addr().unwrap()).unwrap_err().to_string();
         assert!(problem.contains(&format!("(pid {})", std::process::id())), "{problem}");
     }
 
@@ -271,8 +287,8 @@ mod tests {
     fn silent_port_is_not_announced() {
         const ANSWER: &[u8] = b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x7f\0\0\x01";
         let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = server.local_addr().unwrap().port();
-        assert!(!answers(port, Duration::ZERO));
+        let address = server.local_addr().unwrap();
+        assert!(!answers(address, Duration::ZERO));
         let replies = std::thread::spawn(move || {
             // The call above sent the first query.
             for _ in 0..2 {
@@ -284,7 +300,7 @@ mod tests {
                 server.send_to(&reply, client).unwrap();
             }
         });
-        assert!(answers(port, Duration::from_secs(60)));
+        assert!(answers(address, Duration::from_secs(60)));
         replies.join().unwrap();
     }
 

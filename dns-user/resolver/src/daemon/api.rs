@@ -9,11 +9,11 @@ use std::{
 
 use super::failures::Failures;
 use crate::ops::{
-    api::{ApiServer, Backend, ControlSocket},
+    api::{self, ApiServer, Backend},
     service_status::ServiceStatus,
 };
 use dns_core::config::ApiConfig;
-use dns_kit::tls::RotatingTls;
+use dns_kit::{tls::RotatingTls, unix_socket::ControlSocket};
 
 /// Common name in the certificates of bosh-dns's API (observed).
 const API_NAME: &str = "api.bosh-dns";
@@ -50,7 +50,7 @@ pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failu
     match socket {
         Ok(socket) => failures.spawn("the control socket", async {
             // Runs until the process ends; an earlier return is a failure.
-            if let Err(problem) = socket.run(backend).await {
+            if let Err(problem) = api::serve_control(socket, backend).await {
                 tracing::error!("control: {problem}");
             }
         }),

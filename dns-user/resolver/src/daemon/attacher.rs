@@ -23,10 +23,10 @@ use tracing::{info, warn};
 
 use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager, standby};
 use crate::accounts::{self, NoAccount};
-use dns_core::config::{Config, ConfigErrors, HookMode};
+use dns_core::config::{Config, ConfigErrors, HookMode, ParsedFiles};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_kit::{
-    logs::{LogFormat, Logs, LogsError},
+    logs::{LogFormat, Logs, LogsError, print_error},
     sandbox::{self, Work},
 };
 
@@ -105,7 +105,7 @@ pub fn attach(path: &Path, options: RunOptions, for_parent: bool) -> ExitCode {
         }
         Err(problem) => problem,
     };
-    eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+    print_error("bosh-dns-xdp", &problem.to_string());
     ExitCode::FAILURE
 }
 
@@ -217,8 +217,11 @@ fn end_at_panics() {
 
 /// Returns the addresses permitted by the configuration and its addresses files.
 fn authority(config: &Config) -> Result<Authority, ConfigErrors> {
-    let further = dns_kit::files::read_addresses(&config.addresses_files_glob)?;
-    let listen = Some(all_addresses(config.listen, &further));
+    let ParsedFiles { valid, errors } = dns_kit::files::read_addresses(&config.addresses_files_glob)?;
+    for error in errors {
+        warn!("{error}; the other addresses files are used");
+    }
+    let listen = Some(all_addresses(config.listen, &valid));
     Ok(Authority { xdp: config.fast_path(), main: config.listen, listen })
 }
 
@@ -235,7 +238,7 @@ pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
     match prepare() {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+            print_error("bosh-dns-xdp", &problem.to_string());
             ExitCode::FAILURE
         }
     }

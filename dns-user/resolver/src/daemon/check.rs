@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::{
     config::{self, WholeConfig},
     files::{Files, First},
+    followed_file::Sources,
     listeners::all_addresses,
-    sources::Sources,
 };
 use crate::{
     accounts,
@@ -75,11 +75,27 @@ pub fn check(path: &Path) -> CheckReport {
     let Some(whole) = whole else {
         return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
     };
-    errors.extend(surroundings(&whole.0.config));
+    let surroundings = surroundings(&whole.0.config);
     let mut report = examine(path, whole);
+    if let Some(serves) = &mut report.serves {
+        serves.files.entry(Kind::Config.label()).or_default().errors.clone_from(&errors);
+    }
+    errors.extend(surroundings);
     report.errors.splice(0..0, errors);
     report.ok = report.errors.is_empty();
     report
+}
+
+impl CheckReport {
+    /// Adds the error of start-up for each address on which a program listens, except for those of `own`,
+    /// which a running server gives up.
+    pub fn add_taken_addresses(&mut self, own: &[SocketAddr]) {
+        let Some(serves) = &self.serves else { return };
+        let others = serves.listen.iter().filter(|address| !own.contains(address));
+        let taken = others.filter_map(|&address| Some(ServerError::of_taken(address)?.to_string()));
+        self.errors.extend(taken);
+        self.ok = self.errors.is_empty();
+    }
 }
 
 /// Returns problems outside the files: configured users, groups and interfaces missing on this

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{debug, error, warn};
 
-use super::sources::{Followed, Source, error_lines};
+use super::followed_file::{Followed, Reading, Source, error_lines};
 use crate::{
     consul::{Catalogs, NewZone},
     ops::service_status::{Kind, ServiceStatus},
@@ -26,7 +26,8 @@ impl ConsulFiles {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
         // A forced read returns the contents even if they have not changed.
-        let (valid, wrong) = files.read(true, service_status).map(ParsedFiles::split).unwrap_or_default();
+        let (valid, wrong) =
+            files.read(Reading::Always, service_status).map(ParsedFiles::split).unwrap_or_default();
         let others = "only the other files are in use until it is valid";
         error_lines("definition files", &wrong, others).iter().for_each(|line| error!("{line}"));
         files.catalogs.set_files(valid);
@@ -50,8 +51,8 @@ impl ConsulFiles {
     }
 
     /// Returns the current zone if the files may have changed and are valid.
-    pub(super) fn refresh(&mut self, force: bool, service_status: &ServiceStatus) -> Option<NewZone> {
-        let read = self.read(force, service_status)?;
+    pub(super) fn refresh(&mut self, reading: Reading, service_status: &ServiceStatus) -> Option<NewZone> {
+        let read = self.read(reading, service_status)?;
         let stays = "the current catalog stays in use";
         error_lines("definition files", &read.errors, stays).iter().for_each(|line| error!("{line}"));
         self.catalogs.set_files(read.whole().ok()?);
@@ -64,11 +65,15 @@ impl ConsulFiles {
     }
 
     /// Reads the files if they may have changed.
-    fn read(&mut self, force: bool, service_status: &ServiceStatus) -> Option<ParsedFiles<Registrations>> {
+    fn read(
+        &mut self,
+        reading: Reading,
+        service_status: &ServiceStatus,
+    ) -> Option<ParsedFiles<Registrations>> {
         let begun = Instant::now();
         let config = self.catalogs.config();
         let (contents, parsed) =
-            self.followed.parsed(force, |files| Definitions::read(files.iter().copied(), &config))?;
+            self.followed.parsed(reading, |files| Definitions::read(files.iter().copied(), &config))?;
         let ParsedFiles { valid: Definitions { registrations, warnings, ignored, .. }, errors } = parsed;
         for line in &ignored {
             debug!("{line}");

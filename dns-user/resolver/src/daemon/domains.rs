@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, path::Path};
 
 use super::{
     files::{Changes, Files, First},
-    sources::Sources,
-    watch::Watch,
+    followed_file::{Reading, Sources},
 };
 use crate::ops::service_status::ServiceStatus;
 use dns_core::{catalog::Snapshot, config::ConfigErrors, name::Name};
+use dns_kit::files::watch::Watch;
 use dns_upstream::HandlerConfig;
 
 /// Follows records and handlers; reads a file again only if it has changed.
@@ -55,7 +55,7 @@ impl RoutedDomains {
     /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
-        let Changes { snapshot, handlers, .. } = self.files.reload(false).await;
+        let Changes { snapshot, handlers, .. } = self.files.reload(Reading::IfChanged).await;
         if let Some(snapshot) = snapshot {
             self.of_records = domains_of_records(&snapshot);
         }

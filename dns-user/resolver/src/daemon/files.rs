@@ -7,8 +7,8 @@ use tracing::error;
 
 use super::{
     consul::ConsulFiles,
+    followed_file::{Contents, Followed, Reading, Sources, error_lines},
     records::CatalogFiles,
-    sources::{Contents, Followed, Sources, error_lines},
 };
 use crate::{
     consul::{Catalogs, NewZone},
@@ -78,9 +78,11 @@ impl Files {
             sources,
             service_status: service_status.clone(),
         };
-        let (handlers, wrong) = inner.read_handlers(true).map(ParsedFiles::split).unwrap_or_default();
+        let (handlers, wrong) =
+            inner.read_handlers(Reading::Always).map(ParsedFiles::split).unwrap_or_default();
         fatal.extend(wrong);
-        let (addresses, wrong) = inner.read_addresses(true).map(ParsedFiles::split).unwrap_or_default();
+        let (addresses, wrong) =
+            inner.read_addresses(Reading::Always).map(ParsedFiles::split).unwrap_or_default();
         let others = "only the addresses of the other files are listened on until it is valid";
         error_lines("addresses files", &wrong, others).iter().for_each(|line| error!("{line}"));
         if !fatal.is_empty() {
@@ -89,11 +91,10 @@ impl Files {
         Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
     }
 
-    /// Checks the files for changes on a blocking thread; `force` re-reads and reapplies all of
-    /// them.
-    pub(super) async fn reload(&self, force: bool) -> Changes {
+    /// Reads the files on a blocking thread.
+    pub(super) async fn reload(&self, reading: Reading) -> Changes {
         let this = self.clone();
-        let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(force))).await;
+        let changes = tokio::task::spawn_blocking(move || this.with(|inner| inner.reload(reading))).await;
         // A panic has been logged with its location; the data in use stays.
         changes.unwrap_or_default()
     }
@@ -138,18 +139,18 @@ impl Files {
 }
 
 impl Inner {
-    fn reload(&mut self, force: bool) -> Changes {
+    fn reload(&mut self, reading: Reading) -> Changes {
         // Start all reads first: waking this thread for each completion in turn would be slow on a
         // busy CPU.
-        self.catalog.look_ahead(force);
-        self.handlers.look_ahead(force);
-        self.addresses.look_ahead(force);
-        let snapshot = self.catalog.refresh(force);
-        let handlers = self.read_handlers(force);
+        self.catalog.look_ahead(reading);
+        self.handlers.look_ahead(reading);
+        self.addresses.look_ahead(reading);
+        let snapshot = self.catalog.refresh(reading);
+        let handlers = self.read_handlers(reading);
         let handlers = whole("handler files", handlers, "the current handlers stay in use");
-        let addresses = self.read_addresses(force);
+        let addresses = self.read_addresses(reading);
         let addresses = whole("addresses files", addresses, "the current listen addresses stay in use");
-        let consul = self.consul.as_mut().and_then(|files| files.refresh(force, &self.service_status));
+        let consul = self.consul.as_mut().and_then(|files| files.refresh(reading, &self.service_status));
         Changes { snapshot, handlers, addresses, consul }
     }
 
@@ -169,18 +170,18 @@ impl Inner {
     }
 
     /// Reads the handler files if they may have changed.
-    fn read_handlers(&mut self, force: bool) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
+    fn read_handlers(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
         let begun = Instant::now();
-        let read = self.handlers.parsed(force, |files| Handlers::parse(files.iter().copied()))?;
+        let read = self.handlers.parsed(reading, |files| Handlers::parse(files.iter().copied()))?;
         let detail = format!("{} handlers", read.1.valid.len());
         self.report(Kind::Handlers, &read, begun, &detail);
         Some(read.1)
     }
 
     /// Reads the addresses files if they may have changed.
-    fn read_addresses(&mut self, force: bool) -> Option<ParsedFiles<Vec<SocketAddr>>> {
+    fn read_addresses(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<SocketAddr>>> {
         let begun = Instant::now();
-        let read = self.addresses.parsed(force, |files| parse_addresses(files.iter().copied()))?;
+        let read = self.addresses.parsed(reading, |files| parse_addresses(files.iter().copied()))?;
         let detail = format!("{} further addresses", read.1.valid.len());
         self.report(Kind::Addresses, &read, begun, &detail);
         Some(read.1)

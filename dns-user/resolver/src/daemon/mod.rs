@@ -1,8 +1,8 @@
 //! The running server: startup, reloads and shutdown of all components.
 //!
-//! * `start`, `serve`, `signals`: startup, main loop and shutdown.
+//! * `start`, `event_loop`, `signals`: startup, main loop and shutdown.
 //! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path.
-//! * `files`, `records`, `consul`, `sources`, `watch`: follow files on disk.
+//! * `files`, `records`, `consul`, `followed_file`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
 //! * `listeners`: the listening sockets, updated when addresses files change.
 //! * `upcheck`: self-checks.
@@ -16,36 +16,38 @@ pub mod check;
 mod config;
 mod consul;
 pub mod domains;
+mod event_loop;
 mod failures;
 mod fast_path;
 mod files;
+mod followed_file;
 mod listeners;
 mod privileges;
 mod records;
 mod renewals;
-mod serve;
 mod service_manager;
 mod settings;
 mod signals;
-mod sources;
 mod standby;
 mod start;
 pub(crate) mod upcheck;
 mod upstreams;
-mod watch;
 
-pub use self::attacher::{attach, prepare_pins};
+pub use self::{
+    attacher::{attach, prepare_pins},
+    signals::OnHangup,
+};
 
 use std::{io, path::Path, process::ExitCode};
 
 use tracing::{error, info, warn};
 
 use self::config::WholeConfig;
-use crate::{ops::api::ControlSocket, server::ServerError};
+use crate::{ops::api::bind_control, server::ServerError};
 use dns_core::config::{ConfigErrors, ControlConfig, HookMode, LogLevel};
 use dns_health::HealthError;
 use dns_kit::{
-    logs::{LogFormat, Logs, LogsError},
+    logs::{LogFormat, Logs, LogsError, print_error},
     sandbox::{self, Work},
     threads::{self, OnPanic},
 };
@@ -59,6 +61,8 @@ const INTERNAL_FAILURE: u8 = 70;
 pub struct RunOptions {
     /// Format of log lines.
     pub log_format: LogFormat,
+    /// Meaning of SIGHUP to a server.
+    pub on_hangup: OnHangup,
 }
 
 /// Reason why the server did not start, or ended by itself.
@@ -113,7 +117,7 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
         Err(problem) => problem,
     };
     if !is_logged {
-        eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+        print_error("bosh-dns-xdp", &problem.to_string());
     }
     match problem {
         DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
@@ -128,8 +132,7 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     let settings = &config.0.config;
     let xdp = &settings.xdp;
     // Must happen while the process may still change the socket's owner.
-    let bind =
-        |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
+    let bind = |control: &ControlConfig| (control.socket.clone(), bind_control(control, xdp.user.as_deref()));
     let control = settings.control.as_ref().map(bind);
     let is_on = xdp.enabled && xdp.mode != HookMode::Off;
     let needs_attacher = is_on && xdp.attach_socket.is_none();
@@ -157,7 +160,8 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
         // A panic loses one task: a request, or a component whose end `serve` notices.
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
         .build()?;
-    let result = runtime.block_on(serve(path, config, (control, attacher), &logs, failures));
+    let result =
+        runtime.block_on(serve(path, config, (control, attacher), &logs, failures, options.on_hangup));
     // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
     if let Err(problem) = &result {
@@ -175,9 +179,10 @@ async fn serve(
     (control, attacher): (Option<api::Control>, Option<fast_path::OwnAttacher>),
     logs: &Logs,
     mut failures: failures::Failures,
+    on_hangup: OnHangup,
 ) -> Result<(), DaemonError> {
     // Installed first, so that a signal during startup also ends the process gracefully.
-    let mut signals = signals::Signals::new()?;
+    let mut signals = signals::Signals::new(on_hangup)?;
     let mut daemon = start::start(path, config, (control, attacher), logs, &failures).await?;
     service_manager::tell(service_manager::State::Ready);
     let result = daemon.run(&mut signals, &mut failures).await;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Instant};
 
 use tracing::{error, info, warn};
 
-use super::sources::{Followed, Sources, error_lines};
+use super::followed_file::{Followed, Reading, Sources, error_lines};
 use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
     catalog::{AliasError, AliasFiles, IndexedRecords, NameRules, Records, RowWarning, Snapshot},
@@ -44,7 +44,7 @@ impl CatalogFiles {
             service_status: service_status.clone(),
         };
         let begun = Instant::now();
-        let (mut aliases, wrong) = files.read_aliases(true).map(ParsedFiles::split).unzip();
+        let (mut aliases, wrong) = files.read_aliases(Reading::Always).map(ParsedFiles::split).unzip();
         let mut fatal = wrong.unwrap_or_default();
         if !fatal.is_empty()
             && let Some(NewAliases { aliases, warnings, .. }) = aliases.take()
@@ -57,20 +57,20 @@ impl CatalogFiles {
             error_lines("alias files", &fatal, others).iter().for_each(|line| error!("{line}"));
             fatal.clear();
         }
-        let records = files.read_records(true);
+        let records = files.read_records(Reading::Always);
         let snapshot = files.build(aliases, records, begun);
         (files, snapshot, fatal)
     }
 
     /// Returns the next snapshot if anything has changed and is valid.
-    pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
+    pub(super) fn refresh(&mut self, reading: Reading) -> Option<Snapshot> {
         let begun = Instant::now();
-        let aliases = self.read_aliases(force).and_then(|read| {
+        let aliases = self.read_aliases(reading).and_then(|read| {
             let stay = "the current aliases stay in use";
             error_lines("alias files", &read.errors, stay).iter().for_each(|line| error!("{line}"));
             read.whole().ok()
         });
-        let records = self.read_records(force);
+        let records = self.read_records(reading);
         (aliases.is_some() || records.is_some()).then(|| self.build(aliases, records, begun))
     }
 
@@ -81,9 +81,9 @@ impl CatalogFiles {
     }
 
     /// Starts reading all files in the background, for the next [`Self::refresh`].
-    pub(super) fn look_ahead(&mut self, force: bool) {
-        self.records.look_ahead(force);
-        self.aliases.look_ahead(force);
+    pub(super) fn look_ahead(&mut self, reading: Reading) {
+        self.records.look_ahead(reading);
+        self.aliases.look_ahead(reading);
     }
 
     /// Returns the sources being followed.
@@ -92,8 +92,8 @@ impl CatalogFiles {
     }
 
     /// Reads the alias files if they may have changed.
-    fn read_aliases(&mut self, force: bool) -> Option<ParsedFiles<NewAliases>> {
-        let (contents, ParsedFiles { valid, errors }) = self.aliases.parsed(force, parse_aliases)?;
+    fn read_aliases(&mut self, reading: Reading) -> Option<ParsedFiles<NewAliases>> {
+        let (contents, ParsedFiles { valid, errors }) = self.aliases.parsed(reading, parse_aliases)?;
         let (files, (aliases, warnings)) = (contents.paths(), valid);
         if !errors.is_empty() {
             self.service_status.refused(Kind::Aliases, files.clone(), &errors);
@@ -102,8 +102,8 @@ impl CatalogFiles {
     }
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
-    fn read_records(&mut self, force: bool) -> Option<NewRecords> {
-        let (contents, parsed) = self.records.parsed(force, parse_records)?;
+    fn read_records(&mut self, reading: Reading) -> Option<NewRecords> {
+        let (contents, parsed) = self.records.parsed(reading, parse_records)?;
         let files = contents.paths();
         match parsed.whole() {
             Ok(parsed) => Some(NewRecords { files, parsed }),

@@ -1,5 +1,8 @@
-//! Separates the settings of `config.json` that a reload changes from those that need a restart.
+//! The settings of `config.json`: those that a reload changes, those that need a restart, and remarks.
 
+use std::net::SocketAddr;
+
+use super::privileges;
 use dns_core::config::Config;
 
 /// Declares the table. Every field of [`Config`] must be in exactly one of the two lists; otherwise
@@ -47,6 +50,14 @@ settings! {
         cache,
         configure_systemd_resolved,
     }
+}
+
+/// Returns remarks on the configuration for the operator.
+pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
+    // A VM with BOSH jobs always configures the API.
+    let no_jobs = config.api.is_some() && config.jobs_dir.is_none();
+    let no_jobs = no_jobs.then(|| "jobs_dir is not configured: /local-groups lists no jobs".to_owned());
+    config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).chain(no_jobs).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,18 @@ use super::DaemonError;
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// SIGHUP, which requests a reload.
     hangup: Signal,
+    on_hangup: OnHangup,
+}
+
+/// Meaning of SIGHUP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnHangup {
+    /// Reload the configuration and every file, as services do.
+    #[default]
+    Reload,
+    /// End with the terminal.
+    End,
 }
 
 /// Request made by a signal.
@@ -22,11 +32,12 @@ pub(super) enum Asked {
 
 impl Signals {
     /// Installs the signal handlers.
-    pub(super) fn new() -> Result<Self, DaemonError> {
+    pub(super) fn new(on_hangup: OnHangup) -> Result<Self, DaemonError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            on_hangup,
         })
     }
 
@@ -34,7 +45,10 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => Asked::End("SIGTERM"),
             _ = self.interrupt.recv() => Asked::End("SIGINT"),
-            _ = self.hangup.recv() => Asked::Reload,
+            _ = self.hangup.recv() => match self.on_hangup {
+                OnHangup::Reload => Asked::Reload,
+                OnHangup::End => Asked::End("SIGHUP"),
+            },
         }
     }
 }

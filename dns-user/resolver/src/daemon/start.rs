@@ -16,16 +16,16 @@ use super::{
     DaemonError,
     api::{self, Control},
     config::WholeConfig,
+    event_loop::Daemon,
     failures::Failures,
     fast_path::{Lifecycle, OwnAttacher},
     files::{Files, First},
+    followed_file::Sources,
     listeners::{self, Listeners, all_addresses},
     privileges, renewals,
-    serve::Daemon,
-    sources::Sources,
+    settings::notes,
     upcheck::Upcheck,
     upstreams::Upstreams,
-    watch::Watch,
 };
 use crate::{
     consul::{self, ConsulNames, follow},
@@ -46,7 +46,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_kit::{logs::Logs, metrics::labels, standstill};
+use dns_kit::{files::watch::Watch, logs::Logs, metrics::labels, standstill};
 use dns_upstream::InForce;
 
 /// Interval at which the Consul names answered by the fast path are reported; each report keeps a
@@ -136,19 +136,21 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
+    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
+    let health_tls = health.iter().map(|health| health.tls().clone());
+    let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
+    certificates::register(metrics.registry(), certificates.clone())?;
     let readiness = Readiness {
         service_status: service_status.clone(),
         fast_path: handle,
         health: health.clone(),
         consul: consul.clone(),
+        upstreams: upstreams.in_force.clone(),
+        certificates: certificates.clone(),
     };
     whole::register(metrics.registry(), logs.clone(), readiness.clone())?;
     expose(&config, &metrics, &readiness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
-    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
-    let health_tls = health.iter().map(|health| health.tls().clone());
-    let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
-    certificates::register(metrics.registry(), certificates.clone())?;
     let port = config.api.as_ref().zip(api_tls);
     if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
@@ -194,11 +196,6 @@ pub(super) async fn start<'a>(
         fast_path,
         reload_orders,
     })
-}
-
-/// Returns remarks on the configuration for the operator.
-pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
-    config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).collect()
 }
 
 /// Loads the health checks' certificates; `None` if the checks stay off.
@@ -299,9 +296,8 @@ fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> 
             service_status
                 .stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
         }
-        // A VM with BOSH jobs always configures the API.
-        None if config.api.is_none() => {}
-        None => service_status.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
+        // Intended, see `notes`.
+        None => {}
     }
     None
 }

@@ -9,7 +9,6 @@
 //! * [`status`], [`api`]: all of this, for other programs and for our command line.
 
 pub mod api;
-pub(crate) mod http;
 pub mod metrics;
 pub mod overload;
 pub mod readiness;

@@ -1,6 +1,6 @@
 //! Liveness and readiness of the server, as a list of checks.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,8 @@ use super::service_status::{FastPathOff, Kind, ServiceStatus, State};
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
+use dns_kit::tls::RotatingTls;
+use dns_upstream::InForce;
 
 /// Name of the check for whose failure a restart may help.
 pub(super) const SOCKETS: &str = "sockets";
@@ -78,6 +80,9 @@ pub struct Readiness {
     pub(crate) health: Option<Arc<HealthService>>,
     /// `None` without an object `"consul"`.
     pub(crate) consul: Option<Arc<ConsulNames>>,
+    pub(crate) upstreams: Arc<InForce>,
+    /// Certificates of the API and of the health checks.
+    pub(crate) certificates: Vec<Arc<RotatingTls>>,
 }
 
 impl Readiness {
@@ -92,7 +97,7 @@ impl Readiness {
 
     /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
-        let Self { service_status, fast_path, health, consul } = self;
+        let Self { service_status, fast_path, health, consul, upstreams, certificates } = self;
         let State {
             listen,
             fast_path_off,
@@ -123,6 +128,15 @@ impl Readiness {
             ("Consul files", Kind::Consul),
         ] {
             let Some(state) = files.get(kind.label()) else { continue };
+            if kind == Kind::Records && instances == 0 && state.errors.is_empty() {
+                let file = state.files.first().map(|file| file.display().to_string()).unwrap_or_default();
+                let detail = format!(
+                    "{file} has no instance: names of the fleet are refused until the agent writes others; \
+                     compare records_file with the agent's settings"
+                );
+                checks.push(Check::new(name, CheckResult::Degraded, detail));
+                continue;
+            }
             checks.push(Check::of(name, CheckResult::NotReady, state.problem(), || match kind {
                 Kind::Records => format!("{instances} instances"),
                 _ => format!("{} files", state.files.len()),
@@ -143,16 +157,26 @@ impl Readiness {
         });
         if let Some(health) = health {
             // Until the first checks, names resolve to all their instances.
-            let blindness = health.blindness();
-            checks.push(Check::of("health checks", CheckResult::NotReady, blindness, || {
-                health_in_words(health)
-            }));
+            let (result, problem) = match health.why_no_check_can_work() {
+                None => (CheckResult::Degraded, health.why_none_answers()),
+                problem => (CheckResult::NotReady, problem),
+            };
+            checks.push(Check::of("health checks", result, problem, || health_in_words(health)));
         }
         if let Some(consul) = consul {
             // The last known data is served until then; a restart would not help.
             checks.push(Check::of("Consul", CheckResult::NotReady, consul.doubt(), || {
                 format!("{} instances", consul.zone().catalog.instance_count())
             }));
+        }
+        if let Some(outage) = upstreams.outage() {
+            // Names of the fleet are answered, and a restart would not help.
+            checks.push(Check::new("recursors", CheckResult::Degraded, outage));
+        }
+        let now = SystemTime::now();
+        let problems: Vec<String> = certificates.iter().filter_map(|tls| tls.problem(now)).collect();
+        if !problems.is_empty() {
+            checks.push(Check::new("certificates", CheckResult::Degraded, problems.join("; ")));
         }
         if !parts_off.is_empty() {
             // DNS works without them.

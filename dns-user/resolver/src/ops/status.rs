@@ -1,6 +1,6 @@
 //! The JSON object returned by `/status` and read by the commands `status` and `top`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -18,6 +18,9 @@ pub struct Status {
     pub commit: String,
     /// Process id of the server.
     pub pid: u32,
+    /// Absolute path of the server's config.json; null for servers before it was reported.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
     /// Whether no check failed.
     pub ready: bool,
     /// Whether a check found slower service or a component that is off.

@@ -83,8 +83,8 @@ impl TapLine {
         let length = usize::from(event.name_len).min(event.name.len());
         let name = Name::from_wire(&event.name[..length]);
         let outcome = Outcome::ALL.iter().find(|outcome| **outcome as u8 == event.outcome);
+        let answered = outcome.is_some_and(|outcome| outcome.is_hit());
         let outcome = outcome.map_or("unknown", |outcome| outcome.label());
-        let answered = outcome.starts_with("hit");
         Self {
             time: seconds_since_1970() - age.as_secs_f64(),
             path: TapPath::Fast,

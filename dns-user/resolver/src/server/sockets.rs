@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     os::fd::AsRawFd,
 };
 
@@ -142,6 +142,15 @@ impl ServerError {
         let source = TcpListener::bind((address.ip(), 0)).err()?;
         let is_foreign = source.kind() == io::ErrorKind::AddrNotAvailable;
         is_foreign.then(|| Self { address, transport: "TCP", remedy: remedy(&source), source })
+    }
+
+    /// Returns the error of listening on an address on which another program listens; `None` if it is free,
+    /// or if that cannot be found out.
+    pub fn of_taken(address: SocketAddr) -> Option<Self> {
+        let udp = UdpSocket::bind(address).err().map(|source| ("UDP", source));
+        let (transport, source) = udp.or_else(|| Some(("TCP", TcpListener::bind(address).err()?)))?;
+        let is_taken = source.kind() == io::ErrorKind::AddrInUse;
+        is_taken.then(|| Self { address, transport, remedy: remedy(&source), source })
     }
 }
 

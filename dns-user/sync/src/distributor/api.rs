@@ -16,10 +16,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use dns_kit::http_server;
+use dns_kit::http_server::{Client, Listener, Server};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
 
 use super::{Shared, registry::AgentRegistry, source::InventoryOptions, state::Folder};
 use crate::{
@@ -44,41 +44,33 @@ pub(super) async fn spawn(
     desk: PublisherApi,
 ) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("API at {address}"))?;
-    let mut config = Arc::new(tls::server(&files)?);
-    let router =
-        Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
-    let clients: Arc<[String]> = clients.into();
-    tokio::spawn(http_server::accept(listener, http_server::MOST_CONNECTIONS, move |stream| {
-        // Rotated certificates apply from the next connection on.
+    let config = Mutex::new(Arc::new(tls::server(&files)?));
+    // Rotated certificates apply from the next connection on.
+    let newest = move || {
+        let mut config = config.lock();
         match tls::server(&files) {
-            Ok(new) => config = Arc::new(new),
+            Ok(new) => *config = Arc::new(new),
             Err(error) => {
                 tracing::warn!(
                     "API: cannot use the new certificates; the last good ones stay in use: {error}"
                 )
             }
         }
-        let (acceptor, router, clients) =
-            (TlsAcceptor::from(config.clone()), router.clone(), clients.clone());
-        async move {
-            let served = async {
-                let stream = acceptor.accept(stream).await?;
-                let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
-                let name =
-                    certificate.and_then(|certificate| tls::common_name(certificate)).unwrap_or_default();
-                let allowed = clients.contains(&name);
-                if !allowed {
-                    let name = printable(&name);
-                    tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
-                }
-                let router = if allowed { router } else { Router::new().fallback(refused) };
-                http_server::serve(stream, router).await
-            };
-            if let Err(error) = served.await {
-                tracing::debug!("API: a connection ended: {error}");
-            }
+        config.clone()
+    };
+    let router =
+        Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);
+    let routes = move |client: &Client| {
+        let name = client.common_name().unwrap_or_default();
+        if clients.contains(&name) {
+            return router.clone();
         }
-    }));
+        let name = printable(&name);
+        tracing::warn!("API: client {name:?} refused: not listed in --api-clients");
+        Router::new().fallback(refused)
+    };
+    let server = Server::new("the API", Listener::Tls(listener, Box::new(newest)));
+    tokio::spawn(server.run(routes, std::future::pending()));
     Ok(())
 }
 

@@ -1,11 +1,16 @@
 //! API client: one connection per request, over the control socket or mutual TLS.
 
-use std::{future::Future, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
+use hyper::{Method, Request, Response, StatusCode, body::Incoming};
 use rustls_pki_types::ServerName;
 use serde::de::DeserializeOwned;
 use tokio::{
@@ -15,7 +20,8 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{Problem, connection::Connection, connection::Target};
-use dns_kit::tls::RotatingTls;
+use crate::ops::status::Status;
+use dns_kit::{http_client, tls::RotatingTls};
 
 /// Name in the certificate of the API (observed).
 const SERVER_NAME: &str = "api.bosh-dns";
@@ -47,16 +53,21 @@ pub(super) struct Answer {
 
 impl Client {
     /// Creates a client for the server described by `connection`: over its control socket if
-    /// accessible, otherwise over its port.
-    pub(super) fn new(connection: &Connection) -> Result<Self, Problem> {
+    /// accessible, otherwise over its port. Fails if a server of another configuration answers there.
+    pub(super) async fn new(connection: &Connection) -> Result<Self, Problem> {
+        let client = Self::find(connection)?;
+        if let Some(config) = connection.given_config() {
+            client.require_config(config).await?;
+        }
+        Ok(client)
+    }
+
+    fn find(connection: &Connection) -> Result<Self, Problem> {
         if let Some(socket) = connection.socket()? {
             match std::os::unix::net::UnixStream::connect(&socket) {
                 Ok(_) => return Ok(Self::Socket(socket)),
                 Err(error) if !connection.has_api() => {
-                    return Err(Problem::Unreachable(format!(
-                        "cannot connect to the server at {}: {error}",
-                        socket.display()
-                    )));
+                    return Err(Problem::Unreachable(no_connection(&socket, &error)));
                 }
                 Err(_) => {}
             }
@@ -65,6 +76,29 @@ impl Client {
         let tls = RotatingTls::load("cli", SERVER_NAME, &files)
             .map_err(|error| Problem::Unreachable(error.to_string()))?;
         Ok(Self::Tls { address, tls })
+    }
+
+    /// Fails if the server was started with another configuration than `config`: several servers may share
+    /// the default socket's path, or an old file may name the socket of another server.
+    async fn require_config(&self, config: &Path) -> Result<(), Problem> {
+        let Status { config: Some(served), .. } = self.get("/status").await?.good()?.json()? else {
+            // An older server.
+            return Ok(());
+        };
+        let same = match (served.canonicalize(), config.canonicalize()) {
+            (Ok(served), Ok(config)) => served == config,
+            // The server may run in another root folder, where its file has the same path.
+            _ => std::path::absolute(config).is_ok_and(|config| config == served),
+        };
+        if same {
+            return Ok(());
+        }
+        let (place, served, config) = (self.place(), served.display(), config.display());
+        let option = if matches!(self, Self::Socket(_)) { "--socket" } else { "--api" };
+        Err(Problem::Unreachable(format!(
+            "the server at {place} runs with {served}, not with {config}, whose server is not running; to reach \
+             the running one, use --config {served}, or {option} {place}"
+        )))
     }
 
     /// Sends a GET request and reads the complete response.
@@ -96,10 +130,6 @@ impl Client {
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Problem> {
         let exchange = async {
             let stream = self.connect().await.map_err(|error| self.unreachable(&error))?;
-            let (mut sender, connection) =
-                http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(&error))?;
-            // Ends when the response has been read or dropped.
-            tokio::spawn(connection);
             let request = Request::builder()
                 .method(method)
                 .uri(path)
@@ -108,7 +138,7 @@ impl Client {
                 .header("content-type", "application/json")
                 .body(Full::new(body))
                 .map_err(|error| Problem::BadAnswer(error.to_string()))?;
-            sender.send_request(request).await.map_err(|error| self.unreachable(&error))
+            http_client::send(stream, request).await.map_err(|error| self.unreachable(&error))
         };
         tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| {
             Err(Problem::Unreachable(format!("no answer from {} within {PATIENCE:?}", self.place())))
@@ -136,12 +166,20 @@ impl Client {
 
     /// Builds the error for an unreachable server.
     fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
-        let mut text = format!("cannot connect to the API at {}: {error}", self.place());
-        if let Some(cause) = error.source() {
-            text.push_str(&format!(": {cause}"));
-        }
-        Problem::Unreachable(text)
+        Problem::Unreachable(format!("cannot connect to the API at {}: {error}", self.place()))
     }
+}
+
+/// Explains a failed connection to a control socket, with the remedy.
+fn no_connection(socket: &Path, error: &io::Error) -> String {
+    let remedy = match error.kind() {
+        io::ErrorKind::PermissionDenied => "; use sudo, or join the group of the socket (control.group)",
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            "; is the server running (systemctl status bosh-dns-xdp)? --socket or --config name another one"
+        }
+        _ => "",
+    };
+    format!("cannot connect to the server at {}: {error}{remedy}", socket.display())
 }
 
 /// Reads a complete response.
@@ -224,14 +262,20 @@ impl Lines {
     }
 }
 
+/// Requests the status of the server that a configuration leads to, whichever configuration it runs with.
+pub(super) async fn status_of(config: &Path) -> Result<Status, Problem> {
+    let connection = Connection::with_config(config);
+    Client::find(&connection)?.get("/status").await?.good()?.json()
+}
+
 /// Requests a path of the server's API; a status other than 200 is an error.
 pub(super) fn get(connection: &Connection, path: &str) -> Result<Answer, Problem> {
-    wait_for(async { Client::new(connection)?.get(path).await?.good() })
+    wait_for(async { Client::new(connection).await?.get(path).await?.good() })
 }
 
 /// Sends a body to a path of the server's API; a status other than 200 is an error.
 pub(super) fn post(connection: &Connection, path: &str, body: Bytes) -> Result<Answer, Problem> {
-    wait_for(async { Client::new(connection)?.post(path, body).await?.good() })
+    wait_for(async { Client::new(connection).await?.post(path, body).await?.good() })
 }
 
 /// Runs a future to completion.

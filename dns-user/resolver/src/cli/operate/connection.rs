@@ -53,6 +53,11 @@ pub(super) struct Target {
 }
 
 impl Connection {
+    /// Leads to the server of a configuration.
+    pub(super) fn with_config(config: &Path) -> Self {
+        Self { config: Some(config.to_owned()), ..Self::default() }
+    }
+
     /// Determines the target from, in order: options, a configuration given as option, the
     /// environment, the configuration of the bosh-dns job.
     pub(super) fn target(&self) -> Result<Target, Problem> {
@@ -79,7 +84,8 @@ impl Connection {
                 }
                 config
             }
-            // The server may be running with the last good version.
+            // The server may be running with the last good version. The client requires that it was started
+            // with a file given as option.
             Err(error) if Path::new(CONTROL_SOCKET).exists() => {
                 complain(&format_args!("{error}; trying the default control socket"));
                 return Ok(Some(CONTROL_SOCKET.into()));
@@ -89,6 +95,12 @@ impl Connection {
         // A configuration that only names an API refers to its port.
         let named = config.control.filter(|control| !control.is_default || config.api.is_none());
         Ok(named.map(|control| control.socket))
+    }
+
+    /// Returns the configuration given as option; `None` if another option names the server.
+    pub(super) fn given_config(&self) -> Option<&Path> {
+        let Self { config, socket, api, ca: _, cert: _, key: _ } = self;
+        config.as_deref().filter(|_| socket.is_none() && api.is_none())
     }
 
     /// Returns whether the API's port can be used if the control socket is unavailable.

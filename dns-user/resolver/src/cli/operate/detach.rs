@@ -29,9 +29,8 @@ impl Detach {
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
         let is_alive = |socket: &Path| UnixStream::connect(socket).is_ok();
-        if detached.links + detached.filters == 0
-            && config.control.as_ref().is_some_and(|control| is_alive(&control.socket))
-        {
+        let is_served = config.control.as_ref().is_some_and(|control| is_alive(&control.socket));
+        if detached.links + detached.filters == 0 && is_served {
             return Err(Problem::BadAnswer(
                 "nothing was detached: the server is running and holds its programs without pins; they stay \
                  attached until it stops, or until xdp.enabled is false and it restarts"
@@ -41,7 +40,14 @@ impl Detach {
         if self.json {
             return print_json(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
         }
-        print(&sentence(&detached))
+        print(&sentence(&detached))?;
+        if is_served {
+            print(
+                "the server is running and attaches its programs again; to keep them off, set xdp.enabled to \
+                 false and restart it\n",
+            )?;
+        }
+        Ok(())
     }
 }
 

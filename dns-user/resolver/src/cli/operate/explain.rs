@@ -8,6 +8,7 @@ use super::{
     client::{escaped, get},
     connection::Connection,
     print, print_json,
+    tap::query_type,
 };
 
 #[derive(Debug, Args)]
@@ -17,6 +18,9 @@ pub(in crate::cli) struct Resolve {
     connection: Connection,
     /// Name to look up; the final dot is optional
     name: String,
+    /// Query type: A, AAAA, PTR, TYPE65, ... [default: both types of addresses]
+    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
+    query_type: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -25,8 +29,9 @@ pub(in crate::cli) struct Resolve {
 impl Resolve {
     /// Prints the explanation; a nonexistent or malformed name is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
-        let Self { connection, name, json } = self;
-        let path = format!("/resolve?name={}", escaped(&name));
+        let Self { connection, name, query_type, json } = self;
+        let query_type = query_type.map(|text| format!("&type={}", escaped(&text))).unwrap_or_default();
+        let path = format!("/resolve?name={}{query_type}", escaped(&name));
         let explanation: Value = get(&connection, &path)?.json()?;
         if json {
             print_json(&(serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"))?;

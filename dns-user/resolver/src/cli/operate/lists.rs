@@ -1,5 +1,7 @@
 //! The commands `instances` and `local-groups`.
 
+use std::borrow::Cow;
+
 use clap::Args;
 
 use super::{
@@ -38,9 +40,10 @@ impl Instances {
         }
         let mut table =
             Table::new(&["ID", "GROUP", "NETWORK", "DEPLOYMENT", "IP", "DOMAIN", "AZ", "INDEX", "HEALTH"]);
-        for line in answer.json_lines::<InstanceLine>()? {
+        for line in answer.json_lines::<InstanceLine<'static>>()? {
             let InstanceLine { id, group, network, deployment, ip, domain, az, index, health_state } = line;
-            table.line([id, group, network, deployment, ip, domain, az, index, health_state]);
+            let texts = [id, group, network, deployment, ip.into(), domain, az, index.into(), health_state];
+            table.line(texts.map(Cow::into_owned));
         }
         print(&table.text(0))
     }

@@ -11,18 +11,20 @@ use super::{
     print, print_json,
     table::{self, Table},
 };
-use crate::ops::api::{CacheFlush, LogChange, Reloaded};
+use crate::ops::api::{CacheFlush, DEFAULT_LEVEL, LEVELS, LogChange, Reloaded};
+use dns_kit::logs::{parse_level, tags};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Log {
     /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// New level: debug, info, warn, error or none; default: return the tag to the general level
-    #[arg(long)]
+    /// New level: debug, info, warn, error or none; default: return the tag to the general level, or the
+    /// general level to the configured one
+    #[arg(long, value_parser = level)]
     level: Option<String>,
     /// Tag to set the level of; by default, the general level
-    #[arg(long, requires = "level")]
+    #[arg(long, requires = "level", value_parser = tag)]
     tag: Option<String>,
     /// Maximum request lines per second (tag RequestLoggerHandler at debug)
     #[arg(long, value_name = "LINES")]
@@ -38,7 +40,7 @@ impl Log {
         let Self { connection, level, tag, requests_per_second, json } = self;
         let change = LogChange { level, tag, requests_per_second };
         let shown = wait_for(async {
-            let client = Client::new(&connection)?;
+            let client = Client::new(&connection).await?;
             if change != LogChange::default() {
                 let body = serde_json::to_vec(&change).unwrap_or_default();
                 client.post("/log", Bytes::from(body)).await?.good()?;
@@ -66,6 +68,18 @@ impl Log {
     }
 }
 
+/// Accepts the word for a level.
+fn level(text: &str) -> Result<String, &'static str> {
+    let is_known = text.eq_ignore_ascii_case(DEFAULT_LEVEL) || parse_level(text).is_some();
+    if is_known { Ok(text.to_owned()) } else { Err(LEVELS) }
+}
+
+/// Accepts the name of a tag in any letter case.
+fn tag(text: &str) -> Result<String, String> {
+    let known = || format!("the tags are {}", tags::names().collect::<Vec<_>>().join(", "));
+    tags::spelt(text).map(str::to_owned).ok_or_else(known)
+}
+
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Reload {
     /// Where the server is.
@@ -80,7 +94,7 @@ impl Reload {
     /// Reloads every file; an unusable file is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
-        let answer = wait_for(async { Client::new(&connection)?.post("/reload", Bytes::new()).await })?;
+        let answer = wait_for(async { Client::new(&connection).await?.post("/reload", Bytes::new()).await })?;
         let Ok(Reloaded { done, failed }) = answer.json::<Reloaded>() else {
             return answer.good().map(drop);
         };

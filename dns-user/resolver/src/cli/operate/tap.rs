@@ -117,7 +117,7 @@ impl TapArgs {
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, filter, misses, every, rate, count, seconds, json } = self;
         wait_for(async {
-            let mut lines = Client::new(&connection)?.lines(&filter.path(every, rate, misses)).await?;
+            let mut lines = Client::new(&connection).await?.lines(&filter.path(every, rate, misses)).await?;
             let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
             let mut shown = 0;
             while count.is_none_or(|count| shown < count) {

@@ -79,7 +79,7 @@ struct Watch {
 impl Watch {
     /// Reads the counters for the first time and opens the tap.
     async fn begin(top: &Top) -> Result<Self, Problem> {
-        let client = Client::new(&top.connection)?;
+        let client = Client::new(&top.connection).await?;
         let mut model = Model::new(status(&client).await?);
         tokio::time::sleep(Duration::from_millis(200)).await;
         model.counters(status(&client).await?);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Group, InstanceLine, LocalHealth, read_jobs};
+use super::{Group, LocalHealth, read_jobs};
 use crate::{
     consul::ConsulNames,
     ops::{
@@ -26,14 +26,18 @@ use crate::{
     state::{Route, ServerState},
 };
 use dns_core::{
-    catalog::Instance,
     name::Name,
-    resolve::{Existence, Health, explain, instances},
+    resolve::{Health, explain},
+    reverse,
     wire::{TYPE_A, TYPE_AAAA},
 };
 use dns_fastpath::AnswerKey;
 use dns_health::HealthService;
-use dns_kit::{logs::Logs, metrics::names, tls::RotatingTls};
+use dns_kit::{
+    logs::Logs,
+    metrics::{labels::type_text, names},
+    tls::RotatingTls,
+};
 use dns_upstream::{InForce, Listing, Selection};
 
 /// Time limit for a reload requested through the API.
@@ -64,18 +68,6 @@ pub struct Backend {
 }
 
 impl Backend {
-    pub(super) fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
-        let snapshot = self.server_state.snapshot();
-        let Some(address) = address else {
-            return Ok(snapshot.instances().map(|instance| self.line(&instance)).collect());
-        };
-        match instances(&snapshot, &*self.health, &parse(address)?) {
-            Ok(found) => Ok(found.iter().map(|instance| self.line(instance)).collect()),
-            Err(Existence::Malformed) => Err(NameRefused(format!("{address} is malformed"))),
-            Err(_) => Err(NameRefused(format!("{address}: no instance matches"))),
-        }
-    }
-
     pub(super) async fn local_groups(&self) -> Vec<Group> {
         let health = match &self.checks {
             Some(checks) => local_health(checks).await,
@@ -92,11 +84,13 @@ impl Backend {
         let (snapshot, reloads) = (self.server_state.snapshot(), self.service_status.reloads());
         let State { listen, fast_path_off, files, notes, .. } = self.service_status.state();
         let checks = self.readiness.checks();
-        let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
+        let first = |kind: Kind| files.get(kind.label()).and_then(|state| state.files.first());
+        let (file, config) = (first(Kind::Records), first(Kind::Config));
         Status {
             server_version: version::VERSION.to_owned(),
             commit: version::COMMIT.to_owned(),
             pid: std::process::id(),
+            config: config.and_then(|config| std::path::absolute(config).ok()),
             ready: checks.iter().all(|check| check.ok),
             degraded: checks.iter().any(|check| check.result == CheckResult::Degraded),
             checks,
@@ -140,7 +134,8 @@ impl Backend {
         }
     }
 
-    pub(super) fn explain(&self, name: &str) -> Result<Value, NameRefused> {
+    /// Explains a name; without a type for both types of addresses.
+    pub(super) fn explain(&self, name: &str, query_type: Option<u16>) -> Result<Value, NameRefused> {
         let name = parse(name)?;
         let state = self.server_state.state_full();
         let is_published = self.server_state.fast_path.is_published(&name);
@@ -156,16 +151,26 @@ impl Backend {
             }));
         }
         let explanation = explain(&self.server_state.snapshot(), &*self.health, &name);
-        let route = Route::of(&state, &name, TYPE_A);
+        let route = Route::of(&state, &name, query_type.unwrap_or(TYPE_A));
+        let reverse = match &route {
+            Route::Reverse(_) => self.reverse(&name),
+            _ => None,
+        };
         let handler = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
         let handler = handler.and_then(|suffix| Name::from_wire(suffix).ok());
         let handler = handler.map_or_else(Name::root, |(domain, _)| domain);
         let answered_by = match &route {
             Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
             Route::Local if is_published => "the interface (fast path), for A and AAAA over UDP".to_owned(),
-            Route::Local => "userspace; the fast path learns the name when it is queried".to_owned(),
+            Route::Local => match self.service_status.state().fast_path_off {
+                Some(off) => format!("userspace: the fast path is off ({})", off.why()),
+                None => "userspace; the fast path learns the name when it is queried".to_owned(),
+            },
             Route::Consul(_) => "userspace: Consul's names".to_owned(),
             Route::Handler(_) => format!("userspace: the handler for {handler}"),
+            Route::Reverse(_) if reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty()) => {
+                "userspace: reverse names of the records".to_owned()
+            }
             Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
             Route::Recursors(_) => match self.upstreams.recursors().first() {
                 Some(first) => {
@@ -188,6 +193,9 @@ impl Backend {
         };
         let rcode = match route {
             Route::Upcheck => Some("NOERROR"),
+            Route::Reverse(_) => {
+                reverse.as_ref().filter(|reverse| !reverse.names.is_empty()).map(|_| "NOERROR")
+            }
             _ => explanation.result.as_ref().map(|result| result.rcode),
         };
         let forwarding = match &route {
@@ -199,12 +207,35 @@ impl Backend {
         value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
         value["answered_by"] = answered_by.into();
         value["rcode"] = rcode.into();
-        value["text"] = match forwarding {
-            Some(forwarding) => format!("{}\n{forwarding}", explanation.to_string().trim_end()),
+        let mut text = match &reverse {
+            Some(reverse) => reverse.text(&name),
             None => explanation.to_string(),
+        };
+        if let (Some(query_type), Some(result)) = (query_type, &explanation.result) {
+            let is_asked = |address: &&IpAddr| match query_type {
+                TYPE_A => address.is_ipv4(),
+                TYPE_AAAA => address.is_ipv6(),
+                _ => false,
+            };
+            let addresses: Vec<String> =
+                result.addresses.iter().filter(is_asked).map(ToString::to_string).collect();
+            let data = if addresses.is_empty() { "no data".to_owned() } else { addresses.join(" ") };
+            text = format!("{}\n  {}: {data}\n", text.trim_end(), type_text(query_type));
         }
-        .into();
+        if let Some(forwarding) = forwarding {
+            text = format!("{}\n{forwarding}", text.trim_end());
+        }
+        value["reverse"] = serde_json::to_value(reverse.map(|reverse| reverse.names)).unwrap_or_default();
+        value["text"] = text.into();
         Ok(value)
+    }
+
+    /// Returns the names of the address whose reverse name this is; `None` if it is none.
+    fn reverse(&self, name: &Name) -> Option<ReverseNames> {
+        let address = reverse::address_of(name.as_wire())?;
+        let names = self.server_state.snapshot().reverse(address);
+        let names = names.iter().filter_map(|name| Some(Name::from_wire(name).ok()?.0.to_string()));
+        Some(ReverseNames { address, names: names.collect() })
     }
 
     pub(super) async fn reload(&self) -> Result<Reloaded, ReloadError> {
@@ -253,24 +284,23 @@ impl Backend {
     }
 }
 
-impl Backend {
-    /// Builds a line of `/instances`. The health state belongs to the instance and does not depend
-    /// on the queried name (observed).
-    fn line(&self, instance: &Instance<'_>) -> InstanceLine {
-        let state = instance.ip.map(|ip| self.health.state(ip, None).label());
-        InstanceLine {
-            id: instance.id.to_owned(),
-            group: instance.instance_group.to_owned(),
-            network: instance.network.to_owned(),
-            deployment: instance.deployment.to_owned(),
-            ip: instance.ip.map(|ip| ip.to_string()).unwrap_or_default(),
-            domain: instance.domain.to_owned(),
-            az: instance.az.to_owned(),
-            index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
-            health_state: state.unwrap_or("unknown").to_owned(),
-        }
-    }
+/// The names of an address in the records and aliases.
+struct ReverseNames {
+    address: IpAddr,
+    names: Vec<String>,
+}
 
+impl ReverseNames {
+    fn text(&self, name: &Name) -> String {
+        let Self { address, names } = self;
+        let mut text =
+            format!("{name}\n  reverse name of {address}, with {} names in the records\n", names.len());
+        names.iter().for_each(|name| text.push_str(&format!("    + {name}\n")));
+        text
+    }
+}
+
+impl Backend {
     /// Returns the main reply counters.
     fn replies(&self) -> RepliesStatus {
         let families = self.metrics.gather();

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Backend, refused};
+use crate::ops::tap::parse_type;
 use dns_kit::logs::{parse_level, requests, tags};
 use dns_upstream::Selection;
 
@@ -23,13 +24,20 @@ pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {
 pub(super) struct ResolveParameters {
     /// Name to resolve, with or without the trailing dot.
     name: String,
+    /// Query type; by default both types of addresses.
+    #[serde(rename = "type")]
+    query_type: Option<String>,
 }
 
 pub(super) async fn resolve(
     State(backend): State<Arc<Backend>>,
-    Query(ResolveParameters { name }): Query<ResolveParameters>,
+    Query(ResolveParameters { name, query_type }): Query<ResolveParameters>,
 ) -> Response {
-    match backend.explain(&name) {
+    let query_type = match query_type.as_deref().map(|text| parse_type(text).ok_or(text)).transpose() {
+        Ok(query_type) => query_type,
+        Err(unknown) => return bad_request(format!("{unknown:?} is no query type")),
+    };
+    match backend.explain(&name, query_type) {
         Ok(explanation) => Json(explanation).into_response(),
         Err(reason) => refused(reason),
     }
@@ -50,12 +58,18 @@ pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
     Json(json!({ "flushed": backend.flush(&Selection::default()).await })).into_response()
 }
 
+/// Word that undoes a change of a level.
+pub const DEFAULT_LEVEL: &str = "default";
+
+/// The values of a level, for messages.
+pub const LEVELS: &str = "the levels are DEBUG, INFO, WARN, ERROR, NONE, and default";
+
 /// Body of a POST to `/log`; absent members change nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogChange {
-    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` makes a tag follow the general level
-    /// again.
+    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` makes a tag follow the general level again,
+    /// or returns the general level to the configured one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub level: Option<String>,
     /// Tag the level applies to; the general level if absent.
@@ -81,18 +95,20 @@ pub(super) async fn change_levels(
         return (StatusCode::CONFLICT, "this process does not log\n").into_response();
     };
     let LogChange { level, tag, requests_per_second } = change;
-    let tag = tag.as_deref();
-    if let Some(unknown) = tag.filter(|tag| tags::targets(tag).is_none()) {
-        let known = tags::names().collect::<Vec<_>>().join(", ");
-        return bad_request(format!("unknown tag {unknown}; the tags are {known}"));
-    }
+    let tag = match tag.as_deref().map(|tag| tags::spelt(tag).ok_or(tag)).transpose() {
+        Ok(tag) => tag,
+        Err(unknown) => {
+            let known = tags::names().collect::<Vec<_>>().join(", ");
+            return bad_request(format!("unknown tag {unknown}; the tags are {known}"));
+        }
+    };
     let changed = match (level.as_deref(), tag) {
         (None, None) => Ok(()),
         (None, Some(_)) => return bad_request("a tag needs a level"),
-        (Some(text), Some(tag)) if text.eq_ignore_ascii_case("default") => logs.unset(tag),
+        (Some(text), tag) if text.eq_ignore_ascii_case(DEFAULT_LEVEL) => logs.unset(tag),
         (Some(text), tag) => match parse_level(text) {
             Some(level) => logs.set(tag, level),
-            None => return bad_request("the levels are DEBUG, INFO, WARN, ERROR and NONE"),
+            None => return bad_request(LEVELS),
         },
     };
     if let Some(limit) = requests_per_second {

@@ -1,36 +1,48 @@
 //! `/instances`: the instances of the records with their health.
 
-use std::sync::Arc;
+use std::{borrow::Cow, convert::Infallible, sync::Arc};
 
 use axum::{
+    body::{Body, Bytes},
     extract::{Query, State},
-    response::Response,
+    http::header,
+    response::{IntoResponse as _, Response},
 };
+use futures::stream;
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, json_lines, refused};
+use super::{Backend, NameRefused, backend::parse, refused};
+use dns_core::{
+    catalog::{Instance, Snapshot},
+    resolve::{self, Existence},
+};
+
+/// Size from which the lines collected so far are sent: with another line still below the 16 KiB in which the
+/// server hands parts on, so that lines stay whole. Lines are built only when the client has read the ones
+/// before them: the response for 20,000 instances has 4 MB.
+const PART: usize = 15 << 10;
 
 /// A line of `/instances`: the same members as in bosh-dns, all of them strings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InstanceLine {
+pub struct InstanceLine<'a> {
     /// Instance id, as in the records.
-    pub id: String,
+    pub id: Cow<'a, str>,
     /// Name of the instance group.
-    pub group: String,
+    pub group: Cow<'a, str>,
     /// Network of the address.
-    pub network: String,
+    pub network: Cow<'a, str>,
     /// Name of the deployment.
-    pub deployment: String,
+    pub deployment: Cow<'a, str>,
     /// IPv4 or IPv6 address.
     pub ip: String,
     /// Domain, with a trailing dot.
-    pub domain: String,
+    pub domain: Cow<'a, str>,
     /// Availability zone; empty if the instance has none.
-    pub az: String,
+    pub az: Cow<'a, str>,
     /// Index within the instance group.
     pub index: String,
     /// `running`, `failing`, `unknown` or `unchecked`.
-    pub health_state: String,
+    pub health_state: Cow<'a, str>,
 }
 
 /// Handles `/instances`. Of several `address` parameters the first counts, an empty one is
@@ -40,8 +52,55 @@ pub(super) async fn instances(
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
     let address = parameters.iter().find(|(key, _)| key == "address").map(|(_, value)| value.as_str());
-    match backend.instances(address.filter(|address| !address.is_empty())) {
-        Ok(lines) => json_lines(lines),
+    let snapshot = backend.server_state.snapshot();
+    let positions = match address.filter(|address| !address.is_empty()) {
+        None => Ok((0..snapshot.instances().len() as u32).collect()),
+        Some(address) => matching(&backend, &snapshot, address),
+    };
+    match positions {
+        Ok(positions) => lines(backend, snapshot, positions),
         Err(reason) => refused(reason),
+    }
+}
+
+/// Returns the positions of the instances that `address` resolves to.
+fn matching(backend: &Backend, snapshot: &Snapshot, address: &str) -> Result<Vec<u32>, NameRefused> {
+    resolve::instances(snapshot, &*backend.health, &parse(address)?).map_err(|existence| match existence {
+        Existence::Malformed => NameRefused(format!("{address} is malformed")),
+        _ => NameRefused(format!("{address}: no instance matches")),
+    })
+}
+
+fn lines(backend: Arc<Backend>, snapshot: Arc<Snapshot>, positions: Vec<u32>) -> Response {
+    let mut positions = positions.into_iter();
+    let parts = std::iter::from_fn(move || {
+        let mut part = Vec::with_capacity(PART + 1024);
+        for instance in positions.by_ref().filter_map(|position| snapshot.instance(position)) {
+            serde_json::to_writer(&mut part, &line(&backend, &instance))
+                .expect("texts can always be written as JSON");
+            part.push(b'\n');
+            if part.len() >= PART {
+                break;
+            }
+        }
+        (!part.is_empty()).then(|| Ok::<_, Infallible>(Bytes::from(part)))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream::iter(parts))).into_response()
+}
+
+/// Builds a line. The health state belongs to the instance and does not depend on the queried name
+/// (observed).
+fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
+    let state = instance.ip.map(|ip| backend.health.state(ip, None).label());
+    InstanceLine {
+        id: instance.id.into(),
+        group: instance.instance_group.into(),
+        network: instance.network.into(),
+        deployment: instance.deployment.into(),
+        ip: instance.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        domain: instance.domain.into(),
+        az: instance.az.into(),
+        index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
+        health_state: state.unwrap_or("unknown").into(),
     }
 }

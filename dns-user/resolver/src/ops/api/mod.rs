@@ -6,7 +6,7 @@
 //! | `/instances[?address=NAME]` | any | JSON lines, one per instance; 422 for a malformed or unknown name |
 //! | `/local-groups` | any | JSON lines: the VM as a whole, then each link of each job |
 //! | `/status` | GET | a JSON object ([`crate::ops::status::Status`]) |
-//! | `/resolve?name=NAME` | GET | a JSON object: resolution of the name, step by step |
+//! | `/resolve?name=NAME[&type=TYPE]` | GET | a JSON object: resolution of the name, step by step |
 //! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | endless JSON lines, one per query |
 //! | `/log` | GET, POST | log levels; POST changes them |
 //! | `/reload` | POST | reloads every file, as SIGHUP does |
@@ -17,11 +17,8 @@
 mod backend;
 mod cache;
 mod control;
-mod control_socket;
 mod groups;
 mod instances;
-mod listener;
-mod peer;
 mod tap;
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc};
@@ -32,28 +29,32 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, any, get, post},
 };
+use nix::unistd::Uid;
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::server::TlsStream;
+use tokio::net::TcpListener;
 
 pub use self::{
     backend::{Backend, NameRefused, ReloadError, Reloaded},
     cache::{CacheFlush, Criteria},
-    control::LogChange,
-    control_socket::ControlSocket,
+    control::{DEFAULT_LEVEL, LEVELS, LogChange},
     groups::{Group, LocalHealth, read_jobs},
     instances::InstanceLine,
 };
-use crate::ops::http;
-use dns_kit::tls::{RotatingTls, common_name};
+use crate::accounts;
+use dns_core::config::ControlConfig;
+use dns_kit::{
+    http_server::{Limits, Listener, Server},
+    metrics::families,
+    tls::RotatingTls,
+    unix_socket::{Access, ControlSocket},
+};
 
 /// A bound API socket.
 pub struct ApiServer {
-    /// Yields connections whose client presented a valid certificate.
-    listener: listener::TlsListener,
+    server: Server,
     backend: Arc<Backend>,
     /// Common names with access to the administrative paths; `None` for every valid certificate.
-    admins: Option<Arc<[String]>>,
+    admins: Option<Vec<String>>,
 }
 
 impl ApiServer {
@@ -67,33 +68,65 @@ impl ApiServer {
         admins: Option<Vec<String>>,
     ) -> io::Result<Self> {
         let socket = TcpListener::bind(address).await?;
-        let refused = listener::register(backend.metrics.registry()).map_err(io::Error::other)?;
-        let listener = listener::TlsListener::start(socket, tls, refused)?;
-        Ok(Self { listener, backend, admins: admins.map(Arc::from) })
+        let (registry, limits) = (backend.metrics.registry(), Limits::default());
+        let register = || -> prometheus::Result<_> {
+            let limit = families::LIMIT.gauges()?;
+            limit.with_label_values(&["api_connections"]).set(limits.connections as i64);
+            registry.register(Box::new(limit))?;
+            let replaced = families::API_REFUSED_CONNECTIONS_TOTAL.counter()?;
+            registry.register(Box::new(replaced.clone()))?;
+            Ok(replaced)
+        };
+        let replaced = register().map_err(io::Error::other)?;
+        let listener = Listener::Tls(socket, Box::new(move || tls.server_config()));
+        Ok(Self { server: Server::new("the API", listener).count_replaced(replaced), backend, admins })
     }
 
     /// Returns the bound address, including a port chosen by the kernel.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.listener.address()
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.server.local_addr()
     }
 
-    /// Serves until `shutdown` completes, then closes streams that are still open.
+    /// Serves until `shutdown` completes.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listener, backend, admins } = self;
+        let Self { server, backend, admins } = self;
         let (all, refused) = (routes(backend), operations(any(not_an_admin)));
-        let routes_for = |stream: &TlsStream<TcpStream>| match &admins {
-            Some(admins) if !is_admin(stream, admins) => refused.clone().fallback_service(all.clone()),
-            _ => all.clone(),
+        let is_admin = move |name: Option<String>| match &admins {
+            Some(admins) => name.is_some_and(|name| admins.contains(&name)),
+            None => true,
         };
-        http::serve(listener, routes_for, shutdown).await;
+        let routes_for = move |client: &dns_kit::http_server::Client| match is_admin(client.common_name()) {
+            true => all.clone(),
+            false => refused.clone().fallback_service(all.clone()),
+        };
+        server.run(routes_for, shutdown).await;
     }
 }
 
-/// Returns whether a client certificate's common name is in `admins`.
-fn is_admin(stream: &TlsStream<TcpStream>, admins: &[String]) -> bool {
-    let certificates = stream.get_ref().1.peer_certificates();
-    let name = certificates.and_then(<[_]>::first).and_then(common_name);
-    name.is_some_and(|name| admins.contains(&name))
+/// Binds the control socket and sets its owner and group, which requires root. Without `control.user`
+/// the owner is `server_user`, the user that the server switches to.
+pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Result<ControlSocket> {
+    let ControlConfig { socket, user, group, is_default: _ } = config;
+    let missing = |error| io::Error::new(io::ErrorKind::NotFound, error);
+    let of_user = |key, name: &str| accounts::user(key, name).map(|user| user.uid).map_err(missing);
+    let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;
+    let user = match user {
+        Some(name) => Some(of_user("control.user", name)?),
+        None => server,
+    };
+    let group = group.as_ref().map(|name| accounts::group("control.group", name)).transpose();
+    let group = group.map_err(missing)?.map(|group| group.gid);
+    let trusted: Vec<Uid> = server.into_iter().collect();
+    ControlSocket::bind(socket, Access { user, group }, &trusted)
+}
+
+/// Serves the whole API on the control socket, to local users and without certificates, until the process
+/// ends.
+pub async fn serve_control(socket: ControlSocket, backend: Arc<Backend>) -> io::Result<()> {
+    let all = routes(backend);
+    let server = Server::new("the control socket", Listener::Control(socket.listen()?));
+    server.run(move |_| all.clone(), std::future::pending()).await;
+    Ok(())
 }
 
 /// Routes all administrative paths to `there`.

@@ -56,6 +56,8 @@ fn backend(tap: Tap) -> Arc<Backend> {
             fast_path: fast_path.clone(),
             health: None,
             consul: None,
+            upstreams: upstreams.clone(),
+            certificates: Vec::new(),
         },
         service_status,
         logs: None,
@@ -117,7 +119,7 @@ impl Running {
         let tap = Tap::new();
         let backend = backend(tap.clone());
         let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None).await.unwrap();
-        let address = server.local_addr();
+        let address = server.local_addr().unwrap();
         tokio::spawn(server.run(std::future::pending()));
         Self { folder, address, tap }
     }

@@ -13,14 +13,12 @@ use axum::{
 use tokio::net::TcpListener;
 
 use super::Metrics;
-use crate::ops::{
-    http,
-    readiness::{Check, Readiness, SOCKETS},
-};
+use crate::ops::readiness::{Check, Readiness, SOCKETS};
+use dns_kit::http_server::{Listener, Server};
 
 /// A bound metrics port.
 pub struct MetricsServer {
-    listener: TcpListener,
+    server: Server,
     served: Served,
 }
 
@@ -35,12 +33,13 @@ impl MetricsServer {
     /// Binds the metrics port to `address`.
     pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Readiness>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        Ok(Self { listener, served: Served { metrics, probe } })
+        let server = Server::new("the metrics port", Listener::Plain(listener));
+        Ok(Self { server, served: Served { metrics, probe } })
     }
 
     /// Returns the bound address, including a port chosen by the kernel.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.server.local_addr()
     }
 
     /// Serves until `shutdown` completes.
@@ -50,7 +49,7 @@ impl MetricsServer {
             .route("/healthz", get(alive))
             .route("/readyz", get(ready))
             .with_state(self.served);
-        http::serve(self.listener, |_| routes.clone(), shutdown).await;
+        self.server.run(move |_| routes.clone(), shutdown).await;
     }
 }
 
@@ -98,7 +97,8 @@ mod tests {
         sync::oneshot,
     };
 
-    use dns_core::config::ConfigError;
+    use dns_core::config::{Config, ConfigError};
+    use dns_upstream::{Handlers, InForce, Upstream};
 
     use super::*;
     use crate::ops::service_status::{Kind, ServiceStatus};
@@ -106,6 +106,7 @@ mod tests {
     /// Returns the state of a server that is alive but not ready because no records were read.
     fn half() -> Arc<Readiness> {
         let service_status = ServiceStatus::default();
+        let config = Config::parse("config.json", br#"{"port": 53}"#).unwrap().config;
         service_status.refused(
             Kind::Records,
             Vec::new(),
@@ -116,6 +117,8 @@ mod tests {
             fast_path: dns_fastpath::FastPathHandle::default(),
             health: None,
             consul: None,
+            upstreams: InForce::new(Upstream::new(&config, &[]), Handlers::default()),
+            certificates: Vec::new(),
         })
     }
 

@@ -18,17 +18,26 @@ use crate::ops::readiness::CheckResult;
 /// Below this width some columns are left out, so that the others fit into 80.
 const WIDE: u16 = 100;
 
+/// Below this height the names get lines of the other parts.
+const TALL: u16 = 30;
+
 /// Width of the clients' columns: an IPv4 address and two figures.
 const CLIENTS: u16 = 33;
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     let is_wide = frame.area().width >= WIDE;
-    let (head, curve) = if is_wide { (3, 5) } else { (4, 4) };
+    let head = if is_wide { 3 } else { 4 };
+    // In 24 lines the names matter more than the figures around them.
+    let (curve, bottom) = match frame.area().height {
+        TALL.. if is_wide => (5, 9),
+        TALL.. => (4, 9),
+        _ => (3, 6),
+    };
     let [head, curve, middle, bottom, foot] = Layout::vertical([
         Constraint::Length(head),
         Constraint::Length(curve),
         Constraint::Min(6),
-        Constraint::Length(9),
+        Constraint::Length(bottom),
         Constraint::Length(1),
     ])
     .areas(frame.area());

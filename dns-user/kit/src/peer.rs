@@ -1,12 +1,13 @@
-//! Determines the user at the other end of a local TCP connection.
+//! Identifies the other end of a connection before it has authenticated: the user of a local process,
+//! otherwise the network.
 
 use std::{
+    fmt,
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
-use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
@@ -17,21 +18,38 @@ const HEADER: usize = 16;
 /// timer and retransmissions, the socket's id of 48 bytes, expiry and two queues.
 const UID: usize = 4 + 48 + 12;
 /// Time limit for the reply of the kernel, which normally arrives within the call.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Identity of a peer before it has presented a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub enum Peer {
     /// User id of a local process.
     User(u32),
-    /// IP address, if the kernel does not report the user.
-    Address(IpAddr),
+    /// IPv4 address, or the /64 network of an IPv6 address, which one host may fill.
+    Network(IpAddr),
 }
 
 impl Peer {
-    /// Returns the peer at `client` of a connection to `server`.
-    pub(super) fn of(client: SocketAddr, server: SocketAddr) -> Self {
-        uid_of(client, server).map_or(Self::Address(client.ip()), Self::User)
+    /// Returns the peer at `client` of a connection to `server`. Only peers on the loopback interface are
+    /// looked up by user.
+    pub fn of(client: SocketAddr, server: Option<SocketAddr>) -> Self {
+        let network = match client.ip().to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
+        };
+        let is_local = client.ip().to_canonical().is_loopback();
+        let user = server.filter(|_| is_local).and_then(|server| uid_of(client, server).ok());
+        user.map_or(Self::Network(network), Self::User)
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(user) => write!(f, "user {user}"),
+            Self::Network(IpAddr::V6(network)) => write!(f, "{network}/64"),
+            Self::Network(address) => write!(f, "{address}"),
+        }
     }
 }
 
@@ -40,7 +58,7 @@ impl Peer {
 fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     socket.write_all(&request(local, remote))?;
     let mut reply = [0; 512];
     let length = socket.read(&mut reply)?;
@@ -88,15 +106,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_local_peer_has_a_user() {
+    fn local_peer_has_a_user() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let server = listener.local_addr().unwrap();
             let _client = TcpStream::connect(server).unwrap();
             let (_stream, client) = listener.accept().unwrap();
-            assert_eq!(Peer::of(client, server), Peer::User(nix::unistd::getuid().as_raw()));
+            assert_eq!(Peer::of(client, Some(server)), Peer::User(nix::unistd::getuid().as_raw()));
         }
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
-        assert_eq!(Peer::of(nobody, nobody), Peer::Address(nobody.ip()));
+        let unused = SocketAddr::from(([127, 0, 0, 1], 1));
+        assert_eq!(Peer::of(unused, Some(unused)), Peer::Network(unused.ip()));
+    }
+
+    #[test]
+    fn ipv6_hosts_count_by_network() {
+        let peer = |text: &str| Peer::of(SocketAddr::new(text.parse().unwrap(), 1), None);
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::2:3"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+        assert_eq!(peer("2001:db8::1").to_string(), "2001:db8::/64");
     }
 }

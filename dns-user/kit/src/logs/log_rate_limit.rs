@@ -32,14 +32,14 @@ struct State {
     refilled: Option<Instant>,
     /// Peers with a line within the last [`PEER_PAUSE`], oldest first.
     peers: VecDeque<(IpAddr, Instant)>,
-    left_out: u64,
+    suppressed: u64,
 }
 
 impl LineLimit {
     /// Creates a limit with a full burst.
     #[expect(clippy::new_without_default, reason = "made in statics, which need a const fn")]
     pub const fn new() -> Self {
-        Self(Mutex::new(State { tokens: BURST, refilled: None, peers: VecDeque::new(), left_out: 0 }))
+        Self(Mutex::new(State { tokens: BURST, refilled: None, peers: VecDeque::new(), suppressed: 0 }))
     }
 
     /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed
@@ -69,7 +69,7 @@ impl State {
         }
         let is_known = peer.is_some_and(|peer| self.peers.iter().any(|(known, _)| *known == peer));
         if is_known || self.tokens < 1.0 {
-            self.left_out += 1;
+            self.suppressed += 1;
             return None;
         }
         self.tokens -= 1.0;
@@ -79,7 +79,7 @@ impl State {
             }
             self.peers.push_back((peer, now));
         }
-        Some(std::mem::take(&mut self.left_out))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn left_out_lines_are_counted() {
+    fn suppressed_lines_are_counted() {
         let limit = LineLimit::new();
         let peer = IpAddr::from([192, 0, 2, 1]);
         assert_eq!(limit.admit(peer), Some(0));

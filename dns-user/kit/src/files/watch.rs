@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_millis(250);
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits for changes in a set of folders.
-pub(super) struct Watch {
+pub struct Watch {
     /// `None` if inotify is unavailable; files are then only checked every [`INTERVAL`].
     watcher: Option<RecommendedWatcher>,
     events: Arc<Events>,
@@ -41,12 +41,13 @@ struct Changing {
 
 impl Watch {
     /// Creates a watch without folders. Must be called inside a tokio runtime.
-    pub(super) fn new() -> Self {
+    #[expect(clippy::new_without_default, reason = "it starts a thread and needs a runtime")]
+    pub fn new() -> Self {
         let mut ticks = time::interval_at(time::Instant::now() + INTERVAL, INTERVAL);
         ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let events = Arc::new(Events::default());
-        let told = events.clone();
-        let watcher = notify::recommended_watcher(move |event| told.take(event));
+        let notified = events.clone();
+        let watcher = notify::recommended_watcher(move |event| notified.take(event));
         let watcher = watcher
             .inspect_err(|error| warn!("inotify is unavailable ({error}): files are checked once a second"))
             .ok();
@@ -54,7 +55,7 @@ impl Watch {
     }
 
     /// Replaces the set of watched folders.
-    pub(super) fn set(&mut self, folders: Vec<PathBuf>) {
+    pub fn set(&mut self, folders: Vec<PathBuf>) {
         let Some(watcher) = &mut self.watcher else { return };
         let wanted: HashSet<PathBuf> = folders.into_iter().collect();
         for gone in self.folders.difference(&wanted) {
@@ -76,7 +77,7 @@ impl Watch {
 
     /// Waits until something may have changed, at most a second. Cancel-safe, for use in a
     /// `select!` with shorter intervals.
-    pub(super) async fn next(&mut self) {
+    pub async fn next(&mut self) {
         let Events { whole, something } = &*self.events;
         loop {
             let settled = self.changing.map(|Changing { first, last }| (last + QUIET).min(first + LONGEST));
@@ -132,7 +133,7 @@ mod tests {
     #[tokio::test]
     async fn interrupted_wait_keeps_events() {
         let mut watch = Watch::new();
-        // As in the daemon's main loop, whose other intervals are shorter.
+        // As in a loop whose other intervals are shorter.
         let checked =
             async { while time::timeout(Duration::from_millis(10), watch.next()).await.is_err() {} };
         time::timeout(Duration::from_secs(30), checked).await.expect("a check without events");
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rename_into_a_watched_folder_wakes() {
+    async fn rename_into_folder_wakes() {
         let folder = tempfile::tempdir().unwrap();
         let mut watch = Watch::new();
         watch.set(vec![folder.path().to_owned()]);

@@ -43,6 +43,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// not keep the server from starting.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Which files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Files that may have changed.
+    IfChanged,
+    /// Every file; its contents are applied again.
+    Always,
+}
+
 /// Location of one kind of data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
@@ -272,18 +281,18 @@ impl Followed {
     }
 
     /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the
-    /// same `force` returns the result.
-    pub(super) fn look_ahead(&mut self, force: bool) {
-        let known = self.known(force);
+    /// same `reading` returns the result.
+    pub(super) fn look_ahead(&mut self, reading: Reading) {
+        let known = self.known(reading);
         self.reader.ask(known);
     }
 
-    /// Reads the source if it may have changed; `None` if the contents are the same. With `force`
-    /// it is read and returned in any case. An unresponsive source is treated as unreadable.
-    pub(super) fn changed(&mut self, force: bool) -> Option<Contents> {
-        let contents = self.read_now(self.known(force))?;
+    /// Reads the source; `None` if only changes are wanted and the contents are the same. An unresponsive
+    /// source is treated as unreadable.
+    pub(super) fn changed(&mut self, reading: Reading) -> Option<Contents> {
+        let contents = self.read_now(self.known(reading))?;
         let digest = Some(contents.digest());
-        let is_new = force || digest != self.digest;
+        let is_new = reading == Reading::Always || digest != self.digest;
         self.digest = digest;
         is_new.then_some(contents)
     }
@@ -294,10 +303,10 @@ impl Followed {
     /// again a few times before it is reported as invalid.
     pub(super) fn parsed<T>(
         &mut self,
-        force: bool,
+        reading: Reading,
         parse: impl Fn(&[(&str, &[u8])]) -> ParsedFiles<T>,
     ) -> Option<(Contents, ParsedFiles<T>)> {
-        let mut contents = self.changed(force)?;
+        let mut contents = self.changed(reading)?;
         let mut parsed = contents.parse(&parse);
         for _ in 0..READ_AGAIN {
             if parsed.errors.is_empty() || contents.settled {
@@ -313,8 +322,8 @@ impl Followed {
     }
 
     /// Returns the versions that need not be read again.
-    fn known(&self, force: bool) -> Option<Stamps> {
-        (!force && self.settled).then(|| self.stamps.clone())
+    fn known(&self, reading: Reading) -> Option<Stamps> {
+        (reading == Reading::IfChanged && self.settled).then(|| self.stamps.clone())
     }
 
     /// Reads the source and remembers its state; `None` if it matches `known`.
@@ -484,7 +493,7 @@ mod tests {
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         nix::unistd::mkfifo(&folder.path().join("a.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let mut followed = Followed::new(Source::Pattern(format!("{}/*.json", folder.path().display())));
-        let contents = followed.changed(true).unwrap();
+        let contents = followed.changed(Reading::Always).unwrap();
         assert_eq!(contents.paths(), [folder.path().join("b.json")]);
         assert_eq!(followed.left_out, [folder.path().join("a.json")]);
         assert_eq!(followed.folders(), [folder.path().to_owned()]);
@@ -495,16 +504,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         let mut followed = Followed::new(Source::File(path.clone()));
-        assert!(followed.changed(false).unwrap().files[0].1.is_err());
-        assert!(followed.changed(false).is_none());
+        assert!(followed.changed(Reading::IfChanged).unwrap().files[0].1.is_err());
+        assert!(followed.changed(Reading::IfChanged).is_none());
         fs::write(&path, "{}").unwrap();
-        assert!(followed.changed(false).is_some());
-        assert!(followed.changed(false).is_none());
+        assert!(followed.changed(Reading::IfChanged).is_some());
+        assert!(followed.changed(Reading::IfChanged).is_none());
         fs::write(&path, "{}").unwrap();
-        assert!(followed.changed(false).is_none());
-        assert!(followed.changed(true).is_some());
+        assert!(followed.changed(Reading::IfChanged).is_none());
+        assert!(followed.changed(Reading::Always).is_some());
         fs::write(&path, "[]").unwrap();
-        assert!(followed.changed(false).is_some());
+        assert!(followed.changed(Reading::IfChanged).is_some());
     }
 
     #[test]
@@ -513,11 +522,11 @@ mod tests {
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
         let mut followed = Followed::new(Source::File(path.clone()));
-        followed.look_ahead(true);
-        followed.look_ahead(true);
-        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
+        followed.look_ahead(Reading::Always);
+        followed.look_ahead(Reading::Always);
+        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"{}");
         fs::write(&path, "[]").unwrap();
-        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"[]");
+        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"[]");
     }
 
     #[test]
@@ -532,9 +541,9 @@ mod tests {
             read(&slow, known)
         });
         let mut followed = Followed { reader, ..Followed::new(source) };
-        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
+        assert_eq!(followed.changed(Reading::Always).unwrap().into_first().unwrap(), b"{}");
         let all = |files: &[(&str, &[u8])]| ParsedFiles { valid: files.len(), errors: Vec::new() };
-        let ParsedFiles { valid, errors } = followed.changed(true).unwrap().parse(all);
+        let ParsedFiles { valid, errors } = followed.changed(Reading::Always).unwrap().parse(all);
         assert_eq!((valid, errors.len()), (0, 1));
         assert!(errors[0].problem.contains("did not respond within 1 s"), "{}", errors[0]);
     }
@@ -555,7 +564,7 @@ mod tests {
             }
             ParsedFiles { valid: (), errors }
         };
-        let (_, parsed) = followed.parsed(false, parse).unwrap();
+        let (_, parsed) = followed.parsed(Reading::IfChanged, parse).unwrap();
         parsed.whole().unwrap();
     }
 

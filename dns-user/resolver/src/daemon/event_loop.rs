@@ -19,14 +19,12 @@ use super::{
     failures::{Failure, Failures},
     fast_path::Lifecycle,
     files::{Changes, Files},
+    followed_file::{Reading, Sources},
     listeners::{Listeners, all_addresses},
     service_manager, settings,
     signals::{Asked, Signals},
-    sources::Sources,
-    start::notes,
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
-    watch::Watch,
 };
 use crate::{
     consul::ConsulNames,
@@ -41,7 +39,7 @@ use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded};
 use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
-use dns_kit::logs::Logs;
+use dns_kit::{files::watch::Watch, logs::Logs};
 
 /// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -109,7 +107,7 @@ impl Daemon<'_> {
                     self.fast_path.heartbeat();
                     service_manager::tell(service_manager::State::Alive);
                 }
-                () = self.watch.next() => self.reload_files(false).await,
+                () = self.watch.next() => self.reload_files(Reading::IfChanged).await,
                 asked = signals.next() => match asked {
                     Asked::End(name) => {
                         info!("{name}: stopping");
@@ -186,15 +184,15 @@ impl Daemon<'_> {
     }
 
     /// Checks the files for changes and applies them.
-    async fn reload_files(&mut self, force: bool) {
-        let Changes { snapshot, handlers, addresses, consul } = self.files.reload(force).await;
+    async fn reload_files(&mut self, reading: Reading) {
+        let Changes { snapshot, handlers, addresses, consul } = self.files.reload(reading).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
             self.server_state.consul_changed();
         }
         let has_handlers = handlers.is_some();
         self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
-        if has_handlers || force {
+        if has_handlers || reading == Reading::Always {
             // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_PATIENCE).await {
                 warn!("fast path still serves the previous files");
@@ -222,7 +220,7 @@ impl Daemon<'_> {
             return;
         }
         self.fast_path.set_endpoints(&served);
-        let notes = notes(&self.config, &served);
+        let notes = settings::notes(&self.config, &served);
         self.service_status.change(|state| {
             state.listen = served;
             state.notes = notes;
@@ -244,7 +242,7 @@ impl Daemon<'_> {
                 self.service_status.refused(Kind::Config, vec![self.path.to_owned()], &problems.0);
             }
         }
-        self.reload_files(true).await;
+        self.reload_files(Reading::Always).await;
         let reloaded = self.service_status.reloaded();
         match reloaded.failed.as_slice() {
             [] => info!("{why}: reload finished"),
