@@ -219,7 +219,10 @@ fn completions_and_manual_cover_commands() -> Result<()> {
 #[test]
 fn commands_change_no_other_server() -> Result<()> {
     requires!(namespaces);
-    let running = Running::start("other", &json!({"control": {"socket": "control.sock"}}))?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let socket = folder.path().join("control.sock");
+    let running =
+        Running::start_with(Namespace::new("other")?, folder, &json!({"control": {"socket": socket}}))?;
     // A second configuration that leads to the running server's socket; its own server is down.
     let mut other: Value = serde_json::from_slice(&fs::read(running.folder().join("config.json"))?)?;
     other["port"] = json!(5353);

@@ -182,7 +182,10 @@ fn records_without_instances_degrade() -> Result<()> {
 #[test]
 fn expired_api_certificate_degrades() -> Result<()> {
     requires!(namespaces);
-    let running = Running::start("expired", &json!({"control": {"socket": "control.sock"}}))?;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    let socket = folder.path().join("control.sock");
+    let settings = json!({"control": {"socket": socket}});
+    let running = Running::start_with(Namespace::new("expired")?, folder, &settings)?;
     let (key, path) = (rcgen::KeyPair::generate()?, running.folder().join("certificates"));
     let mut params = rcgen::CertificateParams::new(["api.bosh-dns".to_owned()])?;
     params.not_after = rcgen::date_time_ymd(2020, 1, 1);
@@ -211,7 +214,7 @@ fn unchecked_health_degrades() -> Result<()> {
     write_certificates(&certificates)?;
     // No instance has a route, let alone a health server.
     let settings = json!({"health": {
-        "enabled": true, "port": 2345, "remote_health_interval": "1s", "synchronous_check_timeout": "200ms",
+        "enabled": true, "port": 2345, "synchronous_check_timeout": "200ms",
         "certificate_file": certificates.join("client.crt"), "ca_file": certificates.join("ca.crt"),
         "private_key_file": certificates.join("client.key"),
     }});
@@ -221,7 +224,7 @@ fn unchecked_health_degrades() -> Result<()> {
     wait_for_readyz(&running, "200", "warn health checks: none of 3 checked instances answers")?;
     // New files that cannot be used.
     fs::write(certificates.join("client.crt"), "half a file")?;
-    wait_for_readyz(&running, "200", "warn certificates: health-client: the new files cannot be used")
+    wait_for_readyz(&running, "200", "warn certificates: health_client: the new files cannot be used")
 }
 
 #[test]

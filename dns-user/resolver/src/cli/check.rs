@@ -27,7 +27,9 @@ impl Check {
     pub(super) fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, json } = self;
         let mut report = check(&config);
-        report.add_taken_addresses(&served_addresses(&config));
+        if report.ok {
+            report.add_taken_addresses(&served_addresses(&config));
+        }
         let text = if json {
             let text = serde_json::to_string_pretty(&report).expect("texts and numbers are valid JSON");
             terminal::json(&text).into_owned() + "\n"
