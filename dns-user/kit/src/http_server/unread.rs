@@ -231,7 +231,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for StallLimit<T> {
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt as _;
+    use futures_util::FutureExt as _;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use axum::{
     http::header,
     response::{IntoResponse as _, Response},
 };
-use futures::stream;
+use futures_util::stream;
 use serde::{Deserialize, Serialize};
 
 use super::{Backend, NameRefused, backend::parse, refused};
