@@ -148,7 +148,12 @@ impl FailedTries {
     pub(crate) fn failed(self: &Arc<Self>, reason: Reason) {
         self.failures[reason as usize].fetch_add(1, Ordering::Relaxed);
         match reason {
-            Reason::TimedOut | Reason::NoAddress | Reason::Unreachable | Reason::Reset | Reason::Closed => {
+            Reason::TimedOut
+            | Reason::NoAddress
+            | Reason::Unreachable
+            | Reason::Reset
+            | Reason::Closed
+            | Reason::Tls => {
                 self.unanswered.fetch_add(1, Ordering::Relaxed);
             }
             // Not sent.

@@ -210,7 +210,7 @@ fn settings(pki: &Pki, fleet: &Fleet, interval: &str) -> Value {
 }
 
 /// Raises the open file limit of this process, which plays all instances.
-pub(crate) fn raise_own_limit() {
+fn raise_own_limit() {
     let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
     let (_, hard) = nix::sys::resource::getrlimit(limit).unwrap();
     nix::sys::resource::setrlimit(limit, hard, hard).unwrap();

@@ -9,13 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_core::{
-    config::HealthConfig,
-    name::Name,
-    resolve::{Checks, Existence, Health as _, HealthState, Resolution},
-};
-use dns_fastpath::FastPathHandle;
-use dns_health::HealthService;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use whole_system_tests::{
@@ -144,59 +137,4 @@ fn bounded(log: &Path, kind: &str, port: SocketAddr, begun: Instant) {
     })
     .unwrap();
     logged().assert_bounded(begun);
-}
-
-/// Silent connections of one client: more than the health server has room for.
-const SILENT: usize = 9000;
-
-#[test]
-fn silent_clients_delay_no_health_check() {
-    requires!(namespaces);
-    Namespace::new("silent").unwrap().run(silence).unwrap();
-}
-
-fn silence() {
-    crate::health::raise_own_limit();
-    let pki = Pki::new(Client::Good);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    fs::create_dir(path.join("jobs")).unwrap();
-    fs::write(path.join("health.json"), r#"{"state": "running"}"#).unwrap();
-    let settings = json!({
-        "address": HEALTH.ip(), "port": HEALTH.port(), "health_file_name": path.join("health.json"),
-        "jobs_dir": path.join("jobs"), "request_timeout": "600s",
-        "certificate_file": pki.server.certificate, "private_key_file": pki.server.private_key,
-        "ca_file": pki.server.ca,
-    });
-    fs::write(path.join("health-config.json"), settings.to_string()).unwrap();
-    let program = server::program().unwrap().with_file_name("bosh-dns-xdp-health");
-    let mut command = Command::new(program);
-    command.arg(path.join("health-config.json")).stdin(Stdio::null()).stdout(Stdio::null());
-    let _health = Kept::spawn(&mut command).unwrap();
-    wait_until("the port", LIMIT, || TcpStream::connect(HEALTH).is_ok()).unwrap();
-    let mut silent = Vec::new();
-    while silent.len() < SILENT {
-        match TcpStream::connect_timeout(&HEALTH, Duration::from_secs(5)) {
-            Ok(stream) => silent.push(stream),
-            // The server accepts no more, or this process has too few descriptors.
-            Err(_) => break,
-        }
-    }
-    let config = HealthConfig {
-        enabled: true,
-        port: HEALTH.port(),
-        tls: Some(pki.client.clone()),
-        check_interval: Duration::from_millis(200),
-        max_tracked_queries: 2000,
-        synchronous_check_timeout: Duration::from_secs(1),
-        tracked_query_ttl: None,
-    };
-    let service = HealthService::new(&config, Duration::from_secs(5), FastPathHandle::default()).unwrap();
-    service.start().unwrap();
-    let checks = Checks { instances: vec![HEALTH.ip()], tracked: true, synchronous: false };
-    let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
-    service.tracker().asked(&Name::from_text("one").unwrap(), &resolution);
-    let is_running = || service.states().state(HEALTH.ip(), None) == HealthState::Running;
-    wait_until("a health check beside silent clients", LIMIT, is_running).unwrap();
-    drop(silent);
 }

@@ -98,7 +98,7 @@ mod tests {
     };
 
     use dns_core::config::{Config, ConfigError};
-    use dns_upstream::{Handlers, InForce, Upstream};
+    use dns_upstream::{Handlers, InForce, NoInterfaces, Upstream};
 
     use super::*;
     use crate::ops::service_status::{Kind, ServiceStatus};
@@ -117,7 +117,10 @@ mod tests {
             fast_path: dns_fastpath::FastPathHandle::default(),
             health: None,
             consul: None,
-            upstreams: InForce::new(Upstream::new(&config, &[]), Handlers::default()),
+            upstreams: InForce::new(
+                Upstream::new(&config, &[], &NoInterfaces::shared()),
+                Handlers::default(),
+            ),
             certificates: Vec::new(),
         })
     }
