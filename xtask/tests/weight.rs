@@ -25,11 +25,11 @@ const BUDGETS: [(&str, usize); 18] = [
     ("dns-user/fastpath", 14_890),
     ("dns-user/health", 2_970),
     ("dns-user/identity", 7_180),
-    ("dns-user/kit", 4_110),
+    ("dns-user/kit", 4_480),
     ("dns-user/publish", 15_090),
     ("dns-user/resolver", 16_660),
     ("dns-user/sync", 7_260),
-    ("dns-user/upstream", 5_980),
+    ("dns-user/upstream", 6_250),
     ("xtask", 2_090),
 ];
 
