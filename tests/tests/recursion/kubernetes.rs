@@ -47,9 +47,8 @@ fn node_answers_hot_cluster_names() -> Result<()> {
     let pair = Pair::joined("k8s", ("pod0", &["10.42.0.1/24"]), ("eth0", &["10.42.0.7/24"]))?;
     let node = &pair.server;
     node.forward()?;
-    node.ip(&["link", "add", "nodelocaldns", "type", "dummy"])?;
-    node.ip(&["address", "add", "169.254.20.10/32", "dev", "nodelocaldns"])?;
-    node.ip(&["link", "set", "nodelocaldns", "up"])?;
+    // The manifest creates a dummy interface; not every kernel that runs the tests has that driver.
+    node.ip(&["address", "add", "169.254.20.10/32", "dev", "lo"])?;
     pair.client.ip(&["route", "add", "default", "via", "10.42.0.1"])?;
     // The cluster's service addresses belong to the node here; kube-proxy's rules are not the subject.
     for address in ["10.96.0.10/32", "10.0.0.2/32"] {
