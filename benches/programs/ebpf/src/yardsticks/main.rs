@@ -107,11 +107,7 @@ fn at_xdp(context: &XdpContext) -> u32 {
     let data = unsafe { (&raw const (*context.ctx).data).read_volatile() as usize };
     let end = unsafe { (&raw const (*context.ctx).data_end).read_volatile() as usize };
     let moved = grown && move_forward(data, end, more as usize, length).is_some();
-    if moved && append(data, end, length).is_some() {
-        xdp_action::XDP_TX
-    } else {
-        xdp_action::XDP_DROP
-    }
+    if moved && append(data, end, length).is_some() { xdp_action::XDP_TX } else { xdp_action::XDP_DROP }
 }
 
 #[inline(always)]

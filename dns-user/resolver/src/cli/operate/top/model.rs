@@ -153,7 +153,8 @@ impl Model {
         self.names.ranked(self.rate())
     }
 
-    /// Returns the refused queries of a client, or of its network, within the last minute.
+    /// Refused queries of a client, or of its network, within the last minute.
+    #[cfg_attr(not(feature = "screen"), allow(dead_code, reason = "only the screen shows it"))]
     pub(super) fn refused(&self, client: IpAddr) -> u64 {
         let limited = self.status.overload.limited();
         let of_client = limited.iter().filter(|(_, limited)| limited.client == client_of(client));
