@@ -82,7 +82,7 @@ pub fn print(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Prints as [`print`] does; returns the exit code of a failure with its message on standard error.
+/// Prints as [`print()`] does; returns the exit code of a failure with its message on standard error.
 pub fn print_or_fail(program: &str, text: &str) -> Result<(), ExitCode> {
     let context = "cannot write to standard output";
     print(text.as_bytes()).map_err(|error| failed(program, &anyhow::Error::new(error).context(context)))
