@@ -316,6 +316,8 @@ impl Lab {
     /// Runs `instance ...` on the state folder.
     pub(crate) fn instance(&self, words: &[&str]) -> Result<String> {
         let (state, inventory) = (self.path("state"), self.path("inventory.json"));
+        // A publisher that was just started creates its folder before it needs it.
+        wait_until("the publisher's state", TIMEOUT, || state.join("datasets").is_dir())?;
         let place =
             ["--state", &state.display().to_string(), "--inventory", &inventory.display().to_string()]
                 .map(str::to_owned);
