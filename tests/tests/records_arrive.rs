@@ -4,7 +4,7 @@
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -94,8 +94,7 @@ impl Fleet<'_> {
 
     /// Builds a `bosh-dns-sync` command, with a party's certificates if given.
     fn sync(&self, command: &str, who: Option<&str>) -> Result<Command> {
-        let program: PathBuf = server::program()?.with_file_name("bosh-dns-sync");
-        ensure!(program.exists(), "{}: build it with `cargo build -p dns-sync`", program.display());
+        let program = server::companion("bosh-dns-sync")?;
         let mut sync = self.namespace.command(program)?;
         sync.arg(command).stdin(Stdio::null());
         if let Some(who) = who {

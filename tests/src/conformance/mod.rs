@@ -124,11 +124,12 @@ impl Commands {
         let dns = env::var(SERVER_VARIABLE).ok();
         let health = env::var(HEALTH_SERVER_VARIABLE).ok();
         let is_another = dns.is_some();
-        let own =
-            |ending: &str| -> Result<String> { Ok(format!("{}{ending}", server::program()?.display())) };
+        let own = |program: Result<PathBuf>, arguments: &str| {
+            anyhow::Ok(format!("{} {arguments}", program?.display()))
+        };
         Ok(Self {
-            dns: dns.map_or_else(|| own(" --config {config}"), Ok)?,
-            health: health.map_or_else(|| own("-health {config}"), Ok)?,
+            dns: dns.map_or_else(|| own(server::program(), "--config {config}"), Ok)?,
+            health: health.map_or_else(|| own(server::companion("bosh-dns-xdp-health"), "{config}"), Ok)?,
             is_another,
         })
     }

@@ -81,7 +81,7 @@ fn sync_properties_become_arguments() {
     assert!(files[1]["config/bpm.yml"].contains("\"/var/vcap/store/inventory\""));
     assert_eq!(files[2]["config/certs/blobstore_ca.crt"].trim(), "BLOB CA");
     // Every option exists.
-    let program = server::program().unwrap().with_file_name("bosh-dns-sync");
+    let program = server::companion("bosh-dns-sync").unwrap();
     for files in &files {
         let words: Vec<&str> = files["config/arguments"].lines().collect();
         let output = Command::new(&program).args(&words).arg("--help").output().unwrap();
