@@ -14,7 +14,7 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::fs::FileExt as _,
     },
-    sync::OnceLock,
+    sync::{Once, OnceLock},
 };
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -69,12 +69,19 @@ fn read_list(number: usize) -> io::Result<String> {
     let Some(file) = opened else {
         return match fs::read_to_string(LISTS[number]) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            other => other.map_err(|error| {
-                io::Error::new(
-                    error.kind(),
-                    format!("{}: {error}; start the attacher again as root", LISTS[number]),
-                )
-            }),
+            // A service that never was root, such as the packaged one. Refusing every interface would switch the
+            // fast path off where nobody uses legacy tables.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                static SAID: Once = Once::new();
+                SAID.call_once(|| {
+                    tracing::info!(
+                        "{}: {error}; rules of legacy iptables go undetected until the attacher starts as root",
+                        LISTS[number]
+                    );
+                });
+                Ok(String::new())
+            }
+            other => other,
         };
     };
     let mut buffer = vec![0; LONGEST];
