@@ -10,7 +10,6 @@ mod handlers;
 mod hanging;
 mod interface_cache;
 mod interface_shown;
-mod kubernetes;
 mod lab;
 mod lies;
 mod lossy;
