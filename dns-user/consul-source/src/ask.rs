@@ -285,8 +285,10 @@ pub(crate) async fn keep_asking(
             Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
             Err(error) => Err(error.into()),
         };
-        if told.is_ok() {
-            backoff.reset();
+        match told {
+            Ok(_) => backoff.reset(),
+            // A blocking query would report the end of the failure only with the next change.
+            Err(_) => cursor.reset(),
         }
         let pause = match &told {
             Err(_) => backoff.next(),

@@ -185,6 +185,15 @@ async fn revoked_token_ends_blocking_queries() {
     double.forget_token();
     until("it is fresh", || !source.status().unconfirmed && !source.status().expired).await;
     until_same(&source, &double).await;
+    // A watch that a change has just answered is refused with an index; the agent would hold its
+    // repetition with that index for minutes.
+    until("nodes are watched", || double.waits_for("/v1/catalog/nodes")).await;
+    double.set_token("another");
+    double.change(|world| world.move_node("node-1", "10.9.9.9"));
+    until("nodes are unconfirmed again", || source.status().unconfirmed).await;
+    double.forget_token();
+    until("they are confirmed", || !source.status().unconfirmed).await;
+    until_same(&source, &double).await;
     // One forbidden topic does not put the catalog in doubt.
     double.forbid("/v1/health/service/service-1");
     double.change(|world| world.set_status("service-1", 1, "critical"));
