@@ -24,7 +24,7 @@ const SIGNER: &str = "releases@bosh-dns-xdp";
 /// Checks, builds, and signs a release.
 ///
 /// The tree must be clean, Cargo.toml must name this version and CHANGELOG.md describe it. After the full
-/// check all artifacts of `cargo xtask dist` are built with exactly this version, and SHA256SUMS is signed.
+/// check and an hour of soak tests all artifacts of `cargo xtask dist` are built with exactly this version, and SHA256SUMS is signed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Version, as in Cargo.toml, such as 1.0.0 or 1.0.0-rc.1
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     /// Leave the release unsigned
     #[arg(long, conflicts_with = "key")]
     unsigned: bool,
-    /// Skip the full check, for a commit that has just passed it
+    /// Skip the full check and the soak tests, for a commit that has just passed them
     #[arg(long)]
     checked: bool,
     #[command(flatten)]
@@ -59,6 +59,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         ensure!(changes.is_empty(), "a release is built from a clean tree; commit or remove:\n{changes}");
         if !checked {
             test::run(&[])?;
+            test::run_soaks()?;
         }
     }
     packages::ensure(&["openssh-client"])?;

@@ -103,6 +103,19 @@ pub(crate) fn run_quick() -> Result<()> {
     passed
 }
 
+/// Tests that go on for `SOAK_SECONDS`, as a nextest filter: several owners of a zone under faults, cells whose
+/// identities are renewed and whose authorities change, and the TTLs of both paths.
+const SOAKS: &str = "test(owners_share_a_zone_through_faults) | test(/^soak::/) | test(both_paths_count_down)";
+
+/// Runs the soak tests for an hour each, side by side.
+pub(crate) fn run_soaks() -> Result<()> {
+    ensure_nextest()?;
+    let mut nextest = Command::new("cargo");
+    nextest.args(["nextest", "run", "--workspace", "--profile", "soak", "--no-capture", "-E", SOAKS]);
+    nextest.args(["--test-threads", "8"]);
+    run_command(crate::name_server(nextest.env("SOAK_SECONDS", "3600").current_dir(root()))?)
+}
+
 /// Runs nextest, then prints all times and the tests that could not run.
 fn run_tests(mut times: Times, nextest: &mut Command) -> Result<()> {
     let target = root().canonicalize()?.join("target");

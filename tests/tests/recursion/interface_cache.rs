@@ -2,7 +2,7 @@
 //! before they expire.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     thread,
     time::{Duration, Instant},
 };
@@ -267,4 +267,57 @@ fn evicted_answer_leaves_interface() -> Result<()> {
             .is_some_and(|(one, other)| client::addresses(&one) == client::addresses(&other))
     })
     .with_context(|| lab.server.log())
+}
+
+/// Compares the TTLs of both paths with a clock: for some seconds, or for the time in `SOAK_SECONDS`, such as the
+/// hour that a release waits.
+#[test]
+fn both_paths_count_down() -> Result<()> {
+    /// Time by which a reply may be late, and a whole second that has just begun or ended.
+    const TOLERANCE: f64 = 1.5;
+    let Some(namespace) = namespace("icount")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let ttl = std::env::var("SOAK_SECONDS").ok().map_or(Ok(8), |text| text.parse::<u32>())?;
+    let recursor = changing(&namespace, ttl)?;
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &json!({}))?;
+    let query = client::query("counted.example.com.", RecordType::A, None)?.to_vec()?;
+    // An answer and the time at which it was fetched; each has an address of its own.
+    let mut fetched: Option<(IpAddr, Instant)> = None;
+    let begun = Instant::now();
+    let (mut by_interface, mut by_userspace, mut renewed) = (0, 0, 0);
+    let pause = Duration::from_millis(200).max(Duration::from_secs(ttl.into()) / 2000);
+    while begun.elapsed().as_secs_f64() < f64::from(ttl) + 2.0 {
+        for by_tcp in [false, true] {
+            let asked = Instant::now();
+            let hits_before = hits(&lab)?;
+            let reply = Message::from_vec(&ask(&lab, &query, by_tcp)?)?;
+            match hits(&lab)? > hits_before {
+                true => by_interface += 1,
+                false => by_userspace += 1,
+            }
+            let record = reply.answers.first().with_context(|| format!("no answer: {reply}"))?;
+            let address = client::addresses(&reply)[0];
+            let since = match fetched {
+                Some((known, since)) if known == address => since,
+                _ => {
+                    renewed += usize::from(fetched.is_some());
+                    fetched = Some((address, asked));
+                    asked
+                }
+            };
+            let left = f64::from(record.ttl) + asked.duration_since(since).as_secs_f64();
+            // A renewal may have fetched it up to a pause before it was first seen.
+            let earlier = TOLERANCE + pause.as_secs_f64();
+            ensure!(
+                (f64::from(ttl) - earlier..=f64::from(ttl) + TOLERANCE).contains(&left),
+                "{} s left {:?} after it was fetched for {ttl} s",
+                record.ttl,
+                since.elapsed()
+            );
+        }
+        thread::sleep(pause);
+    }
+    println!("{by_interface} replies by the interface, {by_userspace} by userspace, {renewed} renewals");
+    ensure!(by_interface > 0 && by_userspace > 0);
+    ensure!(renewed > 0, "{ttl} s have passed, with {} queries to the recursor", recursor.count());
+    Ok(())
 }
