@@ -21,9 +21,8 @@ pub struct Control {
     /// 1: last-used times are exact (`bpf_ktime_get_ns`), because health tracking evicts names by
     /// their order; 0: they have tick resolution, which is cheaper.
     pub exact_last_used: u32,
-    /// 1: the OPT of a reply repeats the client's payload size and clears DO; 0: it announces
-    /// [`crate::UDP_PAYLOAD_SIZE`] and copies DO.
-    pub echo_opt: u32,
+    /// Bits for the OPT of queries and replies: [`ECHO_OPT`], [`COOKIES`].
+    pub edns: u32,
     /// End of load shedding, in nanoseconds of `CLOCK_MONOTONIC`. Until then the programs drop part
     /// of the queries for userspace, according to `pass_shares`. The server sets it only a short
     /// time ahead, so that shedding soon ends if the server hangs or dies.
@@ -41,6 +40,13 @@ pub struct Control {
     /// 2^32 - 1.
     pub pass_shares: [u32; CLIENT_BUCKETS],
 }
+
+/// Bit of [`Control::edns`]: the OPT of a reply repeats the client's payload size and clears DO; otherwise it
+/// announces [`crate::UDP_PAYLOAD_SIZE`] and copies DO.
+pub const ECHO_OPT: u32 = 1;
+
+/// Bit of [`Control::edns`]: queries with a cookie (RFC 7873) are left to userspace.
+pub const COOKIES: u32 = 2;
 
 /// Number of client groups with separate shares under overload, a power of two.
 pub const CLIENT_BUCKETS: usize = 64;

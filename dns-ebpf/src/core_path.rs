@@ -128,7 +128,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
         return goes_up(Outcome::LeaseExpired);
     }
     filter::pull_message(hook, &frame)?;
-    let question = parse::parse(hook, zero, &frame)?;
+    let question = parse::parse(hook, control, zero, &frame)?;
     // SAFETY: this CPU's own element, not shared while the program runs.
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;

@@ -6,6 +6,7 @@
 //! for. A wrong guess (trailing bytes) yields a name that is not published.
 
 use dns_common::{
+    control::{COOKIES, Control},
     counters::{Outcome, QueryKind},
     name::{MAX_NAME_LEN, MAX_NAME_WORDS, NameHasher, first_zero, lower8, zero_byte},
 };
@@ -27,7 +28,7 @@ const PLAIN_FOURTH: u64 = 0x30;
 
 /// Parses everything but the name.
 #[inline(always)]
-pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, Outcome> {
+pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) -> Result<Question, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
     let message = data + frame.message;
     if message + HEADER_LEN > end || frame.message_len < HEADER_LEN {
@@ -52,7 +53,7 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     }
 
     let (name_len, opt) = if additional {
-        with_opt(message, end, frame.message_len)?
+        with_opt(control, message, end, frame.message_len)?
     } else {
         (frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN), 0)
     };
@@ -93,7 +94,7 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
 
 /// Returns the length of the name and the start of the OPT of a query with one additional record.
 #[inline(always)]
-fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
+fn with_opt(control: &Control, message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
     if message_len <= FIXED {
         return goes_up(Outcome::BadEdns);
@@ -116,7 +117,7 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
     // SAFETY: just compared with the end.
     match unsafe { opt(at) } {
         Some((opt, options_len)) if FIXED + name_len + options_len == message_len => {
-            one_option(at + OPT_LEN, end, options_len)?;
+            one_option(control, at + OPT_LEN, end, options_len)?;
             Ok((name_len, opt))
         }
         _ => goes_up(Outcome::BadEdns),
@@ -124,16 +125,18 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
 }
 
 /// Checks for exactly one complete option at `at` that needs no answer. Userspace answers the rest:
-/// FORMERR for a malformed option, and NSID (3, RFC 5001).
+/// FORMERR for a malformed option, NSID (RFC 5001), and cookies (RFC 7873) if it gives them.
 #[inline(always)]
-fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
+fn one_option(control: &Control, at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
     const NSID: u16 = u16::from_ne_bytes([0, 3]);
+    const COOKIE: u16 = u16::from_ne_bytes([0, 10]);
     if at + 4 > end {
         return goes_up(Outcome::BadEdns);
     }
     // SAFETY: just compared with the end.
     let (code, len): (u16, u16) = unsafe { (load(at), load(at + 2)) };
-    if code == NSID || u16::from_be(len) as usize + 4 != options_len {
+    let is_for_userspace = code == NSID || code == COOKIE && control.edns & COOKIES != 0;
+    if is_for_userspace || u16::from_be(len) as usize + 4 != options_len {
         return goes_up(Outcome::BadEdns);
     }
     Ok(())

@@ -114,7 +114,7 @@ pub fn plan<H: Hook>(
 pub fn layout(context: &Context, frame: Frame, question: Question, reply_len: usize) -> Layout {
     Layout {
         frame,
-        question: Question { opt: question.reply_opt(context.control.echo_opt), ..question },
+        question: Question { opt: question.reply_opt(context.control.edns), ..question },
         partial: 0,
         answers_offset: frame.message + question.end(),
         reply_len,

@@ -33,6 +33,7 @@ pub(crate) const TEST: &[&str] = &[
     "etcd-server",
     "ethtool",
     "faketime",
+    "fstrm-bin",
     "iproute2",
     "ipset",
     "iptables",

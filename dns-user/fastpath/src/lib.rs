@@ -360,9 +360,9 @@ impl FastPath {
         self.control.set_max_reply(bytes.into());
     }
 
-    /// Sets whether the OPT of a reply repeats the client's size with DO clear.
-    pub fn set_echo_opt(&self, echo: bool) {
-        self.control.set_echo_opt(echo);
+    /// Sets the bits for the OPT of queries and replies: `dns_common::control::ECHO_OPT` and `COOKIES`.
+    pub fn set_edns(&self, bits: u32) {
+        self.control.set_edns(bits);
     }
 
     /// Returns the state of the fast path.

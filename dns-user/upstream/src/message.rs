@@ -35,7 +35,6 @@ const CD: u8 = 0x10;
 const RCODE: u8 = 0x0f;
 
 /// Returns the message's id; 0 without a header.
-#[cfg(test)]
 pub(crate) fn id(message: &[u8]) -> u16 {
     u16_at(message, 0).unwrap_or(0)
 }

@@ -22,6 +22,7 @@ use super::{
     validated::ValidatedReply,
 };
 use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
+use dns_dnstap::{Exchange, Protocol};
 
 /// Consecutive tries without any answer after which a recursor counts as silent.
 const SILENT_TRIES: u32 = 5;
@@ -396,11 +397,23 @@ impl Recursor {
                 reply.and_then(|reply| ValidatedReply::of_datagram(reply, &message[question]))
             }
             Transport::Tcp if self.tls.is_some() => {
-                sockets.tcp.ask(&mut padded(message), question).await.and_then(ValidatedReply::new)
+                let mut padded = padded(message);
+                let reply = sockets.tcp.ask(&mut padded, question).await;
+                message::set_id(message, message::id(&padded));
+                reply.and_then(ValidatedReply::new)
             }
             Transport::Tcp => sockets.tcp.ask(message, question).await.and_then(ValidatedReply::new),
         };
-        self.note(&outcome, start.elapsed());
+        let took = start.elapsed();
+        self.note(&outcome, took);
+        if let Some(dnstap) = dns_dnstap::get() {
+            let protocol = if self.tls.is_some() { Protocol::Dot } else { transport.into() };
+            let reply = outcome.as_ref().ok().map(|validated| &*validated.reply);
+            let to = Some(sockets.address);
+            let exchange =
+                Exchange { protocol, from: None, to, query: message, reply, age: Duration::ZERO, took };
+            dnstap.forwarder(&exchange, &self.name);
+        }
         if transport == Transport::Udp && has_edns(message) {
             self.note_edns(&outcome);
         }

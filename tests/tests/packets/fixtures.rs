@@ -66,6 +66,7 @@ pub(crate) fn world() -> World {
         lease: true,
         max_reply: None,
         echo_opt: false,
+        cookies: false,
         vlans: vec![5, 7],
     }
 }
@@ -396,6 +397,26 @@ fn fixtures_hold_at_every_hook() {
         }
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn enabled_cookies_go_to_userspace() {
+    let Some(mut program) = load() else { return };
+    let world = World { cookies: true, ..world() };
+    install(&mut program, &world);
+    let cookie = vec![0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+    let padding = vec![0, 12, 0, 2, 0, 0];
+    for (options, expected) in [(vec![], Outcome::Hit), (padding, Outcome::Hit), (cookie, Outcome::BadEdns)] {
+        let query = Query::new("v4-10.bosh", A).opt(Opt { options, ..Opt::new(1232) });
+        for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
+            let frame = datagram.frame();
+            for hook in HOOKS {
+                let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
+                assert_eq!(counted, expected, "{query:?} at {hook:?}");
+                check(&program, &world, hook, &frame).expect("as in the model");
+            }
+        }
+    }
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn install(program: &mut Program, world: &World) {
     program.set_control(|control| {
         control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
         control.max_reply = world.max_reply.unwrap_or(0) as u32;
-        control.echo_opt = world.echo_opt.into();
+        control.edns = world.edns();
     });
     program.set_scope(|scope| {
         scope.vlans.fill(0);

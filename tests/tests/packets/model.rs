@@ -3,7 +3,10 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use dns_common::entry::AnswerPolicy;
+use dns_common::{
+    control::{COOKIES, ECHO_OPT},
+    entry::AnswerPolicy,
+};
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Published},
@@ -21,8 +24,18 @@ pub(crate) struct World {
     pub(crate) max_reply: Option<usize>,
     /// Whether the OPT repeats the client's size, without DO.
     pub(crate) echo_opt: bool,
+    /// Whether cookies are left to userspace.
+    pub(crate) cookies: bool,
     /// VLANs whose frames are answered.
     pub(crate) vlans: Vec<u16>,
+}
+
+impl World {
+    /// Returns the bits of [`dns_common::control::Control::edns`].
+    pub(crate) fn edns(&self) -> u32 {
+        let (echo, cookies) = (u32::from(self.echo_opt), u32::from(self.cookies));
+        echo * ECHO_OPT + cookies * COOKIES
+    }
 }
 
 /// An expected reply, before the choice of records.
@@ -243,10 +256,13 @@ fn answer(
         {
             return None;
         }
-        // At most one complete option other than NSID.
+        // At most one complete option that needs no answer.
         let options = &rest[11..];
-        if !options.is_empty() && (u16_at(options, 0)? == 3 || 4 + u16_at(options, 2)? != options.len()) {
-            return None;
+        if !options.is_empty() {
+            let is_for_userspace = matches!((u16_at(options, 0)?, world.cookies), (3, _) | (10, true));
+            if is_for_userspace || 4 + u16_at(options, 2)? != options.len() {
+                return None;
+            }
         }
         let size = [fixed[3], fixed[4]];
         let opt = if world.echo_opt {

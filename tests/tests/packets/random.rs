@@ -40,10 +40,11 @@ fn random_packets_match_model() {
             world.lease = rng.u8(..8) != 0;
             world.max_reply = rng.bool().then(|| rng.usize(100..1500));
             world.echo_opt = rng.bool();
+            world.cookies = rng.bool();
             program.set_control(|control| {
                 control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
                 control.max_reply = world.max_reply.unwrap_or(0) as u32;
-                control.echo_opt = world.echo_opt.into();
+                control.edns = world.edns();
             });
         }
         let frame = random_frame(&mut rng, &names);

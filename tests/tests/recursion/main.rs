@@ -4,6 +4,8 @@
 mod bounds;
 mod cache;
 mod cache_commands;
+mod cookies;
+mod dnstap;
 mod encrypted;
 mod forgery;
 mod handlers;

@@ -193,6 +193,28 @@ pub const KEYS: &[Key] = keys! {
         "Address of the metrics endpoint";
     "metrics.port" BoshDns "port" = "53088", "9153", "53088":
         "Port of the metrics endpoint";
+    "cookies.enabled" Ours "boolean" = "false", "true", "":
+        "Give clients DNS Cookies (RFC 7873); queries with a cookie are then answered in userspace only";
+    "cookies.secrets" Ours "list of texts of 32 hexadecimal digits; empty: a random one" = "[]",
+        "[\"e5e973e5a6b2a43f48e7dc849e37bfcf\"]", "":
+        "Keys of server cookies, as in BIND and unbound (RFC 9018): the first creates cookies, each is accepted";
+    "dnstap.socket" Ours "absolute path; empty: none" = "\"\"", "\"/run/dnstap.sock\"", "":
+        "Unix socket of a reader of dnstap, such as fstrm_capture or dnscollector; at most one of socket, file and tcp";
+    "dnstap.file" Ours "absolute path; empty: none" = "\"\"", "\"/var/log/bosh-dns-xdp/queries.tap\"", "":
+        "File for dnstap; begun at every start and after it was moved, the former one is kept as FILE.old";
+    "dnstap.tcp" Ours "IP:port or [IPv6]:port; empty: none" = "\"\"", "\"10.0.0.5:6000\"", "":
+        "Address of a reader of dnstap";
+    "dnstap.identity" Ours "text; empty: the host name" = "\"\"", "\"cell-7\"", "":
+        "Name of this server in dnstap";
+    "dnstap.version" Ours "text; empty: name and version of the server" = "\"\"", "\"1.0\"", "":
+        "Version of this server in dnstap";
+    "dnstap.messages" Ours "list of client_query, client_response, forwarder_query, forwarder_response; null: all" = "null",
+        "[\"client_response\"]", "":
+        "Types of messages in dnstap";
+    "dnstap.sample" Ours "number, 1 to 1000000" = "1", "10", "":
+        "Log one query of userspace in this many";
+    "dnstap.interface_sample" Ours "number, 0 to 1000000; 0: none" = "100", "1000", "":
+        "Log one query answered at an interface in this many, at most 5,000 a second";
     "xdp.enabled" Ours "boolean" = "true", "false", "true":
         "Answer hot names at the interface";
     "xdp.mode" Ours "auto, native, tc or off" = "\"auto\"", "\"tc\"", "\"auto\"":

@@ -4,6 +4,7 @@
 
 pub mod addresses;
 mod compat;
+mod dnstap;
 pub mod duration;
 pub mod file_pattern;
 pub mod json;
@@ -14,6 +15,7 @@ pub mod recursor;
 
 pub use self::{
     compat::Compat,
+    dnstap::{DnstapConfig, DnstapMessages, DnstapOutput},
     parse::{CONTROL_SOCKET, Loaded},
 };
 
@@ -61,6 +63,10 @@ pub struct Config {
     pub metrics: MetricsConfig,
     /// Cache of forwarded answers.
     pub cache: CacheConfig,
+    /// `cookies`, a key of ours: DNS Cookies for clients.
+    pub cookies: CookiesConfig,
+    /// `dnstap`, a key of ours: log of queries and replies; `None`: off.
+    pub dnstap: Option<DnstapConfig>,
     /// `configure_systemd_resolved`: accepted and ignored; this server does not configure the host.
     pub configure_systemd_resolved: bool,
     /// `max_reply`, a key of ours: maximum size in bytes of a UDP reply to a client that is neither
@@ -253,6 +259,16 @@ pub struct CacheConfig {
     /// `serve_stale`, a key of ours: how long an expired answer may be served while recursors are
     /// down (RFC 8767); `None`: never.
     pub serve_stale: Option<Duration>,
+}
+
+/// `cookies`: DNS Cookies for clients (RFC 7873).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CookiesConfig {
+    /// `enabled`: whether queries with a cookie get one, which interfaces leave to userspace.
+    pub enabled: bool,
+    /// `secrets`: keys of server cookies (RFC 9018); the first one creates cookies, each is accepted.
+    /// Empty: a random one.
+    pub secrets: Vec<[u8; 16]>,
 }
 
 /// `xdp`: settings of the fast path and of process privileges.

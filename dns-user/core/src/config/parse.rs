@@ -8,9 +8,10 @@ use std::{
 };
 
 use super::{
-    ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity,
-    LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection, SpecialNames,
-    TlsFiles, XdpConfig, file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
+    ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, CookiesConfig, HealthConfig,
+    HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection,
+    SpecialNames, TlsFiles, XdpConfig, dnstap::dnstap, file_pattern, json::Json, keys, reader::Reader,
+    recursor::with_port,
 };
 use crate::{
     name::Name,
@@ -86,6 +87,8 @@ impl Config {
             health: health(&root.object("health")?)?,
             metrics: metrics(&root.object("metrics")?)?,
             cache: cache(&root.object("cache")?)?,
+            cookies: cookies(&root.object("cookies")?)?,
+            dnstap: dnstap(root)?,
             configure_systemd_resolved: root.boolean("configure_systemd_resolved")?.unwrap_or(false),
             max_reply: root
                 .number("max_reply", MIN_UDP_SIZE as u64, MAX_UDP_SIZE as u64)?
@@ -377,6 +380,22 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
         max_entries: object.number("max_entries", 1, 100_000_000)?.unwrap_or(10_000),
         max_bytes: object.number("max_bytes", 1, 1 << 40)?.unwrap_or(64 << 20),
         serve_stale: object.duration("serve_stale")?.filter(|stale| !stale.is_zero()),
+    })
+}
+
+fn cookies(object: &Reader<'_>) -> Result<CookiesConfig, ConfigError> {
+    let secret = |text: &str| {
+        let digits = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let bytes: Vec<u8> = (0..text.len()).step_by(2).map_while(digits).collect();
+        // A secret is not repeated in a message.
+        let wrong = || object.error("secrets", "contains a text other than 32 hexadecimal digits");
+        let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        bytes.try_into().ok().filter(|_| is_hex && text.len() == 32).ok_or_else(wrong)
+    };
+    let secrets = object.texts("secrets")?.unwrap_or_default();
+    Ok(CookiesConfig {
+        enabled: object.boolean("enabled")?.unwrap_or(false),
+        secrets: secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
     })
 }
 

@@ -22,8 +22,8 @@ mod truncation;
 pub use dns_common::{UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
 pub use forwarded::ForwardedAnswer;
 pub use options::{
-    EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_EXTENDED_ERROR,
-    OPTION_NSID, OPTION_PADDING, push_option,
+    EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_COOKIE,
+    OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
 };
 pub use read::parse;
 pub use reply::{

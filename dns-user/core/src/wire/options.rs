@@ -8,6 +8,8 @@ use super::{Query, Transport, layout::Layout, reply::OPT_LEN, u16_at};
 pub const OPTION_NSID: u16 = 3;
 /// Option Client Subnet (RFC 7871, section 6).
 pub const OPTION_CLIENT_SUBNET: u16 = 8;
+/// Option Cookie (RFC 7873, section 4).
+pub const OPTION_COOKIE: u16 = 10;
 /// Option Padding (RFC 7830).
 pub const OPTION_PADDING: u16 = 12;
 /// Option Extended DNS Error (RFC 8914, section 2).

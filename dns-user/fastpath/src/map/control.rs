@@ -82,8 +82,8 @@ impl ControlPage {
         self.store_half(offset_of!(Control, max_reply), bytes);
     }
 
-    /// Sets whether the OPT of a reply repeats the client's, see [`Control::echo_opt`].
-    pub(crate) fn set_echo_opt(&self, echo: bool) {
-        self.store_half(offset_of!(Control, echo_opt), u32::from(echo));
+    /// Sets the bits for the OPT of queries and replies, see [`Control::edns`].
+    pub(crate) fn set_edns(&self, bits: u32) {
+        self.store_half(offset_of!(Control, edns), bits);
     }
 }

@@ -137,6 +137,16 @@ declare! {
     API_REFUSED_CONNECTIONS_TOTAL: Counter = "bosh_dns_xdp_api_refused_connections_total"
         [] "Connections to the API closed for a new one: of the user with the most connections.";
 
+    //----------- dnstap -----------------------------------------------------
+    DNSTAP_MESSAGES_TOTAL: Counter = "bosh_dns_xdp_dnstap_messages_total"
+        [] "Messages written to dnstap.";
+    /// `reason`: `queue` if the reader is slow or absent, `interface` beyond 5,000 sampled queries a second of
+    /// interfaces.
+    DNSTAP_LOST_TOTAL: Counter = "bosh_dns_xdp_dnstap_lost_total"
+        ["reason"] "Messages lost for dnstap.";
+    DNSTAP_UP: Gauge = "bosh_dns_xdp_dnstap_up"
+        [] "1 while the output of dnstap is open.";
+
     //----------- Overload ---------------------------------------------------
     /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had its share
     /// of the slots for `recursors`, for a `handler` or of the whole `server`.

@@ -303,6 +303,7 @@ impl Daemon<'_> {
         // Detach first, so that queries no longer answered by interfaces find the sockets open.
         fast_path.stop().await;
         listeners.stop().await;
+        let _ = tokio::task::spawn_blocking(dns_dnstap::finish).await;
         if let Some(health) = health {
             // Joins a thread, so it must not run on a runtime thread.
             let _ = tokio::task::spawn_blocking(move || health.stop()).await;

@@ -13,10 +13,11 @@ use tracing::{error, info, warn};
 
 use crate::ops::service_status::{FastPathOff, ServiceStatus};
 use crate::{
-    ops::tap::{Tap, TapLine},
+    ops::tap::{self, Tap, TapLine},
     server::Arrivals,
     state::ServerState,
 };
+use dns_common::control::{COOKIES, ECHO_OPT};
 use dns_core::{
     config::{Config, HookMode, XdpConfig},
     resolve::Health,
@@ -46,7 +47,8 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Lifecycle {
     config: XdpConfig,
     max_reply: Option<u16>,
-    echo_opt: bool,
+    /// Bits of [`dns_common::control::Control::edns`].
+    edns: u32,
     server_state: Arc<ServerState>,
     /// Instance health as seen by published answers.
     states: Arc<dyn Health + Send + Sync>,
@@ -110,7 +112,7 @@ impl Lifecycle {
         Self {
             config: config.fast_path(),
             max_reply: config.max_reply,
-            echo_opt: config.compat.echo_opt,
+            edns: u32::from(config.compat.echo_opt) * ECHO_OPT + u32::from(config.cookies.enabled) * COOKIES,
             server_state,
             states,
             health,
@@ -257,7 +259,7 @@ impl Lifecycle {
     fn take(&mut self, fast_path: Arc<FastPath>) {
         (self.problem, self.lost_at) = (None, None);
         self.service_status.change(|state| state.fast_path_off = None);
-        fast_path.set_echo_opt(self.echo_opt);
+        fast_path.set_edns(self.edns);
         if let Some(bytes) = self.max_reply {
             fast_path.set_max_reply(bytes);
         }
@@ -444,7 +446,19 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
     let (wanted, tap) = (tap.wanted(), tap.clone());
     let rate = wanted.clone();
     Some(tokio::spawn(reader.feed(wanted, move |item| match item {
-        TapItem::Event(event, age) => tap.publish(TapLine::from_event(&event, age, *rate.borrow())),
-        TapItem::Lost(_) => {}
+        TapItem::Event(event, age) => {
+            let weight = *rate.borrow();
+            if let Some(dnstap) = dns_dnstap::get() {
+                tap::log_to_dnstap(dnstap, &event, age, weight);
+            }
+            if tap.is_wanted() {
+                tap.publish(TapLine::from_event(&event, age, weight));
+            }
+        }
+        TapItem::Lost(number) => {
+            if let Some(dnstap) = dns_dnstap::get() {
+                dnstap.lost_at_interfaces(number);
+            }
+        }
     })))
 }

@@ -8,7 +8,9 @@ use tracing::{error, info};
 
 use crate::{
     ops::tap::Tap,
-    server::{Arrivals, Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
+    server::{
+        Arrivals, Cookies, Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics,
+    },
     state::ServerState,
 };
 use dns_core::config::{Config, HookMode};
@@ -135,7 +137,7 @@ impl Listeners {
             return Ok(());
         }
         let ipv4_apart = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
-        let options = Options { ipv4_apart, ..self.options.clone() };
+        let options = Options { ipv4_apart, listen: Some(address), ..self.options.clone() };
         let (server_state, identity) = (self.server_state.clone(), self.identity.clone());
         let bound = Server::bind(&[address], server_state, identity, self.metrics.clone(), options).await;
         let server = bound?;
@@ -166,6 +168,7 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, ta
         max_reply: config.max_reply,
         arrivals: if serves_interfaces { Arrivals::on() } else { Arrivals::default() },
         compat: config.compat,
+        cookies: Cookies::new(&config.cookies),
         overload: if config.xdp.shed { Overload::on() } else { Overload::default() },
         ..Options::default()
     }

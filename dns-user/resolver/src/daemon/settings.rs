@@ -33,6 +33,8 @@ settings! {
         jobs_dir: "jobs_dir",
         health: "health",
         metrics: "metrics",
+        cookies: "cookies",
+        dnstap: "dnstap",
         max_reply: "max_reply",
         identity: "identity",
         compat: "compat",

@@ -36,6 +36,7 @@ use crate::{
         readiness::Readiness,
         service_status::{Kind, ServiceStatus},
         tap::Tap,
+        version::VERSION,
     },
     server::{Identity, OwnConnections, ServerMetrics},
     state::ServerState,
@@ -73,6 +74,7 @@ pub(super) async fn start<'a>(
     }
     service_status.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
 
+    start_dnstap(&config, &tap, &metrics, &service_status)?;
     let (files, First { snapshot, handlers, addresses, consul }) =
         Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();
@@ -224,6 +226,24 @@ fn health_checks(
             Ok(None)
         }
     }
+}
+
+/// Starts the log of queries and replies, if it is configured. Its output may appear later.
+fn start_dnstap(
+    config: &Config,
+    tap: &Tap,
+    metrics: &Metrics,
+    service_status: &ServiceStatus,
+) -> Result<(), DaemonError> {
+    let Some(config) = &config.dnstap else { return Ok(()) };
+    if let Err(problem) = dns_dnstap::start(config, &format!("bosh-dns-xdp {VERSION}")) {
+        service_status.stays_off(format!("dnstap: cannot start its thread: {problem}; dnstap stays off"));
+    }
+    if let Some(dnstap) = dns_dnstap::get() {
+        dnstap.register(metrics.registry())?;
+        tap.sample_interfaces(dnstap.interface_sample());
+    }
+    Ok(())
 }
 
 /// Follows a live Consul, if Consul is configured.

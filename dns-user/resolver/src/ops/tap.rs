@@ -21,7 +21,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
-use dns_core::name::Name;
+use dns_core::{
+    name::Name,
+    wire::{CLASS_IN, HEADER_LEN},
+};
+use dns_dnstap::{Dnstap, Exchange, Protocol};
 use dns_kit::{
     logs::Request,
     metrics::labels::{rcode_label, type_text},
@@ -29,6 +33,9 @@ use dns_kit::{
 
 /// Number of lines a viewer may lag behind; older ones are dropped and counted.
 const BACKLOG: usize = 4096;
+
+/// The number of dnstap among the viewers. It only views interfaces: userspace has the whole messages.
+const DNSTAP: u64 = u64::MAX;
 
 //----------- TapLine --------------------------------------------------------
 
@@ -118,6 +125,39 @@ impl TapLine {
             weight,
         }
     }
+}
+
+/// Logs a query that an interface has answered to dnstap. The event holds the question, so query and
+/// reply are a header and this question.
+pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u32) {
+    /// Type and class (IN) of a question.
+    const FIELDS: usize = 4;
+    let is_answered = Outcome::ALL.iter().any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit());
+    // Userspace logs the others.
+    if !is_answered {
+        return;
+    }
+    let name = &event.name[..usize::from(event.name_len).min(event.name.len())];
+    let mut query = Vec::with_capacity(HEADER_LEN + name.len() + FIELDS);
+    query.extend_from_slice(b"\0\0\x01\0\0\x01\0\0\0\0\0\0");
+    query.extend_from_slice(name);
+    query.extend_from_slice(&event.query_type.to_be_bytes());
+    query.extend_from_slice(&CLASS_IN.to_be_bytes());
+    let mut reply = query.clone();
+    (reply[2], reply[3]) = (0x81, event.rcode & 15);
+    let from = SocketAddr::new(Ipv6Addr::from(event.client).to_canonical(), event.client_port);
+    let interface = interface_name(event.ifindex).unwrap_or_default();
+    let details = format!("interface={interface} answers={} messages=question_only", event.answers);
+    let exchange = Exchange {
+        protocol: Protocol::Udp,
+        from: Some(from),
+        to: None,
+        query: &query,
+        reply: Some(&reply),
+        age,
+        took: Duration::ZERO,
+    };
+    dnstap.interface(&exchange, weight, &details);
 }
 
 /// Returns the current name of an interface.
@@ -218,6 +258,15 @@ impl Tap {
         self.shared.wanted.subscribe()
     }
 
+    /// Makes interfaces sample one query in `every` for dnstap, as long as the process runs; 0: none.
+    pub fn sample_interfaces(&self, every: u32) {
+        if every != 0 {
+            self.change_lookers(|lookers| {
+                lookers.insert(DNSTAP, every);
+            });
+        }
+    }
+
     /// Adds a viewer for one query in `every` (0 counts as 1).
     pub fn subscribe(&self, every: u32) -> TapView {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -235,7 +284,8 @@ impl Tap {
         let mut lookers = self.shared.lookers.lock();
         change(&mut lookers);
         let every = lookers.values().copied().min().unwrap_or(0);
-        self.shared.every.store(every, Ordering::Relaxed);
+        let viewers = lookers.iter().filter(|(number, _)| **number != DNSTAP).map(|(_, every)| *every);
+        self.shared.every.store(viewers.min().unwrap_or(0), Ordering::Relaxed);
         self.shared.wanted.send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
 }

@@ -34,7 +34,7 @@ use tokio::{sync::watch, task::JoinSet};
 pub use arrivals::Arrivals;
 pub use metrics::ServerMetrics;
 pub use overload::Overload;
-pub use service::identity::Identity;
+pub use service::{cookies::Cookies, identity::Identity};
 
 pub use dns_kit::connections::OwnConnections;
 
@@ -58,6 +58,8 @@ pub struct Options {
     /// servers that share it. If a client already holds as many slots as are free, its further
     /// queries get SERVFAIL immediately. In addition each source has a separate limit.
     pub waiting: Arc<Admission>,
+    /// DNS Cookies for clients.
+    pub cookies: Cookies,
     /// Quirks of bosh-dns to reproduce.
     pub compat: Compat,
     /// Maximum number of open TCP connections; a client may have a quarter of them. Above that, a
@@ -65,6 +67,8 @@ pub struct Options {
     pub max_tcp_connections: usize,
     /// Connections that the server makes to itself, which do not count against the limit.
     pub own: OwnConnections,
+    /// The listen address, for dnstap.
+    pub listen: Option<SocketAddr>,
     /// Publishes requests to subscribers of the live query log.
     pub tap: Tap,
     /// Maximum length in bytes of a UDP reply to a client that is not near, see [`near`]; `None`
@@ -86,9 +90,11 @@ impl Default for Options {
             request_timeout: Duration::from_secs(5),
             workers: None,
             waiting: Admission::new(MAX_WAITING),
+            cookies: Cookies::default(),
             compat: Compat::default(),
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
+            listen: None,
             tap: Tap::new(),
             max_reply: None,
             arrivals: Arrivals::default(),

@@ -25,7 +25,7 @@ use tokio::{
 
 use super::{
     metrics::{Dropped, Paused},
-    service::{Immediate, QueryHandler, observe_unreadable},
+    service::{Immediate, QueryHandler},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 use dns_kit::connections::{Connections, Place};
@@ -237,7 +237,7 @@ impl Session {
             },
             Parsed::Reply(reply) => {
                 let took = received.elapsed();
-                observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
+                self.handler.observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
                 return self.frame(&reply);
             }
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),

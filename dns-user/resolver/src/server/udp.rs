@@ -21,7 +21,7 @@ use super::{
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
-    service::{Deferred, Immediate, QueryHandler, WaitingPlace, observe_unreadable},
+    service::{Deferred, Immediate, QueryHandler, WaitingPlace},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_kit::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address};
@@ -233,7 +233,7 @@ impl Worker {
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
                 let client = socket_address(datagram.peer);
-                observe_unreadable(
+                self.handler.observe_unreadable(
                     &self.stripe,
                     client,
                     Transport::Udp,
@@ -252,7 +252,9 @@ impl Worker {
         query.echo_client_opt = self.handler.options.compat.echo_opt;
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
-            if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {
+            if !self.near.holds(socket_address(datagram.peer).ip(), ifindex)
+                && !self.handler.options.cookies.is_proved(&query)
+            {
                 query.max_udp_reply = most.into();
             }
         }

@@ -4,8 +4,10 @@
 //! * truncation: [`fit`] truncates forwarded replies to the client's limit; local replies are built
 //!   to fit.
 //! * [`identity`]: class CH and the EDNS options that request the server's identity.
+//! * [`QueryHandler::add_options`]: the EDNS options of replies, in one order: [`cookies`], identity, reasons.
 //! * [`QueryHandler::observe`]: counts and logs replies.
 
+pub(super) mod cookies;
 pub(super) mod identity;
 
 use std::{
@@ -33,6 +35,7 @@ use dns_core::{
         Shuffle, Transport, address_reply, empty_reply, error_reply, fit, local_reply,
     },
 };
+use dns_dnstap::Exchange;
 use dns_fastpath::AnswerKey;
 use dns_kit::logs::{Request, requests};
 use dns_upstream::{Answer, admission::Permit, reverse_reply};
@@ -118,6 +121,7 @@ impl QueryHandler {
             }
             if !self.options.compat.any_class {
                 *out = refusal(query, transport, &OTHER_CLASS);
+                self.add_options(query, By::Nobody, transport, out);
                 return Immediate::Replied { by: By::Nobody, resolution: None };
             }
         }
@@ -203,10 +207,11 @@ impl QueryHandler {
         }
     }
 
-    /// Adds the server's name, and the reason why a name of the fleet does not exist. Interfaces give the
-    /// same denial without a reason, but leave every query for the server's name to userspace.
+    /// Adds cookies, the server's name, and the reason why a name of the fleet does not exist. Interfaces give
+    /// the same denial without a reason, but leave every query for the server's name to userspace.
     #[cold]
     fn add_requested_options(&self, query: &Query<'_>, by: By, transport: Transport, reply: &mut Vec<u8>) {
+        self.options.cookies.add(query, transport, reply);
         if query.option(OPTION_NSID).is_none() {
             return;
         }
@@ -254,18 +259,19 @@ impl QueryHandler {
             }
         };
         let _waiting = self.metrics.in_flight();
-        match tokio::time::timeout(self.options.request_timeout, answer).await {
-            Ok(mut reply) => {
-                self.add_options(query, deferred.by, transport, &mut reply);
-                reply
-            }
+        let mut reply = match tokio::time::timeout(self.options.request_timeout, answer).await {
+            Ok(reply) => reply,
             Err(_) => failure(query, transport, &TOO_SLOW),
-        }
+        };
+        self.add_options(query, deferred.by, transport, &mut reply);
+        reply
     }
 
     /// Returns the reply to a query when too many are waiting.
     pub(in crate::server) fn overload_reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
-        failure(query, transport, &TOO_MANY)
+        let mut reply = failure(query, transport, &TOO_MANY);
+        self.add_options(query, By::Nobody, transport, &mut reply);
+        reply
     }
 }
 
@@ -349,34 +355,56 @@ impl QueryHandler {
         if requests::wanted() || self.options.tap.is_wanted() {
             tell(&self.options.tap, client, transport, query, reply, by, took);
         }
+        if let Some(dnstap) = dns_dnstap::get() {
+            let exchange = self.exchange(client, transport, query.message, reply, took);
+            dnstap.client(&exchange, by.label());
+        }
+    }
+
+    /// Counts a reply to a message without a readable question.
+    pub(in crate::server) fn observe_unreadable(
+        &self,
+        stripe: &Stripe,
+        client: SocketAddr,
+        transport: Transport,
+        message: &[u8],
+        reply: &[u8],
+        took: Duration,
+    ) {
+        stripe.observe(&Observed {
+            transport,
+            from_v6: !client.ip().to_canonical().is_ipv4(),
+            qtype: None,
+            dnssec_ok: false,
+            rcode: rcode_of(reply),
+            by: By::Nobody,
+            query_len: message.len(),
+            reply_len: reply.len(),
+            took,
+        });
+        if let Some(dnstap) = dns_dnstap::get() {
+            dnstap.client(&self.exchange(client, transport, message, reply, took), By::Nobody.label());
+        }
+    }
+
+    /// Describes a query and its reply for dnstap.
+    fn exchange<'a>(
+        &self,
+        client: SocketAddr,
+        transport: Transport,
+        query: &'a [u8],
+        reply: &'a [u8],
+        took: Duration,
+    ) -> Exchange<'a> {
+        let (from, to) = (Some(client), self.options.listen);
+        let reply = (!reply.is_empty()).then_some(reply);
+        Exchange { protocol: transport.into(), from, to, query, reply, age: Duration::ZERO, took }
     }
 }
 
 /// Returns the RCODE in a reply's header, without the extension in its OPT; 0 for no reply.
 fn rcode_of(reply: &[u8]) -> u8 {
     reply.get(3).map_or(0, |byte| byte & 15)
-}
-
-/// Counts a reply to a message without a readable question.
-pub(in crate::server) fn observe_unreadable(
-    stripe: &Stripe,
-    client: SocketAddr,
-    transport: Transport,
-    message: &[u8],
-    reply: &[u8],
-    took: Duration,
-) {
-    stripe.observe(&Observed {
-        transport,
-        from_v6: !client.ip().to_canonical().is_ipv4(),
-        qtype: None,
-        dnssec_ok: false,
-        rcode: rcode_of(reply),
-        by: By::Nobody,
-        query_len: message.len(),
-        reply_len: reply.len(),
-        took,
-    });
 }
 
 /// Passes a request to the log and the tap.

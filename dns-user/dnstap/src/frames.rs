@@ -1,0 +1,166 @@
+//! Frame Streams (github.com/farsightsec/fstrm): a stream of data frames between control frames.
+//!
+//! A data frame is its length in 32 bits and its bytes. A control frame begins with a length of zero, an escape,
+//! and then has its own length, its type and its fields. A sender to a socket offers its content type
+//! (READY), the receiver accepts it (ACCEPT), and confirms the end (STOP) by FINISH; a file only has START
+//! and STOP.
+
+use std::io::{self, Read, Write};
+
+/// The content type of dnstap.
+const CONTENT_TYPE: &[u8] = b"protobuf:dnstap.Dnstap";
+/// Maximum length of a control frame (`FSTRM_CONTROL_FRAME_LENGTH_MAX`).
+const MAX_CONTROL: u32 = 512;
+/// The only field of control frames: a content type.
+const FIELD_CONTENT_TYPE: u32 = 1;
+
+/// Types of control frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Control {
+    Accept = 1,
+    Start = 2,
+    Stop = 3,
+    Ready = 4,
+    Finish = 5,
+}
+
+/// Appends a data frame; `encode` writes its content.
+pub(super) fn data(out: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    encode(out);
+    // Two messages of at most 65,535 bytes and a few fields.
+    let length = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Returns a control frame; those that open a stream name its content.
+pub(super) fn control(kind: Control) -> Vec<u8> {
+    let mut fields = (kind as u32).to_be_bytes().to_vec();
+    if matches!(kind, Control::Ready | Control::Accept | Control::Start) {
+        fields.extend_from_slice(&FIELD_CONTENT_TYPE.to_be_bytes());
+        fields.extend_from_slice(&(CONTENT_TYPE.len() as u32).to_be_bytes());
+        fields.extend_from_slice(CONTENT_TYPE);
+    }
+    let mut frame = 0_u32.to_be_bytes().to_vec();
+    frame.extend_from_slice(&(fields.len() as u32).to_be_bytes());
+    frame.extend_from_slice(&fields);
+    frame
+}
+
+/// Opens a stream on a socket, whose reads and writes must have a time limit.
+pub(super) fn open(socket: &mut (impl Read + Write)) -> io::Result<()> {
+    socket.write_all(&control(Control::Ready))?;
+    let fields = expect(socket, Control::Accept)?;
+    if !accepts(&fields) {
+        return Err(io::Error::other("the reader accepts other content than dnstap"));
+    }
+    socket.write_all(&control(Control::Start))
+}
+
+/// Ends a stream on a socket; returns once the reader has everything.
+pub(super) fn close(socket: &mut (impl Read + Write)) -> io::Result<()> {
+    socket.write_all(&control(Control::Stop))?;
+    expect(socket, Control::Finish).map(drop)
+}
+
+/// Reads a control frame of this type and returns its fields.
+fn expect(socket: &mut impl Read, kind: Control) -> io::Result<Vec<u8>> {
+    let no_frame = || io::Error::other(format!("the reader sent something else than a frame {kind:?}"));
+    let mut word = || {
+        let mut bytes = [0; 4];
+        socket.read_exact(&mut bytes).map(|()| u32::from_be_bytes(bytes))
+    };
+    let (escape, length) = (word()?, word()?);
+    if escape != 0 || !(4..=MAX_CONTROL).contains(&length) || word()? != kind as u32 {
+        return Err(no_frame());
+    }
+    let mut fields = vec![0; length as usize - 4];
+    socket.read_exact(&mut fields)?;
+    Ok(fields)
+}
+
+/// Returns whether the fields of ACCEPT allow dnstap: they name it, or nothing.
+fn accepts(mut fields: &[u8]) -> bool {
+    if fields.is_empty() {
+        return true;
+    }
+    while let Some((header, rest)) = fields.split_first_chunk::<8>() {
+        let [a, b, c, d, e, f, g, h] = *header;
+        let length = u32::from_be_bytes([e, f, g, h]) as usize;
+        let Some((content, after)) = rest.split_at_checked(length) else { return false };
+        if u32::from_be_bytes([a, b, c, d]) == FIELD_CONTENT_TYPE && content == CONTENT_TYPE {
+            return true;
+        }
+        fields = after;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket whose peer has sent `input`.
+    struct Peer<'a> {
+        input: &'a [u8],
+        output: Vec<u8>,
+    }
+
+    impl Read for Peer<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.input.read(buffer)
+        }
+    }
+
+    impl Write for Peer<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.output.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn open_with(input: &[u8]) -> (io::Result<()>, Vec<u8>) {
+        let mut peer = Peer { input, output: Vec::new() };
+        (open(&mut peer), peer.output)
+    }
+
+    #[test]
+    fn handshake_follows_protocol() {
+        let (opened, sent) = open_with(&control(Control::Accept));
+        opened.unwrap();
+        assert_eq!(sent, [control(Control::Ready), control(Control::Start)].concat());
+        assert_eq!(sent[..20], *b"\0\0\0\0\0\0\0\x22\0\0\0\x04\0\0\0\x01\0\0\0\x16");
+        // A reader that accepts anything names nothing.
+        open_with(b"\0\0\0\0\0\0\0\x04\0\0\0\x01").0.unwrap();
+    }
+
+    #[test]
+    fn other_peers_are_refused() {
+        for input in [
+            &b"HTTP/1.1 400 Bad Request"[..],
+            b"\0\0\0\0\xff\xff\xff\xff\0\0\0\x01",
+            b"\0\0\0\0\0\0\0\x02\0\0\0\x01",
+            b"\0\0\0\0\0\0\0\x04\0\0\0\x05",
+            b"\0\0\0\0\0\0\0\x0e\0\0\0\x01\0\0\0\x01\0\0\0\x02ab",
+            b"\0\0\0\0\0\0\0\x0c\0\0\0\x01\0\0\0\x01\0\0\0\xff",
+            b"\0\0\0\0",
+        ] {
+            let (opened, sent) = open_with(input);
+            assert!(opened.is_err(), "{input:?}");
+            assert_eq!(sent, control(Control::Ready), "no START");
+        }
+    }
+
+    #[test]
+    fn data_frames_have_lengths() {
+        let mut out = Vec::new();
+        data(&mut out, |out| out.extend_from_slice(b"abc"));
+        data(&mut out, |out| out.extend_from_slice(b""));
+        assert_eq!(out, b"\0\0\0\x03abc\0\0\0\0");
+    }
+}

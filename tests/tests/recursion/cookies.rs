@@ -1,0 +1,175 @@
+//! DNS Cookies: dig as a client, and BIND as another server with the same secret.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use tempfile::TempDir;
+use whole_system_tests::{
+    bpffs::Bpffs,
+    client,
+    metrics::Metrics,
+    namespace::Namespace,
+    process::{Kept, capture, wait_until},
+    requirements,
+};
+
+use super::{
+    interface_cache::start,
+    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// The secret of both servers.
+const SECRET: &str = "e5e973e5a6b2a43f48e7dc849e37bfcf";
+
+fn installed(program: &str) -> bool {
+    let found = Command::new(program).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    requirements::met(program, found.map(drop))
+}
+
+/// Returns dig's output; `cookie` is `+cookie`, or `+cookie=` and a cookie in hexadecimal digits.
+fn dig(namespace: &Namespace, server: SocketAddr, name: &str, options: &[&str]) -> Result<String> {
+    let mut command = namespace.command("dig")?;
+    command.args([
+        format!("@{}", server.ip()),
+        "-p".into(),
+        server.port().to_string(),
+        name.into(),
+        "A".into(),
+    ]);
+    capture(command.args(["+tries=2", "+timeout=20", "+nobadcookie"]).args(options))
+}
+
+/// Returns the cookie that dig shows, and dig's verdict.
+fn cookie(output: &str) -> Result<(&str, &str)> {
+    let line = output.lines().find_map(|line| line.strip_prefix("; COOKIE: ")).context(output.to_owned())?;
+    line.split_once(' ').context("a cookie and dig's verdict")
+}
+
+#[test]
+fn dig_accepts_cookies() -> Result<()> {
+    let Some(namespace) = namespace("cookies")?.filter(|_| installed("dig")) else { return Ok(()) };
+    let off = Lab::start(&namespace, &[], &json!({}))?;
+    let output = dig(&namespace, OURS, LOCAL_NAME, &["+cookie=0102030405060708"])?;
+    ensure!(cookie(&output).is_err(), "{output}");
+    drop(off);
+    let settings = json!({"cookies": {"enabled": true}, "disable_recursors": true});
+    let _lab = Lab::start(&namespace, &[], &settings)?;
+    // Local names (also from the cache), refusals and class CH, by UDP and TCP.
+    for (name, options) in [
+        (LOCAL_NAME, &["+noall"][..]),
+        (LOCAL_NAME, &["+noall"]),
+        (LOCAL_NAME, &["+tcp"]),
+        ("outside.test.", &["+noall"]),
+        ("version.bind.", &["-c", "CH", "-t", "TXT"]),
+        ("other.bind.", &["-c", "CH", "-t", "TXT"]),
+    ] {
+        let shown = ["+all", "+cookie=0102030405060708"];
+        let first = dig(&namespace, OURS, name, &[options, &shown].concat())?;
+        let (first, verdict) = cookie(&first)?;
+        ensure!(verdict == "(good)" && first.len() == 48 && first.starts_with("0102030405060708"), "{first}");
+        let again = dig(&namespace, OURS, name, &[options, &["+all", &format!("+cookie={first}")]].concat())?;
+        ensure!(cookie(&again)? == (first, "(good)"), "{again}");
+    }
+    let malformed = dig(&namespace, OURS, LOCAL_NAME, &["+nocookie", "+ednsopt=10:0102"])?;
+    ensure!(malformed.contains("FORMERR"), "{malformed}");
+    Ok(())
+}
+
+/// Starts a named that answers only queries with a cookie of [`SECRET`].
+fn named(namespace: &Namespace, folder: &TempDir, address: SocketAddr) -> Result<Kept> {
+    let here = folder.path().display();
+    let config = format!(
+        "options {{ directory \"{here}\"; listen-on port {} {{ {}; }}; listen-on-v6 {{ none; }}; recursion no; \
+         pid-file none; session-keyfile none; cookie-algorithm siphash24; cookie-secret \"{SECRET}\"; \
+         require-server-cookie yes; }};\ncontrols {{ }};\nzone \"test\" {{ type primary; file \"{here}/zone\"; }};\n",
+        address.port(),
+        address.ip(),
+    );
+    fs::write(folder.path().join("named.conf"), config)?;
+    fs::write(
+        folder.path().join("zone"),
+        "@ 60 IN SOA a.test. b.test. 1 1 1 1 1\n@ 60 IN NS a.test.\na 60 IN A 192.0.2.1\n",
+    )?;
+    namespace.ip(&["addr", "replace", &format!("{}/8", address.ip()), "dev", "lo"])?;
+    let mut command = namespace.command("named")?;
+    command.args(["-g", "-n", "1", "-c"]).arg(folder.path().join("named.conf"));
+    let log = fs::File::create(folder.path().join("log"))?;
+    let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))?;
+    let query = client::query("a.test.", RecordType::A, None)?;
+    wait_until("named", LIMIT, || {
+        namespace.run(|| client::ask_tcp(address, &query)).is_ok_and(|reply| reply.is_ok())
+    })
+    .with_context(|| fs::read_to_string(folder.path().join("log")).unwrap_or_default())?;
+    Ok(process)
+}
+
+#[test]
+fn bind_shares_our_secret() -> Result<()> {
+    let Some(namespace) = namespace("cookiebind")?.filter(|_| installed("named") && installed("dig")) else {
+        return Ok(());
+    };
+    let (folder, theirs) = (TempDir::with_prefix("bdx-cookies-")?, loopback(40));
+    let _named = named(&namespace, &folder, theirs)?;
+    let settings = json!({"cookies": {"enabled": true, "secrets": [SECRET]}});
+    let _lab = Lab::start(&namespace, &[], &settings)?;
+    let ask =
+        |server, name: &str, cookie: &str| dig(&namespace, server, name, &[&format!("+cookie={cookie}")]);
+
+    let refused = ask(theirs, "a.test.", "0102030405060708")?;
+    ensure!(refused.contains("BADCOOKIE"), "{refused}");
+    let made_by_named = cookie(&refused)?.0;
+    // A valid cookie is returned as it is; another one would be replaced.
+    let ours = ask(OURS, LOCAL_NAME, made_by_named)?;
+    ensure!(cookie(&ours)? == (made_by_named, "(good)"), "{made_by_named}\n{ours}");
+
+    let ours = ask(OURS, LOCAL_NAME, "1112131415161718")?;
+    let made_by_us = cookie(&ours)?.0;
+    let accepted = ask(theirs, "a.test.", made_by_us)?;
+    ensure!(accepted.contains("NOERROR") && accepted.contains("192.0.2.1"), "{accepted}");
+    let wrong = format!("{}0000", &made_by_us[..44]);
+    let refused = ask(theirs, "a.test.", &wrong)?;
+    ensure!(refused.contains("BADCOOKIE"), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn interface_leaves_cookies_to_userspace() -> Result<()> {
+    let Some(namespace) = namespace("cookieif")?.filter(|_| installed("dig") && requirements::bpf()) else {
+        return Ok(());
+    };
+    for enabled in [false, true] {
+        let settings = json!({"cookies": {"enabled": enabled}, "cache": {"enabled": false}});
+        let _lab = start(&namespace, Bpffs::new()?, &[], &settings)?;
+        let replies = || Ok::<_, anyhow::Error>(Metrics::read(&namespace)?.fast_path_replies());
+        let mut by_interface = |options: &[&str]| {
+            let before = replies()?;
+            let output = dig(&namespace, OURS, LOCAL_NAME, options)?;
+            ensure!(output.contains("10.0.0.1"), "{output}");
+            Ok((replies()? > before, output))
+        };
+        wait_until("an answer from the interface", LIMIT, || {
+            by_interface(&["+nocookie"]).is_ok_and(|(by_interface, _)| by_interface)
+        })?;
+        // Once a second, a query is passed up as a probe of the interface.
+        let cookie_option = ["+cookie=0102030405060708"];
+        if enabled {
+            for _ in 0..3 {
+                let (by_interface, output) = by_interface(&cookie_option)?;
+                ensure!(!by_interface && cookie(&output)?.1 == "(good)", "{output}");
+            }
+        } else {
+            wait_until("an answer to a cookie", LIMIT, || {
+                by_interface(&cookie_option).is_ok_and(|(hit, output)| hit && cookie(&output).is_err())
+            })?;
+        }
+    }
+    Ok(())
+}
