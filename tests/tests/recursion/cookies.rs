@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -149,7 +149,7 @@ fn interface_leaves_cookies_to_userspace() -> Result<()> {
         let settings = json!({"cookies": {"enabled": enabled}, "cache": {"enabled": false}});
         let _lab = start(&namespace, Bpffs::new()?, &[], &settings)?;
         let replies = || Ok::<_, anyhow::Error>(Metrics::read(&namespace)?.fast_path_replies());
-        let mut by_interface = |options: &[&str]| {
+        let by_interface = |options: &[&str]| {
             let before = replies()?;
             let output = dig(&namespace, OURS, LOCAL_NAME, options)?;
             ensure!(output.contains("10.0.0.1"), "{output}");
