@@ -247,13 +247,14 @@ fn name_server(command: &mut Process) -> Result<&mut Process> {
 /// Package and binary name of the server.
 const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
 
-/// Package and binary name of every program that is packaged.
-const PROGRAMS: [[&str; 2]; 5] = [
+/// Package and binary name of every program.
+const PROGRAMS: [[&str; 2]; 6] = [
     SERVER,
     ["dns-health", "bosh-dns-xdp-health"],
     ["dns-sync", "bosh-dns-sync"],
     ["dns-publish", "bosh-dns-publish"],
     ["dns-identity", "bosh-dns-identity"],
+    ["dns-load", "bosh-dns-xdp-load"],
 ];
 
 /// How programs are built.

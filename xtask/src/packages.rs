@@ -38,6 +38,7 @@ pub(crate) const TEST: &[&str] = &[
     "ipset",
     "iptables",
     "knot",
+    "knot-dnsutils",
     "libnginx-mod-http-js",
     "lintian",
     "nats-server",

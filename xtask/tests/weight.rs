@@ -12,7 +12,7 @@ use std::{
 };
 
 /// The most lines of each crate. Numbers only fall: a change that removes code lowers them.
-const BUDGETS: [(&str, usize); 19] = [
+const BUDGETS: [(&str, usize); 20] = [
     ("benches", 3_360),
     ("benches/demo", 440),
     ("benches/programs", 120),
@@ -27,6 +27,7 @@ const BUDGETS: [(&str, usize); 19] = [
     ("dns-user/health", 2_970),
     ("dns-user/identity", 7_180),
     ("dns-user/kit", 4_490),
+    ("dns-user/load", 680),
     ("dns-user/publish", 15_090),
     ("dns-user/resolver", 16_660),
     ("dns-user/sync", 7_260),
