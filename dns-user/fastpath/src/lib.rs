@@ -46,7 +46,7 @@ use self::{
         filters::Filters,
         netlink::Socket,
         pins::{self, Pins},
-        rules::{self, Device, Rules},
+        rules::{self, Device, Facts, Rules},
     },
     connection::Session,
     map::{control::ControlPage, counters::CounterPages, index::Index},
@@ -522,7 +522,7 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
 pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -> io::Result<Option<String>> {
     let links = Socket::requests()?.links()?;
     let link = links.iter().find(|link| link.name == interface).ok_or(io::ErrorKind::NotFound)?;
-    let objection = Rules::read()?.objection(&Device::of(link), client, endpoint);
+    let objection = Rules::read()?.objection(&Device::of(link), client, endpoint, &Facts::default());
     Ok(objection.map(|objection| objection.to_string()))
 }
 

@@ -142,7 +142,7 @@ const DROPPING: [Dropping; 3] = [
         remove: (&["nft", "-f", "-"], "delete table inet t\n"),
         why: "packet filter",
     },
-    // Only the kernel knows the members of the set.
+    // The kernel is asked for members of the set.
     Dropping {
         load: (
             &["sh", "-c", "ipset restore && iptables-legacy -w -A INPUT -m set --match-set held src -j DROP"],
@@ -152,7 +152,7 @@ const DROPPING: [Dropping; 3] = [
             &["sh", "-c", "iptables-legacy -w -D INPUT -m set --match-set held src -j DROP && ipset restore"],
             "destroy held\n",
         ),
-        why: "queries of 169.254.0.3 do not arrive",
+        why: "packet filter",
     },
 ];
 
@@ -173,8 +173,7 @@ fn dropped_client_gets_no_answer() -> Result<()> {
             ensure!(ask_in_turn(&pair.client, 20, PATIENCE)? == [20, 20], "{}", state());
             feed(&pair.server, load.0, load.1)?;
         }
-        // Of a client that has not been seen before, one query must be a probe, or two if the rules
-        // do not show whom they drop.
+        // Of a client that has not been seen before, one query must be a probe.
         let (loaded, limit) = (Instant::now(), Duration::from_secs(60));
         wait_until("the interface to answer no dropped client", limit, || {
             ask_in_turn(&pair.client, 5, SILENCE).is_ok_and(|answered| answered == [5, 0])
@@ -274,6 +273,8 @@ fn refused_route_ends_answers() -> Result<()> {
     for refusal in [
         &["route", "add", "blackhole", "169.254.0.1/32"][..],
         &["route", "add", "prohibit", "169.254.0.1/32"],
+        &["rule", "add", "prohibit", "to", "169.254.0.1/32", "pref", "5"],
+        &["rule", "add", "blackhole", "to", "169.254.0.1/32", "pref", "5"],
     ] {
         wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
         pair.server.ip(refusal)?;
@@ -291,6 +292,125 @@ fn refused_route_ends_answers() -> Result<()> {
         pair.server.ip(&removal)?;
     }
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
+}
+
+/// Rules that no reading of the tables decides.
+const UNDECIDED: [(&str, &str); 3] = [
+    (
+        "-A INPUT -p udp --dport 53 -m time --timestart 03:00 --timestop 03:01 -j DROP",
+        "decides by \"time\", which only the kernel can evaluate",
+    ),
+    ("-A INPUT -p udp --dport 53 -m string --algo bm --string x.y -j DROP", "decides by \"string\""),
+    ("-A OUTPUT -p udp -m owner --uid-owner 64999 -j DROP", "decides by \"owner\""),
+];
+
+#[test]
+fn undecided_rules_leave_interface_to_userspace() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("undecided")?;
+    let gated = Gated::start(&pair.server)?;
+    for (rule, why) in UNDECIDED {
+        wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+        let rule: Vec<&str> = rule.split(' ').collect();
+        iptables(&pair.server, "iptables-legacy", &rule)?;
+        // All queries are answered meanwhile: the rule drops none of them.
+        wait_until("the interface to be left to userspace", Duration::from_secs(60), || {
+            let asked = ask(&pair.client, 3).is_ok_and(|answered| answered == 3);
+            asked && gated.states(&pair.server).is_ok_and(|states| states["srv"].why.contains(why))
+        })
+        .with_context(|| format!("{rule:?}: {:?}", gated.states(&pair.server)))?;
+        let before = hits(&pair.server)?;
+        ensure!(ask(&pair.client, 20)? == 20 && hits(&pair.server)? == before, "{rule:?}");
+        iptables(&pair.server, "iptables-legacy", &["-F"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ipset_member_is_noticed_without_rule_change() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("members")?;
+    let ipset = |arguments: &[&str]| -> Result<()> {
+        let mut command = pair.server.command("ipset")?;
+        run(command.args(arguments))
+    };
+    ipset(&["create", "held", "hash:net"])?;
+    let rule = ["-A", "INPUT", "-m", "set", "--match-set", "held", "src", "-j", "REJECT"];
+    iptables(&pair.server, "iptables-legacy", &rule)?;
+    let gated = Gated::start(&pair.server)?;
+    for _ in 0..2 {
+        wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+        ipset(&["add", "held", "169.254.0.1"])?;
+        let is_silent = || addresses(&pair.client, v4(), NAME, SILENCE).is_ok_and(|found| found.is_none());
+        wait_until("the member to get no answer", Duration::from_secs(60), || (0..5).all(|_| is_silent()))?;
+        wait_until("the reason in status", Duration::from_secs(60), || {
+            is_silent()
+                && gated.states(&pair.server).is_ok_and(|states| states["srv"].why.contains("packet filter"))
+        })
+        .with_context(|| format!("{:?}", gated.states(&pair.server)))?;
+        ipset(&["del", "held", "169.254.0.1"])?;
+    }
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())
+}
+
+#[test]
+fn moved_interface_is_left_alone() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("leaving")?;
+    let other = Namespace::new("leaving-other")?;
+    let gated = Gated::start(&pair.server)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    pair.server.ip(&["link", "set", "srv", "netns", other.name()])?;
+    other.ip(&["addr", "add", "169.254.0.2/24", "dev", "srv"])?;
+    other.ip(&["link", "set", "srv", "up"])?;
+    wait_until("the interface to leave the status", Duration::from_secs(60), || {
+        gated.states(&pair.server).is_ok_and(|states| !states.contains_key("srv"))
+    })
+    .with_context(|| format!("{:?}", gated.states(&pair.server)))?;
+    let before = hits(&pair.server)?;
+    for _ in 0..5 {
+        let found = addresses(&pair.client, v4(), NAME, SILENCE)?;
+        ensure!(found.is_none(), "an answer from a namespace in which the server does not listen: {found:?}");
+    }
+    ensure!(hits(&pair.server)? == before);
+    ensure!(gated.bpffs.links().is_empty(), "{:?}", gated.bpffs.links());
+    Ok(())
+}
+
+/// Length of the count of probes: several intervals of a proven door (`attach/gate.rs`).
+const PROVEN_WATCHED: Duration = Duration::from_secs(31);
+
+#[test]
+fn proven_interface_is_probed_rarely() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::new("proven")?;
+    let gated = Gated::start(&pair.server)?;
+    wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
+    let probes = || -> Result<u64> { Ok(Metrics::read(&pair.server)?.probes()) };
+    // Nothing reports that a door is proven; each probe of a young door follows the one before after a second.
+    wait_until("probes to become rare", Duration::from_secs(240), || {
+        let before = probes();
+        let asked = ask(&pair.client, 40).is_ok_and(|answered| answered == 40);
+        asked && matches!((before, probes()), (Ok(before), Ok(after)) if after <= before + 1)
+    })
+    .with_context(|| gated.server.log())?;
+    let (before, begun, mut asked) = (probes()?, Instant::now(), 0);
+    while begun.elapsed() < PROVEN_WATCHED {
+        asked += ask(&pair.client, 10)?;
+    }
+    let seen = probes()? - before;
+    let most = begun.elapsed().as_secs() / 10 + 1;
+    println!("{seen} probes in {:?}, {asked} queries", begun.elapsed());
+    ensure!(seen <= most, "{seen} probes in {:?}, more than {most}", begun.elapsed());
+    // A change of the machine's network makes them frequent again.
+    pair.server.ip(&["link", "add", "late", "type", "dummy"])?;
+    wait_until("probes to become frequent", Duration::from_secs(60), || {
+        let (before, begun) = (probes(), Instant::now());
+        let asked = ask(&pair.client, 30).is_ok_and(|answered| answered == 30);
+        let least = begun.elapsed().as_secs().saturating_sub(2).min(2);
+        asked && matches!((before, probes()), (Ok(before), Ok(after)) if after >= before + least.max(2))
+    })
+    .with_context(|| gated.server.log())
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod attacher_service;
 mod cell;
+mod conditions;
 mod far_clients;
 mod flood;
 mod gate;

@@ -301,6 +301,22 @@ fn attacher_ends_with_server() -> Result<()> {
 }
 
 #[test]
+fn killed_server_without_pins_falls_silent() -> Result<()> {
+    requires!(namespaces, bpf);
+    // A folder that cannot be created, as in a container without CAP_SYS_ADMIN.
+    let mut running = Running::start("unpinned", json!({"lease": "60s", "bpffs": "/proc/no/pins"}))?;
+    running.wait_for_interface_reply()?;
+    running.server.wait_for_log("programs are detached when this process ends")?;
+    running.server.process().kill(Duration::from_secs(60))?;
+    // The attacher ends with the server, and its programs with it.
+    wait_until("the programs to go", Duration::from_secs(60), || {
+        running.pair.server.attached_programs().is_ok_and(|programs| programs.is_empty())
+    })?;
+    ensure!(running.ask(SHORT)?.is_none());
+    Ok(())
+}
+
+#[test]
 fn killed_attacher_is_replaced() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("alone", json!({"lease": "60s"}))?;

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     netlink::{LOOPBACK, Link, Socket},
-    rules::{Device, Rules},
+    rules::{Device, Facts, Rules},
     xfrm::{self, Policy},
 };
 
@@ -24,6 +24,8 @@ const MOST_KNOWN: usize = 65_536;
 pub(super) struct Firewall {
     /// The rules as read last.
     rules: Rules,
+    /// The kernel's answers about sets in these rules.
+    facts: Facts,
     /// The policies as read last.
     policies: Vec<Policy>,
     read: Option<Instant>,
@@ -61,7 +63,10 @@ impl Firewall {
                 self.problem = None;
                 if (&rules, &policies) != (&self.rules, &self.policies) {
                     (self.rules, self.policies) = (rules, policies);
+                    self.facts.forget();
                     is_changed = true;
+                } else {
+                    is_changed |= self.facts.ask_again();
                 }
             }
             Err(error) => {
@@ -110,9 +115,10 @@ impl Firewall {
             _ => any_client(endpoint),
         });
         for (client, is_known) in clients.chain(any.map(|client| (client, false))) {
-            let Self { rules, known, .. } = self;
+            let Self { rules, facts, known, .. } = self;
             let found = known.entry((link.ifindex, endpoint, client)).or_insert_with(|| {
-                let objection = rules.objection(&device, client, endpoint).map(|found| found.to_string());
+                let objection = rules.objection(&device, client, endpoint, facts);
+                let objection = objection.map(|found| found.to_string());
                 let is_routed = is_known && link.layer != LOOPBACK;
                 objection.or_else(|| is_routed.then(|| route_refusal(netlink, client, endpoint)).flatten())
             });

@@ -16,6 +16,7 @@ use nix::mount::{MsFlags, mount};
 use whole_system_tests::process::run;
 
 mod modes;
+mod netkit;
 mod network_cards;
 mod set_ups;
 
@@ -74,8 +75,9 @@ fn try_everything() -> Result<()> {
     }
     let fixtures = fixtures();
     let modes = modes::try_all();
+    let netkit = netkit::try_it();
     let set_ups = set_ups::try_all();
-    fixtures.and(modes).and(set_ups)
+    fixtures.and(modes).and(netkit).and(set_ups)
 }
 
 /// Runs the packet fixtures and the verifier's headroom check. Packets are slow on an emulated

@@ -3,85 +3,19 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    matches::{self, u32_at},
-    nft::{Found, Set, number},
-    packet::{LENGTH, Packet},
+    matches,
+    nft_rule::{Expression, Fields, Verdict, value, verdict},
+    nft_sets::{Found, Set},
+    packet::{Mark, Packet},
+    targets::Target,
     walk::{Action, Meets},
 };
-use crate::attach::netlink::{Attributes, text};
 
 /// Size of all registers in bytes.
 const REGISTERS: usize = 64;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expression {
-    name: String,
-    data: Vec<u8>,
-}
-
-/// The verdict of a rule, or of an element of a verdict map.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Plain(Action),
-    /// Continues in the chain of this name, then returns.
-    Jump(String),
-    /// Continues in the chain of this name and does not return.
-    Goto(String),
-}
-
-impl Verdict {
-    /// Returns the target chain.
-    pub(super) fn chain(&self) -> Option<&str> {
-        match self {
-            Self::Plain(_) => None,
-            Self::Jump(name) | Self::Goto(name) => Some(name),
-        }
-    }
-}
-
-/// Parses `NFTA_RULE_EXPRESSIONS`, without counters and comments.
-pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
-    let read = |value: &[u8]| {
-        let mut expression = Expression { name: String::new(), data: Vec::new() };
-        for (attribute, value) in Attributes(value) {
-            match attribute {
-                1 => expression.name = text(value),
-                2 => expression.data = value.to_vec(),
-                _ => {}
-            }
-        }
-        // A counter that packets advance must not look like a changed rule.
-        (expression.name != "counter").then_some(expression)
-    };
-    Attributes(list).filter_map(|(_, value)| read(value)).collect()
-}
-
-/// Returns the value in `NFTA_DATA_VALUE`.
-pub(super) fn value(data: &[u8]) -> Vec<u8> {
-    Attributes(data).find(|(kind, _)| *kind == 1).map(|(_, value)| value.to_vec()).unwrap_or_default()
-}
-
-pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
-    let (_, value) = Attributes(data).find(|(kind, _)| *kind == 2)?;
-    let (mut code, mut chain) = (None, None);
-    for (attribute, value) in Attributes(value) {
-        match attribute {
-            1 => code = number(value).map(u32::cast_signed),
-            2 => chain = Some(text(value)),
-            _ => {}
-        }
-    }
-    // NF_DROP, NF_ACCEPT, NF_QUEUE; NFT_CONTINUE, NFT_BREAK, NFT_JUMP, NFT_GOTO, NFT_RETURN.
-    Some(match (code?, chain) {
-        (0, _) => Verdict::Plain(Action::Drop),
-        (1, _) => Verdict::Plain(Action::Accept),
-        (-1 | -2, _) => Verdict::Plain(Action::Continue),
-        (-3, Some(chain)) => Verdict::Jump(chain),
-        (-4, Some(chain)) => Verdict::Goto(chain),
-        (-5, _) => Verdict::Plain(Action::Return),
-        _ => Verdict::Plain(Action::Unknown),
-    })
-}
+/// A byte of which no bit is known.
+const UNKNOWN: (u8, u8) = (0, 0);
 
 /// Evaluates a rule, expression by expression.
 pub(super) struct Machine<'a, F> {
@@ -89,10 +23,12 @@ pub(super) struct Machine<'a, F> {
     packet: Option<Packet>,
     /// Returns a set by its name.
     sets: F,
-    /// The registers, byte by byte; `None`: unknown.
-    registers: [Option<u8>; REGISTERS],
+    /// The registers, byte by byte: the value, and which of its bits are known.
+    registers: [(u8, u8); REGISTERS],
     /// Maps from which a register's value was looked up, by the register's first byte.
     mapped: Vec<(usize, &'a Set)>,
+    /// Name of the last expression that loaded a register.
+    origin: &'static str,
     /// Whether the conditions so far hold.
     meets: Meets,
     verdicts: Vec<Verdict>,
@@ -107,8 +43,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         Self {
             packet: None,
             sets,
-            registers: [None; REGISTERS],
+            registers: [UNKNOWN; REGISTERS],
             mapped: Vec::new(),
+            origin: "a condition",
             meets: Meets::Yes,
             verdicts: Vec::new(),
         }
@@ -133,6 +70,13 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
 
     pub(super) fn step(&mut self, expression: &Expression) {
         let fields = Fields(&expression.data);
+        const LOADING: [&str; 12] = [
+            "meta", "payload", "ct", "fib", "rt", "socket", "hash", "osf", "xfrm", "tunnel", "inner",
+            "numgen",
+        ];
+        if let Some(name) = LOADING.into_iter().find(|name| *name == expression.name) {
+            self.origin = name;
+        }
         match expression.name.as_str() {
             "meta" => self.meta(&fields),
             "payload" => self.payload(&fields),
@@ -150,34 +94,20 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 let info = fields.get(3).unwrap_or_default();
                 let meets = match &self.packet {
                     Some(packet) => matches::meets(&name, revision, info, packet),
-                    None => Meets::Maybe,
+                    None => Meets::Maybe("match"),
                 };
                 self.meets = self.meets.and(meets);
             }
             "target" => {
-                let action = match fields.text(1).as_str() {
-                    "REJECT" => Action::Drop,
-                    "DNAT" | "REDIRECT" | "NETMAP" | "TPROXY" | "SYNPROXY" => Action::Divert,
-                    "NFQUEUE" | "QUEUE" => Action::Unknown,
-                    "MASQUERADE" | "SNAT" => Action::Translate,
-                    "CT" | "NOTRACK" => {
-                        let is_notrack = fields.text(1) == "NOTRACK"
-                            || fields
-                                .get(3)
-                                .and_then(|info| info.first())
-                                .is_some_and(|flags| flags & 1 != 0);
-                        self.change(|packet, is_certain| packet.untracked |= is_notrack && is_certain);
-                        Action::Continue
-                    }
-                    "MARK" | "CONNMARK" => {
-                        self.change(|packet, _| packet.mark = None);
-                        Action::Continue
-                    }
-                    _ => Action::Continue,
-                };
-                self.decide(action);
+                let name = fields.text(1);
+                let target = target(&fields, &name, self.packet.as_ref().is_some_and(Packet::is_v6));
+                let meets = self.meets;
+                if let Some(packet) = &mut self.packet {
+                    target.change(meets, packet);
+                }
+                self.decide(target.action(self.packet.as_ref().map(|packet| packet.to)));
             }
-            "limit" | "quota" | "connlimit" | "last" => self.meets = self.meets.and(Meets::Rate),
+            "limit" | "quota" | "connlimit" => self.meets = self.meets.and(Meets::Rate),
             "numgen" => {
                 // The register held a value of the packet until then.
                 self.forget(fields.register(1).unwrap_or(0), REGISTERS);
@@ -186,17 +116,9 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "dynset" => {
                 // A meter: holds expressions for each element, such as limits.
                 let is_meter = fields.get(7).is_some() || fields.get(10).is_some();
-                self.meets = self.meets.and(if is_meter { Meets::Rate } else { Meets::Maybe });
+                self.meets = self.meets.and(if is_meter { Meets::Rate } else { Meets::Maybe("dynset") });
             }
-            "objref" => {
-                // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`, `NFT_OBJECT_CONNLIMIT`; an object chosen by a map
-                // may be one of them.
-                let meets = match fields.number(1) {
-                    Some(2 | 4 | 5) | None => Meets::Rate,
-                    Some(_) => Meets::Yes,
-                };
-                self.meets = self.meets.and(meets);
-            }
+            "objref" => self.object(&fields),
             "reject" => self.decide(Action::Drop),
             "nat" => {
                 // `NFT_NAT_DNAT`.
@@ -210,18 +132,23 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 }
             }
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
-            "queue" => self.decide(Action::Unknown),
-            "notrack" => self.change(|packet, is_certain| packet.untracked |= is_certain),
+            "queue" => self.decide(Action::Unknown("queue")),
+            "notrack" => {
+                let is_certain = self.meets == Meets::Yes;
+                if let Some(packet) = &mut self.packet {
+                    packet.untracked |= is_certain;
+                }
+            }
             "masq" => self.decide(Action::Translate),
             // These only observe or copy the packet.
-            "log" | "dup" | "counter" | "flow_offload" => {}
+            "log" | "dup" | "counter" | "flow_offload" | "last" => {}
+            "exthdr" => self.extension_header(&fields),
+            "socket" => self.socket(&fields),
             // Each has its destination register in another attribute.
-            "rt" | "socket" | "hash" | "osf" | "xfrm" | "tunnel" | "exthdr" | "inner" => {
-                self.forget(0, REGISTERS);
-            }
+            "rt" | "hash" | "osf" | "xfrm" | "tunnel" | "inner" => self.forget(0, REGISTERS),
             _ => {
                 self.forget(0, REGISTERS);
-                self.meets = self.meets.and(Meets::Maybe);
+                self.meets = self.meets.and(Meets::Maybe("an expression unknown to the server"));
             }
         }
     }
@@ -233,34 +160,35 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Applies a change to the packet; the closure's argument is whether the change is certain.
-    fn change(&mut self, change: impl FnOnce(&mut Packet, bool)) {
-        let is_certain = self.meets == Meets::Yes;
-        if let Some(packet) = &mut self.packet {
-            change(packet, is_certain);
-        }
-    }
-
     fn set(&mut self, register: Option<usize>, bytes: &[u8]) {
         let Some(at) = register else { return };
         self.mapped.retain(|(known, _)| *known != at);
         // Registers are padded to four bytes.
-        let padded = bytes.len().next_multiple_of(4);
-        for index in 0..padded {
+        for index in 0..bytes.len().next_multiple_of(4) {
             if let Some(place) = self.registers.get_mut(at + index) {
-                *place = Some(bytes.get(index).copied().unwrap_or(0));
+                *place = (bytes.get(index).copied().unwrap_or(0), u8::MAX);
             }
+        }
+    }
+
+    /// Like [`Self::set`], for partly known bytes.
+    fn set_bits(&mut self, register: Option<usize>, bytes: &[(u8, u8)]) {
+        let Some(at) = register else { return };
+        self.mapped.retain(|(known, _)| *known != at);
+        for (place, byte) in self.registers.iter_mut().skip(at).zip(bytes) {
+            *place = *byte;
         }
     }
 
     /// Marks `length` bytes from register byte `at` as unknown.
     fn forget(&mut self, at: usize, length: usize) {
-        self.registers.iter_mut().skip(at).take(length).for_each(|byte| *byte = None);
+        self.registers.iter_mut().skip(at).take(length).for_each(|byte| *byte = UNKNOWN);
     }
 
     /// Returns `length` bytes from register byte `at`, if all are known.
     fn get(&self, at: usize, length: usize) -> Option<Vec<u8>> {
-        self.registers.get(at..at + length)?.iter().copied().collect()
+        let is_known = |&(value, known): &(u8, u8)| (known == u8::MAX).then_some(value);
+        self.registers.get(at..at + length)?.iter().map(is_known).collect()
     }
 
     fn meta(&mut self, fields: &Fields<'_>) {
@@ -268,14 +196,22 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let Some(register) = fields.register(1) else {
             // The expression sets a value: a mark, or a priority.
             if key == Some(3) {
-                let mark =
-                    fields.register(3).and_then(|at| self.get(at, 4)).and_then(|bytes| u32_at(&bytes, 0));
-                self.change(|packet, is_certain| packet.mark = mark.filter(|_| is_certain));
+                let (mark, is_certain) = (self.mark_in(fields.register(3)), self.meets == Meets::Yes);
+                if let Some(packet) = &mut self.packet {
+                    packet.mark = if is_certain { mark } else { mark.or_else(packet.mark) };
+                }
             }
             return;
         };
         self.forget(register, 16);
+        // A random number.
+        if key == Some(24) {
+            self.meets = self.meets.and(Meets::Rate);
+        }
         let Some(packet) = self.packet.clone() else { return };
+        if key == Some(3) {
+            return self.set_bits(Some(register), &packet.mark.to_bytes());
+        }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
         let name = |device: &Option<super::packet::Device>| {
             let mut bytes = [0; 16];
@@ -288,10 +224,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             |device: &Option<super::packet::Device>| device.as_ref().map_or(0, |device| device.ifindex);
         let layer = |device: &Option<super::packet::Device>| device.as_ref().map_or(0, |device| device.layer);
         let known: Option<Vec<u8>> = match key {
-            Some(0) => Some(LENGTH.to_ne_bytes().to_vec()),
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
             Some(2) => Some(vec![0; 4]),
-            Some(3) => packet.mark.map(|mark| mark.to_ne_bytes().to_vec()),
             Some(4) => Some(index(&packet.input).to_ne_bytes().to_vec()),
             Some(5) => Some(index(&packet.output).to_ne_bytes().to_vec()),
             Some(6) => Some(name(&packet.input).to_vec()),
@@ -302,6 +236,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(16) => Some(vec![17]),
             // The packet type: addressed to this machine (`PACKET_HOST`).
             Some(19) => Some(vec![0]),
+            // The packet came without IPsec.
+            Some(25) => Some(vec![0]),
             _ => None,
         };
         if let Some(bytes) = known {
@@ -318,8 +254,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         let header = match base {
             Some(1) => network_header(packet),
             Some(2) => {
-                let length = (LENGTH - 20) as u16;
-                let ports = [packet.from.port(), packet.to.port(), length].map(u16::to_be_bytes).concat();
+                let ports = [packet.from.port(), packet.to.port()].map(u16::to_be_bytes).concat();
                 ports.into_iter().map(Some).collect()
             }
             _ => Vec::new(),
@@ -332,23 +267,44 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 
     fn ct(&mut self, fields: &Fields<'_>) {
-        let Some(register) = fields.register(1) else { return };
+        let key = fields.number(2);
+        let Some(register) = fields.register(1) else {
+            // The expression sets a value, such as the mark of the flow.
+            let (mark, is_certain) = (self.mark_in(fields.register(4)), self.meets == Meets::Yes);
+            if let Some(packet) = self.packet.as_mut().filter(|packet| key == Some(3) && !packet.untracked) {
+                packet.flow_mark = if is_certain { mark } else { mark.or_else(packet.flow_mark) };
+            }
+            return;
+        };
         self.forget(register, 16);
         let Some(packet) = &self.packet else { return };
+        if packet.untracked && key != Some(0) {
+            // `NFT_BREAK`: there is no flow.
+            self.meets = Meets::No;
+            return;
+        }
+        let partly_known = match key {
+            // Neither the packet's address nor that of its replies is translated; "seen reply", "assured" and
+            // "confirmed" are set during the life of the flow.
+            Some(2) if !packet.established => Some(Mark::ZERO.xor(Mark::UNKNOWN.and(2 | 4 | 8))),
+            Some(3) => Some(packet.flow_mark),
+            _ => None,
+        };
+        if let Some(mark) = partly_known {
+            return self.set_bits(Some(register), &mark.to_bytes());
+        }
         // `NF_CT_STATE_BIT`: established, new, untracked.
         let state: u32 = match packet {
             Packet { untracked: true, .. } => 64,
             Packet { established: true, .. } => 2,
             _ => 8,
         };
-        let known = match fields.number(2) {
+        let known = match key {
             Some(0) => Some(state.to_ne_bytes().to_vec()),
             // Original, reply.
             Some(1) => Some(vec![u8::from(packet.established)]),
-            // Neither the packet's address nor that of its replies is translated; other status bits
-            // may be set later.
-            Some(2) if !packet.established => Some(vec![0; 4]),
-            Some(3) => Some(vec![0; 4]),
+            // The protocol of the flow.
+            Some(10) => Some(vec![17]),
             _ => None,
         };
         if let Some(bytes) = known {
@@ -356,26 +312,73 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Evaluates `NFTA_FIB_*`, only for the type of an address.
+    /// Evaluates `NFTA_FIB_*`: the type of an address, or whether the reverse path leads back, which a plain
+    /// packet's does.
     fn fib(&mut self, fields: &Fields<'_>) {
+        const SENDER: u32 = 1;
+        const INPUT: u32 = 8;
+        const OUTPUT: u32 = 16;
+        const PRESENT: u32 = 32;
         let Some(register) = fields.register(1) else { return };
         self.forget(register, 16);
         let Some(packet) = &self.packet else { return };
         let (result, flags) = (fields.number(2), fields.number(3).unwrap_or(0));
-        // `NFT_FIB_RESULT_ADDRTYPE`; flags 8 and 16 restrict the look-up to one interface.
-        if result != Some(3) || flags & 0x18 != 0 {
-            return;
+        let word: u32 = match (result, &packet.input) {
+            // `NFT_FIB_RESULT_ADDRTYPE`: `RTN_LOCAL`, `RTN_UNICAST`.
+            (Some(3), _) if flags & (INPUT | OUTPUT) == 0 => {
+                let is_ours = if flags & SENDER != 0 { packet.from_us } else { packet.to_us };
+                if is_ours { 2 } else { 1 }
+            }
+            // `NFT_FIB_RESULT_OIF`.
+            (Some(1), Some(input)) if flags & SENDER != 0 => {
+                if flags & PRESENT != 0 {
+                    1
+                } else {
+                    input.ifindex
+                }
+            }
+            _ => return,
+        };
+        self.set(Some(register), &word.to_ne_bytes());
+    }
+
+    /// Evaluates `NFTA_EXTHDR_*`: a plain query has no extension headers and no IP options, and is not TCP.
+    fn extension_header(&mut self, fields: &Fields<'_>) {
+        const PRESENT: u32 = 1;
+        let register = fields.register(1);
+        if fields.number(5).unwrap_or(0) & PRESENT != 0 {
+            self.set(register, &[0]);
+        } else if register.is_some() {
+            // `NFT_BREAK`.
+            self.meets = Meets::No;
         }
-        let is_ours = if flags & 1 != 0 { packet.from_us } else { packet.to_us };
-        // `RTN_LOCAL`, `RTN_UNICAST`.
-        let kind: u32 = if is_ours { 2 } else { 1 };
-        self.set(Some(register), &kind.to_ne_bytes());
+    }
+
+    /// Evaluates `NFTA_SOCKET_*`, only for transparency, which the server's socket lacks.
+    fn socket(&mut self, fields: &Fields<'_>) {
+        let Some(register) = fields.register(2) else { return };
+        self.forget(register, 16);
+        if fields.number(1) == Some(0) && self.packet.is_some() {
+            self.set(Some(register), &[0]);
+        }
+    }
+
+    /// Returns the mark in a register.
+    fn mark_in(&self, register: Option<usize>) -> Mark {
+        let bytes = register.and_then(|at| self.registers.get(at..)?.first_chunk::<4>());
+        bytes.map_or(Mark::UNKNOWN, |bytes| Mark::from_bytes(*bytes))
     }
 
     fn compare(&mut self, fields: &Fields<'_>) {
         let wanted = fields.get(3).map(value).unwrap_or_default();
-        let found = fields.register(1).and_then(|at| self.get(at, wanted.len()));
-        let meets = match (found, fields.number(2)) {
+        let (at, operation) = (fields.register(1), fields.number(2));
+        let found = at.and_then(|at| self.get(at, wanted.len()));
+        let bits = at.and_then(|at| self.registers.get(at..at + wanted.len()));
+        // One known bit that differs decides.
+        let differs = bits.is_some_and(|bits| {
+            bits.iter().zip(&wanted).any(|((value, known), wanted)| (value ^ wanted) & known != 0)
+        });
+        let meets = match (found, operation) {
             (Some(found), Some(operation)) => Meets::known(match operation {
                 0 => found == wanted,
                 1 => found != wanted,
@@ -384,7 +387,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                 4 => found > wanted,
                 _ => found >= wanted,
             }),
-            _ => Meets::Maybe,
+            (None, Some(operation @ (0 | 1))) if differs => Meets::known(operation == 1),
+            _ => Meets::Maybe(self.origin),
         };
         self.meets = self.meets.and(meets);
     }
@@ -394,7 +398,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             (fields.get(3).map(value).unwrap_or_default(), fields.get(4).map(value).unwrap_or_default());
         let meets = match fields.register(1).and_then(|at| self.get(at, from.len())) {
             Some(found) => Meets::known((from..=to).contains(&found) != (fields.number(2) == Some(1))),
-            None => Meets::Maybe,
+            None => Meets::Maybe(self.origin),
         };
         self.meets = self.meets.and(meets);
     }
@@ -403,15 +407,19 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     fn bitwise(&mut self, fields: &Fields<'_>) {
         let (source, target) = (fields.register(1), fields.register(2));
         let length = fields.number(3).unwrap_or(0) as usize;
-        let found = source.and_then(|at| self.get(at, length));
+        let found = source.and_then(|at| self.registers.get(at..at + length)).map(<[_]>::to_vec);
         if let Some(at) = target {
             self.forget(at, length.next_multiple_of(4));
         }
         let (mask, xor) = (fields.get(4).map(value), fields.get(5).map(value));
         if let (Some(found), Some(mask), Some(xor), None | Some(0)) = (found, mask, xor, fields.number(6)) {
-            let bytes: Vec<u8> =
-                found.iter().zip(mask).zip(xor).map(|((found, mask), xor)| found & mask ^ xor).collect();
-            self.set(target, &bytes);
+            // A mask makes the bits that it clears known.
+            let masked = |((&(value, known), mask), xor): ((&(u8, u8), u8), u8)| {
+                let known = known | !mask;
+                ((value & mask ^ xor) & known, known)
+            };
+            let bytes: Vec<(u8, u8)> = found.iter().zip(mask).zip(xor).map(masked).collect();
+            self.set_bits(target, &bytes);
         }
     }
 
@@ -448,29 +456,56 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         // Verdicts go to register 0, used for nothing else.
         let target = fields.number(3);
         let Some(set) = (self.sets)(&name) else {
-            self.meets = self.meets.and(Meets::Maybe);
+            self.meets = self.meets.and(Meets::Maybe("lookup"));
             return;
         };
-        let key = fields.register(2).and_then(|at| self.get(at, set.key_length()));
-        let found = if self.packet.is_some() { set.find(key.as_deref()) } else { Found::Unknown };
+        let key = fields.register(2).and_then(|at| self.get(at, set.key_length));
+        let found = match &self.packet {
+            Some(packet) => match (set.find(key.as_deref()), &key, target) {
+                // Packets or time change the set.
+                (Found::Unknown, Some(key), None) => match packet.facts.nft_element(&set.id, key) {
+                    Some(true) => Found::Element(&[], None),
+                    Some(false) => Found::Nothing,
+                    None => Found::Unknown,
+                },
+                (found, ..) => found,
+            },
+            None => Found::Unknown,
+        };
         match (found, target) {
             (Found::Nothing, None) => self.meets = self.meets.and(Meets::known(is_inverted)),
             (Found::Element(..), None) => self.meets = self.meets.and(Meets::known(!is_inverted)),
-            (Found::Unknown, None) => self.meets = self.meets.and(Meets::Maybe),
+            (Found::Unknown, None) => self.meets = self.meets.and(Meets::Maybe(self.origin)),
             (Found::Nothing, Some(_)) => self.meets = Meets::No,
             (Found::Element(_, Some(verdict)), Some(0)) => self.verdicts.push(verdict.clone()),
             (Found::Unknown, Some(0)) => {
                 self.verdicts.extend(set.verdicts().cloned());
-                self.meets = self.meets.and(Meets::Maybe);
+                self.meets = self.meets.and(Meets::Maybe(self.origin));
             }
             (Found::Element(data, _), Some(_)) => self.set(fields.register(3), data),
             (Found::Unknown, Some(_)) => {
                 let register = fields.register(3).unwrap_or(0);
                 self.forget(register, 16);
                 self.mapped.push((register, set));
-                self.meets = self.meets.and(Meets::Maybe);
+                self.meets = self.meets.and(Meets::Maybe(self.origin));
             }
         }
+    }
+
+    /// Evaluates `NFTA_OBJREF_*`: an object, or a map that chooses one.
+    fn object(&mut self, fields: &Fields<'_>) {
+        let chooser = || (self.sets)(&fields.text(4));
+        let meets = match (fields.number(1), chooser()) {
+            // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`, `NFT_OBJECT_CONNLIMIT`.
+            (Some(2 | 4 | 5), _) => Meets::Rate,
+            (Some(_), _) => Meets::Yes,
+            (None, Some(set)) if self.packet.is_some() => {
+                let key = fields.register(3).and_then(|at| self.get(at, set.key_length));
+                if set.find(key.as_deref()) == Found::Nothing { Meets::No } else { Meets::Rate }
+            }
+            (None, _) => Meets::Rate,
+        };
+        self.meets = self.meets.and(meets);
     }
 
     /// Returns the destination of `nat`, if it is known.
@@ -521,55 +556,16 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
                         || port(fields.register(5)))
             }
             "redir" => endpoint.ip().is_loopback() && port(fields.register(1)),
-            "target" => match fields.text(1).as_str() {
-                "DNAT" | "REDIRECT" | "NETMAP" => super::xtables::target_leads_to(
-                    &fields.text(1),
-                    fields.number(2).unwrap_or(0) as u8,
-                    fields.get(3).unwrap_or_default(),
-                    endpoint,
-                ),
-                _ => false,
-            },
+            "target" => target(&fields, &fields.text(1), endpoint.is_ipv6()).leads_to(endpoint),
             _ => false,
         }
     }
 }
 
-/// Returns the only IPv4 or IPv6 destination and UDP port that a rule matches, if it compares with both.
-pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
-    // The header field in the register, as base, offset and length.
-    let (mut field, mut ip, mut port) = (None, None, None);
-    for expression in rule {
-        let fields = Fields(&expression.data);
-        match expression.name.as_str() {
-            "payload" => {
-                let of = |attribute| fields.number(attribute);
-                field = Some((of(2), of(3), of(4)));
-            }
-            "cmp" if fields.number(2) == Some(0) => {
-                let wanted = fields.get(3).map(value).unwrap_or_default();
-                match field.take() {
-                    Some((Some(1), Some(16), Some(4))) => {
-                        ip = wanted.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
-                    }
-                    Some((Some(1), Some(24), Some(16))) => {
-                        ip = wanted.first_chunk::<16>().map(|octets| IpAddr::from(*octets));
-                    }
-                    Some((Some(2), Some(2), Some(2))) => {
-                        port = wanted.first_chunk::<2>().map(|octets| u16::from_be_bytes(*octets));
-                    }
-                    _ => {}
-                }
-            }
-            // `iptables-nft` keeps the ports in a match.
-            "match" if fields.text(1) == "udp" => {
-                port = port.or(matches::only_udp_port(fields.get(3).unwrap_or_default()));
-            }
-            // A changed register no longer holds the header field.
-            _ => field = None,
-        }
-    }
-    Some(SocketAddr::new(ip?, port?))
+/// Reads `NFTA_TARGET_*`.
+fn target<'a>(fields: &Fields<'a>, name: &'a str, v6: bool) -> Target<'a> {
+    let (revision, info) = (fields.number(2).unwrap_or(0) as u8, fields.get(3).unwrap_or_default());
+    Target { name, revision, info, v6 }
 }
 
 /// Builds the IP header; unknown bytes are `None`.
@@ -591,37 +587,11 @@ fn network_header(packet: &Packet) -> Vec<Option<u8>> {
         put(6, &[17]);
     } else {
         put(0, &[0x45]);
-        put(2, &(LENGTH as u16).to_be_bytes());
+        // DSCP and ECN.
+        put(1, &[0]);
         // Not a fragment.
         put(6, &[0x40, 0]);
         put(9, &[17]);
     }
     header
-}
-
-/// The attributes of an expression.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn get(&self, wanted: u16) -> Option<&'a [u8]> {
-        Attributes(self.0).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
-    }
-
-    fn number(&self, wanted: u16) -> Option<u32> {
-        number(self.get(wanted)?)
-    }
-
-    fn text(&self, wanted: u16) -> String {
-        self.get(wanted).map(text).unwrap_or_default()
-    }
-
-    /// Returns the first byte of a data register: four of sixteen bytes (1 to 4), or sixteen of
-    /// four bytes (8 to 23), which share their storage.
-    fn register(&self, wanted: u16) -> Option<usize> {
-        match self.number(wanted)? {
-            register @ 1..=4 => Some((register as usize - 1) * 16),
-            register @ 8..=23 => Some((register as usize - 8) * 4),
-            _ => None,
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{
-    packet::{LENGTH, Packet},
+    packet::{Packet, QUERY_LENGTHS, REPLY_LENGTHS},
     walk::Meets,
 };
 
@@ -11,28 +11,110 @@ use super::{
 const ESTABLISHED: u16 = 1 << 1;
 const NEW: u16 = 1 << 3;
 
-/// Returns whether a packet meets a match of this name and revision.
+/// How a match is evaluated.
+enum Evaluation {
+    /// It never holds for a plain UDP datagram.
+    Never,
+    /// It depends on the number of earlier packets.
+    Rate,
+    /// Only the kernel can evaluate it.
+    Kernel,
+    /// `None`: only the kernel can evaluate these parameters.
+    By(fn(&Match<'_>) -> Option<Meets>),
+}
+
+/// A match with its parameters, and the packet.
+struct Match<'a> {
+    revision: u8,
+    info: &'a [u8],
+    packet: &'a Packet,
+}
+
+/// The matches of Linux 6.18.
+const MATCHES: [(&str, Evaluation); 66] = {
+    use Evaluation::{By, Kernel, Never, Rate};
+    [
+        ("comment", By(|_| Some(Meets::Yes))),
+        ("udp", By(ports)),
+        ("multiport", By(multiport)),
+        ("state", By(state)),
+        ("conntrack", By(conntrack)),
+        ("addrtype", By(addrtype)),
+        ("iprange", By(iprange)),
+        ("mark", By(mark)),
+        ("connmark", By(connmark)),
+        ("connlabel", By(connlabel)),
+        ("helper", By(helper)),
+        ("length", By(length)),
+        ("pkttype", By(pkttype)),
+        ("dscp", By(dscp)),
+        ("tos", By(tos)),
+        ("physdev", By(physdev)),
+        ("socket", By(socket)),
+        ("rpfilter", By(rpfilter)),
+        ("policy", By(policy)),
+        ("set", By(set)),
+        ("limit", Rate),
+        ("hashlimit", Rate),
+        ("quota", Rate),
+        ("quota2", Rate),
+        ("connlimit", Rate),
+        ("connbytes", Rate),
+        ("statistic", Rate),
+        ("recent", Rate),
+        ("rateest", Rate),
+        ("nfacct", Rate),
+        ("tcp", Never),
+        ("tcpmss", Never),
+        ("osf", Never),
+        ("sctp", Never),
+        ("dccp", Never),
+        ("udplite", Never),
+        ("icmp", Never),
+        ("icmp6", Never),
+        ("icmpv6", Never),
+        ("esp", Never),
+        ("ah", Never),
+        ("ipcomp", Never),
+        ("mh", Never),
+        // Extension headers of IPv6, which a plain query does not have.
+        ("rt", Never),
+        ("frag", Never),
+        ("hbh", Never),
+        ("dst", Never),
+        ("srh", Never),
+        ("ipv6header", Kernel),
+        ("eui64", Kernel),
+        ("bpf", Kernel),
+        ("cgroup", Kernel),
+        ("cluster", Kernel),
+        ("cpu", Kernel),
+        ("devgroup", Kernel),
+        ("ecn", Kernel),
+        ("hl", Kernel),
+        ("ipvs", Kernel),
+        ("l2tp", Kernel),
+        ("mac", Kernel),
+        ("owner", Kernel),
+        ("realm", Kernel),
+        ("string", Kernel),
+        ("time", Kernel),
+        ("ttl", Kernel),
+        ("u32", Kernel),
+    ]
+};
+
+/// Returns whether a packet meets a match of this name and revision. A match unknown here counts as one that
+/// only the kernel can evaluate.
 pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> Meets {
-    match name {
-        // These always hold, or depend on known properties of the packet only.
-        "comment" => Meets::Yes,
-        "udp" => ports(info, packet),
-        "tcp" | "sctp" | "dccp" | "icmp" | "icmp6" | "esp" | "ah" => Meets::No,
-        "multiport" => multiport(revision, info, packet),
-        "state" => state(info, packet),
-        "conntrack" => conntrack(revision, info, packet),
-        "addrtype" => addrtype(revision, info, packet),
-        "iprange" => iprange(info, packet),
-        "mark" => mark(info, packet),
-        "length" => length(info),
-        "pkttype" => pkttype(info),
-        // A plain packet passes the reverse path check.
-        "rpfilter" => Meets::known(info.first().is_none_or(|flags| flags & 8 == 0)),
-        // Decided for hosts without IPsec policies; with policies the interface is refused anyway.
-        "policy" => policy(info),
-        "limit" | "hashlimit" | "quota" | "connlimit" | "connbytes" | "statistic" | "recent" | "rateest"
-        | "nfacct" | "quota2" => Meets::Rate,
-        _ => Meets::Maybe,
+    let Some((name, evaluation)) = MATCHES.iter().find(|(known, _)| *known == name) else {
+        return Meets::Maybe("a match unknown to the server");
+    };
+    match evaluation {
+        Evaluation::Never => Meets::No,
+        Evaluation::Rate => Meets::Rate,
+        Evaluation::Kernel => Meets::Maybe(name),
+        Evaluation::By(evaluate) => evaluate(&Match { revision, info, packet }).unwrap_or(Meets::Maybe(name)),
     }
 }
 
@@ -46,19 +128,13 @@ pub(super) fn u32_at(info: &[u8], at: usize) -> Option<u32> {
     info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Converts a known condition; unknown if the information is too short.
-fn known(truth: Option<bool>) -> Meets {
-    truth.map_or(Meets::Maybe, Meets::known)
-}
-
 /// Evaluates `struct xt_udp`: two ranges of ports, and flags that invert them.
-fn ports(info: &[u8], packet: &Packet) -> Meets {
+fn ports(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     let within = |at: usize, port: u16, invert: u8| {
         let range = u16_at(info, at)?..=u16_at(info, at + 2)?;
         Some(range.contains(&port) != (info.get(8)? & invert != 0))
     };
-    let both = || Some(within(0, packet.from.port(), 1)? && within(4, packet.to.port(), 2)?);
-    known(both())
+    Some(Meets::known(within(0, packet.from.port(), 1)? && within(4, packet.to.port(), 2)?))
 }
 
 /// Returns the only destination port that `struct xt_udp` matches.
@@ -67,35 +143,32 @@ pub(super) fn only_udp_port(info: &[u8]) -> Option<u16> {
     (first == last && info.get(8)? & 2 == 0).then_some(first)
 }
 
-fn multiport(revision: u8, info: &[u8], packet: &Packet) -> Meets {
+fn multiport(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
     if revision != 1 {
-        return Meets::Maybe;
+        return None;
     }
-    let matches = || {
-        let (flags, count) = (*info.first()?, usize::from(*info.get(1)?).min(15));
-        let port = |index: usize| u16_at(info, 2 + index * 2);
-        let is_range = |index: usize| info.get(32 + index).map(|flag| *flag != 0);
-        let listed = |wanted: u16| {
-            let mut index = 0;
-            while index < count {
-                let first = port(index)?;
-                let last = if is_range(index)? { port(index + 1)? } else { first };
-                if (first..=last).contains(&wanted) {
-                    return Some(true);
-                }
-                index += if is_range(index)? { 2 } else { 1 };
+    let (flags, count) = (*info.first()?, usize::from(*info.get(1)?).min(15));
+    let port = |index: usize| u16_at(info, 2 + index * 2);
+    let is_range = |index: usize| info.get(32 + index).map(|flag| *flag != 0);
+    let listed = |wanted: u16| {
+        let mut index = 0;
+        while index < count {
+            let first = port(index)?;
+            let last = if is_range(index)? { port(index + 1)? } else { first };
+            if (first..=last).contains(&wanted) {
+                return Some(true);
             }
-            Some(false)
-        };
-        let (source, destination) = (listed(packet.from.port())?, listed(packet.to.port())?);
-        let found = match flags {
-            0 => source,
-            1 => destination,
-            _ => source || destination,
-        };
-        Some(found != (*info.get(47)? != 0))
+            index += if is_range(index)? { 2 } else { 1 };
+        }
+        Some(false)
     };
-    known(matches())
+    let (source, destination) = (listed(packet.from.port())?, listed(packet.to.port())?);
+    let found = match flags {
+        0 => source,
+        1 => destination,
+        _ => source || destination,
+    };
+    Some(Meets::known(found != (*info.get(47)? != 0)))
 }
 
 /// Returns the state bit of the packet's flow; `untracked` is the bit for untracked packets.
@@ -107,39 +180,36 @@ fn state_bit(packet: &Packet, untracked: u16) -> u16 {
     }
 }
 
-fn state(info: &[u8], packet: &Packet) -> Meets {
-    known(u32_at(info, 0).map(|mask| mask & u32::from(state_bit(packet, 1 << 6)) != 0))
+fn state(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known(u32_at(info, 0)? & u32::from(state_bit(packet, 1 << 6)) != 0))
 }
 
 /// Evaluates `struct xt_conntrack_mtinfo1` to `3`.
-fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
+fn conntrack(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+    const NAME: &str = "conntrack";
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
     const DIRECTION: u16 = 1 << 12;
     const STATE_ALIAS: u16 = 1 << 13;
-    let read = || {
-        let (flags, inverted) = (u16_at(info, 146)?, u16_at(info, 148)?);
-        let (states, status) = match revision {
-            1 => (u16::from(*info.get(150)?), u16::from(*info.get(151)?)),
-            _ => (u16_at(info, 150)?, u16_at(info, 152)?),
-        };
-        Some((flags, inverted, states, status))
+    let (flags, inverted) = (u16_at(info, 146)?, u16_at(info, 148)?);
+    let (states, status) = match revision {
+        1 => (u16::from(*info.get(150)?), u16::from(*info.get(151)?)),
+        _ => (u16_at(info, 150)?, u16_at(info, 152)?),
     };
-    let Some((flags, inverted, states, status)) = read() else { return Meets::Maybe };
     let mut meets = Meets::Yes;
     if flags & STATE != 0 {
         let has = states & state_bit(packet, 1 << 8) != 0;
         meets = meets.and(Meets::known(has != (inverted & STATE != 0)));
     }
     if packet.untracked && flags & !(STATE | STATE_ALIAS) != 0 {
-        return Meets::No;
+        return Some(Meets::No);
     }
     if flags & STATUS != 0 {
         /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`: set during the life of a flow.
         const BY_AND_BY: u16 = 2 | 4 | 8;
         let status = match (status & BY_AND_BY, packet.established) {
             (0, _) => Meets::known(inverted & STATUS != 0),
-            _ => Meets::Maybe,
+            _ => Meets::Maybe(NAME),
         };
         meets = meets.and(status);
     }
@@ -148,34 +218,31 @@ fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
         meets = meets.and(Meets::known(original != (inverted & DIRECTION != 0)));
     }
     if flags & !(STATE | STATUS | DIRECTION | STATE_ALIAS) != 0 {
-        meets = meets.and(Meets::Maybe);
+        meets = meets.and(Meets::Maybe(NAME));
     }
-    meets
+    Some(meets)
 }
 
 /// Evaluates `struct xt_addrtype_info_v1`, or `xt_addrtype_info` for revision 0.
-fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
+fn addrtype(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
     let of = |is_ours: bool| if is_ours { LOCAL } else { UNICAST };
-    let matches = || {
-        let (source, destination, flags) = (u16_at(info, 0)?, u16_at(info, 2)?, u32_at(info, 4)?);
-        let (invert_source, invert_destination) = match revision {
-            0 => (flags != 0, u32_at(info, 8)? != 0),
-            _ => (flags & 1 != 0, flags & 2 != 0),
-        };
-        // The result then depends on the interface that has the address.
-        if revision != 0 && flags & 0xc != 0 {
-            return None;
-        }
-        let source = source == 0 || (source & of(packet.from_us) != 0) != invert_source;
-        let destination = destination == 0 || (destination & of(packet.to_us) != 0) != invert_destination;
-        Some(source && destination)
+    let (source, destination, flags) = (u16_at(info, 0)?, u16_at(info, 2)?, u32_at(info, 4)?);
+    let (invert_source, invert_destination) = match revision {
+        0 => (flags != 0, u32_at(info, 8)? != 0),
+        _ => (flags & 1 != 0, flags & 2 != 0),
     };
-    known(matches())
+    // The result then depends on the interface that has the address.
+    if revision != 0 && flags & 0xc != 0 {
+        return None;
+    }
+    let source = source == 0 || (source & of(packet.from_us) != 0) != invert_source;
+    let destination = destination == 0 || (destination & of(packet.to_us) != 0) != invert_destination;
+    Some(Meets::known(source && destination))
 }
 
-fn iprange(info: &[u8], packet: &Packet) -> Meets {
+fn iprange(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
     let within = |address: IpAddr, at: usize| match address {
         IpAddr::V4(ip) => {
             let bound = |at: usize| info.get(at..)?.first_chunk::<4>().copied();
@@ -186,37 +253,185 @@ fn iprange(info: &[u8], packet: &Packet) -> Meets {
             Some((bound(at)?..=bound(at + 16)?).contains(&ip.octets()))
         }
     };
-    let matches = || {
-        let flags = *info.get(64)?;
-        let source = flags & 1 == 0 || within(packet.from.ip(), 0)? != (flags & 0x10 != 0);
-        let destination = flags & 2 == 0 || within(packet.to.ip(), 32)? != (flags & 0x20 != 0);
-        Some(source && destination)
-    };
-    known(matches())
+    let flags = *info.get(64)?;
+    let source = flags & 1 == 0 || within(packet.from.ip(), 0)? != (flags & 0x10 != 0);
+    let destination = flags & 2 == 0 || within(packet.to.ip(), 32)? != (flags & 0x20 != 0);
+    Some(Meets::known(source && destination))
 }
 
-fn mark(info: &[u8], packet: &Packet) -> Meets {
-    let matches = || {
-        let (mark, mask, invert) = (u32_at(info, 0)?, u32_at(info, 4)?, *info.get(8)? != 0);
-        Some((packet.mark? & mask == mark) != invert)
-    };
-    known(matches())
+/// Evaluates `struct xt_mark_mtinfo1`.
+fn mark(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    let meets = packet.mark.is(u32_at(info, 0)?, u32_at(info, 4)?, "mark");
+    Some(meets.inverted(*info.get(8)? != 0))
 }
 
-fn length(info: &[u8]) -> Meets {
-    let matches = || {
-        let range = u16_at(info, 0)?..=u16_at(info, 2)?;
-        Some(range.contains(&(LENGTH as u16)) != (*info.get(4)? != 0))
-    };
-    known(matches())
+/// Evaluates `struct xt_connmark_mtinfo1`.
+fn connmark(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    if packet.untracked {
+        return Some(Meets::No);
+    }
+    let meets = packet.flow_mark.is(u32_at(info, 0)?, u32_at(info, 4)?, "connmark");
+    Some(meets.inverted(*info.get(8)? != 0))
+}
+
+/// Evaluates `struct xt_connlabel_mtinfo`: a new flow has no labels.
+fn connlabel(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    const INVERT: u16 = 1;
+    const SET: u16 = 2;
+    let options = u16_at(info, 2)?;
+    (options & SET == 0 && !packet.established).then_some(Meets::known(options & INVERT != 0))
+}
+
+/// Evaluates `struct xt_helper_info`: no helper follows flows of DNS.
+fn helper(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known(u32_at(info, 0)? != 0))
+}
+
+/// Evaluates `struct xt_length_info` if it treats all queries, or all replies, alike.
+fn length(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    let (from, to, invert) = (u16_at(info, 0)?, u16_at(info, 2)?, *info.get(4)? != 0);
+    let lengths = if packet.established { REPLY_LENGTHS } else { QUERY_LENGTHS };
+    if from > *lengths.end() || to < *lengths.start() {
+        return Some(Meets::known(invert));
+    }
+    (from <= *lengths.start() && to >= *lengths.end()).then_some(Meets::known(!invert))
 }
 
 /// Evaluates `struct xt_pkttype_info`: the type, and whether to invert the match.
-fn pkttype(info: &[u8]) -> Meets {
-    known(u32_at(info, 0).zip(u32_at(info, 4)).map(|(kind, invert)| (kind == 0) != (invert != 0)))
+fn pkttype(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known((u32_at(info, 0)? == 0) != (u32_at(info, 4)? != 0)))
 }
 
-/// Evaluates `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none".
-fn policy(info: &[u8]) -> Meets {
-    known(u16_at(info, 4 * 76).map(|flags| flags & 4 != 0))
+/// Evaluates `struct xt_dscp_info`: plain queries and replies have DSCP 0.
+fn dscp(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known((*info.first()? == 0) != (*info.get(1)? != 0)))
+}
+
+/// Evaluates `struct xt_tos_match_info`: mask, value, inversion.
+fn tos(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
+    (revision == 1).then_some(())?;
+    Some(Meets::known((*info.get(1)? == 0) != (*info.get(2)? != 0)))
+}
+
+/// Evaluates `struct xt_physdev_info`: only packets of a bridge have a physical device.
+fn physdev(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
+    let is_of_bridge =
+        |device: &Option<super::Device>| device.as_ref().is_some_and(|device| device.is_bridge);
+    if is_of_bridge(&packet.input) || is_of_bridge(&packet.output) {
+        return None;
+    }
+    let (inverted, wanted) = (*info.get(64)?, *info.get(65)?);
+    Some(Meets::known(wanted & !inverted & 0x1f == 0))
+}
+
+/// Evaluates `struct xt_socket_mtinfo1` to `3`: the server's socket is not transparent.
+fn socket(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
+    const TRANSPARENT: u8 = 1;
+    (revision > 0 && info.first()? & TRANSPARENT != 0).then_some(Meets::No)
+}
+
+/// Evaluates `struct xt_rpfilter_info`: a plain packet passes the reverse path check.
+fn rpfilter(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known(info.first().is_none_or(|flags| flags & 8 == 0)))
+}
+
+/// Evaluates `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none". Decided for hosts
+/// without IPsec policies; with policies the interface is refused anyway.
+fn policy(&Match { info, .. }: &Match<'_>) -> Option<Meets> {
+    Some(Meets::known(u16_at(info, 4 * 76)? & 4 != 0))
+}
+
+/// Evaluates `struct xt_set_info_match_v1` to `4`, by asking the kernel.
+fn set(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
+    const INVERT: u8 = 1;
+    const RETURN_NOMATCH: u32 = 1 << 7;
+    let compares_counters = match revision {
+        1 | 2 => false,
+        3 => *info.get(8)? != 0 || *info.get(24)? != 0 || u32_at(info, 40)? & RETURN_NOMATCH != 0,
+        4 => *info.get(16)? != 0 || *info.get(32)? != 0 || u32_at(info, 40)? & RETURN_NOMATCH != 0,
+        _ => return None,
+    };
+    let (dimensions, flags) = (*info.get(2)?, *info.get(3)?);
+    if compares_counters || u32::from(flags) & RETURN_NOMATCH != 0 {
+        return None;
+    }
+    let is_member = packet.facts.ipset(u16_at(info, 0)?, dimensions, flags, packet)?;
+    Some(Meets::known(is_member != (flags & INVERT != 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::rules::{
+        Facts, Objection,
+        walk::{Action, Ends},
+    };
+
+    fn packet() -> Packet {
+        let endpoint = "169.254.0.2:53".parse().unwrap();
+        Packet::without_device([10, 255, 10, 2].into(), endpoint, &Facts::default())
+    }
+
+    /// Matches of Linux 6.18 for either family (`/proc/net/ip_tables_matches`, `ip6_tables_matches`).
+    const OF_KERNEL: &str = "addrtype ah bpf cgroup cluster comment connbytes connlabel connlimit connmark conntrack \
+        cpu dccp devgroup dscp dst ecn esp eui64 frag hashlimit hbh helper hl icmp icmp6 ipcomp iprange ipv6header \
+        ipvs l2tp length limit mac mark mh multiport nfacct osf owner physdev pkttype policy quota rateest realm \
+        recent rpfilter rt sctp set socket srh state statistic string tcp tcpmss time tos ttl u32 udp udplite";
+
+    #[test]
+    fn kernel_matches_are_known() {
+        for name in OF_KERNEL.split_whitespace() {
+            assert_ne!(meets(name, 1, &[], &packet()), meets("new", 1, &[], &packet()), "{name}");
+        }
+    }
+
+    #[test]
+    fn truncated_parameters_are_undecided() {
+        for (name, evaluation) in &MATCHES {
+            let found = meets(name, 1, &[], &packet());
+            match evaluation {
+                Evaluation::Never => assert_eq!(found, Meets::No, "{name}"),
+                Evaluation::Rate => assert_eq!(found, Meets::Rate, "{name}"),
+                Evaluation::By(_) if ["comment", "rpfilter"].contains(name) => {}
+                Evaluation::Kernel | Evaluation::By(_) => assert_eq!(found, Meets::Maybe(name)),
+            }
+        }
+    }
+
+    #[test]
+    fn random_parameters_never_panic() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..20_000 {
+            let (name, _) = random.choice(&MATCHES).unwrap();
+            let info: Vec<u8> = (0..random.usize(..320)).map(|_| random.u8(..)).collect();
+            let _ = meets(name, random.u8(..5), &info, &packet());
+        }
+    }
+
+    #[test]
+    fn unknown_condition_before_drop_is_objection() {
+        struct OneRule(Meets, Action);
+        impl crate::attach::rules::walk::Chains for OneRule {
+            fn decide(&mut self, _chain: usize, _rule: usize) -> Vec<(Meets, Action)> {
+                vec![(self.0, self.1)]
+            }
+            fn rules(&mut self, _chain: usize) -> usize {
+                1
+            }
+        }
+        let objection = |meets, action| {
+            let ends: Ends = crate::attach::rules::walk::walk(&mut OneRule(meets, action), 0, Action::Accept);
+            Objection::to(ends, Objection::Held)
+        };
+        let unknown = meets("new", 0, &[], &packet());
+        let undecided = Some(Objection::Undecided("a match unknown to the server"));
+        for action in [Action::Drop, Action::Divert] {
+            assert_eq!(objection(unknown, action), undecided);
+            assert_eq!(objection(Meets::Rate, action), Some(Objection::Limited));
+            assert_eq!(objection(Meets::Yes, action), Some(Objection::Held));
+            assert_eq!(objection(Meets::No, action), None);
+        }
+        assert_eq!(objection(unknown, Action::Accept), None, "either way it is delivered");
+        assert_eq!(objection(Meets::Yes, Action::Unknown("queue")), Some(Objection::Undecided("queue")));
+    }
 }

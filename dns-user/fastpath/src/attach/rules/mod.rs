@@ -1,18 +1,24 @@
 //! The effect of the packet filter on queries, on their replies and on `lo`, read from the kernel's
 //! own tables, both legacy and nftables.
 //!
-//! Arriving queries reveal most of it ([`super::gate`]). Three effects that they cannot reveal are
+//! Arriving queries reveal most of it ([`super::gate`]). Effects that they cannot reveal are
 //! checked here: limits, which let some queries pass; rules that drop replies; and `lo`, where
 //! connection tracking mistakes the program's reply for another query.
 //!
-//! * [`xtables`] and [`nft`] read the tables, [`mod@matches`] and [`expressions`] evaluate their
-//!   conditions.
+//! * [`xtables`] and [`nft`] read the tables; [`mod@matches`], [`targets`] and [`expressions`] evaluate their
+//!   rules, [`facts`] asks the kernel about sets.
 //! * [`walk`]: the possible fates of a [`packet`] in them.
+//!
+//! A rule set that this module cannot decide is an objection: only the kernel knows then which queries pass.
 
 mod expressions;
+mod facts;
 mod matches;
 mod nft;
+mod nft_rule;
+mod nft_sets;
 mod packet;
+mod targets;
 mod walk;
 mod xtables;
 
@@ -21,7 +27,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-pub(crate) use self::{packet::Device, xtables::open_lists};
+pub(crate) use self::{facts::Facts, packet::Device, xtables::open_lists};
 use self::{
     packet::Packet,
     walk::Ends,
@@ -57,6 +63,9 @@ pub(crate) enum Objection {
         "NAT changes the source address of local queries, and a fast-path reply on lo is not translated back"
     )]
     LocalSourceNat,
+    /// NAT at INPUT gives queries another source address: probes are not recognised when they arrive.
+    #[error("NAT at INPUT changes the source address of queries, so that probes cannot be recognised")]
+    SourceNat,
     /// NAT redirects queries for other addresses to us before they reach a bridge.
     #[error(
         "NAT at PREROUTING redirects queries for other addresses to the server before they reach the bridge"
@@ -65,6 +74,22 @@ pub(crate) enum Objection {
     /// The packet filter would drop a reply of the program on `lo`.
     #[error("INPUT does not accept lo, and connection tracking sees a fast-path reply as a new flow")]
     LocalRepliesHeld,
+    /// A rule decides about queries or replies by something unknown here.
+    #[error("the packet filter decides by \"{0}\", which only the kernel can evaluate")]
+    Undecided(&'static str),
+}
+
+impl Objection {
+    /// Returns the objection to these ends of a packet; `held`: the one if it is certainly not delivered.
+    fn to(ends: Ends, held: Self) -> Option<Self> {
+        match ends {
+            ends if ends.is_held() => Some(held),
+            ends if !ends.is_undecided() => None,
+            Ends { rate: true, .. } if held == Self::Held => Some(Self::Limited),
+            Ends { rate: true, .. } => Some(held),
+            Ends { unsure, .. } => Some(Self::Undecided(unsure.unwrap_or("too many rules"))),
+        }
+    }
 }
 
 impl Rules {
@@ -105,48 +130,48 @@ impl Rules {
         device: &Device,
         client: IpAddr,
         endpoint: SocketAddr,
+        facts: &Facts,
     ) -> Option<Objection> {
         if device.ifindex == LOOPBACK_IFINDEX {
-            return self.objection_on_lo(device, client, endpoint);
+            return self.objection_on_lo(device, client, endpoint, facts);
         }
         if device.is_bridge && self.nat_leads_to(PREROUTING, endpoint) {
             return Some(Objection::BridgedNat);
         }
-        let query = self.way_in(&mut Packet::query(device, client, endpoint));
-        if query.is_limited() {
-            return Some(Objection::Limited);
+        let mut query = Packet::query(device, client, endpoint, facts);
+        let ends = self.way_in(&mut query);
+        if ends.translated {
+            return Some(Objection::SourceNat);
         }
-        if query.is_held() {
-            return Some(Objection::Held);
-        }
-        let reply = self.way_out(&mut Packet::reply(device, client, endpoint), false);
-        (reply.is_held() || reply.is_limited()).then_some(Objection::RepliesHeld)
+        Objection::to(ends, Objection::Held).or_else(|| {
+            let mut reply = query.reply(device, client, endpoint);
+            Objection::to(self.way_out(&mut reply, false), Objection::RepliesHeld)
+        })
     }
 
     /// Like [`Self::objection`], for `lo`.
-    fn objection_on_lo(&self, lo: &Device, client: IpAddr, endpoint: SocketAddr) -> Option<Objection> {
+    fn objection_on_lo(
+        &self,
+        lo: &Device,
+        client: IpAddr,
+        endpoint: SocketAddr,
+        facts: &Facts,
+    ) -> Option<Objection> {
         if self.nat_leads_to(OUTPUT, endpoint) {
             return Some(Objection::LocalNat);
         }
-        let mut sent = Packet::local_query(lo, client, endpoint);
+        let mut sent = Packet::local_query(lo, client, endpoint, facts);
         let out = self.way_out(&mut sent, true);
-        let given = sent.local_reply_in();
-        let query = out.then(self.way_in(&mut sent.back_from_lo()));
-        if query.translated {
+        let mut given = sent.local_reply_in();
+        let mut query = sent.back_from_lo();
+        let ends = out.then(self.way_in(&mut query));
+        if ends.translated {
             return Some(Objection::LocalSourceNat);
         }
-        if query.is_limited() {
-            return Some(Objection::Limited);
-        }
-        if query.is_held() {
-            return Some(Objection::Held);
-        }
-        let sent = self.way_out(&mut Packet::reply(lo, client, endpoint), false);
-        if sent.is_held() || sent.is_limited() {
-            return Some(Objection::RepliesHeld);
-        }
-        let given = self.way_in(&mut { given });
-        (given.is_held() || given.is_limited()).then_some(Objection::LocalRepliesHeld)
+        let mut reply = query.reply(lo, client, endpoint);
+        Objection::to(ends, Objection::Held)
+            .or_else(|| Objection::to(self.way_out(&mut reply, false), Objection::RepliesHeld))
+            .or_else(|| Objection::to(self.way_in(&mut given), Objection::LocalRepliesHeld))
     }
 
     /// Returns whether NAT at `hook` may redirect queries for other addresses to the endpoint. The
@@ -164,7 +189,7 @@ impl Rules {
             SocketAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
             SocketAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
         };
-        let mut packet = Packet { to_us: false, ..Packet::without_device(from, to) };
+        let mut packet = Packet { to_us: false, ..Packet::without_device(from, to, &Facts::default()) };
         xtables::pass(&self.legacy, hook, &mut packet, false);
         self.nft.pass(hook, &mut packet, false);
         packet.untracked

@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, io, net::SocketAddr};
 
 use super::{
-    expressions::{Expression, Machine, Verdict, expressions, only_destination},
+    expressions::Machine,
+    nft_rule::{Expression, Verdict, expressions, number, only_destination, split},
+    nft_sets::{Set, elements},
     packet::{Device, Packet},
     walk::{Action, Chains, Ends, Meets, walk},
 };
@@ -62,31 +64,6 @@ struct Base {
     is_nat: bool,
 }
 
-/// A set, map or verdict map.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Set {
-    /// `NFT_SET_*` flags: intervals, and updates by packets.
-    flags: u32,
-    elements: Vec<Element>,
-}
-
-/// An element of a set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Element {
-    /// The key, or the first key of a range.
-    key: Vec<u8>,
-    /// The last key of a range, in sets of concatenations.
-    last: Option<Vec<u8>>,
-    /// Whether this key ends the preceding range, exclusively.
-    ends: bool,
-    /// Whether this is the catch-all element.
-    is_rest: bool,
-    /// The value of this key, in a map.
-    data: Vec<u8>,
-    /// The verdict of this key, in a verdict map.
-    verdict: Option<Verdict>,
-}
-
 /// Returns the generation of the ruleset (`NFT_MSG_GETGEN`), which changes with every transaction.
 pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     const REQUEST: u16 = 1 | 4;
@@ -123,14 +100,14 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
             chain.rules.push(expressions);
         }
     }
-    for (key, flags) in names {
+    for (key, flags, key_length) in names {
         let mut body = vec![key.0, 0, 0, 0];
         push_text(&mut body, 1, &key.1);
         push_text(&mut body, 2, &key.2);
         let elements = socket
             .dump(ELEMENTS.1, &body, |kind, message| (kind == ELEMENTS.0).then(|| elements(message)))?;
         let elements = elements.into_iter().flatten().collect();
-        ruleset.sets.insert(key, Set { flags, elements });
+        ruleset.sets.insert(key.clone(), Set { id: key, flags, key_length, elements });
     }
     Ok(ruleset)
 }
@@ -232,75 +209,6 @@ impl Ruleset {
     }
 }
 
-/// The result of a look-up in a set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found<'a> {
-    Nothing,
-    /// The data and the verdict of an element.
-    Element(&'a [u8], Option<&'a Verdict>),
-    /// Unknown: any element, or none.
-    Unknown,
-}
-
-impl Set {
-    const INTERVAL: u32 = 4;
-    /// `NFT_SET_EVAL`: packets add elements.
-    const EVAL: u32 = 0x20;
-
-    /// Returns the length of a key in bytes.
-    pub(super) fn key_length(&self) -> usize {
-        self.elements.iter().map(|element| element.key.len()).max().unwrap_or(0)
-    }
-
-    /// Looks up a key; `None`: the key is unknown.
-    pub(super) fn find(&self, key: Option<&[u8]>) -> Found<'_> {
-        let Some(key) = key.filter(|_| self.flags & Self::EVAL == 0) else { return Found::Unknown };
-        let mut best: Option<&Element> = None;
-        for element in self.elements.iter().filter(|element| !element.is_rest) {
-            let is_met = match &element.last {
-                Some(last) => concatenation_contains(&element.key, last, key),
-                None if self.flags & Self::INTERVAL != 0 => {
-                    // The greatest bound that does not exceed the key decides.
-                    if element.key.as_slice() <= key
-                        && best.is_none_or(|best| {
-                            (best.key.as_slice(), !best.ends) <= (element.key.as_slice(), !element.ends)
-                        })
-                    {
-                        best = Some(element);
-                    }
-                    false
-                }
-                None => element.key == key,
-            };
-            if is_met {
-                return Found::Element(&element.data, element.verdict.as_ref());
-            }
-        }
-        let rest = || self.elements.iter().find(|element| element.is_rest);
-        match best.filter(|element| !element.ends).or_else(rest) {
-            Some(element) => Found::Element(&element.data, element.verdict.as_ref()),
-            None => Found::Nothing,
-        }
-    }
-
-    /// Returns the data of all elements.
-    pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
-        self.elements.iter().map(|element| element.data.as_slice())
-    }
-
-    /// Returns the verdicts of all elements.
-    pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
-        self.elements.iter().filter_map(|element| element.verdict.as_ref())
-    }
-}
-
-/// Returns whether a concatenated key lies within a range: every field must lie within its own.
-/// Fields are padded to four bytes and compared word by word.
-fn concatenation_contains(first: &[u8], last: &[u8], key: &[u8]) -> bool {
-    let words = first.chunks(4).zip(last.chunks(4)).zip(key.chunks(4));
-    first.len() == key.len() && words.into_iter().all(|((first, last), key)| (first..=last).contains(&key))
-}
-
 /// The path of one packet through the chains.
 struct Way<'a, 'p> {
     ruleset: &'a Ruleset,
@@ -322,8 +230,12 @@ impl Chains for Way<'_, '_> {
         let mut actions = Vec::new();
         for verdict in machine.verdicts() {
             let action = match verdict {
-                Verdict::Jump(name) => ruleset.index(chain, name).map_or(Action::Unknown, Action::Jump),
-                Verdict::Goto(name) => ruleset.index(chain, name).map_or(Action::Unknown, Action::Goto),
+                Verdict::Jump(name) => {
+                    ruleset.index(chain, name).map_or(Action::Unknown("a missing chain"), Action::Jump)
+                }
+                Verdict::Goto(name) => {
+                    ruleset.index(chain, name).map_or(Action::Unknown("a missing chain"), Action::Goto)
+                }
                 Verdict::Plain(action) => *action,
             };
             actions.push((meets, action));
@@ -337,20 +249,9 @@ impl Chains for Way<'_, '_> {
     }
 }
 
-/// Parses a number in network order.
-pub(super) fn number(value: &[u8]) -> Option<u32> {
-    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
-}
-
 /// Appends a string attribute.
 fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
     push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
-}
-
-/// Splits a message into family and attributes.
-fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
-    let (header, attributes) = message.split_first_chunk::<4>()?;
-    Some((header[0], Attributes(attributes)))
 }
 
 /// Parses `NFT_MSG_NEWTABLE`: family and name of a table whose chains the kernel does not call.
@@ -415,44 +316,18 @@ fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
     Some((family, table?, chain?, found))
 }
 
-/// Parses `NFT_MSG_NEWSET`: family, table and name; flags.
-fn set(message: &[u8]) -> Option<((u8, String, String), u32)> {
+/// Parses `NFT_MSG_NEWSET`: family, table and name; flags; length of a key.
+fn set(message: &[u8]) -> Option<((u8, String, String), u32, usize)> {
     let (family, attributes) = split(message)?;
-    let (mut table, mut name, mut flags) = (None, None, 0);
+    let (mut table, mut name, mut flags, mut key_length) = (None, None, 0, 0);
     for (attribute, value) in attributes {
         match attribute {
             1 => table = Some(text(value)),
             2 => name = Some(text(value)),
             3 => flags = number(value).unwrap_or(0),
+            5 => key_length = number(value).unwrap_or(0) as usize,
             _ => {}
         }
     }
-    Some(((family, table?, name?), flags))
-}
-
-fn elements(message: &[u8]) -> Vec<Element> {
-    let Some((_, attributes)) = split(message) else { return Vec::new() };
-    let lists = attributes.filter(|(attribute, _)| *attribute == 3);
-    lists.flat_map(|(_, list)| Attributes(list).map(|(_, value)| element(value))).collect()
-}
-
-fn element(value: &[u8]) -> Element {
-    let mut element =
-        Element { key: Vec::new(), last: None, ends: false, is_rest: false, data: Vec::new(), verdict: None };
-    for (attribute, value) in Attributes(value) {
-        match attribute {
-            1 => element.key = super::expressions::value(value),
-            2 => {
-                element.data = super::expressions::value(value);
-                element.verdict = super::expressions::verdict(value);
-            }
-            3 => {
-                let flags = number(value).unwrap_or(0);
-                (element.ends, element.is_rest) = (flags & 1 != 0, flags & 2 != 0);
-            }
-            10 => element.last = Some(super::expressions::value(value)),
-            _ => {}
-        }
-    }
-    element
+    Some(((family, table?, name?), flags, key_length))
 }

@@ -1,14 +1,14 @@
 //! The possible fates of a packet in chains of rules, for legacy tables and nftables alike.
 //!
-//! Some matches cannot be decided outside the kernel (sets, time, owners). Both outcomes of such a
+//! Some matches cannot be decided outside the kernel (time, owners, contents). Both outcomes of such a
 //! rule are followed, so the result contains every possible end of the packet.
 
 /// Whether a packet meets a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meets {
     No,
-    /// Depends on facts unknown here.
-    Maybe,
+    /// Depends on facts unknown here; holds the name of the condition.
+    Maybe(&'static str),
     /// Depends on the number of earlier packets.
     Rate,
     Yes,
@@ -20,11 +20,19 @@ impl Meets {
         if truth { Self::Yes } else { Self::No }
     }
 
+    pub(super) fn inverted(self, invert: bool) -> Self {
+        match self {
+            Self::No if invert => Self::Yes,
+            Self::Yes if invert => Self::No,
+            other => other,
+        }
+    }
+
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::No, _) | (_, Self::No) => Self::No,
             (Self::Rate, _) | (_, Self::Rate) => Self::Rate,
-            (Self::Maybe, _) | (_, Self::Maybe) => Self::Maybe,
+            (Self::Maybe(name), _) | (_, Self::Maybe(name)) => Self::Maybe(name),
             _ => Self::Yes,
         }
     }
@@ -41,8 +49,8 @@ pub(super) enum Action {
     Divert,
     /// Deliver the packet with another source address.
     Translate,
-    /// Decided by an unknown program or target.
-    Unknown,
+    /// Decided elsewhere; holds the name of the target.
+    Unknown(&'static str),
     /// Continue in this chain, then return.
     Jump(usize),
     /// Continue in this chain and do not return.
@@ -61,11 +69,14 @@ pub(super) struct Ends {
     pub(super) translated: bool,
     /// Whether any of these depends on the number of earlier packets.
     pub(super) rate: bool,
+    /// Name of a condition or target on which any of these depends and that only the kernel can
+    /// evaluate.
+    pub(super) unsure: Option<&'static str>,
 }
 
 impl Ends {
     pub(super) const DELIVERED: Self =
-        Self { deliver: true, drop: false, divert: false, translated: false, rate: false };
+        Self { deliver: true, drop: false, divert: false, translated: false, rate: false, unsure: None };
 
     fn or(self, other: Self) -> Self {
         Self {
@@ -74,6 +85,7 @@ impl Ends {
             divert: self.divert || other.divert,
             translated: self.translated || other.translated,
             rate: self.rate || other.rate,
+            unsure: self.unsure.or(other.unsure),
         }
     }
 
@@ -82,14 +94,14 @@ impl Ends {
         Self { deliver: self.deliver && next.deliver, ..self.or(next) }
     }
 
-    /// Returns whether delivery is uncertain.
+    /// Returns whether the packet is certainly not delivered.
     pub(super) fn is_held(self) -> bool {
         !self.deliver && (self.drop || self.divert)
     }
 
-    /// Returns whether delivery depends on the number of earlier packets.
-    pub(super) fn is_limited(self) -> bool {
-        self.rate && self.deliver && (self.drop || self.divert)
+    /// Returns whether delivery is uncertain.
+    pub(super) fn is_undecided(self) -> bool {
+        self.deliver && (self.drop || self.divert)
     }
 }
 
@@ -122,7 +134,7 @@ fn end(action: Action) -> Ends {
         Action::Drop => Ends { drop: true, ..none },
         Action::Divert => Ends { divert: true, ..none },
         Action::Translate => Ends { translated: true, ..Ends::DELIVERED },
-        Action::Unknown => Ends { deliver: true, drop: true, ..none },
+        Action::Unknown(name) => Ends { deliver: true, drop: true, unsure: Some(name), ..none },
         _ => Ends::DELIVERED,
     }
 }
@@ -131,13 +143,13 @@ fn end(action: Action) -> Ends {
 fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) -> (Ends, bool) {
     let mut ends = Ends::default();
     if depth == 0 {
-        return (ends, true);
+        return (end(Action::Unknown("too many jumps")), true);
     }
     let mut may_return = false;
     for rule in 0..chains.rules(chain) {
         if *left == 0 {
             // Too many paths: the result is unknown.
-            return (ends.or(end(Action::Unknown)), true);
+            return (ends.or(end(Action::Unknown("too many rules"))), true);
         }
         *left -= 1;
         for (meets, action) in chains.decide(chain, rule) {
@@ -153,11 +165,18 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
                     let (found, falls) = pass(chains, to, depth - 1, left);
                     (found, false, falls)
                 }
-                (_, Action::Unknown) => (end(action), true, false),
+                (_, Action::Unknown(_)) => (end(action), true, false),
                 (_, last) => (end(last), false, false),
             };
-            let is_rated = meets == Meets::Rate && found != Ends::default();
-            ends = ends.or(found).or(Ends { rate: is_rated, ..Ends::default() });
+            // The condition decides between this action and the following rules.
+            let condition = match meets {
+                Meets::Rate if action != Action::Continue => Ends { rate: true, ..Ends::default() },
+                Meets::Maybe(name) if action != Action::Continue => {
+                    Ends { unsure: Some(name), ..Ends::default() }
+                }
+                _ => Ends::default(),
+            };
+            ends = ends.or(found).or(condition);
             may_return |= returns;
             if meets == Meets::Yes {
                 if !falls {

@@ -22,6 +22,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::{
     matches::{self, u16_at, u32_at},
     packet::{Device, Packet},
+    targets::Target,
     walk::{Action, Chains, Ends, Meets, walk},
 };
 
@@ -399,7 +400,7 @@ impl<'a> Entry<'a> {
         while at < self.target && meets != Meets::No {
             let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
             let Some(found) = self.bytes.get(at..at + size).filter(|found| found.len() >= 32) else {
-                return Meets::Maybe;
+                return Meets::Maybe("a malformed match");
             };
             meets = meets.and(matches::meets(name(&found[2..31]), found[31], &found[32..], packet));
             at += size;
@@ -419,125 +420,25 @@ impl<'a> Entry<'a> {
                     Some(to) => Action::Jump(to),
                     None => Action::Continue,
                 },
-                _ => Action::Unknown,
+                _ => Action::Unknown("an unknown verdict"),
             },
-            "REJECT" => Action::Drop,
-            "DNAT" | "REDIRECT" => {
-                let stays = self.new_target().is_some_and(|target| target.is_exactly(packet.to));
-                if stays { Action::Accept } else { Action::Divert }
-            }
-            "NETMAP" | "TPROXY" | "SYNPROXY" => Action::Divert,
             "ERROR" => Action::Return,
-            "NFQUEUE" | "QUEUE" => Action::Unknown,
-            // Later rules still see the packet; these targets change nothing that matters here.
-            "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "MARK" | "CONNMARK" | "CONNSECMARK"
-            | "SECMARK" | "CT" | "NOTRACK" | "DSCP" | "TOS" | "TTL" | "HL" | "ECN" | "CHECKSUM"
-            | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER" | "LED"
-            | "HMARK" => Action::Continue,
-            "MASQUERADE" | "SNAT" => Action::Translate,
-            _ => Action::Unknown,
+            _ => self.target().action(Some(packet.to)),
         }
     }
 
-    /// Returns the destination of DNAT or REDIRECT.
-    fn new_target(&self) -> Option<NewTarget> {
-        NewTarget::read(
-            self.target_name(),
-            self.target_revision(),
-            self.target_info(),
-            self.layout.address == 16,
-        )
+    fn target(&self) -> Target<'_> {
+        Target {
+            name: self.target_name(),
+            revision: self.target_revision(),
+            info: self.target_info(),
+            v6: self.layout.address == 16,
+        }
     }
 
     /// Returns whether the target may send packets to this endpoint.
     fn leads_to(&self, endpoint: SocketAddr) -> bool {
-        target_leads_to(self.target_name(), self.target_revision(), self.target_info(), endpoint)
-    }
-
-    /// Applies the target's changes to the packet.
-    fn change(&self, meets: Meets, packet: &mut Packet) {
-        let info = self.target_info();
-        match self.target_name() {
-            // `struct xt_mark_tginfo2`: mark, mask.
-            "MARK" => {
-                let new = u32_at(info, 0).zip(u32_at(info, 4)).zip(packet.mark);
-                packet.mark = new
-                    .filter(|_| meets == Meets::Yes && self.target_revision() == 2)
-                    .map(|((mark, mask), before)| before & !mask ^ mark);
-            }
-            "CONNMARK" => {
-                packet.mark = packet.mark.filter(|_| u32_at(info, 12).is_none_or(|mode| mode & 0xff != 2))
-            }
-            // `struct xt_ct_target_info`: flags, of which the first means notrack.
-            "CT" if meets == Meets::Yes && info.first().is_some_and(|flags| flags & 1 != 0) => {
-                packet.untracked = true
-            }
-            "NOTRACK" if meets == Meets::Yes => packet.untracked = true,
-            _ => {}
-        }
-    }
-}
-
-/// The destination of a NAT rule.
-#[derive(Debug)]
-struct NewTarget {
-    /// Range of addresses; `None`: the address stays, or becomes a local one.
-    addresses: Option<(IpAddr, IpAddr)>,
-    /// Range of ports; `None`: the port stays.
-    ports: Option<(u16, u16)>,
-    /// Whether the new address is the interface's, or 127.0.0.1 and ::1 at OUTPUT.
-    is_redirect: bool,
-}
-
-/// Returns whether a target of this name may redirect packets for other machines to `endpoint`.
-pub(super) fn target_leads_to(name: &str, revision: u8, info: &[u8], endpoint: SocketAddr) -> bool {
-    match name {
-        "DNAT" | "REDIRECT" => NewTarget::read(name, revision, info, endpoint.is_ipv6())
-            .is_none_or(|target| target.may_be(endpoint)),
-        "NETMAP" => true,
-        _ => false,
-    }
-}
-
-impl NewTarget {
-    /// Parses the target's data.
-    fn read(name: &str, revision: u8, info: &[u8], v6: bool) -> Option<Self> {
-        let is_redirect = name == "REDIRECT";
-        // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range; ports in network order.
-        let (flags, address, ports) = if !v6 && (is_redirect || revision == 0) {
-            let ip = |at: usize| info.get(at..)?.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
-            (u32_at(info, 4)?, (ip(8)?, ip(12)?), (info.get(16..20)?))
-        } else {
-            // `struct nf_nat_range`, `struct nf_nat_range2`.
-            let ip = |at: usize| {
-                let octets = info.get(at..)?.first_chunk::<16>()?;
-                Some(if v6 { IpAddr::from(*octets) } else { IpAddr::from(*octets.first_chunk::<4>()?) })
-            };
-            (u32_at(info, 0)?, (ip(4)?, ip(20)?), (info.get(36..40)?))
-        };
-        let port = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
-        Some(Self {
-            addresses: (flags & 1 != 0 && !is_redirect).then_some(address),
-            ports: (flags & 2 != 0).then(|| (port(&ports[..2]), port(&ports[2..]))),
-            is_redirect,
-        })
-    }
-
-    /// Returns whether the rule leaves every packet's destination unchanged.
-    fn is_exactly(&self, to: SocketAddr) -> bool {
-        !self.is_redirect
-            && self.addresses.is_none_or(|range| range == (to.ip(), to.ip()))
-            && self.ports.is_none_or(|range| range == (to.port(), to.port()))
-    }
-
-    /// Returns whether a packet for another machine may be redirected to this endpoint.
-    fn may_be(&self, endpoint: SocketAddr) -> bool {
-        let port = self.ports.is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
-        let address = match self.addresses {
-            Some((from, to)) => (from..=to).contains(&endpoint.ip()),
-            None => self.is_redirect && endpoint.ip().is_loopback(),
-        };
-        port && address
+        self.target().leads_to(endpoint)
     }
 }
 
@@ -562,7 +463,7 @@ impl Chains for Way<'_, '_> {
         let meets = entry.meets(self.packet);
         let action = entry.action(self.packet);
         if meets != Meets::No {
-            entry.change(meets, self.packet);
+            entry.target().change(meets, self.packet);
         }
         vec![(meets, action)]
     }

@@ -1,0 +1,293 @@
+//! Questions to the kernel about members of sets: only the kernel knows what an ipset, or a set of nftables
+//! that packets or time change, holds at the moment.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::packet::Packet;
+use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
+
+/// `NLM_F_REQUEST | NLM_F_ACK`.
+const REQUEST: u16 = 1 | 4;
+/// `NLA_F_NESTED`.
+const NESTED: u16 = 0x8000;
+/// `NLA_F_NET_BYTEORDER`.
+const NETWORK_ORDER: u16 = 0x4000;
+/// `NFNL_SUBSYS_IPSET`, in the upper byte of message types (`linux/netfilter/ipset/ip_set.h`).
+const IPSET: u16 = 6 << 8;
+const IPSET_TEST: u16 = IPSET | 11;
+const IPSET_HEADER: u16 = IPSET | 12;
+const IPSET_GET_BY_INDEX: u16 = IPSET | 15;
+/// `IPSET_PROTOCOL`, since Linux 4.20.
+const IPSET_PROTOCOL: u8 = 7;
+/// `IPSET_ERR_EXIST`: the element is no member.
+const IPSET_NO_MEMBER: i32 = 4103;
+/// `NFT_MSG_GETSETELEM`.
+const NFT_GET_ELEMENT: u16 = 10 << 8 | 13;
+
+/// Maximum number of kept answers.
+const MOST_ANSWERS: usize = 16_384;
+
+/// The kernel's answers so far. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Facts(Arc<Mutex<Answers>>);
+
+#[derive(Default)]
+struct Answers {
+    /// Opened at the first question.
+    socket: Option<Socket>,
+    /// The ipsets by their index in rules; `None`: unknown.
+    ipsets: HashMap<u16, Option<IpSet>>,
+    /// The answers; `None`: the kernel gives none.
+    known: BTreeMap<Question, Option<bool>>,
+}
+
+/// A set of the ipset subsystem.
+#[derive(Clone, Debug)]
+struct IpSet {
+    name: String,
+    /// Such as `hash:ip,port`.
+    kind: String,
+    /// `NFPROTO_*`; 0: the set holds no addresses.
+    family: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Question {
+    /// Whether an ipset matches.
+    IpSet { index: u16, parts: Vec<Part> },
+    /// Whether a set of nftables has an element.
+    NftElement { family: u8, table: String, set: String, key: Vec<u8> },
+}
+
+/// What a packet offers for one dimension of an ipset.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Part {
+    endpoint: SocketAddr,
+    device: String,
+}
+
+impl Facts {
+    /// Returns whether the packet is in an ipset. `flags` has the bit of each dimension that takes the
+    /// packet's source (`struct xt_set_info`); `None`: unknown.
+    pub(super) fn ipset(&self, index: u16, dimensions: u8, flags: u8, packet: &Packet) -> Option<bool> {
+        let part = |dimension: u8| {
+            let is_source = flags & 1 << dimension != 0;
+            let (endpoint, device) =
+                if is_source { (packet.from, &packet.input) } else { (packet.to, &packet.output) };
+            Part { endpoint, device: device.as_ref().map(|device| device.name.clone()).unwrap_or_default() }
+        };
+        // `IPSET_DIM_MAX` is 6.
+        let parts = (1..=dimensions.min(6)).map(part).collect();
+        self.lock().answer(Question::IpSet { index, parts })
+    }
+
+    /// Returns whether a set of nftables has an element with this key; `None`: unknown.
+    pub(super) fn nft_element(
+        &self,
+        (family, table, set): &(u8, String, String),
+        key: &[u8],
+    ) -> Option<bool> {
+        let (table, set) = (table.clone(), set.clone());
+        self.lock().answer(Question::NftElement { family: *family, table, set, key: key.to_vec() })
+    }
+
+    /// Asks every question again; returns whether an answer has changed.
+    pub(crate) fn ask_again(&self) -> bool {
+        let mut answers = self.lock();
+        answers.ipsets.clear();
+        let questions: Vec<(Question, Option<bool>)> =
+            answers.known.iter().map(|(question, answer)| (question.clone(), *answer)).collect();
+        let changed: Vec<Question> = questions
+            .into_iter()
+            .filter_map(|(question, before)| (answers.ask(&question) != before).then_some(question))
+            .collect();
+        for question in &changed {
+            answers.known.remove(question);
+        }
+        !changed.is_empty()
+    }
+
+    /// Forgets all answers: the rules have changed.
+    pub(crate) fn forget(&self) {
+        let mut answers = self.lock();
+        answers.known.clear();
+        answers.ipsets.clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Answers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Facts").finish_non_exhaustive()
+    }
+}
+
+impl Answers {
+    /// Returns the known answer, or asks the kernel.
+    fn answer(&mut self, question: Question) -> Option<bool> {
+        if let Some(answer) = self.known.get(&question) {
+            return *answer;
+        }
+        if self.known.len() >= MOST_ANSWERS {
+            self.known.clear();
+        }
+        let answer = self.ask(&question);
+        self.known.insert(question, answer);
+        answer
+    }
+
+    fn ask(&mut self, question: &Question) -> Option<bool> {
+        match question {
+            Question::IpSet { index, parts } => self.ask_ipset(*index, parts),
+            Question::NftElement { family, table, set, key } => {
+                let mut body = vec![*family, 0, 0, 0];
+                push_attribute(&mut body, 1, &terminated(table));
+                push_attribute(&mut body, 2, &terminated(set));
+                // `NFTA_SET_ELEM_LIST_ELEMENTS`, `NFTA_LIST_ELEM`, `NFTA_SET_ELEM_KEY`, `NFTA_DATA_VALUE`.
+                let element = nested(1, &nested(1, &attribute(1, key)));
+                push_attribute(&mut body, 3 | NESTED, &element);
+                match self.socket()?.request(NFT_GET_ELEMENT, REQUEST, &body, |_, _| {}) {
+                    Ok(()) => Some(true),
+                    Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Some(false),
+                    Err(error) => unknown(&error),
+                }
+            }
+        }
+    }
+
+    fn ask_ipset(&mut self, index: u16, parts: &[Part]) -> Option<bool> {
+        let IpSet { name, kind, family } = self.ipset(index)?;
+        let first = parts.first()?;
+        let of_packet = if first.endpoint.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        // The kernel considers no member of a set of the other family (`ip_set_test`).
+        if family != 0 && i32::from(family) != of_packet {
+            return Some(false);
+        }
+        // A packet that offers fewer dimensions than the set has is no member either.
+        if kind.split_once(':')?.1.split(',').count() > parts.len() {
+            return Some(false);
+        }
+        let data = members(&kind, parts)?;
+        let mut body = ipset_body(&name);
+        push_attribute(&mut body, 7 | NESTED, &data);
+        match self.socket()?.request(IPSET_TEST, REQUEST, &body, |_, _| {}) {
+            Ok(()) => Some(true),
+            Err(error) if error.raw_os_error() == Some(IPSET_NO_MEMBER) => Some(false),
+            Err(error) => unknown(&error),
+        }
+    }
+
+    /// Returns the ipset of this index.
+    fn ipset(&mut self, index: u16) -> Option<IpSet> {
+        if let Some(known) = self.ipsets.get(&index) {
+            return known.clone();
+        }
+        let found = self.read_ipset(index);
+        self.ipsets.insert(index, found.clone());
+        found
+    }
+
+    fn read_ipset(&mut self, index: u16) -> Option<IpSet> {
+        let mut body = vec![0; 4];
+        push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
+        push_attribute(&mut body, 11 | NETWORK_ORDER, &index.to_be_bytes());
+        let (mut name, mut kind, mut family) = (None, None, 0);
+        let socket = self.socket()?;
+        let asked = socket.request(IPSET_GET_BY_INDEX, REQUEST, &body, |message, body| {
+            if message == IPSET_GET_BY_INDEX {
+                name = Attributes(body.get(4..).unwrap_or_default())
+                    .find(|(attribute, _)| *attribute == 2)
+                    .map(|(_, value)| text(value));
+            }
+        });
+        asked.map_err(|error| unknown(&error)).ok()?;
+        let name = name?;
+        let asked = socket.request(IPSET_HEADER, REQUEST, &ipset_body(&name), |message, body| {
+            if message != IPSET_HEADER {
+                return;
+            }
+            for (attribute, value) in Attributes(body.get(4..).unwrap_or_default()) {
+                match attribute {
+                    3 => kind = Some(text(value)),
+                    5 => family = value.first().copied().unwrap_or(0),
+                    _ => {}
+                }
+            }
+        });
+        asked.map_err(|error| unknown(&error)).ok()?;
+        Some(IpSet { name, kind: kind?, family })
+    }
+
+    fn socket(&mut self) -> Option<&mut Socket> {
+        if self.socket.is_none() {
+            self.socket = Socket::netfilter().map_err(|error| unknown(&error)).ok();
+        }
+        self.socket.as_mut()
+    }
+}
+
+/// Notes a question that the kernel does not answer.
+fn unknown(error: &io::Error) -> Option<bool> {
+    tracing::debug!(%error, "the kernel does not say whether a set has a member");
+    None
+}
+
+/// Returns what to test for membership in an ipset of this type; `None` for a type that depends on more than
+/// addresses, ports and interfaces (`hash:mac`), or holds other sets (`list:set`).
+fn members(kind: &str, parts: &[Part]) -> Option<Vec<u8>> {
+    let (_, fields) = kind.split_once(':')?;
+    let mut data = Vec::new();
+    let mut is_second_address = false;
+    for (field, part) in fields.split(',').zip(parts) {
+        match field {
+            "ip" | "net" => {
+                let address = match part.endpoint.ip() {
+                    IpAddr::V4(ip) => attribute(1 | NETWORK_ORDER, &ip.octets()),
+                    IpAddr::V6(ip) => attribute(2 | NETWORK_ORDER, &ip.octets()),
+                };
+                // `IPSET_ATTR_IP`, `IPSET_ATTR_IP2`.
+                let number = if std::mem::replace(&mut is_second_address, true) { 20 } else { 1 };
+                push_attribute(&mut data, number | NESTED, &address);
+            }
+            "port" => {
+                push_attribute(&mut data, 4 | NETWORK_ORDER, &part.endpoint.port().to_be_bytes());
+                if fields.contains("ip") || fields.contains("net") {
+                    push_attribute(&mut data, 7, &[libc::IPPROTO_UDP as u8]);
+                }
+            }
+            "iface" => push_attribute(&mut data, 23, &terminated(&part.device)),
+            _ => return None,
+        }
+    }
+    Some(data)
+}
+
+/// Returns the start of a message about an ipset.
+fn ipset_body(name: &str) -> Vec<u8> {
+    let mut body = vec![0; 4];
+    push_attribute(&mut body, 1, &[IPSET_PROTOCOL]);
+    push_attribute(&mut body, 2, &terminated(name));
+    body
+}
+
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_attribute(&mut bytes, kind, value);
+    bytes
+}
+
+fn nested(kind: u16, value: &[u8]) -> Vec<u8> {
+    attribute(kind | NESTED, value)
+}
+
+fn terminated(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}

@@ -1,0 +1,151 @@
+//! Rules of nftables as dumped by the kernel (`linux/netfilter/nf_tables.h`): expressions and verdicts.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{matches, walk::Action};
+use crate::attach::netlink::{Attributes, text};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Expression {
+    pub(super) name: String,
+    pub(super) data: Vec<u8>,
+}
+
+/// The verdict of a rule, or of an element of a verdict map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Plain(Action),
+    /// Continues in the chain of this name, then returns.
+    Jump(String),
+    /// Continues in the chain of this name and does not return.
+    Goto(String),
+}
+
+impl Verdict {
+    /// Returns the target chain.
+    pub(super) fn chain(&self) -> Option<&str> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Jump(name) | Self::Goto(name) => Some(name),
+        }
+    }
+}
+
+/// Parses `NFTA_RULE_EXPRESSIONS`, without counters and comments.
+pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
+    let read = |value: &[u8]| {
+        let mut expression = Expression { name: String::new(), data: Vec::new() };
+        for (attribute, value) in Attributes(value) {
+            match attribute {
+                1 => expression.name = text(value),
+                2 => expression.data = value.to_vec(),
+                _ => {}
+            }
+        }
+        // A counter that packets advance must not look like a changed rule.
+        (expression.name != "counter").then_some(expression)
+    };
+    Attributes(list).filter_map(|(_, value)| read(value)).collect()
+}
+
+/// Returns the value in `NFTA_DATA_VALUE`.
+pub(super) fn value(data: &[u8]) -> Vec<u8> {
+    Attributes(data).find(|(kind, _)| *kind == 1).map(|(_, value)| value.to_vec()).unwrap_or_default()
+}
+
+pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
+    let (_, value) = Attributes(data).find(|(kind, _)| *kind == 2)?;
+    let (mut code, mut chain) = (None, None);
+    for (attribute, value) in Attributes(value) {
+        match attribute {
+            1 => code = number(value).map(u32::cast_signed),
+            2 => chain = Some(text(value)),
+            _ => {}
+        }
+    }
+    // NF_DROP, NF_ACCEPT, NF_QUEUE; NFT_CONTINUE, NFT_BREAK, NFT_JUMP, NFT_GOTO, NFT_RETURN.
+    Some(match (code?, chain) {
+        (0, _) => Verdict::Plain(Action::Drop),
+        (1, _) => Verdict::Plain(Action::Accept),
+        (-1 | -2, _) => Verdict::Plain(Action::Continue),
+        (-3, Some(chain)) => Verdict::Jump(chain),
+        (-4, Some(chain)) => Verdict::Goto(chain),
+        (-5, _) => Verdict::Plain(Action::Return),
+        _ => Verdict::Plain(Action::Unknown("queue")),
+    })
+}
+
+/// Returns the only IPv4 or IPv6 destination and UDP port that a rule matches, if it compares with both.
+pub(super) fn only_destination(rule: &[Expression]) -> Option<SocketAddr> {
+    // The header field in the register, as base, offset and length.
+    let (mut field, mut ip, mut port) = (None, None, None);
+    for expression in rule {
+        let fields = Fields(&expression.data);
+        match expression.name.as_str() {
+            "payload" => {
+                let of = |attribute| fields.number(attribute);
+                field = Some((of(2), of(3), of(4)));
+            }
+            "cmp" if fields.number(2) == Some(0) => {
+                let wanted = fields.get(3).map(value).unwrap_or_default();
+                match field.take() {
+                    Some((Some(1), Some(16), Some(4))) => {
+                        ip = wanted.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
+                    }
+                    Some((Some(1), Some(24), Some(16))) => {
+                        ip = wanted.first_chunk::<16>().map(|octets| IpAddr::from(*octets));
+                    }
+                    Some((Some(2), Some(2), Some(2))) => {
+                        port = wanted.first_chunk::<2>().map(|octets| u16::from_be_bytes(*octets));
+                    }
+                    _ => {}
+                }
+            }
+            // `iptables-nft` keeps the ports in a match.
+            "match" if fields.text(1) == "udp" => {
+                port = port.or(matches::only_udp_port(fields.get(3).unwrap_or_default()));
+            }
+            // A changed register no longer holds the header field.
+            _ => field = None,
+        }
+    }
+    Some(SocketAddr::new(ip?, port?))
+}
+
+/// The attributes of an expression.
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn get(&self, wanted: u16) -> Option<&'a [u8]> {
+        Attributes(self.0).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+    }
+
+    pub(super) fn number(&self, wanted: u16) -> Option<u32> {
+        number(self.get(wanted)?)
+    }
+
+    pub(super) fn text(&self, wanted: u16) -> String {
+        self.get(wanted).map(text).unwrap_or_default()
+    }
+
+    /// Returns the first byte of a data register: four of sixteen bytes (1 to 4), or sixteen of
+    /// four bytes (8 to 23), which share their storage.
+    pub(super) fn register(&self, wanted: u16) -> Option<usize> {
+        match self.number(wanted)? {
+            register @ 1..=4 => Some((register as usize - 1) * 16),
+            register @ 8..=23 => Some((register as usize - 8) * 4),
+            _ => None,
+        }
+    }
+}
+
+/// Parses a number in network order.
+pub(super) fn number(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+}
+
+/// Splits a message into family and attributes.
+pub(super) fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
+    let (header, attributes) = message.split_first_chunk::<4>()?;
+    Some((header[0], Attributes(attributes)))
+}
