@@ -305,8 +305,8 @@ fn documentation_lists_conditions() -> Result<()> {
     let is_undecided =
         |effects: &BTreeSet<Effect>| effects.contains(&Undecided) && !effects.contains(&Passes);
     let is_partly = |effects: &BTreeSet<Effect>| effects.contains(&Undecided) && effects.contains(&Passes);
-    let kinds: [(&str, &dyn Fn(&BTreeSet<Effect>) -> bool); 4] = [
-        ("evaluated", &is_decided),
+    let kinds = [
+        ("evaluated", &is_decided as &dyn Fn(&BTreeSet<Effect>) -> bool),
         ("a limit: left to userspace if it matters", &limits),
         ("undecided: left to userspace if it matters", &is_undecided),
         ("evaluated for some parameters, else undecided", &is_partly),
