@@ -43,27 +43,17 @@ impl Fleet {
         fs::write(path("records.json"), RECORDS).unwrap();
         fs::write(path("trust.crt"), authority.certificate()).unwrap();
         let address = free_address();
-        let (listen, state, records) = (address.to_string(), path("state"), path("records.json"));
         let (ca, key) = (authority.certificate_path(), authority.key_path());
-        let issuer = Running::start(
-            &[
-                "issuer",
-                "--state",
-                text(&state),
-                "--records",
-                text(&records),
-                "--listen",
-                &listen,
-                "--ca",
-                text(&ca),
-                "--ca-key",
-                text(&key),
-            ],
-            &path("log"),
-        );
+        let issuer = issuer(folder.path(), address, &["--ca", text(&ca), "--ca-key", text(&key)]);
         let fleet = Self { folder, authority, address, issuer, agents: Vec::new(), environment: Vec::new() };
         until("the issuer", || std::net::TcpStream::connect(address).is_ok());
         fleet
+    }
+
+    /// Starts the stopped issuer again, with metrics.
+    pub(crate) fn start_issuer(&mut self, metrics: SocketAddr) {
+        self.issuer = issuer(self.folder.path(), self.address, &["--metrics", &metrics.to_string()]);
+        until("the issuer", || std::net::TcpStream::connect(self.address).is_ok());
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -131,6 +121,12 @@ impl Fleet {
                 && bundle == trusted.iter().map(|ca| ca.certificate()).collect::<String>()
         })
     }
+}
+
+fn issuer(folder: &Path, address: SocketAddr, more: &[&str]) -> Running {
+    let (state, records) = (folder.join("state"), folder.join("records.json"));
+    let words = ["issuer", "--state", text(&state), "--records", text(&records), "--listen"];
+    Running::start(&[&words[..], &[&address.to_string()], more].concat(), &folder.join("log"))
 }
 
 pub(crate) fn said(output: &Output) -> String {

@@ -224,32 +224,19 @@ fn emptied_records_keep_members() {
     let rows: Vec<Value> = (1..=12)
         .map(|n| json!([format!("i{n}"), "web", "default", "app", format!("10.0.0.{n}"), "bosh"]))
         .collect();
+    let (next, path) = (fleet.path("records.next"), fleet.path("records.json"));
     let records = |rows: &[Value]| {
         let keys = json!(["id", "instance_group", "network", "deployment", "ip", "domain"]);
-        let next = fleet.path("records.next");
         fs::write(&next, json!({"record_keys": keys, "record_infos": rows}).to_string()).unwrap();
-        fs::rename(next, fleet.path("records.json")).unwrap();
+        fs::rename(&next, &path).unwrap();
     };
     records(&rows);
     let one = json!({"generation": 1, "issuers": [], "not_after": 4_000_000_000_u64, "reported_at": 0});
     let all: serde_json::Map<String, Value> = (1..=12).map(|n| (format!("i{n}"), one.clone())).collect();
     fs::write(fleet.path("state/members.json"), Value::from(all).to_string()).unwrap();
     let metrics = free_address();
-    let (state, path, listen) = (fleet.path("state"), fleet.path("records.json"), fleet.address.to_string());
-    let _issuer = Running::start(
-        &[
-            "issuer",
-            "--state",
-            text(&state),
-            "--records",
-            text(&path),
-            "--listen",
-            &listen,
-            "--metrics",
-            &metrics.to_string(),
-        ],
-        &fleet.path("log"),
-    );
+    let state = fleet.path("state");
+    fleet.start_issuer(metrics);
     until("the issuer", || metric(metrics, "bosh_dns_identity_members ") == Some(12.0));
     records(&[]);
     until("the guard", || metric(metrics, "bosh_dns_identity_files_usable") == Some(0.0));
@@ -299,22 +286,7 @@ fn waiting_rotation_fires_alert() {
     let mut fleet = converged(&["i1", "i2"]);
     fleet.issuer.stop();
     let metrics = free_address();
-    let (state, records, listen) =
-        (fleet.path("state"), fleet.path("records.json"), fleet.address.to_string());
-    let _issuer = Running::start(
-        &[
-            "issuer",
-            "--state",
-            text(&state),
-            "--records",
-            text(&records),
-            "--listen",
-            &listen,
-            "--metrics",
-            &metrics.to_string(),
-        ],
-        &fleet.path("log"),
-    );
+    fleet.start_issuer(metrics);
     fleet.agents.truncate(1);
     let new = TestAuthority::new("new");
     let (ca, key) = (new.certificate_path(), new.key_path());
