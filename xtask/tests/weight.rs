@@ -25,13 +25,13 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/dnstap", 760),
     ("dns-user/fastpath", 14_890),
     ("dns-user/health", 2_970),
-    ("dns-user/identity", 7_180),
-    ("dns-user/kit", 4_490),
+    ("dns-user/identity", 6_500),
+    ("dns-user/kit", 4_640),
     ("dns-user/load", 680),
     ("dns-user/publish", 15_090),
     ("dns-user/resolver", 16_660),
-    ("dns-user/sync", 7_260),
-    ("dns-user/upstream", 6_270),
+    ("dns-user/sync", 6_260),
+    ("dns-user/upstream", 6_130),
     ("xtask", 2_090),
 ];
 

@@ -357,18 +357,3 @@ fn create(path: &Path, contents: &[u8], mode: u32, owner: Option<Owner>) -> io::
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
-
-/// Replaces a single file atomically, with mode 0600.
-pub fn replace_file(path: &Path, contents: &[u8]) -> Result<(), FolderError> {
-    let failed = |cause| FolderError { path: path.to_owned(), cause };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    let replace = || {
-        let mut file = tempfile::Builder::new().prefix(".next-").tempfile_in(folder)?;
-        file.write_all(contents)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        sync(folder)
-    };
-    replace().map_err(failed)
-}

@@ -19,10 +19,16 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
-use rustls::{ClientConfig, RootCertStore, ServerConfig, server::WebPkiClientVerifier};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig, SignatureScheme, client::ResolvesClientCert,
+    server::WebPkiClientVerifier, sign::CertifiedKey,
+};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
-pub use self::certificate::{CertificateFacts, common_name};
+pub use self::{
+    certificate::{CertificateFacts, common_name},
+    verify::{AcceptedName, ServerVerifier},
+};
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
 
@@ -39,7 +45,7 @@ pub struct RotatingTls {
     /// Name in logs and metrics, such as `health-client` or `api`.
     purpose: &'static str,
     /// Required name in server certificates when connecting as a client.
-    server_name: &'static str,
+    server_name: AcceptedName,
     files: TlsFiles,
     current: ArcSwap<TlsMaterial>,
     /// Result of the latest attempt to load.
@@ -58,6 +64,10 @@ pub struct TlsMaterial {
     /// For outgoing connections; requires a server certificate from one of the CAs, issued to the
     /// expected name.
     pub client: Arc<ClientConfig>,
+    /// Our certificate, its chain and its key.
+    identity: Arc<CertifiedKey>,
+    /// The CAs.
+    roots: Arc<RootCertStore>,
     /// Properties of our certificate.
     pub certificate: CertificateFacts,
     /// Properties of the CAs in the bundle.
@@ -118,10 +128,10 @@ impl RotatingTls {
     /// is the required name in server certificates.
     pub fn load(
         purpose: &'static str,
-        server_name: &'static str,
+        server_name: impl Into<AcceptedName>,
         files: &TlsFiles,
     ) -> Result<Arc<Self>, TlsError> {
-        let seen = stamps(files);
+        let (seen, server_name) = (stamps(files), server_name.into());
         let material = TlsMaterial::load(server_name, files, 1)?;
         let tls = Arc::new(Self {
             purpose,
@@ -153,6 +163,16 @@ impl RotatingTls {
     /// Returns the current configuration for outgoing connections.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.current.load().client.clone()
+    }
+
+    /// Returns a configuration for outgoing connections that polls at every handshake, for a client that
+    /// keeps its configuration.
+    pub fn polling_client_config(self: &Arc<Self>) -> ClientConfig {
+        let mut config = ClientConfig::clone(&self.client_config());
+        let verifier = ServerVerifier::polling(self.clone());
+        config.dangerous().set_certificate_verifier(Arc::new(verifier));
+        config.client_auth_cert_resolver = Arc::new(PolledIdentity(self.clone()));
+        config
     }
 
     /// Returns why the current files are unusable; `None` if they are in use.
@@ -273,7 +293,7 @@ impl RotatingTls {
 
 impl TlsMaterial {
     /// Loads and validates a set of files.
-    fn load(server_name: &'static str, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
+    fn load(server_name: AcceptedName, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
         let TlsFiles { certificate, private_key, ca } = files;
         let chain = read_certificates(certificate, "a certificate (and its chain)")?;
         let key = PrivateKeyDer::from_pem_file(private_key).map_err(|error| TlsError::File {
@@ -287,20 +307,9 @@ impl TlsMaterial {
             .map_err(|error| TlsError::Unusable { path: certificate.clone(), problem: error.to_string() })?;
         let authorities: Vec<_> =
             bundle.iter().filter_map(|authority| CertificateFacts::parse(authority).ok()).collect();
-        let mut roots = RootCertStore::empty();
-        let (_, ignored) = roots.add_parsable_certificates(bundle);
-        if roots.is_empty() {
-            return Err(TlsError::Unusable {
-                path: ca.clone(),
-                problem: "none of its certificates can serve as a CA".to_owned(),
-            });
-        }
-        if ignored > 0 {
-            tracing::warn!(file = %ca.display(), ignored, "unusable CA certificates skipped");
-        }
+        let roots = Arc::new(trusted(ca, bundle)?);
 
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let roots = Arc::new(roots);
         let unusable = |path: &Path| {
             let path = path.to_owned();
             move |error: rustls::Error| match error {
@@ -310,6 +319,8 @@ impl TlsMaterial {
                 other => TlsError::Unusable { path, problem: other.to_string() },
             }
         };
+        let identity = CertifiedKey::from_der(chain, key, &provider).map_err(unusable(private_key))?;
+        let identity = Arc::new(identity);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| TlsError::Unusable { path: ca.clone(), problem: error.to_string() })?;
@@ -317,8 +328,7 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()
             .map_err(unusable(certificate))?
             .with_client_cert_verifier(clients)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(unusable(private_key))?;
+            .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
         // Resuming a session skips the client's certificate, so one that has expired or whose CA
         // was replaced would still be accepted.
         server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
@@ -327,18 +337,19 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()
             .map_err(unusable(certificate))?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verify::IssuedTo::new(server_name, roots, provider)))
-            .with_client_auth_cert(chain, key)
-            .map_err(unusable(private_key))?;
+            .with_custom_certificate_verifier(Arc::new(ServerVerifier::fixed(server_name, roots.clone())))
+            .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(identity.clone())));
         // The session store is keyed by name, which all servers share: one instance's ticket would
         // be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();
-        // The name is the same for every instance, so SNI would be useless to the server.
-        client.enable_sni = false;
+        // A name that is the same for every instance would be useless to the server as SNI.
+        client.enable_sni = !matches!(server_name, AcceptedName::Fixed(_));
         Ok(Self {
             generation,
             server: Arc::new(server),
             client: Arc::new(client),
+            identity,
+            roots,
             certificate: facts,
             authorities,
         })
@@ -372,6 +383,37 @@ fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<Certificat
         return Err(failed("holds no certificate".to_owned()));
     }
     Ok(certificates)
+}
+
+/// Returns the CAs among `bundle`, the certificates of `path`.
+fn trusted(path: &Path, bundle: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let (_, ignored) = roots.add_parsable_certificates(bundle);
+    if roots.is_empty() {
+        return Err(TlsError::Unusable {
+            path: path.to_owned(),
+            problem: "none of its certificates can serve as a CA".to_owned(),
+        });
+    }
+    if ignored > 0 {
+        tracing::warn!(file = %path.display(), ignored, "unusable CA certificates skipped");
+    }
+    Ok(roots)
+}
+
+/// Presents the latest valid certificate, polled at every handshake.
+#[derive(Debug)]
+struct PolledIdentity(Arc<RotatingTls>);
+
+impl ResolvesClientCert for PolledIdentity {
+    fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.poll();
+        Some(self.0.current().identity.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
 }
 
 /// Returns the stamps of the three files.

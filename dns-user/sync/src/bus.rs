@@ -1,6 +1,6 @@
 //! The connection to NATS: mutual TLS, endless reconnects, and a signal for each new connection.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_nats::{Client, ConnectOptions, Event};
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::{
     clock::{LogLimit, now_ms},
-    tls::{self, TlsFiles},
+    tls::{AcceptedName, RotatingTls, TlsError, TlsFiles},
 };
 
 /// Suffix of the common names of a director's NATS servers.
@@ -60,7 +60,7 @@ pub struct Bus {
 pub enum BusError {
     /// The certificates cannot be used.
     #[error(transparent)]
-    Tls(#[from] tls::TlsError),
+    Tls(#[from] TlsError),
     /// The servers cannot be used with these options.
     #[error("NATS at {servers}: {problem}")]
     Connect {
@@ -76,7 +76,7 @@ impl Bus {
     /// JetStream's inboxes.
     pub async fn connect(options: &BusOptions, name: &str) -> Result<Self, BusError> {
         let BusOptions { nats, tls: files, ping_every } = options;
-        let config = tls::client(files, Some(SERVERS_BELOW))?;
+        let tls = files.load("nats", AcceptedName::HostBelow(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
         let warnings = Mutex::new(LogLimit::default());
         let events = move |event: Event| {
@@ -93,7 +93,7 @@ impl Bus {
             std::future::ready(())
         };
         let attempt = if nats.len() > 1 { SHORT_ATTEMPT } else { LONGEST_ATTEMPT };
-        let client = options_for(config)
+        let client = options_for(tls.polling_client_config())
             .connection_timeout(attempt)
             .ping_interval(Duration::from_secs(*ping_every))
             .name(name)
@@ -103,7 +103,7 @@ impl Bus {
             .connect(nats.clone())
             .await
             .map_err(|error| BusError::Connect { servers: nats.join(","), problem: error.to_string() })?;
-        tokio::spawn(follow_rotation(client.clone(), files.clone()));
+        tokio::spawn(follow_rotation(client.clone(), tls));
         Ok(Self { client, connected })
     }
 }
@@ -126,15 +126,15 @@ fn pause(attempt: usize) -> Duration {
 }
 
 /// Reconnects after a certificate rotation.
-async fn follow_rotation(client: Client, files: TlsFiles) {
-    let mut seen = tls::stamp(&files);
+async fn follow_rotation(client: Client, tls: Arc<RotatingTls>) {
+    let mut used = tls.current().generation;
     let mut ticks = tokio::time::interval(ROTATION_INTERVAL);
     loop {
         ticks.tick().await;
-        let now = tls::stamp(&files);
-        // Reconnecting with unusable files would only drop the connection.
-        if now != seen && tls::client(&files, None).is_ok() {
-            seen = now;
+        tls.poll();
+        let newest = tls.current().generation;
+        if newest != used {
+            used = newest;
             tracing::info!("certificates were rotated; reconnecting to NATS");
             if client.force_reconnect().await.is_err() {
                 return;

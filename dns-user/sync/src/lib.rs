@@ -12,7 +12,7 @@
 //! * [`nats_config`]: the configuration of nats-server.
 //! * [`distributor`]'s `plan` and `registry`: its decisions.
 //!
-//! Modules with I/O: [`files`] (atomic replacement), [`tls`], [`bus`] (NATS), [`http`], [`store`]
+//! Modules with I/O: [`tls`], [`bus`] (NATS), [`http`], [`store`]
 //! (blobs), [`agent`], [`distributor`], and the command line, [`main`].
 
 pub mod agent;
@@ -23,7 +23,6 @@ pub mod dataset;
 pub mod dav;
 pub mod digest;
 pub mod distributor;
-pub mod files;
 pub mod hosts;
 pub mod http;
 pub mod ids;

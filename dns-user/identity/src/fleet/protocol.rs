@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::Context;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
-use hyper_util::rt::TokioIo;
+use dns_kit::http_client::{Limits, exchange};
+use http_body_util::Full;
+use hyper::{Request, StatusCode, body::Bytes, header};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{PrivateKeyDer, ServerName, pem::PemObject};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -152,8 +152,6 @@ impl Issuer {
         let name = ServerName::try_from(self.name.clone())?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         let stream = connected.map_err(explain)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let driver = tokio::spawn(connection);
         let mut request = Request::post(path)
             .header(header::HOST, &self.name)
             .header(header::CONTENT_TYPE, "application/json");
@@ -161,11 +159,8 @@ impl Issuer {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.as_str()));
         }
         let request = request.body(Full::new(Bytes::from(serde_json::to_vec(body)?)))?;
-        let response = sender.send_request(request).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST_REPLY).collect().await;
-        driver.abort();
-        let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+        let response = exchange(stream, request, Limits { time: TIMEOUT, body: LARGEST_REPLY }).await?;
+        let (status, body) = (response.status(), response.into_body());
         if status == StatusCode::OK {
             return Ok(serde_json::from_slice(&body)?);
         }

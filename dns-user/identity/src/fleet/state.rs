@@ -16,6 +16,7 @@ use std::{
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use dns_kit::files::atomic::{self, Attributes};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeroize::Zeroizing;
@@ -25,7 +26,7 @@ use crate::{
     authority::{Authority, Fingerprint},
     ca_files::{CaError, CaFiles},
     certificate::seconds,
-    folder::{lock, replace_file},
+    folder::lock,
 };
 
 /// The issuer's state folder.
@@ -64,7 +65,7 @@ pub enum StateError {
     },
     /// Replacing a file failed.
     #[error(transparent)]
-    Replace(#[from] crate::folder::FolderError),
+    Replace(#[from] atomic::ReplaceError),
 }
 
 /// Reason for which a bootstrap token is rejected.
@@ -180,7 +181,7 @@ impl StateFolder {
         // The certificate is written last: its presence marks the CA as complete.
         for (from, name) in [(&files.key, "ca.key"), (&files.certificate, "ca.crt")] {
             let contents = Zeroizing::new(fs::read(from).map_err(failed(from))?);
-            replace_file(&folder.join(name), &contents)?;
+            atomic::replace(&folder.join(name), &contents, Attributes::PRIVATE)?;
         }
         Ok(fingerprint)
     }
@@ -238,7 +239,8 @@ impl StateFolder {
             Ok(text) => text,
             Err(cause) => return Err(StateError::Json { path, cause }),
         };
-        Ok(replace_file(&path, &text)?)
+        atomic::replace(&path, &text, Attributes::PRIVATE)?;
+        Ok(())
     }
 
     /// Locks rotations, beside a running issuer; `None` if another command holds the lock.

@@ -9,7 +9,11 @@ use std::{
     time::SystemTime,
 };
 
-use dns_kit::files::{FileStamp, bounded};
+use dns_kit::files::{
+    FileStamp,
+    atomic::{self, Attributes},
+    bounded,
+};
 use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +21,6 @@ use crate::{
     authority::{bundle, certificates, parse_all},
     ca_files::CaError,
     certificate::unix,
-    folder::replace_file,
 };
 
 /// Name of the file with former CAs, in the folder of the identities.
@@ -107,7 +110,7 @@ impl Trusted {
 
     fn save(&self) {
         let text = serde_json::to_vec(&self.former).unwrap_or_default();
-        if let Err(error) = replace_file(&self.path, &text) {
+        if let Err(error) = atomic::replace(&self.path, &text, Attributes::PRIVATE) {
             tracing::warn!("former CAs are not saved; a restart forgets them: {error}");
         }
     }

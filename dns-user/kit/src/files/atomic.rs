@@ -27,11 +27,24 @@ impl Attributes {
     pub const PUBLIC: Self = Self { mode: 0o644, ..Self::PRIVATE };
 }
 
+/// A failed replacement.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {cause}; the file stays unchanged", path.display())]
+pub struct ReplaceError {
+    path: PathBuf,
+    /// The system's error.
+    pub cause: io::Error,
+}
+
 /// Replaces the file at `path`, or the target of a symbolic link, and returns its metadata.
 ///
 /// The new contents are written to a file beside it, which never has more permissive attributes; after a
 /// kill [`sweep`] removes that file.
-pub fn replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Result<Metadata> {
+pub fn replace(path: &Path, contents: &[u8], attributes: Attributes) -> Result<Metadata, ReplaceError> {
+    try_replace(path, contents, attributes).map_err(|cause| ReplaceError { path: path.to_owned(), cause })
+}
+
+fn try_replace(path: &Path, contents: &[u8], attributes: Attributes) -> io::Result<Metadata> {
     let path = target(path)?;
     let (folder, prefix) = place(&path)?;
     // Removed on every error below.
@@ -110,6 +123,10 @@ mod tests {
     fn missing_folder_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let error = replace(&folder.path().join("no/file"), b"", Attributes::PRIVATE).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert_eq!(error.cause.kind(), io::ErrorKind::NotFound);
+        assert!(error.to_string().contains("no/file"), "{error}");
+        let circle = folder.path().join("circle");
+        symlink("circle", &circle).unwrap();
+        assert!(replace(&circle, b"", Attributes::PRIVATE).is_err());
     }
 }

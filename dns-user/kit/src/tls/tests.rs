@@ -88,7 +88,7 @@ fn sessions_are_not_resumed() {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(CertificateDer::pem_file_iter(&files.ca).unwrap().flatten());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = verify::IssuedTo::new("health.bosh-dns", Arc::new(roots), provider.clone());
+        let verifier = ServerVerifier::fixed("health.bosh-dns".into(), Arc::new(roots));
         let client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])
             .unwrap()

@@ -1,53 +1,169 @@
 //! Verification of server certificates.
 
-use std::sync::Arc;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use parking_lot::Mutex;
 use rustls::{
     CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor,
+        verify_server_cert_signed_by_trust_anchor, verify_server_name,
     },
-    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
     server::ParsedCertificate,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use super::CertificateFacts;
+use super::{CertificateFacts, RotatingTls, TlsError, common_name, read_certificates, trusted};
+use crate::files::FileStamp;
 
-/// Verifier of certificates that chain up to one of the CAs and are issued to a fixed name,
-/// regardless of the address. Unlike the usual check, it accepts a common name without alternative
-/// names, because directors issue such certificates.
-#[derive(Debug)]
-pub(super) struct IssuedTo {
-    name: &'static str,
-    roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
+/// The names that a server's certificate may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptedName {
+    /// This name, regardless of the address. Unlike the usual check, it accepts a common name without
+    /// alternative names, because directors issue such certificates.
+    Fixed(&'static str),
+    /// The host that the connection is for.
+    Host,
+    /// The host that the connection is for; the common name must be below this domain.
+    HostBelow(&'static str),
 }
 
-impl IssuedTo {
-    /// Creates a verifier for servers called `name`.
-    pub(super) fn new(name: &'static str, roots: Arc<RootCertStore>, provider: Arc<CryptoProvider>) -> Self {
-        Self { name, roots, provider }
+impl From<&'static str> for AcceptedName {
+    fn from(name: &'static str) -> Self {
+        Self::Fixed(name)
     }
 }
 
-impl ServerCertVerifier for IssuedTo {
+/// Verifier of server certificates: the issuer first, then the name.
+#[derive(Debug)]
+pub struct ServerVerifier {
+    roots: Roots,
+    name: AcceptedName,
+    provider: Arc<CryptoProvider>,
+}
+
+/// The CAs of a verifier.
+#[derive(Debug)]
+enum Roots {
+    Fixed(Arc<RootCertStore>),
+    /// Those of a file, read again at a handshake if it changed; the last good ones stay in use.
+    File(PathBuf, Mutex<Option<(Option<FileStamp>, Arc<RootCertStore>)>>),
+    /// Those of the latest valid set of files.
+    Polled(Arc<RotatingTls>),
+    /// Every certificate is accepted, if the server has its key.
+    Any,
+}
+
+impl ServerVerifier {
+    /// Accepts certificates of these CAs.
+    pub(super) fn fixed(name: AcceptedName, roots: Arc<RootCertStore>) -> Self {
+        Self::new(Roots::Fixed(roots), name)
+    }
+
+    /// Accepts certificates of the CAs that `tls` uses at the time of the handshake, for its server name.
+    pub(super) fn polling(tls: Arc<RotatingTls>) -> Self {
+        let name = tls.server_name;
+        Self::new(Roots::Polled(tls), name)
+    }
+
+    /// Accepts certificates of the CAs in a PEM file, for the host of the connection. While the file cannot
+    /// be read, the last good CAs are used, or handshakes fail.
+    pub fn of_file(path: &Path) -> Self {
+        Self::new(Roots::File(path.to_owned(), Mutex::new(None)), AcceptedName::Host)
+    }
+
+    /// Accepts every server: the connection is encrypted, but not protected from an attacker on its way.
+    pub fn unverified() -> Self {
+        Self::new(Roots::Any, AcceptedName::Host)
+    }
+
+    fn new(roots: Roots, name: AcceptedName) -> Self {
+        Self { roots, name, provider: Arc::new(ring::default_provider()) }
+    }
+
+    /// Returns the CAs to use now; `None` if there is nothing to verify.
+    pub fn roots(&self) -> Result<Option<Arc<RootCertStore>>, TlsError> {
+        let (path, loaded) = match &self.roots {
+            Roots::Fixed(roots) => return Ok(Some(roots.clone())),
+            Roots::Polled(tls) => {
+                tls.poll();
+                return Ok(Some(tls.current().roots.clone()));
+            }
+            Roots::Any => return Ok(None),
+            Roots::File(path, loaded) => (path, loaded),
+        };
+        let stamp = FileStamp::of(path);
+        let mut loaded = loaded.lock();
+        if let Some((seen, roots)) = &*loaded
+            && stamp.is_some()
+            && *seen == stamp
+        {
+            return Ok(Some(roots.clone()));
+        }
+        let read = read_certificates(path, "CA certificates").and_then(|bundle| trusted(path, bundle));
+        match (read, &*loaded) {
+            (Ok(roots), _) => {
+                let roots = Arc::new(roots);
+                *loaded = Some((stamp, roots.clone()));
+                Ok(Some(roots))
+            }
+            (Err(error), Some((_, roots))) => {
+                tracing::warn!("cannot use the new CA certificates; the last good ones stay in use: {error}");
+                Ok(Some(roots.clone()))
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn check_name(
+        &self,
+        certificate: &ParsedCertificate<'_>,
+        der: &CertificateDer<'_>,
+        host: &ServerName<'_>,
+    ) -> Result<(), Error> {
+        match self.name {
+            AcceptedName::Host => verify_server_name(certificate, host),
+            AcceptedName::Fixed(name) => {
+                let facts = CertificateFacts::parse(der)
+                    .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+                match facts.is_issued_to(name) {
+                    true => Ok(()),
+                    false => Err(Error::InvalidCertificate(CertificateError::NotValidForName)),
+                }
+            }
+            AcceptedName::HostBelow(below) => {
+                verify_server_name(certificate, host)?;
+                let name = common_name(der).unwrap_or_default();
+                match name.strip_suffix(below).is_some_and(|first| first.ends_with('.') && first.len() > 1) {
+                    true => Ok(()),
+                    false => {
+                        Err(Error::General(format!("the server's common name {name:?} is not below {below}")))
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl ServerCertVerifier for ServerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
+        server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
-        let facts = CertificateFacts::parse(end_entity)
-            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
-        if !facts.is_issued_to(self.name) {
-            return Err(Error::InvalidCertificate(CertificateError::NotValidForName));
+        let roots = self.roots().map_err(|error| Error::General(error.to_string()))?;
+        if let Some(roots) = roots {
+            let parsed = ParsedCertificate::try_from(end_entity)?;
+            let algorithms = self.provider.signature_verification_algorithms.all;
+            verify_server_cert_signed_by_trust_anchor(&parsed, &roots, intermediates, now, algorithms)?;
+            self.check_name(&parsed, end_entity, server_name)?;
         }
         Ok(ServerCertVerified::assertion())
     }

@@ -13,13 +13,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use dns_kit::files::{
+    atomic::{self, Attributes},
+    bounded,
+};
 use tokio::sync::oneshot;
 
 use super::{AgentOptions, HostsMode};
 use crate::{
     dataset,
     digest::{DigestError, MultiDigest, sha256},
-    files::{self, Permissions},
     hosts,
     message::Report,
 };
@@ -53,7 +56,7 @@ pub(super) enum DiskError {
     Unusable { path: PathBuf, problem: String },
     /// A file cannot be written.
     #[error("writing: {0}")]
-    Write(#[from] files::ReplaceError),
+    Write(#[from] atomic::ReplaceError),
 }
 
 /// Identity of the file's content.
@@ -75,8 +78,8 @@ impl Disk {
         let path = options.records.clone();
         std::thread::Builder::new().name("records".to_owned()).spawn(move || {
             if !options.mute {
-                files::sweep(&options.records);
-                files::sweep(&options.hosts_file);
+                atomic::sweep(&options.records);
+                atomic::sweep(&options.hosts_file);
             }
             let mut records = Records {
                 options,
@@ -147,7 +150,7 @@ impl Records {
         }
         let path = &self.options.records;
         let nothing = || Report { version: 0, digest: None, patches: true };
-        let found = match files::read(path, self.longest as u64) {
+        let found = match bounded::read_at_most(path, self.longest as u64) {
             Ok(bytes) => match dataset::Read::parse(&bytes) {
                 Ok(read) => Report { version: read.version, digest: Some(sha256(&bytes)), patches: true },
                 Err(error) => {
@@ -190,7 +193,7 @@ impl Records {
             return Ok(checked.clone());
         }
         let path = self.options.records.clone();
-        match files::read(&path, self.longest as u64) {
+        match bounded::read_at_most(&path, self.longest as u64) {
             Ok(bytes) => Ok(bytes.into()),
             Err(error) => Err(DiskError::Unusable { path, problem: error.to_string() }),
         }
@@ -215,7 +218,7 @@ impl Records {
         }
         write_hosts(&self.options, &read)?;
         let AgentOptions { mode, user, group, .. } = self.options;
-        let written = files::replace(&self.options.records, &bytes, Permissions { mode, user, group })?;
+        let written = atomic::replace(&self.options.records, &bytes, Attributes { mode, user, group })?;
         self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
         self.written = self.held.clone();
         // The file itself may be gone again.
@@ -242,7 +245,7 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
             hosts::replaced(&name.to_string_lossy(), records)
         }
         HostsMode::Block => {
-            let old = match files::read(path, LONGEST) {
+            let old = match bounded::read_at_most(path, LONGEST) {
                 Ok(bytes) => String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
                 Err(error) => return Err(wrong(error.to_string())),
@@ -250,7 +253,7 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
             hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
         }
     };
-    let permissions = Permissions { mode: 0o644, ..Permissions::PRIVATE };
-    files::replace(path, text.as_bytes(), permissions)?;
+    let permissions = Attributes { mode: 0o644, ..Attributes::PRIVATE };
+    atomic::replace(path, text.as_bytes(), permissions)?;
     Ok(())
 }

@@ -5,15 +5,16 @@ use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 use anyhow::Context;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
+use dns_kit::http_client::{HttpClient, Limits};
 
 use crate::{
     distributor::{source::InventoryOptions, state::Folder},
-    http::{Call, HttpClient},
+    http::{self, Call},
     inventory::{
         changes::Change,
         file::{Addresses, RawInstance},
     },
-    tls::{self, TlsFiles, TlsOptions},
+    tls::{AcceptedName, TlsFiles, TlsOptions},
 };
 
 #[derive(Debug, Subcommand)]
@@ -138,13 +139,14 @@ pub(super) async fn call(
     files: &TlsFiles,
     body: Option<Bytes>,
 ) -> anyhow::Result<Bytes> {
-    let client = HttpClient::new(tls::client(files, None)?);
+    let client = HttpClient::new(files.load("api", AcceptedName::Host)?.polling_client_config(), 0);
     let url = format!("{}{path}", api.trim_end_matches('/'));
     let headers = [("content-type".to_owned(), "application/json".into())].into_iter().collect();
     let method = if body.is_some() { hyper::Method::POST } else { hyper::Method::GET };
     let call =
         Call { method, url: &url, basic: None, headers: Some(&headers), body: body.unwrap_or_default() };
-    Ok(client.send(call, 64 << 20, std::time::Duration::from_secs(10)).await?)
+    let limits = Limits { time: std::time::Duration::from_secs(10), body: 64 << 20 };
+    Ok(http::send(&client, call, limits).await?)
 }
 
 fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {

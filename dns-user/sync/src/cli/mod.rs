@@ -12,13 +12,15 @@ use std::{
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
-use dns_kit::command_line;
+use dns_kit::{
+    command_line,
+    files::atomic::{self, Attributes},
+};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
     agent,
     distributor::{self, PublishOptions, registry::Count, source::InventoryOptions, state::Folder},
-    files::{self, Permissions},
     nats_config,
     tls::TlsFiles,
 };
@@ -193,8 +195,8 @@ impl NatsConfig {
         let text = nats_config::write(&listen, &tls, jetstream, users_by, agents);
         match output {
             Some(path) => {
-                let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
-                files::replace(&path, text.as_bytes(), permissions).map(drop).context("nats-config")
+                let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
+                atomic::replace(&path, text.as_bytes(), permissions).map(drop).context("nats-config")
             }
             None => {
                 print!("{text}");

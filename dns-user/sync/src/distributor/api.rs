@@ -6,7 +6,7 @@
 //! | `GET /v1/status` | returns the registry, as `status --json` |
 //! | `POST /v1/changes` | adds, removes or moves an instance: `{"change": "add" ...}` |
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Context;
 use axum::{
@@ -17,7 +17,6 @@ use axum::{
     routing::{get, post},
 };
 use dns_kit::http_server::{Client, Listener, Server};
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -25,7 +24,7 @@ use super::{Shared, registry::AgentRegistry, source::InventoryOptions, state::Fo
 use crate::{
     inventory::changes::Change,
     message::printable,
-    tls::{self, TlsFiles},
+    tls::{AcceptedName, TlsFiles},
 };
 
 /// State that the handlers share.
@@ -44,19 +43,11 @@ pub(super) async fn spawn(
     desk: PublisherApi,
 ) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("API at {address}"))?;
-    let config = Mutex::new(Arc::new(tls::server(&files)?));
+    let tls = files.load("api", AcceptedName::Host)?;
     // Rotated certificates apply from the next connection on.
     let newest = move || {
-        let mut config = config.lock();
-        match tls::server(&files) {
-            Ok(new) => *config = Arc::new(new),
-            Err(error) => {
-                tracing::warn!(
-                    "API: cannot use the new certificates; the last good ones stay in use: {error}"
-                )
-            }
-        }
-        config.clone()
+        tls.poll();
+        tls.server_config()
     };
     let router =
         Router::new().route("/v1/status", get(status)).route("/v1/changes", post(change)).with_state(desk);

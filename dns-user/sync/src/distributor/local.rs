@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use dns_kit::files::atomic::{self, Attributes};
+
 use super::{
     PublishOptions,
     state_writer::{StateWriter, TICK, is_of_the_disk},
 };
-use crate::files::{self, Permissions};
 
 /// Writes the dataset to a file whenever the inventory changes.
 pub(super) async fn run(
@@ -14,8 +15,8 @@ pub(super) async fn run(
     mut writer: StateWriter,
     file: &Path,
 ) -> anyhow::Result<()> {
-    let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
-    files::sweep(file);
+    let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
+    atomic::sweep(file);
     let mut ended = std::pin::pin!(dns_kit::signals::ended());
     let mut done = false;
     loop {
@@ -23,7 +24,7 @@ pub(super) async fn run(
             read.and_then(|_| {
                 let committed = writer.commit(options.above)?;
                 if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
-                    files::replace(file, &committed.bytes, permissions)?;
+                    atomic::replace(file, &committed.bytes, permissions)?;
                     let version = committed.made.version;
                     tracing::info!(version, file = %file.display(), "records written");
                 }

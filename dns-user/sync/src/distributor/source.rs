@@ -7,15 +7,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use dns_kit::files::bounded;
+
 use super::state::{Folder, StateError};
-use crate::{
-    files as file_access,
-    inventory::{
-        Inventory, InventoryError,
-        changes::{Change, Changes, Settled},
-        file::{self, FileError, RawInventory},
-        nodes,
-    },
+use crate::inventory::{
+    Inventory, InventoryError,
+    changes::{Change, Changes, Settled},
+    file::{self, FileError, RawInventory},
+    nodes,
 };
 
 /// Name of the file with the changes made by command.
@@ -71,7 +70,7 @@ impl InventoryOptions {
     pub fn files(&self) -> Result<RawInventory, SourceError> {
         let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
         let failed = |cause| FileError::Io { path: path.clone(), cause };
-        let bytes = file_access::read(path, LONGEST_FILE).map_err(failed)?;
+        let bytes = bounded::read_at_most(path, LONGEST_FILE).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes);
         let read =
             nodes::read(&text).map_err(|cause| SourceError::Inventory { path: path.clone(), cause })?;

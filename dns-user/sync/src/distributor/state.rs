@@ -18,13 +18,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dns_kit::files::atomic::{self, Attributes};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     dataset::{Dataset, LAST_VERSION},
     digest,
-    files::{self, Permissions},
     ids::Ids,
 };
 
@@ -96,7 +96,7 @@ pub enum StateError {
     },
     /// A file could not be written.
     #[error(transparent)]
-    Replace(#[from] files::ReplaceError),
+    Replace(#[from] atomic::ReplaceError),
     /// A higher version could not be represented exactly as a JSON number.
     #[error("version {0} is the highest possible; start again with an empty state folder and empty agents")]
     NoMoreVersions(u64),
@@ -113,7 +113,7 @@ impl Folder {
         // Only this process writes these files: temporary files are leftovers of a killed
         // predecessor.
         for name in ["state.json", "agents.json"] {
-            files::sweep(&path.join(name));
+            atomic::sweep(&path.join(name));
         }
         let folder = Self { path: path.to_owned(), _lock: Some(lock) };
         for entry in fs::read_dir(path.join("datasets")).map_err(failed)?.flatten() {
@@ -165,7 +165,7 @@ impl Folder {
 
     /// Writes bytes to a file of the folder.
     pub fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
-        files::replace(&self.path.join(name), bytes, Permissions::PRIVATE)?;
+        atomic::replace(&self.path.join(name), bytes, Attributes::PRIVATE)?;
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl Folder {
             let version = last + 1;
             let bytes = dataset.write(version);
             let write =
-                || files::replace(&self.dataset_path(version), &bytes, Permissions::PRIVATE).map(drop);
+                || atomic::replace(&self.dataset_path(version), &bytes, Attributes::PRIVATE).map(drop);
             if write().is_err() {
                 self.give_up_datasets(newest);
                 write()?;

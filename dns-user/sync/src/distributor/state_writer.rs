@@ -330,6 +330,6 @@ impl StateWriter {
 /// Returns whether a failure may be transient although the inventory stays the same.
 pub(super) fn is_of_the_disk(error: &anyhow::Error) -> bool {
     error.is::<StateError>()
-        || error.is::<crate::files::ReplaceError>()
+        || error.is::<dns_kit::files::atomic::ReplaceError>()
         || matches!(error.downcast_ref(), Some(SourceError::State(_)))
 }

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use dns_kit::files::bounded;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, SeqAccess, Visitor},
@@ -241,7 +242,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     for file in files(path)? {
         let content = |problem| FileError::Content { path: file.clone(), problem };
         let failed = |cause| FileError::Io { path: file.clone(), cause };
-        let text = crate::files::read(&file, LONGEST_FILE).map_err(failed)?;
+        let text = bounded::read_at_most(&file, LONGEST_FILE).map_err(failed)?;
         let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
             return Err(content(ContentError::TwoDomains));

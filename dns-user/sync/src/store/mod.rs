@@ -10,6 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use dns_kit::{
+    files::{
+        atomic::{self, Attributes},
+        bounded,
+    },
+    http_client::{HttpClient, Limits},
+};
 use hyper::Method;
 use jiff::Timestamp;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
@@ -20,8 +27,8 @@ use url::Url;
 
 use crate::{
     bus::Bus,
-    dav, files,
-    http::{Call, HttpClient, HttpError},
+    dav,
+    http::{self, Call, HttpError},
     tls,
 };
 
@@ -132,7 +139,7 @@ pub enum StoreError {
     },
     /// A file could not be written.
     #[error(transparent)]
-    Replace(#[from] files::ReplaceError),
+    Replace(#[from] atomic::ReplaceError),
     /// JetStream failed to store, fetch or delete a blob.
     #[error("JetStream: {0}")]
     JetStream(String),
@@ -173,17 +180,15 @@ impl Store {
             Some(path) => read_secrets(path)?,
             None => Secrets::default(),
         };
-        let tls = match blobstore_ca {
-            Some(ca) => tls::anonymous_client(ca)?,
-            None => tls::without_authorities(),
-        };
+        let tls = tls::anonymous_client(blobstore_ca.as_deref())?;
         let kind = match blobstore.as_deref() {
             None => Kind::None,
             Some(text) => Kind::parse(text, secrets, bus)?,
         };
         Ok(Self {
             kind,
-            http: HttpClient::new(tls),
+            // There is one connection per version; idle ones are not kept for hours.
+            http: HttpClient::new(tls, 0),
             limit: Duration::from_secs(*blobstore_timeout),
             longest: *longest_blob,
             folder_calls: Arc::new(Semaphore::new(FOLDER_CALLS)),
@@ -220,10 +225,10 @@ impl Store {
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let permissions = files::Permissions { mode: 0o644, ..files::Permissions::PRIVATE };
+                let permissions = Attributes { mode: 0o644, ..Attributes::PRIVATE };
                 let bytes = bytes.clone();
                 self.in_folder(folder.join(id), move |path| {
-                    Ok(files::replace(path, &bytes, permissions).map(drop)?)
+                    Ok(atomic::replace(path, &bytes, permissions).map(drop)?)
                 })
                 .await
             }
@@ -247,7 +252,7 @@ impl Store {
             Kind::Folder(folder) => {
                 let read = move |path: &Path| {
                     let failed = |cause| StoreError::File { path: path.to_owned(), cause };
-                    Ok(files::read(path, longest as u64).map_err(failed)?.into())
+                    Ok(bounded::read_at_most(path, longest as u64).map_err(failed)?.into())
                 };
                 self.in_folder(folder.join(id), read).await
             }
@@ -271,7 +276,8 @@ impl Store {
         longest: usize,
     ) -> Result<Bytes, StoreError> {
         let call = Call { method: Method::GET, url, basic: None, headers: Some(headers), body: Bytes::new() };
-        Ok(self.http.send(call, longest.min(self.longest), self.limit).await?)
+        let limits = Limits { time: self.limit, body: longest.min(self.longest) };
+        Ok(http::send(&self.http, call, limits).await?)
     }
 
     /// Deletes a blob; a missing one is not an error.
@@ -338,7 +344,7 @@ impl Store {
             Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
         });
         let call = Call { method, url, basic, headers: None, body };
-        Ok(self.http.send(call, longest, self.limit).await?)
+        Ok(http::send(&self.http, call, Limits { time: self.limit, body: longest }).await?)
     }
 }
 
@@ -394,8 +400,8 @@ fn no_store() -> StoreError {
 
 /// Reads the credentials file.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
-    let text =
-        files::read(path, 1 << 20).map_err(|cause| StoreError::File { path: path.to_owned(), cause })?;
+    let text = bounded::read_at_most(path, 1 << 20)
+        .map_err(|cause| StoreError::File { path: path.to_owned(), cause })?;
     serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
 
