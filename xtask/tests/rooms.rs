@@ -17,7 +17,6 @@ const KNOWN: &[(&str, &str, &[&str])] = &[
     ("dns-user/fastpath", "attach::rules", &["expressions", "nft"]),
     ("dns-user/fastpath", "publish", &["answers", "publisher", "table"]),
     ("dns-user/fastpath", "publish::table", &["entry_store", "records"]),
-    ("dns-user/publish", "runner", &["launch", "sources"]),
     ("dns-user/resolver", "ops", &["api", "metrics", "readiness", "service_status", "status"]),
     ("dns-user/resolver", "ops::api", &["backend", "groups", "instances"]),
     ("dns-user/resolver", "server", &["metrics", "service", "tcp"]),

@@ -24,6 +24,8 @@ pub struct Target {
     pub record: UpdateRecord,
     /// Record sets to publish there.
     pub desired: Desired,
+    /// Entries that wait for the provider's default targets.
+    pub untargeted: Vec<(DocumentId, Record)>,
     /// Documents that want each name.
     pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,
     /// Number of record sets wanted by each document.
@@ -40,6 +42,9 @@ pub struct Publication {
     /// Reasons why a document, or a part of it, is not published.
     pub problems: BTreeMap<DocumentId, Vec<String>>,
 }
+
+/// Default targets of a provider, by type.
+pub type DefaultTargets = BTreeMap<RecordType, BTreeSet<RecordTarget>>;
 
 /// Function that returns the records of a fleet name, or the reason why there are none.
 pub type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, String>;
@@ -72,6 +77,7 @@ pub fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
                 id: document.id.clone(),
                 record: record.clone(),
                 desired: Desired { held: scan.held.clone(), known: known.clone(), ..Desired::default() },
+                untargeted: Vec::new(),
                 origins: BTreeMap::new(),
                 counts: BTreeMap::new(),
                 rival: None,
@@ -92,11 +98,17 @@ pub fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
         let Some(content) = &document.content else { continue };
         match content {
             Content::Endpoints(endpoints) => {
-                publication.select(document, endpoints.records.clone(), &mut targets);
+                publication.select(document, &mut targets, |target| {
+                    target.add(document, endpoints.records.clone());
+                    let untargeted = target.mark(document, endpoints.untargeted.clone());
+                    target
+                        .untargeted
+                        .extend(untargeted.into_iter().map(|record| (document.id.clone(), record)));
+                });
             }
             Content::Fleet(names) => {
                 let records = publication.resolve(document, names, resolve_fleet);
-                publication.select(document, records, &mut targets);
+                publication.select(document, &mut targets, |target| target.add(document, records.clone()));
             }
             Content::Intent(intent) => {
                 let project = document.id.namespace.as_str();
@@ -130,12 +142,17 @@ fn hold(targets: &mut BTreeMap<String, Target>, id: &DocumentId) {
 }
 
 impl Publication {
-    /// Adds records to the targets that select the document.
-    fn select(&mut self, document: &Document, records: Vec<Record>, targets: &mut BTreeMap<String, Target>) {
+    /// Calls `add` with the targets that select the document.
+    fn select(
+        &mut self,
+        document: &Document,
+        targets: &mut BTreeMap<String, Target>,
+        add: impl Fn(&mut Target),
+    ) {
         let mut is_selected = false;
         for target in targets.values_mut() {
             if target.id.namespace == document.id.namespace && target.record.selects(&document.labels) {
-                target.add(document, records.clone());
+                add(target);
                 is_selected = true;
             }
         }
@@ -175,11 +192,51 @@ impl Target {
     fn add(&mut self, document: &Document, records: Vec<Record>) {
         let wanted = records.iter().filter(|record| !record.targets.is_empty()).count();
         *self.counts.entry(document.id.clone()).or_default() += wanted;
-        for mut record in records {
+        let records = self.mark(document, records);
+        self.desired.records.extend(records);
+    }
+
+    /// Notes the document as the origin of records, and labels them with it.
+    fn mark(&mut self, document: &Document, mut records: Vec<Record>) -> Vec<Record> {
+        for record in &mut records {
             self.origins.entry(record.name.clone()).or_default().insert(document.id.clone());
             record.labels.0.insert(Labels::RESOURCE.to_owned(), document.id.resource());
-            self.desired.records.push(record);
         }
+        records
+    }
+
+    /// Gives default targets to the entries without any, and if `force` is set to all entries of
+    /// `DNSEndpoint`s. Returns the entries that remain without a target; their published records stay.
+    pub(crate) fn fill(&mut self, defaults: &DefaultTargets, force: bool) -> Vec<(DocumentId, Name)> {
+        let mut untargeted = std::mem::take(&mut self.untargeted);
+        if defaults.is_empty() {
+            let names = untargeted.iter().map(|(id, record)| (id.clone(), record.name.clone())).collect();
+            self.desired.records.extend(untargeted.into_iter().map(|(_, record)| record));
+            return names;
+        }
+        if force {
+            let is_forced = |record: &Record| {
+                let is_host = record.record_type.is_address() || record.record_type == RecordType::CNAME;
+                is_host && !record.targets.is_empty()
+            };
+            for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
+                let resource = id.resource();
+                let forced = self
+                    .desired
+                    .records
+                    .extract_if(.., |record| is_forced(record) && record.labels.resource() == resource);
+                untargeted.extend(forced.map(|record| (id.clone(), record)));
+            }
+        }
+        let mut filled = BTreeMap::new();
+        for (id, record) in untargeted {
+            for (record_type, targets) in defaults {
+                let record = Record { record_type: *record_type, targets: targets.clone(), ..record.clone() };
+                filled.insert((record.key(), id.clone()), record);
+            }
+        }
+        self.desired.records.extend(filled.into_values());
+        Vec::new()
     }
 }
 

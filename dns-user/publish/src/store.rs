@@ -7,10 +7,11 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
+use dns_kit::files::atomic::{self, Attributes};
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -206,12 +207,10 @@ impl Store {
     }
 
     fn save(&self, resource: &Resource) -> io::Result<()> {
-        let mut beside = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.folder)?;
-        serde_json::to_writer_pretty(&mut beside, &resource.document())?;
-        beside.write_all(b"\n")?;
-        beside.as_file().sync_all()?;
-        beside.persist(self.path(&resource.id)).map_err(|error| error.error)?;
-        self.synchronise()
+        let mut text = serde_json::to_vec_pretty(&resource.document())?;
+        text.push(b'\n');
+        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE)?;
+        Ok(())
     }
 
     /// Writes the folder's entries to disk.
@@ -228,6 +227,15 @@ impl Store {
     fn failed(&self, id: &DocumentId, error: &io::Error) -> StoreError {
         StoreError::Unusable { path: self.path(id), reason: format!("cannot be written: {error}") }
     }
+}
+
+/// Replaces a file by the JSON of a value, in one step. A command of root may write what the service
+/// reads.
+pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)?;
+    Ok(())
 }
 
 #[cfg(test)]

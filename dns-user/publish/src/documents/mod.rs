@@ -9,11 +9,10 @@ mod folder;
 use std::{
     collections::BTreeMap,
     fs, io,
-    io::Write as _,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
+use dns_kit::files::atomic::{self, Attributes};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -76,13 +75,9 @@ impl StatusFile {
         if Self::read(documents).as_ref() == Some(self) {
             return Ok(());
         }
-        let path = path_beside(documents);
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut beside = tempfile::Builder::new().prefix(".status-").tempfile_in(folder)?;
-        serde_json::to_writer_pretty(&mut beside, self)?;
-        beside.write_all(b"\n")?;
-        beside.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-        beside.persist(&path).map_err(|error| error.error)?;
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC)?;
         Ok(())
     }
 

@@ -24,6 +24,8 @@ pub struct Endpoints {
     /// Record sets. An invalid entry becomes a set without targets, which leaves the existing
     /// records of its name and type unchanged.
     pub records: Vec<Record>,
+    /// Entries with an empty list of targets, which get the provider's default targets.
+    pub untargeted: Vec<Record>,
     /// Whether name or type of an entry is unreadable, so that all records of the document stay
     /// unchanged.
     pub is_unreadable: bool,
@@ -42,7 +44,10 @@ pub fn read(spec: &Reader<'_>) -> Endpoints {
         let before = item.problems().count();
         let record = item.fields().and_then(|fields| read_endpoint(fields, &mut seen));
         match record {
-            Some(record) if item.problems().count() == before => found.records.push(record),
+            Some(record) if item.problems().count() == before => match record.targets.is_empty() {
+                true => found.untargeted.push(record),
+                false => found.records.push(record),
+            },
             Some(record) => found.records.push(Record { targets: BTreeSet::new(), ..record }),
             None => found.is_unreadable = true,
         }
@@ -67,9 +72,6 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
     // external-dns defaults to A.
     let record_type = record_type.unwrap_or(Some(RecordType::A));
     let (name, record_type) = (name?, record_type?);
-    if targets.as_ref().is_some_and(Vec::is_empty) {
-        entry.problem("targets are missing", "add a target, or remove the entry to withdraw the name");
-    }
     let mut parsed = BTreeSet::new();
     for target in targets.iter().flatten() {
         let Some(text) = target.filled_text() else { continue };
@@ -203,25 +205,14 @@ mod tests {
         let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
         assert_eq!(
             shown,
-            [
-                "a.example.org 0 A ",
-                "c.example.org 0 A 1.2.3.4",
-                "c.example.org 0 A ",
-                "d.example.org 0 A ",
-                "e.example.org 0 A ",
-            ]
+            ["a.example.org 0 A ", "c.example.org 0 A 1.2.3.4", "c.example.org 0 A ", "d.example.org 0 A ",]
         );
+        assert_eq!(found.untargeted[0].to_string(), "e.example.org 0 A ");
         assert!(found.is_unreadable);
         let places: Vec<_> = problems.iter().map(|problem| problem.split(": ").nth(1).unwrap()).collect();
         assert_eq!(
             places,
-            [
-                "endpoints[0].targets[0]",
-                "endpoints[1].dnsName",
-                "endpoints[3]",
-                "endpoints[4].recordTTL",
-                "endpoints[5]"
-            ]
+            ["endpoints[0].targets[0]", "endpoints[1].dnsName", "endpoints[3]", "endpoints[4].recordTTL"]
         );
         assert!(problems[0].starts_with("records.yml:3: ") && problems[0].contains("not an IPv4 address"));
         assert!(problems.iter().all(|problem| problem.contains("; ")), "{problems:?}");

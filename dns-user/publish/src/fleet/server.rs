@@ -13,9 +13,10 @@ use anyhow::bail;
 use bytes::Bytes;
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
+    config::Config as ServerConfig,
     name::Name as FleetDomain,
 };
-use dns_kit::files::{FileStamp, bounded, glob::glob};
+use dns_kit::files::{FileStamp, bounded, glob::glob, load_config};
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use tokio::net::UdpSocket;
@@ -138,6 +139,15 @@ pub struct SourceError {
 }
 
 impl FleetFiles {
+    /// Follows the files in a server's `config.json`; also returns that configuration.
+    pub fn of_server(path: &Path) -> Result<(Self, ServerConfig), String> {
+        let config = load_config(path).map_err(|error| error.to_string())?.config;
+        let records = config.records_file.clone().ok_or_else(|| {
+            format!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
+        })?;
+        Ok((Self::new(records, config.alias_files_glob.clone()), config))
+    }
+
     /// Follows `records.json` and the alias files that match a glob pattern.
     pub fn new(records: PathBuf, aliases: String) -> Self {
         Self {

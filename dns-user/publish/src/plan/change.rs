@@ -205,3 +205,35 @@ impl fmt::Display for Owner<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_single_sentences() {
+        let (record_type, at) = (RecordType::A, Name::root());
+        let reasons = [
+            Reason::Foreign { owner: String::new() },
+            Reason::OutOfDomain,
+            Reason::LeftBehind,
+            Reason::UnmanagedType,
+            Reason::Occupied { record_type },
+            Reason::NeedsDeletion { record_type },
+            Reason::AliasConflict,
+            Reason::NoTargets,
+            Reason::SourceUnreadable,
+            Reason::Orphan { owner: String::new() },
+            Reason::Ambiguous,
+            Reason::NoZone,
+            Reason::SelfAlias,
+            Reason::ApexServers,
+            Reason::Hidden { at, record_type },
+            Reason::Contested,
+        ];
+        for reason in reasons {
+            let text = reason.to_string();
+            assert!(!text.contains("  ") && !text.contains('\n') && !text.contains('#'), "{text:?}");
+        }
+    }
+}

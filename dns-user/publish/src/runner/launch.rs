@@ -3,12 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::IpAddr,
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use super::sources::write_json;
 use crate::{
     config::Config,
     domain::DomainFilter,
@@ -17,8 +17,9 @@ use crate::{
     ownership::{Cipher, Mapper, Registry},
     plan::{Policy, Rules},
     provider::{self, Parameters},
-    publication::{Publication, Target},
-    record::{Name, RecordError, RecordType},
+    publication::{DefaultTargets, Publication, Target},
+    record::{self, Name, RecordError, RecordType},
+    store::write_json,
     text::remedy_for_unknown,
     update_record::{Parameter, UpdateRecord},
 };
@@ -97,6 +98,8 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
         .map_err(|error| format!("txt-prefix or txt-suffix: {error}"))?;
     let registry = Registry { mapper, cipher: options.cipher.clone() };
     let rules = rules(&parameters, options)?;
+    default_targets(&parameters)?;
+    parameters.flag("force-default-targets").map_err(|error| error.to_string())?;
     let served_by = record.provider.served_by();
     if served_by != record.provider.name() && parameters.text("webhook-provider-url").is_none() {
         return Err(format!(
@@ -111,7 +114,7 @@ fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<En
 }
 
 /// Settings without a parameter in document 003.
-const SETTINGS: [&str; 28] = [
+const SETTINGS: [&str; 30] = [
     "aws-access-key-id",
     "aws-endpoint",
     "aws-metadata-endpoint",
@@ -125,10 +128,12 @@ const SETTINGS: [&str; 28] = [
     "aws-web-identity-token-file",
     "coredns-strictly-owned",
     "create-ptr",
+    "default-targets",
     "etcd-password",
     "etcd-urls",
     "etcd-username",
     "exclude-record-types",
+    "force-default-targets",
     "managed-record-types",
     "migrate-from-txt-owner",
     "min-ttl",
@@ -241,6 +246,45 @@ pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions
             Arc::make_mut(target).rival = Some(rival);
         }
     }
+}
+
+/// Fills entries without targets. Without default targets such an entry is a problem.
+pub(super) fn fill_targets(publication: &mut Publication, options: &LaunchOptions) {
+    for (name, target) in &mut publication.targets {
+        let parameters = parameters(&target.record, name, options, |_| None);
+        // `open` reports errors.
+        let defaults = default_targets(&parameters).unwrap_or_default();
+        if defaults.is_empty() && target.untargeted.is_empty() {
+            continue;
+        }
+        let force = parameters.flag("force-default-targets").unwrap_or_default();
+        for (id, name) in Arc::make_mut(target).fill(&defaults, force) {
+            publication.problems.entry(id).or_default().push(format!(
+                "{name}: its entry has no target, so its records stay unchanged; add a target, or set \
+                 default-targets in provider_settings"
+            ));
+        }
+    }
+}
+
+/// Parses `default-targets`: addresses, or one host name.
+fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, String> {
+    let mut defaults = DefaultTargets::new();
+    for text in parameters.list("default-targets") {
+        let record_type = match text.parse() {
+            Ok(IpAddr::V4(_)) => RecordType::A,
+            Ok(IpAddr::V6(_)) => RecordType::AAAA,
+            Err(_) => RecordType::CNAME,
+        };
+        let target = record::Target::parse(record_type, text);
+        let target = target.map_err(|error| format!("default-targets: {error}"))?;
+        defaults.entry(record_type).or_default().insert(target);
+    }
+    let hosts = defaults.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
+    if hosts > 1 || hosts == 1 && defaults.len() > 1 {
+        return Err("default-targets: a host name excludes other targets; name one, or addresses".to_owned());
+    }
+    Ok(defaults)
 }
 
 /// Parameters that external-dns and its libraries take from the environment.

@@ -2,22 +2,24 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
-    io::Write as _,
+    fs,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
 use dns_core::config::Config as ServerConfig;
 
-use super::{LaunchOptions, launch::mark_rivals};
+use super::{
+    LaunchOptions,
+    launch::{fill_targets, mark_rivals},
+};
 use crate::{
     config::Config,
     documents::{Folder, Scan},
     fleet::{FleetFiles, HealthBook, SavedHealth, ServerClient, resolve},
     publication::{Publication, fleet_names, publish},
+    store::write_json,
 };
 
 /// Interval of health queries.
@@ -89,6 +91,7 @@ impl Sources {
     /// Reads all changed sources.
     pub async fn read(&mut self) -> State {
         let mut state = self.read_all().await;
+        fill_targets(&mut state.publication, &self.options);
         mark_rivals(&mut state.publication, &self.options);
         state
     }
@@ -145,11 +148,7 @@ impl Sources {
 
 impl Fleet {
     fn new(path: &Path, config: &Config) -> Result<Self, String> {
-        let loaded = dns_kit::files::load_config(path).map_err(|error| error.to_string())?;
-        let ServerConfig { listen, records_file, alias_files_glob, control, .. } = loaded.config;
-        let records = records_file.ok_or_else(|| {
-            format!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
-        })?;
+        let (files, ServerConfig { listen, control, .. }) = FleetFiles::of_server(path)?;
         let dns = SocketAddr::new(
             if listen.ip().is_unspecified() { loopback(listen) } else { listen.ip() },
             listen.port(),
@@ -165,7 +164,7 @@ impl Fleet {
         let saved = fs::read(&health_file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let saved: SavedHealth = saved.unwrap_or_default();
         Ok(Self {
-            files: FleetFiles::new(records, alias_files_glob),
+            files,
             server,
             book: HealthBook::restore(&saved, Instant::now(), SystemTime::now()),
             health_file,
@@ -206,19 +205,6 @@ fn loopback(listen: SocketAddr) -> std::net::IpAddr {
         SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
     }
-}
-
-/// Replaces a file by the JSON of a value, in one step.
-pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut beside = tempfile::Builder::new().prefix(".saved-").tempfile_in(folder)?;
-    serde_json::to_writer(&mut beside, value)?;
-    beside.flush()?;
-    // A command of root may write what the service reads.
-    beside.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
-    beside.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }
 
 /// Returns the problems by the document that contains their line.

@@ -251,3 +251,72 @@ fn alert_rules_hold() {
     promtool.args(["test", "rules", "publish-rules_test.yml"]).current_dir(folder);
     assert!(crate::process::run(&mut promtool, "").contains("SUCCESS"));
 }
+
+#[test]
+fn misspelt_settings_fail_the_check() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    publisher.expect(0, "check");
+    let plain = std::fs::read_to_string(publisher.path("publish.yml")).unwrap();
+    publisher.write(
+        "publish.yml",
+        &format!(
+            "{plain}provider_settings:\n  default/bind: {{rfc2136-min-tll: 60s, min-ttl: 60s}}\n  \
+             default/bnd: {{min-ttl: 60s}}\n"
+        ),
+    );
+    let said = publisher.expect(1, "check");
+    for problem in [
+        "provider_settings.default/bind.rfc2136-min-tll: unknown setting; did you mean \"rfc2136-min-ttl\"?",
+        "provider_settings.default/bnd: there is no such DNS Update Record; did you mean \"default/bind\"?",
+    ] {
+        assert!(said.errors.contains(problem), "{problem}: {said:?}");
+    }
+    assert_eq!(said.errors.lines().count(), 2, "{said:?}");
+}
+
+#[test]
+fn manual_names_exit_codes_and_files() {
+    let manual = Publisher::new().expect(0, "man").out;
+    for part in ["Exit codes", "found changes", "publish.env", "publish.d", "control.sock"] {
+        assert!(manual.replace('\\', "").contains(part), "{part}: {manual}");
+    }
+}
+
+#[test]
+fn default_targets_fill_empty_entries() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.write(
+        "documents/web.yml",
+        "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\nmetadata: {name: web, labels: {dnsprovider: bind}}\n\
+         spec:\n  endpoints:\n  - {dnsName: a.example.org, recordTTL: 60, targets: []}\n  \
+         - {dnsName: b.example.org, recordTTL: 60, targets: [192.0.2.9]}\n  \
+         - {dnsName: c.example.org, recordTTL: 60, targets: [192.0.2.300]}\n",
+    );
+    let without = publisher.expect(1, "check");
+    assert!(without.errors.contains("a.example.org: its entry has no target"), "{without:?}");
+    let plain = std::fs::read_to_string(publisher.path("publish.yml")).unwrap();
+    let settings = |more: &str| {
+        let settings = format!("provider_settings: {{default/bind: {{default-targets: '{more}}}}}\n");
+        publisher.write("publish.yml", &format!("{plain}{settings}"));
+    };
+    settings("192.0.2.1, 2001:db8::1'");
+    let said = publisher.expect(1, "check");
+    assert_eq!(said.errors.lines().count(), 1, "only the invalid target: {said:?}");
+    publisher.expect(1, "apply");
+    let zone = server.transfer("example.org");
+    assert!(
+        zone.contains("192.0.2.1\n") && zone.contains("2001:db8::1\n") && zone.contains("192.0.2.9\n"),
+        "{zone}"
+    );
+    assert!(!zone.contains("c.example.org"), "a damaged entry is no empty one: {zone}");
+    settings("192.0.2.2', force-default-targets: 'true'");
+    publisher.expect(1, "apply");
+    let zone = server.transfer("example.org");
+    assert_eq!(zone.matches("192.0.2.2\n").count(), 2, "{zone}");
+    assert!(!zone.contains("192.0.2.9\n") && !zone.contains("2001:db8::1\n"), "{zone}");
+    settings("x.example.net, y.example.net'");
+    assert!(publisher.expect(1, "check").errors.contains("default-targets"));
+}

@@ -144,6 +144,24 @@ async fn keys_and_values_follow_skydns() {
 }
 
 #[tokio::test]
+async fn slash_in_a_label_is_refused() {
+    let etcd = Etcd::start(None);
+    // The key of a/b.example.org would be the one of b.a.example.org.
+    etcd.ctl(&["put", "/skydns/org/example/a/b", r#"{"host":"192.0.2.77"}"#]);
+    let mut engine = etcd.engine();
+    let mut desired = names(2);
+    desired.records.push(record("a/b.example.org", RecordType::A, "192.0.2.1"));
+    for applied in [2, 0, 0] {
+        let report = engine.reconcile(&desired, None, &quiet).await.unwrap();
+        assert_eq!(report.applied(), applied, "{report:?}");
+        let [(name, reason)] = &report.zones[0].failures[..] else { panic!("{report:?}") };
+        assert_eq!(name.as_str(), "a/b.example.org");
+        assert!(reason.to_string().contains("a slash within a label"), "{reason}");
+        assert_eq!(etcd.keys().len(), 5, "two names with their owner records, and the foreign key");
+    }
+}
+
+#[tokio::test]
 async fn stale_revision_is_refused() {
     let etcd = Etcd::start(None);
     let mut engine = etcd.engine();

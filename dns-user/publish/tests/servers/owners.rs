@@ -345,6 +345,7 @@ fn outage_is_one_line() {
     running.kill();
     let log = std::fs::read_to_string(publisher.path("log")).unwrap();
     assert!(log.matches("WARN").count() < 5, "{log}");
+    assert!(log.contains("started documents=2 providers=1"), "{log}");
 }
 
 #[tokio::test]
