@@ -6,19 +6,21 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 use test_support::free_address;
 
 use dns_health::HEALTH_NAME;
 use dns_publish::{config::Config, runner::Sources};
+use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
-    fleet,
+    client, fleet,
     health::{Authority, Fleet, Says, instance, write_files},
-    process::wait_until,
+    process::{Kept, wait_until},
     server::{self, Server},
 };
 
@@ -166,4 +168,57 @@ fn server_health_decides_after_hold() {
     assert_eq!(addresses, BTreeSet::new());
     assert_eq!(publisher.wishes(), ["router.example.org 0 A ", "router.example.org 0 AAAA "]);
     assert!(problem.is_some());
+}
+
+/// Sends a message of external-dns; returns whether it was accepted.
+fn post_records(webhook: SocketAddr, changes: &serde_json::Value) -> bool {
+    let header = "Content-Type: application/external.dns.webhook+json;version=1";
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--fail", "--header", header, "--data"]).arg(changes.to_string());
+    curl.arg(format!("http://{webhook}/records")).status().unwrap().success()
+}
+
+#[test]
+fn names_of_external_dns_are_answered() {
+    let folder = server::folder(&records(), Some(br#"{"router.cf.internal": ["q-s0.q-g1.bosh"]}"#)).unwrap();
+    let path = folder.path().to_owned();
+    let server = Server::start(None, folder, free_address(), &json!({"xdp": {"enabled": false}})).unwrap();
+    let own = tempfile::tempdir().unwrap();
+    let webhook = free_address();
+    let config = json!({
+        "documents": [], "store": own.path().join("store"),
+        "control": {"socket": own.path().join("control.sock")},
+        "server": path.join("config.json"),
+        "webhook": {
+            "address": webhook, "domains": ["apps.internal"],
+            "alias_file": path.join("aliases/external-dns.json"),
+        },
+    });
+    let file = own.path().join("publish.yml");
+    fs::write(&file, config.to_string()).unwrap();
+    let mut publisher = Command::new(server::companion("bosh-dns-publish").unwrap());
+    let _publisher = Kept::spawn(publisher.arg("--config").arg(&file).arg("run")).unwrap();
+    let set = |name: &str, record_type: &str, target: &str| json!({"dnsName": name, "recordType": record_type, "targets": [target]});
+    let web = set("web.apps.internal", "A", "192.0.2.1");
+    let created = json!({"create": [
+        web, set("router.apps.internal", "CNAME", "router.cf.internal"), set("*.w.apps.internal", "A", "192.0.2.3"),
+    ]});
+    wait_until("the webhook", LIMIT, || post_records(webhook, &created)).unwrap();
+    let answers = |name: &str| -> BTreeSet<IpAddr> {
+        let query = client::query(name, RecordType::A, None).unwrap();
+        client::ask(server.address, &query)
+            .map(|reply| client::addresses(&reply))
+            .unwrap_or_default()
+            .into_iter()
+            .collect()
+    };
+    let one = |text: &str| BTreeSet::from([text.parse::<IpAddr>().unwrap()]);
+    wait_until("the name", LIMIT, || answers("web.apps.internal.") == one("192.0.2.1")).unwrap();
+    assert_eq!(answers("x.w.apps.internal."), one("192.0.2.3"));
+    assert_eq!(answers("router.apps.internal."), (0..3).map(instance).collect());
+    let changed = json!({"updateOld": [web], "updateNew": [set("web.apps.internal", "A", "192.0.2.2")]});
+    assert!(post_records(webhook, &changed));
+    wait_until("the change", LIMIT, || answers("web.apps.internal.") == one("192.0.2.2")).unwrap();
+    assert!(post_records(webhook, &json!({"delete": [set("web.apps.internal", "A", "192.0.2.2")]})));
+    wait_until("the deletion", LIMIT, || answers("web.apps.internal.").is_empty()).unwrap();
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -16,6 +16,9 @@ use crate::{
 
 /// Path of the configuration unless `--config` is given.
 pub const USUAL: &str = "/etc/bosh-dns-xdp/publish.yml";
+
+/// Address that external-dns expects.
+const WEBHOOK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8888);
 
 /// The configuration with all defaults applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub struct Config {
     pub group: Option<String>,
     /// API by mutual TLS.
     pub api: Option<ApiConfig>,
+    /// Server of external-dns's webhook protocol for fleet names.
+    pub webhook: Option<WebhookConfig>,
     /// Address of metrics and health.
     pub metrics: Option<SocketAddr>,
     /// Record types to manage.
@@ -53,6 +58,17 @@ pub struct ApiConfig {
     pub clients: Option<Vec<String>>,
 }
 
+/// Server of external-dns's webhook protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookConfig {
+    /// Loopback address to listen on: external-dns does not authenticate itself.
+    pub address: SocketAddr,
+    /// Domains of the names that external-dns may write, at least one.
+    pub domains: Vec<String>,
+    /// Alias file of the DNS server that holds the names.
+    pub alias_file: PathBuf,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -62,6 +78,7 @@ impl Default for Config {
             socket: PathBuf::from("/run/bosh-dns-publish/control.sock"),
             group: None,
             api: None,
+            webhook: None,
             metrics: None,
             managed: RecordType::DEFAULT_MANAGED.into(),
             txt_encryption_key: None,
@@ -70,12 +87,13 @@ impl Default for Config {
     }
 }
 
-const MEMBERS: [&str; 9] = [
+const MEMBERS: [&str; 10] = [
     "documents",
     "server",
     "store",
     "control",
     "api",
+    "webhook",
     "metrics",
     "managed_record_types",
     "txt_encryption_key_file",
@@ -131,6 +149,12 @@ impl Config {
             control.finish(&["socket", "group"]);
         }
         self.api = fields.optional("api").and_then(|api| read_api(&api));
+        if let Some(webhook) = fields.optional("webhook") {
+            self.webhook = read_webhook(&webhook);
+            if self.server.is_none() {
+                webhook.problem("fleet names need \"server\"", "set it to the DNS server's config.json");
+            }
+        }
         if let Some(mut metrics) = fields.optional("metrics").and_then(|metrics| metrics.fields()) {
             self.metrics = metrics.required("address").and_then(|address| read_address(&address));
             metrics.finish(&["address"]);
@@ -167,6 +191,33 @@ fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
     fields.finish(&["address", "certificate_file", "private_key_file", "ca_file", "clients"]);
     let tls = TlsFiles { certificate: certificate?, private_key: private_key?, ca: ca? };
     Some(ApiConfig { address: address?, tls, clients })
+}
+
+fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
+    let mut fields = reader.fields()?;
+    let address = fields.optional("address").map_or(Some(WEBHOOK), |address| {
+        let found = read_address(&address);
+        if found.is_some_and(|found| !found.ip().is_loopback()) {
+            let reason = "external-dns does not authenticate itself, so only this machine may connect";
+            address.problem(reason, "use 127.0.0.1, and an authenticated tunnel from other machines");
+        }
+        found
+    });
+    let domains = fields.required("domains").map(|list| {
+        let names = list
+            .items()
+            .into_iter()
+            .flatten()
+            .filter_map(|item| crate::endpoint::read_name(&item).map(|name| name.to_string()));
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            list.problem("no domain is named", "name the domains that external-dns may write to");
+        }
+        names
+    });
+    let alias_file = fields.required("alias_file").and_then(|path| read_path(&path));
+    fields.finish(&["address", "domains", "alias_file"]);
+    Some(WebhookConfig { address: address?, domains: domains?, alias_file: alias_file? })
 }
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
@@ -218,6 +269,7 @@ mod tests {
         let config = parse(
             "documents: [a.yml, d]\nserver: config.json\nstore: s\ncontrol: {socket: c, group: g}\n\
              api: {address: '127.0.0.1:1', certificate_file: a, private_key_file: b, ca_file: c, clients: [x]}\n\
+             webhook: {domains: [apps.internal], alias_file: f}\n\
              metrics: {address: ':7979'}\nmanaged_record_types: [A, TXT]\ntxt_encryption_key_file: k\n\
              provider_settings: {shop/bind: {rfc2136-port: '5300'}}\n",
         )
@@ -226,6 +278,8 @@ mod tests {
         assert_eq!(config.provider_settings["shop/bind"]["rfc2136-port"], "5300");
         assert_eq!(config.metrics, Some("[::]:7979".parse().unwrap()));
         assert_eq!(config.managed, BTreeSet::from([RecordType::A, RecordType::TXT]));
+        let webhook = config.webhook.unwrap();
+        assert_eq!((webhook.address, &*webhook.domains[0]), (WEBHOOK, "apps.internal"));
         assert_eq!(config.api.unwrap().clients, Some(vec!["x".to_owned()]));
         assert_eq!(
             (config.group.as_deref(), config.txt_encryption_key),
@@ -235,7 +289,18 @@ mod tests {
 
     #[test]
     fn mistakes_have_line_and_remedy() {
-        let problems = parse("document: [a]\nmetrics: {address: 7979}\napi: {address: x}\n").unwrap_err();
+        let problems = parse(
+            "document: [a]\nmetrics: {address: 7979}\napi: {address: x}\n\
+             webhook: {address: '0.0.0.0:8888', domains: [], alias_file: f}\n",
+        )
+        .unwrap_err();
+        for expected in [
+            "publish.yml:4: webhook: fleet names need",
+            "webhook.address: external-dns does not",
+            "no domain",
+        ] {
+            assert!(problems.iter().any(|problem| problem.contains(expected)), "{expected}: {problems:#?}");
+        }
         assert!(
             problems.iter().any(|problem| problem.starts_with("publish.yml:1: document: ")
                 && problem.contains("did you mean \"documents\"?")),

@@ -25,5 +25,6 @@ pub mod runner;
 pub mod store;
 pub mod text;
 pub mod update_record;
+mod webhook;
 
 pub use cli::main;

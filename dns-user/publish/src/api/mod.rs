@@ -17,6 +17,7 @@
 mod listen;
 mod resources;
 mod state;
+mod webhook;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -32,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use self::resources::{Page, Preconditions, Scope};
+pub(crate) use self::webhook::webhook_routes;
 pub use self::{
     listen::{Access, bind_control, serve_control, serve_tls},
     state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview},
@@ -138,7 +140,7 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
               Path(places): Path<PathParams>,
               uri: Uri,
               body: Body| async move {
-            let body = match read_body(body).await {
+            let body = match read_body(body, MAX_BODY).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
@@ -158,7 +160,7 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     .put(
         move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap, body: Body| async move {
             let conditions = Preconditions::of(&headers);
-            let body = match read_body(body).await {
+            let body = match read_body(body, MAX_BODY).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
@@ -173,11 +175,11 @@ fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
 }
 
 /// Reads the body of a request. A client that stops sending must not hold its connection.
-async fn read_body(body: Body) -> Result<Bytes, Response> {
-    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY)).await {
+async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, limit)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(_)) => {
-            let reason = format!("the body is incomplete, or larger than {MAX_BODY} octets; send less");
+            let reason = format!("the body is incomplete, or larger than {limit} octets; send less");
             Err(resources::refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
         }
         Err(_) => {
@@ -222,7 +224,7 @@ pub struct ConfirmRequest {
 /// Runs a round of each provider that may delete as many names as the operator confirms. The
 /// running publisher has the credentials that a command lacks.
 async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response {
-    let body = match read_body(body).await {
+    let body = match read_body(body, MAX_BODY).await {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };

@@ -9,7 +9,7 @@ use crate::{
     api::{Overview, ProviderOverview},
     config::Config,
     control, render,
-    runner::{LaunchOptions, launch, options_problems},
+    runner::{LaunchOptions, alias_writer, launch, options_problems},
 };
 
 #[derive(Debug, clap::Args)]
@@ -37,6 +37,10 @@ pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
     let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
     let (read, mut failed) = read_sources(config).await?;
     for problem in options_problems(config, &read.publication) {
+        complain(&problem);
+        failed = true;
+    }
+    if let Some(Err(problem)) = config.webhook.as_ref().map(|webhook| alias_writer(config, webhook)) {
         complain(&problem);
         failed = true;
     }

@@ -11,19 +11,16 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{Request, StatusCode, header};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
 use super::{
     Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, http::Http, send_groups,
 };
-use crate::record::{Key, Labels, Name, Record, RecordType, Target};
-
-/// Media type of the protocol.
-const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
-
-/// Maximum size of a response in octets.
-const MAX_RESPONSE: usize = 32 << 20;
+use crate::{
+    record::{Key, Labels, Name, Record, RecordType},
+    webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
+};
 
 /// Maximum number of names in one message.
 const MAX_NAMES: usize = 100;
@@ -69,92 +66,6 @@ pub struct Webhook {
     adjusted: Option<(Vec<Record>, Vec<Record>)>,
 }
 
-/// Filter of the peer, in the form of `GET /`.
-#[derive(Debug, Default, Deserialize)]
-struct DomainFilter {
-    #[serde(default, alias = "filters")]
-    include: Vec<String>,
-}
-
-/// A record set on the wire.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Endpoint {
-    dns_name: String,
-    #[serde(default)]
-    targets: Vec<String>,
-    #[serde(default)]
-    record_type: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    set_identifier: String,
-    #[serde(default, rename = "recordTTL", skip_serializing_if = "is_zero")]
-    record_ttl: i64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    labels: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    provider_specific: Vec<Property>,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Property {
-    name: String,
-    #[serde(default)]
-    value: String,
-}
-
-fn is_zero(number: &i64) -> bool {
-    *number == 0
-}
-
-/// Body of `POST /records`.
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Changes {
-    create: Vec<Endpoint>,
-    update_old: Vec<Endpoint>,
-    update_new: Vec<Endpoint>,
-    delete: Vec<Endpoint>,
-}
-
-impl Endpoint {
-    fn of(record: &Record) -> Self {
-        let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
-        let text = |target: &Target| match *record_type {
-            RecordType::TXT => format!("\"{}\"", target.as_str()),
-            _ => target.as_str().to_owned(),
-        };
-        let property =
-            |(name, value): (&String, &String)| Property { name: name.clone(), value: value.clone() };
-        Self {
-            dns_name: name.to_string(),
-            targets: targets.iter().map(text).collect(),
-            record_type: record_type.to_string(),
-            set_identifier: set_identifier.clone(),
-            record_ttl: ttl.map_or(0, i64::from),
-            labels: labels.0.clone(),
-            provider_specific: properties.iter().map(property).collect(),
-        }
-    }
-
-    fn record(&self) -> Result<Record, String> {
-        let record_type: RecordType =
-            self.record_type.parse().map_err(|error: crate::record::RecordError| error.to_string())?;
-        let parsed = Record::parse(&self.dns_name, record_type, &self.targets);
-        let mut record = parsed.or_else(|error| {
-            // Some providers list an alias as an address set whose target is a name.
-            let alias = Record::parse(&self.dns_name, RecordType::CNAME, &self.targets);
-            let alias = alias.ok().filter(|_| record_type.is_address());
-            alias.map(|alias| Record { record_type, ..alias }).ok_or_else(|| error.to_string())
-        })?;
-        record.set_identifier.clone_from(&self.set_identifier);
-        record.ttl = u32::try_from(self.record_ttl).ok().filter(|ttl| *ttl > 0);
-        let properties = self.provider_specific.iter();
-        record.properties =
-            properties.map(|property| (property.name.clone(), property.value.clone())).collect();
-        Ok(record)
-    }
-}
-
 impl Webhook {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
@@ -176,8 +87,8 @@ impl Webhook {
             request.map_err(|error| ProviderError::Settings(format!("webhook-provider-url: {error}")))?;
         let response = self.http.send(&self.settings.url, request).await?;
         let (status, body) = (response.status, response.body);
-        if body.len() > MAX_RESPONSE {
-            let reason = format!("a response above {} MiB", MAX_RESPONSE >> 20);
+        if body.len() > MAX_MESSAGE {
+            let reason = format!("a response above {} MiB", MAX_MESSAGE >> 20);
             return Err(ProviderError::BadAnswer { server, reason });
         }
         if matches!(status, StatusCode::OK | StatusCode::NO_CONTENT) {
@@ -202,7 +113,7 @@ impl Webhook {
     }
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
-        let filter: DomainFilter = self.read("/", None).await?;
+        let filter: Domains = self.read("/", None).await?;
         let named = filter.include.iter().filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
         let mut apexes: Vec<Name> = named.filter(|apex| !apex.is_root()).collect();
         if apexes.is_empty() {
@@ -410,28 +321,5 @@ impl GroupSender for Sender<'_> {
             Ok(_) => TransactionResult::Applied,
             Err(error) => TransactionResult::Failed(error),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_keep_their_members() {
-        let text = r#"{"dnsName": "A.example.org", "targets": ["192.0.2.1"], "recordType": "A", "recordTTL": 60,
-            "setIdentifier": "blue", "labels": {"owner": "x"}, "providerSpecific": [{"name": "alias", "value": "true"}]}"#;
-        let endpoint: Endpoint = serde_json::from_str(text).unwrap();
-        let record = endpoint.record().unwrap();
-        assert_eq!(record.to_string(), "a.example.org 60 A 192.0.2.1 set=blue");
-        assert_eq!(record.properties["alias"], "true");
-        assert!(record.labels.0.is_empty(), "labels come from the owner record");
-        let again = serde_json::to_value(Endpoint::of(&record)).unwrap();
-        assert_eq!(again["recordTTL"], 60);
-        let alias = r#"{"dnsName": "a.example.org", "targets": ["lb.example.net"], "recordType": "A"}"#;
-        let alias: Endpoint = serde_json::from_str(alias).unwrap();
-        assert_eq!(alias.record().unwrap().to_string(), "a.example.org 0 A lb.example.net");
-        let owner = Record::parse("t.example.org", RecordType::TXT, ["\"heritage=external-dns\""]).unwrap();
-        assert_eq!(Endpoint::of(&owner).targets, ["\"heritage=external-dns\""]);
     }
 }

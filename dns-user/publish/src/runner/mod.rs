@@ -7,6 +7,7 @@ mod run;
 mod sources;
 mod worker;
 
+pub(crate) use self::run::alias_writer;
 pub use self::{
     launch::{LaunchOptions, launch, options_problems},
     report::{ProviderState, statuses},

@@ -28,8 +28,9 @@ use super::{
 };
 use crate::{
     api::{self, Access, ApiState},
-    config::{ApiConfig, Config},
+    config::{ApiConfig, Config, WebhookConfig},
     documents::{DocumentId, DocumentStatus, Scan, StatusFile, Watch},
+    fleet::AliasWriter,
     metrics::Metrics,
     publication::{Publication, Target},
     record::Record,
@@ -113,6 +114,15 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         let access = clients.clone().map_or(Access::All, |names| Access::Names(names.into()));
         tokio::spawn(api::serve_tls(listener, tls, access, routes));
     }
+    if let Some(webhook) = &config.webhook {
+        let address = webhook.address;
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("cannot serve external-dns's webhook protocol at {address}"))?;
+        let routes = api::webhook_routes(alias_writer(config, webhook).map_err(anyhow::Error::msg)?);
+        let server = Server::new("the webhook", Listener::Plain(listener));
+        tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
+    }
     if let Some(address) = config.metrics {
         let listener =
             TcpListener::bind(address).await.with_context(|| format!("cannot serve metrics at {address}"))?;
@@ -121,6 +131,13 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
     }
     Ok(())
+}
+
+/// Prepares the writer of the fleet names that external-dns sends.
+pub(crate) fn alias_writer(config: &Config, webhook: &WebhookConfig) -> Result<AliasWriter, String> {
+    // The configuration was refused without a server.
+    let server = config.server.as_deref().unwrap_or(Path::new("config.json"));
+    AliasWriter::new(webhook, server, config.store.with_file_name("webhook.json"))
 }
 
 #[derive(Default)]

@@ -40,6 +40,7 @@ struct Peer {
     sets: BTreeMap<(String, String), Value>,
     /// Number of changes in each message.
     messages: Vec<usize>,
+    listings: usize,
     /// Responses of the next calls to `POST /records`.
     failures: Vec<StatusCode>,
     /// A message with this name is refused.
@@ -70,14 +71,18 @@ impl Double {
     }
 
     fn engine(&self) -> Engine {
-        let parameters = Parameters([("webhook-provider-url".to_owned(), self.url.clone())].into());
-        let provider = Webhook::new(Settings::from_parameters(&parameters).unwrap()).unwrap();
-        Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
+        engine(&self.url)
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut Peer) -> T) -> T {
         look(&mut self.peer.lock().unwrap())
     }
+}
+
+fn engine(url: &str) -> Engine {
+    let parameters = Parameters([("webhook-provider-url".to_owned(), url.to_owned())].into());
+    let provider = Webhook::new(Settings::from_parameters(&parameters).unwrap()).unwrap();
+    Engine::new(Box::new(provider), Registry::default(), Rules::of("me"))
 }
 
 fn reply(body: &Value) -> Response {
@@ -93,7 +98,9 @@ async fn list(State(peer): State<Shared>, headers: HeaderMap) -> Response {
     if headers[header::ACCEPT] != MEDIA_TYPE {
         return StatusCode::NOT_ACCEPTABLE.into_response();
     }
-    let sets: Vec<Value> = peer.lock().unwrap().sets.values().cloned().collect();
+    let mut peer = peer.lock().unwrap();
+    peer.listings += 1;
+    let sets: Vec<Value> = peer.sets.values().cloned().collect();
     reply(&json!(sets))
 }
 
@@ -228,9 +235,113 @@ async fn azure_is_published_through_its_peer() {
     tokio::task::block_in_place(|| {
         publisher.expect(0, "check");
         assert!(publisher.expect(2, "plan").out.contains("+ a.example.org 60 A 192.0.2.1"));
+        let before = double.with(|peer| peer.listings);
         assert_eq!(publisher.expect(0, "apply").out, "default/azure: 1 names changed\n");
+        assert_eq!(
+            double.with(|peer| peer.listings) - before,
+            3,
+            "for the plan, before and after the changes"
+        );
         assert!(publisher.expect(0, "plan").out.contains("nothing to do"));
         publisher.expect(0, "retire --confirm-deletions 1");
     });
     assert_eq!(double.with(|peer| peer.sets.len()), 0);
+}
+
+/// Returns a publisher whose webhook writes names of example.org to an alias file, and its URL.
+fn fleet_writer() -> (Publisher, String) {
+    let publisher = Publisher::new();
+    std::fs::create_dir(publisher.path("aliases")).unwrap();
+    publisher.write("records.json", r#"{"record_keys": [], "record_infos": [], "records": []}"#);
+    let aliases = publisher.path("aliases/*.json");
+    let server =
+        json!({"port": 53, "records_file": publisher.path("records.json"), "alias_files_glob": aliases});
+    publisher.write("config.json", &server.to_string());
+    let address = test_support::free_address();
+    let alias_file = publisher.path("aliases/external-dns.json");
+    let settings = json!({
+        "documents": ["documents"],
+        "store": "state/store",
+        "control": {"socket": "control.sock"},
+        "server": "config.json",
+        "webhook": {"address": address, "domains": ["example.org"], "alias_file": alias_file},
+    });
+    publisher.write("publish.yml", &settings.to_string());
+    (publisher, format!("http://{address}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fleet_names_are_written_by_the_protocol() {
+    let (publisher, url) = fleet_writer();
+    let aliases = || crate::publisher::read(&publisher.path("aliases/external-dns.json"));
+    tokio::task::block_in_place(|| publisher.expect(0, "check"));
+    let running = tokio::task::block_in_place(|| publisher.start());
+    let mut writer = engine(&url);
+    let mut desired = names(250);
+    assert_eq!(publish(&mut writer, &desired).await.applied(), 250);
+    assert_eq!(aliases().as_object().unwrap().len(), 250, "owner records are no aliases");
+    tokio::task::block_in_place(|| running.kill());
+    let running = tokio::task::block_in_place(|| publisher.start());
+    assert_eq!(publish(&mut writer, &desired).await.applied(), 0, "acknowledged records survive");
+    desired.records[3] = record("n3.example.org", RecordType::CNAME, "n4.example.org");
+    desired.records[5].targets = record("x", RecordType::A, "203.0.113.9").targets;
+    desired.records.remove(7);
+    desired.records.push(record("elsewhere.example.org", RecordType::CNAME, "lb.example.net"));
+    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last one cannot be an alias");
+    assert_eq!(
+        (&aliases()["n3.example.org"], &aliases()["n5.example.org"], aliases().get("n7.example.org")),
+        (&json!(["n4.example.org"]), &json!(["203.0.113.9"]), None)
+    );
+    assert_eq!(publish(&mut writer, &wish([])).await.applied(), 249);
+    assert_eq!(aliases(), json!({}));
+    // An unwritable alias file is an error until it can be repaired.
+    std::fs::remove_dir_all(publisher.path("aliases")).unwrap();
+    assert!(writer.list().await.err().unwrap().to_string().contains("500"));
+    std::fs::create_dir(publisher.path("aliases")).unwrap();
+    publish(&mut writer, &names(1)).await;
+    assert_eq!(aliases().as_object().unwrap().len(), 1);
+    tokio::task::block_in_place(|| running.stop());
+}
+
+#[test]
+fn webhook_refuses_other_messages() {
+    let (publisher, url) = fleet_writer();
+    let running = publisher.start();
+    let call = |more: &[&str], path: &str| {
+        let mut curl = std::process::Command::new("curl");
+        curl.args(["--silent", "--include"]).args(more).arg(format!("{url}{path}"));
+        crate::process::run(&mut curl, "")
+    };
+    let typed = format!("Content-Type: {MEDIA_TYPE}");
+    let filter = call(&["--header", &format!("Accept: {MEDIA_TYPE}")], "/");
+    let filter = filter.to_lowercase();
+    assert!(
+        filter.contains("vary: content-type") && filter.contains("{\"include\":[\"example.org\"]}"),
+        "{filter}"
+    );
+    assert!(filter.contains(&typed.to_lowercase()), "{filter}");
+    let set = |name: &str| {
+        format!("{{\"dnsName\": \"{name}\", \"targets\": [\"192.0.2.1\"], \"recordType\": \"A\"}}")
+    };
+    let create = |name: &str| format!("{{\"create\": [{}]}}", set(name));
+    let (foreign, absent) = (create("a.example.net"), format!("{{\"delete\": [{}]}}", set("a.example.org")));
+    for (arguments, path, expected) in [
+        (&["--header", "Accept: text/html"][..], "/", "406"),
+        (&["--data", "[]"], "/adjustendpoints", "415"),
+        (&["--header", &typed, "--data", "{"], "/records", "400"),
+        (&["--header", &typed, "--data", &foreign], "/records", "400"),
+        (&["--header", &typed, "--data", &absent], "/records", "503"),
+        (&["--header", &typed, "--data", &create("a.example.org")], "/records", "204"),
+        (&[], "/healthz", "200"),
+        (&["--request", "DELETE"], "/records", "405"),
+    ] {
+        let said = call(arguments, path);
+        assert!(said.starts_with(&format!("HTTP/1.1 {expected}")), "{arguments:?} {path}: {said}");
+    }
+    running.stop();
+    publisher.write(
+        "config.json",
+        "{\"port\": 53, \"alias_files_glob\": \"/other/*.json\", \"records_file\": \"r\"}",
+    );
+    assert!(publisher.expect(1, "check").errors.contains("does not match alias_files_glob"));
 }

@@ -1,0 +1,464 @@
+//! Fleet names that an external-dns writes, as an alias file of the DNS server.
+//!
+//! An alias has neither a TTL nor text, so all records, ownership included, are saved in a file of
+//! their own, and the alias file is made of them. A failed write is repeated by the next request.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+};
+
+use dns_core::{
+    catalog::{AliasFiles, Snapshot},
+    config::file_pattern,
+    name::Name as FleetDomain,
+    resolve::{AllRunning, resolve},
+};
+use dns_kit::files::{
+    atomic::{self, Attributes},
+    bounded,
+};
+
+use super::FleetFiles;
+use crate::{
+    config::WebhookConfig,
+    domain::DomainFilter,
+    record::{Key, Name, Record, RecordType, Target},
+    webhook::{Changes, Domains, Endpoint},
+};
+
+type Records = BTreeMap<Key, Record>;
+
+/// Writer of one alias file.
+#[derive(Debug)]
+pub(crate) struct AliasWriter {
+    domains: Vec<String>,
+    filter: DomainFilter,
+    alias_file: PathBuf,
+    state_file: PathBuf,
+    /// The server's records and aliases, in which targets of a CNAME are looked up.
+    files: FleetFiles,
+    /// `None` until the state file was read.
+    records: Option<Records>,
+    /// Names left out by the last adjustment, to log a change only.
+    left_out: BTreeSet<String>,
+}
+
+/// Reason why a request fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// A record that cannot be an alias, which a repetition does not change.
+    #[error("{name}: {reason}")]
+    Unfit { name: String, reason: String },
+    /// The message states other records than the current ones.
+    #[error("{0}: not as the message states; list the records again")]
+    Conflict(Name),
+    /// A file cannot be read or written.
+    #[error("{}: {reason}", path.display())]
+    File { path: PathBuf, reason: String },
+}
+
+impl AliasWriter {
+    /// Prepares the writer of `config.alias_file`, which the server with this `config.json` reads.
+    pub(crate) fn new(config: &WebhookConfig, server: &Path, state_file: PathBuf) -> Result<Self, String> {
+        let WebhookConfig { address: _, domains, alias_file } = config;
+        let (files, server_config) = FleetFiles::of_server(server)?;
+        let pattern = &server_config.alias_files_glob;
+        if !is_matched(pattern, alias_file) {
+            return Err(format!(
+                "webhook.alias_file: {} does not match alias_files_glob {pattern:?} of {}; choose a file that \
+                 matches",
+                alias_file.display(),
+                server.display()
+            ));
+        }
+        let filter = DomainFilter::new(domains.iter().map(String::as_str), []);
+        Ok(Self {
+            domains: domains.clone(),
+            filter: filter.map_err(|error| format!("webhook.domains: {error}"))?,
+            alias_file: alias_file.clone(),
+            state_file,
+            files,
+            records: None,
+            left_out: BTreeSet::new(),
+        })
+    }
+
+    pub(crate) fn domains(&self) -> Domains {
+        Domains { include: self.domains.clone() }
+    }
+
+    /// Returns all records, after the alias file agrees with them.
+    pub(crate) fn list(&mut self) -> Result<Vec<Endpoint>, WriteError> {
+        let records = self.load()?;
+        let listed = records.values().map(Endpoint::of).collect();
+        self.write_aliases(&records)?;
+        Ok(listed)
+    }
+
+    /// Returns wanted endpoints in the form in which they will be listed, without those that cannot
+    /// be aliases.
+    pub(crate) fn adjust(&mut self, endpoints: &[Endpoint]) -> Result<Vec<Endpoint>, WriteError> {
+        let snapshot = self.snapshot()?;
+        let names: BTreeSet<Name> =
+            endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok()).collect();
+        let mut adjusted = Vec::new();
+        let mut left_out = BTreeMap::new();
+        for endpoint in endpoints {
+            let record = endpoint.record().map_err(|error| error.to_string()).and_then(|record| {
+                let is_text = record.record_type == RecordType::TXT;
+                let reason = if is_text { Err("an alias has no text".to_owned()) } else { Ok(()) };
+                reason.and_then(|()| self.fit(&record, &names, &snapshot)).map(|()| record)
+            });
+            match record {
+                Ok(record) => adjusted
+                    .push(Endpoint { labels: endpoint.labels.clone(), ..Endpoint::of(&plain(record)) }),
+                Err(reason) => drop(left_out.insert(endpoint.dns_name.clone(), reason)),
+            }
+        }
+        let names: BTreeSet<String> = left_out.keys().cloned().collect();
+        if names != self.left_out {
+            for (name, reason) in left_out.iter().filter(|(name, _)| !self.left_out.contains(*name)).take(3) {
+                tracing::warn!(
+                    name,
+                    reason,
+                    "external-dns wants a name that cannot be an alias; it is left out"
+                );
+            }
+            self.left_out = names;
+        }
+        Ok(adjusted)
+    }
+
+    /// Applies the changes of a message, all or none. Returns the number of record sets that changed.
+    pub(crate) fn apply(&mut self, changes: &Changes) -> Result<usize, WriteError> {
+        let mut records = self.load()?;
+        let Changes { create, update_old, update_new, delete } = changes;
+        for record in read(delete)?.into_iter().chain(read(update_old)?) {
+            let found = records.remove(&record.key()).filter(|found| found.targets == record.targets);
+            found.ok_or(WriteError::Conflict(record.name))?;
+        }
+        let added: Vec<Record> = read(create)?.into_iter().chain(read(update_new)?).map(plain).collect();
+        let names: BTreeSet<Name> =
+            records.values().chain(&added).map(|record| record.name.clone()).collect();
+        let snapshot = self.snapshot()?;
+        for record in added {
+            self.fit(&record, &names, &snapshot)
+                .map_err(|reason| WriteError::Unfit { name: record.name.to_string(), reason })?;
+            let name = record.name.clone();
+            if records.insert(record.key(), record).is_some() {
+                return Err(WriteError::Conflict(name));
+            }
+        }
+        self.check(&records)?;
+        let listed: Vec<Endpoint> = records.values().map(Endpoint::of).collect();
+        let text = serde_json::to_vec(&listed).unwrap_or_default();
+        atomic::replace(&self.state_file, &text, Attributes::PRIVATE)
+            .map_err(|error| unusable(&self.state_file, &error))?;
+        self.records = Some(records.clone());
+        self.write_aliases(&records)?;
+        Ok(create.len() + update_new.len() + delete.len())
+    }
+
+    /// Returns the current records, from the state file at the first time.
+    fn load(&mut self) -> Result<Records, WriteError> {
+        if let Some(records) = &self.records {
+            return Ok(records.clone());
+        }
+        let path = &self.state_file;
+        let endpoints: Vec<Endpoint> = match bounded::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
+                let reason = format!("{error}; remove the file, and external-dns writes its names again");
+                WriteError::File { path: path.clone(), reason }
+            })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(unusable(path, &error)),
+        };
+        let records: Records = read(&endpoints)?.into_iter().map(|record| (record.key(), record)).collect();
+        self.records = Some(records.clone());
+        Ok(records)
+    }
+
+    fn write_aliases(&self, records: &Records) -> Result<(), WriteError> {
+        let text = alias_text(records);
+        if bounded::read(&self.alias_file).is_ok_and(|current| current == text) {
+            return Ok(());
+        }
+        let written = atomic::replace(&self.alias_file, &text, Attributes::PUBLIC);
+        written.map(drop).map_err(|error| unusable(&self.alias_file, &error))
+    }
+
+    fn snapshot(&mut self) -> Result<std::sync::Arc<Snapshot>, WriteError> {
+        match self.files.refresh() {
+            (Some(snapshot), _) => Ok(snapshot),
+            (None, problem) => Err(WriteError::File {
+                path: self.files.files().swap_remove(0),
+                reason: problem.map_or_else(String::new, |problem| problem.to_string()),
+            }),
+        }
+    }
+
+    /// Returns the reason why a record cannot be an alias. `names` are the names after the change.
+    fn fit(&self, record: &Record, names: &BTreeSet<Name>, snapshot: &Snapshot) -> Result<(), String> {
+        let Record { name, record_type, set_identifier, targets, .. } = record;
+        if *record_type == RecordType::TXT {
+            // Ownership, which may be beside the domains.
+            return Ok(());
+        }
+        if !record_type.is_address() && *record_type != RecordType::CNAME {
+            return Err(format!("an alias has no records of type {record_type}; use A, AAAA or CNAME"));
+        }
+        if !self.filter.matches(name) {
+            return Err(format!("it is outside of webhook.domains {:?}", self.domains));
+        }
+        if !set_identifier.is_empty() {
+            return Err("an alias has no set identifier; use one set of targets".to_owned());
+        }
+        if targets.is_empty() {
+            return Err("it has no target; add one".to_owned());
+        }
+        if alias_of(name).is_none() {
+            return Err(
+                "the server's alias files cannot express the name; use letters, digits and -".to_owned()
+            );
+        }
+        let is_known = |target: &Target| {
+            let target = target.as_str();
+            Name::parse(target).is_ok_and(|target| names.contains(&target))
+                || FleetDomain::from_text(target)
+                    .is_ok_and(|target| resolve(snapshot, &AllRunning, &target).is_some())
+        };
+        match (
+            record_type,
+            targets.iter().find(|target| target.as_str().parse::<std::net::IpAddr>().is_err()),
+        ) {
+            (_, Some(target)) if !is_known(target) => {
+                Err(format!("its target {target} is not a name of the fleet; use an address"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks what concerns several records: CNAMEs beside others, and loops.
+    fn check(&self, records: &Records) -> Result<(), WriteError> {
+        let served: Vec<&Record> =
+            records.values().filter(|record| record.record_type != RecordType::TXT).collect();
+        for pair in served.windows(2) {
+            let types = [pair[0].record_type, pair[1].record_type];
+            if pair[0].name == pair[1].name && types.contains(&RecordType::CNAME) {
+                let reason = "a CNAME excludes other records; remove one of them".to_owned();
+                return Err(WriteError::Unfit { name: pair[0].name.to_string(), reason });
+            }
+        }
+        let text = alias_text(records);
+        let ours = self.alias_file.display().to_string();
+        let mut files: Vec<(String, Vec<u8>)> = vec![(ours.clone(), text)];
+        for path in self.files.files().into_iter().skip(1).filter(|path| *path != self.alias_file) {
+            // The server leaves an unreadable file out as well.
+            files.extend(bounded::read(&path).ok().map(|bytes| (path.display().to_string(), bytes)));
+        }
+        let (_, _, errors) =
+            AliasFiles::parse_valid(files.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice())));
+        match errors.into_iter().find(|error| error.files().contains(&ours)) {
+            Some(error) => {
+                Err(WriteError::Unfit { name: "the alias file".to_owned(), reason: error.to_string() })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns whether a file may be found by a pattern.
+fn is_matched(pattern: &str, file: &Path) -> bool {
+    let file = file.to_string_lossy();
+    let (patterns, parts): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), file.split('/').collect());
+    let mut pairs = patterns.iter().zip(&parts);
+    patterns.len() == parts.len()
+        && pairs.all(|(pattern, part)| {
+            file_pattern::matches(pattern.as_bytes(), part.as_bytes()).unwrap_or(false)
+        })
+}
+
+fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
+    let record = |endpoint: &Endpoint| {
+        let unfit = |reason| WriteError::Unfit { name: endpoint.dns_name.clone(), reason };
+        endpoint.record().map_err(|error| unfit(error.to_string()))
+    };
+    endpoints.iter().map(record).collect()
+}
+
+/// Returns a record with the members that an alias has.
+fn plain(record: Record) -> Record {
+    Record { ttl: None, properties: BTreeMap::new(), ..record }
+}
+
+fn unusable(path: &Path, error: &io::Error) -> WriteError {
+    let reason = format!("{error}; the publisher must be able to write this file and its folder");
+    WriteError::File { path: path.to_owned(), reason }
+}
+
+/// Returns a name in the form of an alias file; `None` if it has none.
+fn alias_of(name: &Name) -> Option<String> {
+    let text = name.as_str();
+    let (below, rest) = match text.strip_prefix("*.") {
+        Some(rest) => ("_.", rest),
+        None => ("", text),
+    };
+    let is_plain = |octet: u8| octet.is_ascii_alphanumeric() || b"-._".contains(&octet);
+    let is_usable = rest.bytes().all(is_plain) && !rest.starts_with("_.") && !name.is_root();
+    is_usable.then(|| format!("{below}{rest}"))
+}
+
+/// Returns the content of the alias file.
+fn alias_text(records: &Records) -> Vec<u8> {
+    let mut aliases: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for record in records.values().filter(|record| record.record_type != RecordType::TXT) {
+        if let Some(alias) = alias_of(&record.name) {
+            aliases.entry(alias).or_default().extend(record.targets.iter().map(Target::as_str));
+        }
+    }
+    let mut text = serde_json::to_vec_pretty(&aliases).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    struct Lab {
+        folder: tempfile::TempDir,
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            let records = r#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
+                "record_infos": [["r1", "router", "default", "cf", "10.0.0.1", "bosh"]], "records": []}"#;
+            fs::write(path("records.json"), records).unwrap();
+            fs::create_dir(path("aliases")).unwrap();
+            fs::write(path("aliases/own.json"), r#"{"router.internal": ["*.router.default.cf.bosh"]}"#)
+                .unwrap();
+            let config = json!({
+                "port": 53, "records_file": path("records.json"),
+                "alias_files_glob": path("aliases/*.json"),
+            });
+            fs::write(path("config.json"), config.to_string()).unwrap();
+            Self { folder }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn try_open(&self, alias_file: &str) -> Result<AliasWriter, String> {
+            let config = WebhookConfig {
+                address: "127.0.0.1:8888".parse().unwrap(),
+                domains: vec!["apps.internal".to_owned()],
+                alias_file: self.path(alias_file),
+            };
+            AliasWriter::new(&config, &self.path("config.json"), self.path("webhook.json"))
+        }
+
+        fn open(&self) -> AliasWriter {
+            self.try_open("aliases/external-dns.json").unwrap()
+        }
+
+        fn aliases(&self) -> Value {
+            serde_json::from_slice(&fs::read(self.path("aliases/external-dns.json")).unwrap()).unwrap()
+        }
+    }
+
+    fn endpoint(name: &str, record_type: &str, targets: &[&str]) -> Value {
+        json!({"dnsName": name, "recordType": record_type, "targets": targets, "recordTTL": 60})
+    }
+
+    fn changes(member: &str, endpoints: &[Value]) -> Changes {
+        serde_json::from_value(json!({ member: endpoints })).unwrap()
+    }
+
+    #[test]
+    fn records_become_aliases() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        let created = [
+            endpoint("web.apps.internal", "A", &["192.0.2.1", "192.0.2.2"]),
+            endpoint("web.apps.internal", "AAAA", &["2001:db8::1"]),
+            endpoint("*.w.apps.internal", "A", &["192.0.2.3"]),
+            endpoint("alias.apps.internal", "CNAME", &["router.internal"]),
+            endpoint("a-web.apps.internal", "TXT", &["\"heritage=external-dns,external-dns/owner=k8s\""]),
+        ];
+        assert_eq!(writer.apply(&changes("create", &created)).unwrap(), 5);
+        let expected = json!({
+            "_.w.apps.internal": ["192.0.2.3"],
+            "alias.apps.internal": ["router.internal"],
+            "web.apps.internal": ["192.0.2.1", "192.0.2.2", "2001:db8::1"],
+        });
+        assert_eq!(lab.aliases(), expected);
+        // A new process knows the records, and repairs the alias file.
+        fs::remove_file(lab.path("aliases/external-dns.json")).unwrap();
+        let mut writer = lab.open();
+        let listed = serde_json::to_value(writer.list().unwrap()).unwrap();
+        assert_eq!(listed.as_array().unwrap().len(), 5);
+        assert!(
+            listed.to_string().contains("\\\"heritage=external-dns,external-dns/owner=k8s\\\""),
+            "{listed}"
+        );
+        assert_eq!(lab.aliases(), expected);
+        assert!(matches!(writer.apply(&changes("create", &created[..1])), Err(WriteError::Conflict(_))));
+        writer.apply(&changes("delete", &created[1..])).unwrap();
+        assert_eq!(lab.aliases(), json!({"web.apps.internal": ["192.0.2.1", "192.0.2.2"]}));
+        fs::write(lab.path("webhook.json"), "[").unwrap();
+        assert!(lab.open().list().unwrap_err().to_string().contains("webhook.json: "));
+        assert!(lab.try_open("elsewhere.json").unwrap_err().contains("alias_files_glob"));
+    }
+
+    #[test]
+    fn unfit_records_change_nothing() {
+        let lab = Lab::new();
+        let mut writer = lab.open();
+        let good = endpoint("web.apps.internal", "A", &["192.0.2.1"]);
+        writer.apply(&changes("create", std::slice::from_ref(&good))).unwrap();
+        let before = lab.aliases();
+        let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
+        identified["setIdentifier"] = "blue".into();
+        for (endpoint, reason) in [
+            (endpoint("x.example.org", "A", &["192.0.2.1"]), "outside of webhook.domains"),
+            (endpoint("x.apps.internal", "SRV", &["0 0 80 a.apps.internal"]), "no records of type SRV"),
+            (endpoint("x.apps.internal", "CNAME", &["elb.amazonaws.com"]), "not a name of the fleet"),
+            (endpoint("_.apps.internal", "A", &["192.0.2.1"]), "cannot express"),
+            (endpoint("web.apps.internal", "CNAME", &["router.internal"]), "excludes other records"),
+            (endpoint("x.apps.internal", "CNAME", &["x.apps.internal"]), "form a loop"),
+            (endpoint("x.apps.internal", "A", &[]), "no target"),
+            (endpoint("x.apps.internal", "A", &["192.0.2.300"]), "not a name of the fleet"),
+            (identified, "set identifier"),
+        ] {
+            let error = writer.apply(&changes("create", &[endpoint])).unwrap_err();
+            assert!(matches!(error, WriteError::Unfit { .. }), "{error:?}");
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        let stale = endpoint("web.apps.internal", "A", &["192.0.2.9"]);
+        let stale = writer.apply(&changes("delete", &[stale])).unwrap_err();
+        assert!(matches!(stale, WriteError::Conflict(_)), "{stale:?}");
+        assert_eq!(lab.aliases(), before);
+        let mut wanted = good.clone();
+        wanted["labels"] = json!({"resource": "service/default/web"});
+        wanted["providerSpecific"] = json!([{"name": "alias", "value": "false"}]);
+        let all = [
+            wanted,
+            endpoint("t.apps.internal", "TXT", &["\"x\""]),
+            endpoint("x.example.org", "A", &["192.0.2.1"]),
+        ];
+        let all: Vec<Endpoint> = serde_json::from_value(json!(all)).unwrap();
+        let adjusted = serde_json::to_value(writer.adjust(&all).unwrap()).unwrap();
+        let expected = json!([{"dnsName": "web.apps.internal", "recordType": "A", "targets": ["192.0.2.1"],
+            "labels": {"resource": "service/default/web"}}]);
+        assert_eq!(adjusted, expected);
+    }
+}
