@@ -135,6 +135,27 @@ fn quiet_fleet_writes_nothing() {
 }
 
 #[test]
+fn keys_of_retired_authorities_are_removed() {
+    let fleet = Fleet::start();
+    let (second, third) = (TestAuthority::new("second"), TestAuthority::new("third"));
+    for next in [&second, &third] {
+        let (ca, key) = (next.certificate_path(), next.key_path());
+        let output = fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&key)]).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let folders = fs::read_dir(fleet.path("state/authorities")).unwrap().map(|entry| entry.unwrap().path());
+    let mut kept: Vec<String> = folders
+        .filter(|folder| folder.join("ca.key").exists())
+        .map(|folder| fs::read_to_string(folder.join("ca.crt")).unwrap())
+        .collect();
+    let mut expected = [second.certificate(), third.certificate()];
+    kept.sort();
+    expected.sort();
+    // The issuing CA, and the one to go back to.
+    assert_eq!(kept, expected);
+}
+
+#[test]
 fn folders_have_one_owner() {
     let fleet = Fleet::start();
     let (state, records) = (fleet.path("state"), fleet.path("records.json"));
