@@ -209,7 +209,7 @@ impl Store {
     fn save(&self, resource: &Resource) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(&resource.document())?;
         text.push(b'\n');
-        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE)?;
+        atomic::replace(&self.path(&resource.id), &text, Attributes::PRIVATE).map_err(|error| error.cause)?;
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl Store {
 pub(crate) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC)?;
+    atomic::replace(path, &serde_json::to_vec(value)?, Attributes::PUBLIC).map_err(|error| error.cause)?;
     Ok(())
 }
 

@@ -77,7 +77,7 @@ impl StatusFile {
         }
         let mut text = serde_json::to_vec_pretty(self)?;
         text.push(b'\n');
-        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC)?;
+        atomic::replace(&path_beside(documents), &text, Attributes::PUBLIC).map_err(|error| error.cause)?;
         Ok(())
     }
 

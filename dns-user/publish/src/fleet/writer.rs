@@ -155,7 +155,7 @@ impl AliasWriter {
         let listed: Vec<Endpoint> = records.values().map(Endpoint::of).collect();
         let text = serde_json::to_vec(&listed).unwrap_or_default();
         atomic::replace(&self.state_file, &text, Attributes::PRIVATE)
-            .map_err(|error| unusable(&self.state_file, &error))?;
+            .map_err(|error| unusable(&self.state_file, &error.cause))?;
         self.records = Some(records.clone());
         self.write_aliases(&records)?;
         Ok(create.len() + update_new.len() + delete.len())
@@ -186,7 +186,7 @@ impl AliasWriter {
             return Ok(());
         }
         let written = atomic::replace(&self.alias_file, &text, Attributes::PUBLIC);
-        written.map(drop).map_err(|error| unusable(&self.alias_file, &error))
+        written.map(drop).map_err(|error| unusable(&self.alias_file, &error.cause))
     }
 
     fn snapshot(&mut self) -> Result<std::sync::Arc<Snapshot>, WriteError> {
