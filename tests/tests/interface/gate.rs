@@ -403,7 +403,7 @@ fn proven_interface_is_probed_rarely() -> Result<()> {
     println!("{seen} probes in {:?}, {asked} queries", begun.elapsed());
     ensure!(seen <= most, "{seen} probes in {:?}, more than {most}", begun.elapsed());
     // A change of the machine's network makes them frequent again.
-    pair.server.ip(&["link", "add", "late", "type", "dummy"])?;
+    pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("probes to become frequent", Duration::from_secs(60), || {
         let (before, begun) = (probes(), Instant::now());
         let asked = ask(&pair.client, 30).is_ok_and(|answered| answered == 30);

@@ -28,7 +28,7 @@ const QUERIES: usize = 5;
 const REPLY: Duration = Duration::from_secs(1);
 
 /// Environment variable that the kernel's command line sets if every set-up must work.
-const REQUIRED_VARIABLE: &str = "BOSH_DNS_SET_UPS";
+pub(crate) const REQUIRED_VARIABLE: &str = "BOSH_DNS_SET_UPS";
 
 /// A set-up and its expectations.
 struct SetUp {

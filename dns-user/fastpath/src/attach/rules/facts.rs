@@ -11,11 +11,11 @@ use std::{
 use super::packet::Packet;
 use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
 
-/// `NLM_F_REQUEST | NLM_F_ACK`.
+/// Flags of a question about one object: `NLM_F_REQUEST | NLM_F_ACK`.
 const REQUEST: u16 = 1 | 4;
-/// `NLA_F_NESTED`.
+/// Flag of an attribute that holds attributes: `NLA_F_NESTED`.
 const NESTED: u16 = 0x8000;
-/// `NLA_F_NET_BYTEORDER`.
+/// Flag of an attribute in network order: `NLA_F_NET_BYTEORDER`.
 const NETWORK_ORDER: u16 = 0x4000;
 /// `NFNL_SUBSYS_IPSET`, in the upper byte of message types (`linux/netfilter/ipset/ip_set.h`).
 const IPSET: u16 = 6 << 8;
@@ -26,7 +26,7 @@ const IPSET_GET_BY_INDEX: u16 = IPSET | 15;
 const IPSET_PROTOCOL: u8 = 7;
 /// `IPSET_ERR_EXIST`: the element is no member.
 const IPSET_NO_MEMBER: i32 = 4103;
-/// `NFT_MSG_GETSETELEM`.
+/// Request for an element of a set of nftables: `NFT_MSG_GETSETELEM`.
 const NFT_GET_ELEMENT: u16 = 10 << 8 | 13;
 
 /// Maximum number of kept answers.
@@ -64,7 +64,7 @@ enum Question {
     NftElement { family: u8, table: String, set: String, key: Vec<u8> },
 }
 
-/// What a packet offers for one dimension of an ipset.
+/// Properties of a packet for one dimension of an ipset.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
     endpoint: SocketAddr,
