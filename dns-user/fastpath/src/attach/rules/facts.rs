@@ -8,7 +8,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::packet::Packet;
 use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
 
 /// Flags of a question about one object: `NLM_F_REQUEST | NLM_F_ACK`.
@@ -64,25 +63,27 @@ enum Question {
     NftElement { family: u8, table: String, set: String, key: Vec<u8> },
 }
 
-/// Properties of a packet for one dimension of an ipset.
+/// Source or destination of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Part {
-    endpoint: SocketAddr,
-    device: String,
+pub(super) struct Part {
+    pub(super) endpoint: SocketAddr,
+    /// Name of the receiving or sending interface; empty without one.
+    pub(super) device: String,
 }
 
 impl Facts {
-    /// Returns whether the packet is in an ipset. `flags` has the bit of each dimension that takes the
-    /// packet's source (`struct xt_set_info`); `None`: unknown.
-    pub(super) fn ipset(&self, index: u16, dimensions: u8, flags: u8, packet: &Packet) -> Option<bool> {
-        let part = |dimension: u8| {
-            let is_source = flags & 1 << dimension != 0;
-            let (endpoint, device) =
-                if is_source { (packet.from, &packet.input) } else { (packet.to, &packet.output) };
-            Part { endpoint, device: device.as_ref().map(|device| device.name.clone()).unwrap_or_default() }
-        };
+    /// Returns whether a packet from `source` to `destination` is in an ipset. `flags` has the bit of each
+    /// dimension that takes the packet's source (`struct xt_set_info`); `None`: unknown.
+    pub(super) fn ipset(
+        &self,
+        index: u16,
+        (dimensions, flags): (u8, u8),
+        source: &Part,
+        destination: &Part,
+    ) -> Option<bool> {
+        let part = |dimension: u8| if flags & 1 << dimension != 0 { source } else { destination };
         // `IPSET_DIM_MAX` is 6.
-        let parts = (1..=dimensions.min(6)).map(part).collect();
+        let parts = (1..=dimensions.min(6)).map(|dimension| part(dimension).clone()).collect();
         self.lock().answer(Question::IpSet { index, parts })
     }
 

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::{
-    packet::{Packet, QUERY_LENGTHS, REPLY_LENGTHS},
+    facts::Part,
+    packet::{Device, Packet, QUERY_LENGTHS, REPLY_LENGTHS},
     walk::Meets,
 };
 
@@ -315,8 +316,7 @@ fn tos(&Match { revision, info, .. }: &Match<'_>) -> Option<Meets> {
 
 /// Evaluates `struct xt_physdev_info`: only packets of a bridge have a physical device.
 fn physdev(&Match { info, packet, .. }: &Match<'_>) -> Option<Meets> {
-    let is_of_bridge =
-        |device: &Option<super::Device>| device.as_ref().is_some_and(|device| device.is_bridge);
+    let is_of_bridge = |device: &Option<Device>| device.as_ref().is_some_and(|device| device.is_bridge);
     if is_of_bridge(&packet.input) || is_of_bridge(&packet.output) {
         return None;
     }
@@ -355,7 +355,12 @@ fn set(&Match { revision, info, packet }: &Match<'_>) -> Option<Meets> {
     if compares_counters || u32::from(flags) & RETURN_NOMATCH != 0 {
         return None;
     }
-    let is_member = packet.facts.ipset(u16_at(info, 0)?, dimensions, flags, packet)?;
+    let part = |endpoint, device: &Option<Device>| Part {
+        endpoint,
+        device: device.as_ref().map(|device| device.name.clone()).unwrap_or_default(),
+    };
+    let (source, destination) = (part(packet.from, &packet.input), part(packet.to, &packet.output));
+    let is_member = packet.facts.ipset(u16_at(info, 0)?, (dimensions, flags), &source, &destination)?;
     Some(Meets::known(is_member != (flags & INVERT != 0)))
 }
 
