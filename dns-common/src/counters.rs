@@ -87,12 +87,14 @@ outcomes! {
     HitForwarded = 21, "hit_forwarded";
     /// The forwarded answer has reached its TTL.
     AnswerExpired = 22, "answer_expired";
+    /// Answered from a local reply of another type.
+    HitOther = 23, "hit_other";
 }
 
 impl Outcome {
     /// Returns whether the program answered.
     pub const fn is_hit(self) -> bool {
-        matches!(self, Self::Hit | Self::HitTruncated | Self::HitForwarded)
+        matches!(self, Self::Hit | Self::HitTruncated | Self::HitForwarded | Self::HitOther)
     }
 }
 

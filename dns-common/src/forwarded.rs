@@ -1,17 +1,20 @@
-//! Layout of forwarded answers: replies of other servers, from which the programs answer until the
-//! TTL expires.
+//! Layout of whole answers: replies of other servers, from which the programs answer until the TTL
+//! expires, and local replies that are no address lists.
 //!
 //! Index and store (`ANSWER_NAMES`, `ANSWER_ENTRIES`) have the same layout as for published names
 //! ([`crate::index`], [`crate::entry`]), but are separate maps, so that external names never evict
 //! names of the fleet. An entry is a run of cells:
 //!
 //! ```text
-//! AnswerHeader | name, zero-padded to 8 | body, zero-padded to 8
+//! AnswerHeader | name, zero-padded to 8 | Variant, ... | body, zero-padded to 8 | ...
 //! ```
 //!
-//! The body is everything after the question of the reply, without OPT, with every TTL zero. Each
+//! A body is everything after the question of the reply, without OPT, with every TTL zero. Each
 //! reply repeats the client's question with its letter case; its length is the same, so compression
 //! pointers in the body remain valid.
+//!
+//! A forwarded answer has one variant. A local reply ([`LOCAL`]) whose records userspace shuffles has
+//! several, with the records in different orders, from which the programs choose at random.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -24,7 +27,19 @@ pub const MAX_RECORDS: usize = 24;
 /// and the shortest question.
 pub const MAX_BODY_LEN: usize = UDP_PAYLOAD_SIZE as usize - 12 - 5;
 
-/// Minimum length of a body: one record without data, owned by the root.
+/// Maximum number of variants of an entry, a power of two.
+pub const MAX_VARIANTS: usize = 16;
+
+/// Maximum size of an entry in bytes: all offsets are below this power of two.
+pub const MAX_ANSWER_SIZE: usize = 8192;
+
+const _: () = assert!(MAX_ANSWER_SIZE <= crate::entry::MAX_ENTRY_SIZE);
+
+/// [`AnswerHeader::generation`] of a local reply. It is valid whatever the generation of forwarded
+/// answers; its publisher withdraws it.
+pub const LOCAL: u64 = u64::MAX;
+
+/// Minimum length of a body that is not empty: one record without data, owned by the root.
 pub const MIN_BODY_LEN: usize = 11;
 
 /// The parts of a query, other than its name, on which the answer depends.
@@ -56,7 +71,7 @@ pub const fn is_answered(qtype: u16) -> bool {
     !matches!(qtype, 41 | 43 | 128..=255)
 }
 
-/// Header of every forwarded answer. Integers are in host byte order unless noted.
+/// Header of every entry. Integers are in host byte order unless noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct AnswerHeader {
@@ -67,48 +82,63 @@ pub struct AnswerHeader {
     /// Arrival of the answer, in nanoseconds of `CLOCK_BOOTTIME`, so that TTLs keep running while
     /// the machine is suspended.
     pub since_ns: u64,
-    /// [`crate::control::Control::answer_generation`] when the answer was looked up. The programs
-    /// ignore answers of other generations.
+    /// [`crate::control::Control::answer_generation`] when the answer was looked up, or [`LOCAL`].
+    /// The programs ignore forwarded answers of other generations.
     pub generation: u64,
     /// Type, DO and CD of the query.
     pub key: QueryKey,
-    /// TTL of all records on arrival, in seconds.
+    /// TTL of all records on arrival, in seconds. Of a local reply, whose TTLs are constant: the
+    /// serial of its SOA at `since_ns`, which counts the seconds.
     pub ttl: u32,
     /// Time for which the answer is valid, in seconds: the TTL, or less for a negative answer.
     pub lifetime: u32,
+    /// Length of the name after the header in bytes, root label included.
+    pub name_len: u16,
+    /// Number of offsets in `ttls`.
+    pub ttl_count: u8,
+    /// Number of TTLs at odd offsets.
+    pub odd_ttls: u8,
+    /// First variant and number of variants, for queries without OPT and for those with one.
+    pub variants: [[u8; 2]; 2],
+    /// Smallest and largest limit of the client's reply in bytes for which these variants are valid.
+    pub limits: [[u16; 2]; 2],
+    /// Padding to the next 8 bytes, always zero.
+    pub padding: [u8; 4],
+    /// Offsets of the TTLs, or of the serial, from the start of the body.
+    pub ttls: [u16; MAX_RECORDS],
+}
+
+/// The limits of variants that are valid for every client.
+pub const ANY_LIMIT: [u16; 2] = [0, u16::MAX];
+
+/// The limits of variants that are valid for no client.
+pub const NO_LIMIT: [u16; 2] = [u16::MAX, 0];
+
+/// One form of an answer. Integers are in host byte order unless noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(8))]
+pub struct Variant {
     /// Flags and RCODE, in network order. AD is set if the answer was validated; a reply has it
     /// only for a client that sent AD or DO (RFC 6840, section 5.8).
     pub flags: [u8; 2],
     /// Numbers of records in answer, authority and additional section without OPT, in network
     /// order.
     pub counts: [[u8; 2]; 3],
-    /// Length of the name after the header in bytes, root label included.
-    pub name_len: u16,
-    /// Length of the body in bytes, [`MIN_BODY_LEN`] to [`MAX_BODY_LEN`].
+    /// Offset of the body from the start of the entry in bytes.
+    pub body_at: u16,
+    /// Length of the body in bytes: 0, or [`MIN_BODY_LEN`] to [`MAX_BODY_LEN`].
     pub body_len: u16,
     /// One's complement sum of the body in memory order, TTLs zero; for UDP checksums over IPv6.
     pub body_sum: u16,
-    /// Number of offsets in `ttls`.
-    pub ttl_count: u8,
-    /// Number of TTLs at odd offsets.
-    pub odd_ttls: u8,
     /// Padding to the next 8 bytes, always zero.
-    pub padding: [u8; 4],
-    /// Offsets of the TTLs from the start of the body.
-    pub ttls: [u16; MAX_RECORDS],
+    pub padding: [u8; 2],
 }
 
 impl AnswerHeader {
-    /// Returns the offset of the body from the start of the entry.
+    /// Returns the offset of the first [`Variant`] from the start of the entry.
     #[inline(always)]
-    pub const fn body_offset(name_len: usize) -> usize {
+    pub const fn variants_offset(name_len: usize) -> usize {
         size_of::<Self>() + padded(name_len)
-    }
-
-    /// Returns the size of the entry in bytes, not rounded up to cells.
-    #[inline(always)]
-    pub const fn size(&self) -> usize {
-        Self::body_offset(self.name_len as usize) + padded(self.body_len as usize)
     }
 }
 
@@ -129,6 +159,21 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub const fn remaining_ttl(ttl: u32, lifetime: u32, age_ns: u64) -> Option<u32> {
     let age = age_ns / SECOND_NS;
     if age >= lifetime as u64 { None } else { Some(ttl.saturating_sub(age as u32)) }
+}
+
+/// Returns the number that a reply sent `age_ns` after the answer's arrival has in the fields at
+/// [`AnswerHeader::ttls`]; `None` once the answer has expired. TTLs count down, the serial of a local
+/// reply counts up.
+#[inline(always)]
+pub const fn counted(ttl: u32, lifetime: u32, generation: u64, age_ns: u64) -> Option<u32> {
+    let age = age_ns / SECOND_NS;
+    if age >= lifetime as u64 {
+        return None;
+    }
+    // A mask instead of a branch, which the verifier would follow separately from here on.
+    let counts_up = ((generation == LOCAL) as u32).wrapping_neg();
+    let (up, down) = (ttl.wrapping_add(age as u32), ttl.saturating_sub(age as u32));
+    Some(up & counts_up | down & !counts_up)
 }
 
 /// Returns the one's complement sum of `bytes` in memory order (RFC 1071), as if they began at an
@@ -161,6 +206,13 @@ mod tests {
         assert_eq!(remaining_ttl(300, 300, 300 * SECOND_NS), None);
         assert_eq!(remaining_ttl(300, 60, 60 * SECOND_NS), None, "a negative answer ends earlier");
         assert_eq!(remaining_ttl(5, 5, u64::MAX), None);
+    }
+
+    #[test]
+    fn serial_counts_up() {
+        assert_eq!(counted(300, 300, 1, SECOND_NS), Some(299));
+        assert_eq!(counted(1_700_000_000, u32::MAX, LOCAL, 5 * SECOND_NS), Some(1_700_000_005));
+        assert_eq!(counted(u32::MAX, u32::MAX, LOCAL, SECOND_NS), Some(0), "modulo 2^32 (RFC 1982)");
     }
 
     #[test]

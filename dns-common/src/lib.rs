@@ -3,7 +3,7 @@
 //!
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: layout of a published name and its addresses in the store.
-//! * [`forwarded`]: layout of a forwarded answer in the store of the cache.
+//! * [`forwarded`]: layout of forwarded answers and of other whole replies.
 //! * [`index`]: the hash table from names to entries.
 //! * [`control`]: settings written by the server: lease, seed, tap, shedding.
 //! * [`scope`]: settings written by the attaching process: endpoints, VLANs, interfaces.
@@ -23,7 +23,7 @@ pub mod tap;
 /// Version of the map layouts in this crate.
 ///
 /// Part of the pin path, so a process never adopts maps with another layout.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 /// Headroom in bytes that the native XDP program may use: the drivers' 256 bytes
 /// (`XDP_PACKET_HEADROOM`) less the kernel's own share (`struct xdp_frame`: 40 bytes since Linux

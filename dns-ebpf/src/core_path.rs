@@ -133,16 +133,18 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
-    let entry = lookup::lookup(hash, question.name_len, words)
-        .inspect_err(|_| question.keep(scratch, hash, name_sum))?;
-    let plan = reply::plan(hook, context, frame, question, &entry)?.value_barrier(zero);
+    // For the program called next: it may know an answer of another type, too.
+    let keep = |_: &Outcome| question.keep(scratch, hash, name_sum);
+    let entry = lookup::lookup(hash, question.name_len, words).inspect_err(keep)?;
+    let plan = reply::plan(hook, context, frame, question, &entry).inspect_err(keep)?.value_barrier(zero);
     let is_partial = partial::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     make_room(hook, context, &plan.layout, now)?;
     reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
     let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
-    if entry.header().last_used_ns != last_used {
+    // CPUs read the clock at different times: the later one wins, or they would take turns forever.
+    if entry.header().last_used_ns < last_used {
         // SAFETY: the entry is readable and writable, and `last_used_ns` is its first field.
         unsafe { store(entry.address + offset_of!(EntryHeader, last_used_ns), last_used) };
     }

@@ -1,16 +1,19 @@
-//! Replies from forwarded answers: the body sent by another server, with TTLs counted down.
+//! Replies from whole answers: the body sent by another server, with TTLs counted down, or the body of a
+//! local reply.
 
 use core::mem::offset_of;
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
+use aya_ebpf::helpers::{bpf_get_prandom_u32, generated::bpf_ktime_get_boot_ns};
 use dns_common::{
     counters::Outcome,
-    entry::padded,
-    forwarded::{AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, QueryKey, remaining_ttl},
+    forwarded::{
+        AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey, Variant, counted,
+    },
+    name::MAX_NAME_LEN,
 };
 
 use crate::{
-    bytes::{Span, load, masked, opaque, store},
+    bytes::{Span, has, load, masked, opaque, store},
     checksum::Sum,
     clock,
     context::Context,
@@ -44,7 +47,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let &Context { control, scope: _, scratch, zero } = context;
     let (question, name_hash, name_sum) = Question::kept(scratch);
     let plain_len = question.end() + question.opt_len();
-    // Without RD the client wants no forwarded answer, and EDNS options are for userspace.
+    // Without RD the client wants no forwarded answer (local replies repeat RD), and EDNS options are for userspace.
     if !question.recursion_desired() || frame.message_len != plain_len {
         return goes_up(Outcome::NotPublished);
     }
@@ -54,15 +57,19 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let answer = lookup::forwarded(name_hash, key, question.name_len, words)?;
     let question = question.value_barrier(zero);
     let header = answer.header();
-    if header.generation != control.answer_generation {
+    let is_local = header.generation == LOCAL;
+    if !is_local && header.generation != control.answer_generation {
         return goes_up(Outcome::NotPublished);
     }
+    let hit = zero.value_barrier(if is_local { Outcome::HitOther } else { Outcome::HitForwarded } as usize, 0x1f);
     // SAFETY: the helper has no precondition.
     let age = unsafe { bpf_ktime_get_boot_ns() }.wrapping_sub(header.since_ns);
-    let Some(ttl) = remaining_ttl(header.ttl, header.lifetime, age) else {
+    let Some(ttl) = counted(header.ttl, header.lifetime, header.generation, age) else {
         return goes_up(Outcome::AnswerExpired);
     };
-    let body_len = masked(header.body_len as usize, 0x7ff);
+    let chosen = choose(context, &answer, &question)?;
+    let variant = chosen.of(&answer);
+    let body_len = masked(variant.body_len as usize, 0x7ff);
     let reply_len = plain_len + body_len;
     // Userspace truncates longer replies and sets TC.
     if body_len > MAX_BODY_LEN || reply_len > question.limit || reply_len > reply::max_reply(context) {
@@ -74,20 +81,62 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let is_partial = partial::is_partial(hook, &frame, &question, name_sum)?;
     let layout = layout.with_partial(is_partial, zero);
     core_path::make_room(hook, context, &layout, now)?;
-    write(hook, &layout, &answer, body_len, ttl, question.authentic_mask()).ok_or(Outcome::NoRoom)?;
-    if header.last_used_ns != now {
+    write(hook, &layout, &answer, chosen, body_len, ttl, question.authentic_mask()).ok_or(Outcome::NoRoom)?;
+    // CPUs read the clock at different times: the later one wins, or they would take turns forever.
+    if answer.header().last_used_ns < now {
         // SAFETY: the entry is readable and writable.
         unsafe { store(answer.address + offset_of!(AnswerHeader, last_used_ns), now) };
     }
+    let variant = chosen.of(&answer);
     Ok(Answered {
-        outcome: Outcome::HitForwarded,
+        outcome: hit,
         kind: layout.question.kind(),
-        rcode: header.flags[1] & 0xf,
+        rcode: variant.flags[1] & 0xf,
         query_len: layout.frame.message_len,
         reply_len: layout.reply_len,
-        answers: u16::from_be_bytes(header.counts[0]),
+        answers: u16::from_be_bytes(variant.counts[0]),
         slot: layout.frame.slot,
     })
+}
+
+/// The chosen variant: its offset from the start of the entry.
+#[derive(Clone, Copy)]
+struct Chosen(usize);
+
+impl Chosen {
+    /// Returns the variant.
+    #[inline(always)]
+    fn of(self, answer: &Answer) -> &Variant {
+        // SAFETY: an entry of the largest size fits at the answer's address.
+        unsafe { &*((answer.address + masked(self.0, MAX_VARIANT_OFFSET)) as *const Variant) }
+    }
+}
+
+/// Largest offset of a variant, rounded up to a mask.
+const MAX_VARIANT_OFFSET: usize = 0x3ff;
+const _: () = assert!(
+    AnswerHeader::variants_offset(MAX_NAME_LEN) + MAX_VARIANTS * size_of::<Variant>() <= MAX_VARIANT_OFFSET + 1
+);
+
+/// Chooses one of the variants that are valid for the client, at random.
+#[inline(always)]
+fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Chosen, Outcome> {
+    // Queries with and without OPT are computed alike, without a branch.
+    let group = question.opt_count();
+    let header = opaque(answer.address);
+    // SAFETY (both): inside the header.
+    let [least, most] = unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, limits) + group * 4) };
+    if question.limit < least as usize || question.limit > most as usize {
+        return goes_up(Outcome::NotPublished);
+    }
+    let [first, count] = unsafe { load::<[u8; 2]>(header + offset_of!(AnswerHeader, variants) + group * 2) };
+    let mut index = first as usize;
+    if count > 1 {
+        // SAFETY: the helper has no precondition.
+        index += (unsafe { bpf_get_prandom_u32() } as usize * count as usize) >> 32;
+    }
+    let index = context.zero.value_barrier(index, MAX_VARIANTS - 1);
+    Ok(Chosen(AnswerHeader::variants_offset(masked(question.name_len, 0xff)) + index * size_of::<Variant>()))
 }
 
 /// Reads the type of the question; its class is IN.
@@ -109,13 +158,15 @@ fn write<H: Hook>(
     hook: &H,
     layout: &Layout,
     answer: &Answer,
+    chosen: Chosen,
     body_len: usize,
     ttl: u32,
     shown: u64,
 ) -> Option<()> {
     let header = answer.header();
+    let variant = chosen.of(answer);
     let question = &layout.question;
-    let body = answer.address + size_of::<AnswerHeader>() + masked(padded(question.name_len), 0x1ff);
+    let body = answer.address + masked(variant.body_at as usize, MAX_ANSWER_SIZE - 1);
     let Span { start: to, end } = hook.span(layout.answers_offset);
     let full = body_len >> 3;
     let mut index = 0;
@@ -128,14 +179,16 @@ fn write<H: Hook>(
         unsafe { store(at, load::<u64>(body + index * 8)) };
         index = opaque(index + 1);
     }
-    // The last eight bytes, for any length: no body is shorter.
-    let last = masked(body_len.wrapping_sub(8), 0x7ff);
-    let at = to + last;
-    if at + 8 > end {
-        return None;
+    // The last eight bytes, for any length: no body is shorter, unless it is empty.
+    if has(body_len, 0x7f8) {
+        let last = masked(body_len.wrapping_sub(8), 0x7ff);
+        let at = to + last;
+        if at + 8 > end {
+            return None;
+        }
+        // SAFETY: as above.
+        unsafe { store(at, load::<u64>(body + last)) };
     }
-    // SAFETY: as above.
-    unsafe { store(at, load::<u64>(body + last)) };
 
     let ttl_count = header.ttl_count as usize;
     let ttl = ttl.to_be();
@@ -156,7 +209,7 @@ fn write<H: Hook>(
     }
 
     let odd = header.odd_ttls as usize;
-    let mut sum = Sum::of(header.body_sum as u64);
+    let mut sum = Sum::of(variant.body_sum as u64);
     sum.add_times(ttl, ttl_count.wrapping_sub(odd) & 0xff);
     sum.add_times(ttl.swap_bytes(), odd);
     if question.has_opt() {
@@ -166,9 +219,9 @@ fn write<H: Hook>(
         sum.add_sum(opt, body_len & 1 != 0);
     }
     let id = question.header & 0xffff;
-    let [high, low] = header.flags;
+    let [high, low] = variant.flags;
     let flags = (high as u64) << 16 | (low as u64) << 24 & shown;
-    let [answers, authority, additional] = header.counts.map(u16::from_ne_bytes);
+    let [answers, authority, additional] = variant.counts.map(u16::from_ne_bytes);
     let additional = u16::from_be(additional).wrapping_add(question.opt_count() as u16).to_be();
     let header = Header {
         first: id | flags | ONE_QUESTION | (answers as u64) << 48,

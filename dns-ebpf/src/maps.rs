@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use dns_common::{
     control::Control,
-    counters::{CpuCounters, KIND_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS},
+    counters::{CpuCounters, KIND_SLOTS, OUTCOME_SLOTS, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
     index::Pair,
     name::MAX_NAME_WORDS,
@@ -173,7 +173,8 @@ fn counters() -> Option<*mut CpuCounters> {
     COUNTERS.get_ptr_mut(unsafe { bpf_get_smp_processor_id() })
 }
 
-/// Counts a packet passed to the network stack; `outcome` is an [`Outcome`] as a number.
+/// Counts a packet passed to the network stack; `outcome` is a
+/// [`dns_common::counters::Outcome`] as a number.
 #[inline(always)]
 pub fn count(outcome: usize) {
     if let Some(counters) = counters() {
@@ -184,8 +185,8 @@ pub fn count(outcome: usize) {
 
 /// The properties of a reply that are counted.
 pub struct Answered {
-    /// Whether the reply was complete or truncated.
-    pub outcome: Outcome,
+    /// The kind of hit: a [`dns_common::counters::Outcome`] as a number.
+    pub outcome: usize,
     /// Queried type: a [`QueryKind`] as a number.
     pub kind: usize,
     /// RCODE of the reply.
@@ -207,7 +208,7 @@ pub fn count_reply(reply: &Answered) {
     // SAFETY: this CPU's own element, not shared while the program runs. The indexes are masked to
     // existing slots.
     unsafe {
-        (*counters).outcomes[outcome as usize % OUTCOME_SLOTS] += 1;
+        (*counters).outcomes[outcome % OUTCOME_SLOTS] += 1;
         (*counters).replies[kind % KIND_SLOTS][rcode as usize % RCODE_SLOTS] += 1;
         (*counters).query_bytes += query_len as u64;
         (*counters).reply_bytes += reply_len as u64;

@@ -103,7 +103,7 @@ impl Plan {
     #[inline(always)]
     pub fn answered(&self) -> Answered {
         Answered {
-            outcome: if self.truncated != 0 { Outcome::HitTruncated } else { Outcome::Hit },
+            outcome: if self.truncated != 0 { Outcome::HitTruncated } else { Outcome::Hit } as usize,
             kind: self.layout.question.kind(),
             rcode: self.rcode,
             query_len: self.layout.frame.message_len,

@@ -63,6 +63,7 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
         max_names: 1000,
         cache_entries: 1000,
         cache_bytes: 1 << 20,
+        other_types: false,
         lease: Duration::from_secs(10),
         bpffs: bpffs.path(),
         on_stop: OnStop::Detach,

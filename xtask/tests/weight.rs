@@ -23,7 +23,7 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/consul-source", 3_070),
     ("dns-user/core", 7_720),
     ("dns-user/dnstap", 760),
-    ("dns-user/fastpath", 14_890),
+    ("dns-user/fastpath", 15_170),
     ("dns-user/health", 2_970),
     ("dns-user/identity", 6_500),
     ("dns-user/kit", 4_640),

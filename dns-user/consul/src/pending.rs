@@ -92,6 +92,11 @@ impl PendingAnswer {
             && are_addresses
     }
 
+    /// Returns whether the answer is valid for every client.
+    pub fn is_for_everyone(&self) -> bool {
+        !self.for_client
+    }
+
     /// Returns the distinct host names to resolve through a recursor.
     pub fn hosts(&self) -> Vec<Name> {
         let mut hosts: Vec<Name> = Vec::new();

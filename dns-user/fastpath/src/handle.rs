@@ -200,6 +200,15 @@ impl FastPathHandle {
         }
     }
 
+    /// Publishes the local reply to a question that userspace has just answered, if it is repeated, see
+    /// [`Publisher::learn_reply`].
+    #[inline]
+    pub fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>) {
+        if let Some(held) = self.0.held.load().first() {
+            held.publisher.learn_reply(question, size);
+        }
+    }
+
     /// Replaces a forwarded answer by one that was looked up in `generation`.
     pub fn replace_answer(&self, answer: ForwardedAnswer, generation: u64) {
         if let Some(held) = self.0.held.load().first() {

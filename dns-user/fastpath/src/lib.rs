@@ -56,8 +56,9 @@ use self::{
     publish::{
         answers::AnswerTable,
         grace::GracePeriods,
+        learn_filter::{LearnFilter, QuestionFilter},
         lease::Lease,
-        publisher::{Answers, LearnFilter, Names, PublisherThread},
+        publisher::{Answers, Names, PublisherThread},
         table::{EntryStore, Table},
     },
 };
@@ -76,8 +77,9 @@ pub use self::{
     observe::tap::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
-        answers::{AnswersStatus, Renewal},
+        answers::{AnswersStatus, Renewal, RepliesStatus},
         publisher::{AnswerKey, Publisher},
+        replies::is_answerable,
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
 };
@@ -94,7 +96,7 @@ use dns_kit::clock::kernel_monotonic_ns;
 /// userspace.
 #[doc(hidden)]
 pub mod forwarded {
-    pub use crate::map::answer::{encode, model};
+    pub use crate::map::answer::{AnswerQuestion, LocalReply, encode, encode_local, model, models};
 }
 
 /// The BPF programs, built from `dns-ebpf` by the build script.
@@ -275,17 +277,20 @@ impl FastPath {
         let store = EntryStore::new(Index::new(index.clone()), entries.clone());
         let table = Table::new((store, grace_periods()?), seed, limits, health, admission, filter.clone());
         let answer_filter = Arc::new(LearnFilter::new());
+        let question_filter = Arc::new(QuestionFilter::default());
         let answer_store = EntryStore::new(Index::new(answers.index.clone()), answers.entries.clone());
         let answers = Answers {
             table: AnswerTable::new(
                 (answer_store, grace_periods()?),
                 seed,
-                limits.answers,
+                (limits.answers, limits.replies),
                 answer_filter.clone(),
+                question_filter.clone(),
             ),
             index: answers.index,
             memory: answers.entries,
             filter: answer_filter,
+            question_filter,
         };
         let names = Names { table, index, memory: entries, filter };
         let publisher = PublisherThread::start(names, answers, seed, lease.clone(), earlier)

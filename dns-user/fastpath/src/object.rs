@@ -23,7 +23,11 @@ use super::{
     FastPathError, OBJECT, bpf,
     map::{counters::CounterPages, index, scope::ScopePage},
     observe::messages::{self, Messages},
-    publish::{grace::WITHOUT_MEMBARRIER, table::Limits},
+    publish::{
+        answers::{MAX_REPLIES, REPLY_BYTES},
+        grace::WITHOUT_MEMBARRIER,
+        table::Limits,
+    },
 };
 
 /// Bytes of store per name: a header, a name of about 90 bytes and a dozen addresses. Names of a
@@ -71,7 +75,8 @@ impl Object {
     /// Creates the maps. No program is loaded yet, and the lease has expired.
     pub(super) fn load(config: &XdpConfig) -> Result<Self, FastPathError> {
         let max_names = config.max_names;
-        let limits = Limits { answers: config.cache_entries as usize, ..limits(max_names) };
+        let replies = if config.other_types { MAX_REPLIES } else { 0 };
+        let limits = Limits { answers: config.cache_entries as usize, replies, ..limits(max_names) };
         let chunks = chunks(max_names);
         let answer_chunks = answer_chunks(config);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
@@ -81,7 +86,7 @@ impl Object {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::NAMES, elements)
             .map_max_entries(object::ENTRIES, chunks)
-            .map_max_entries(object::ANSWER_NAMES, index::elements(config.cache_entries))
+            .map_max_entries(object::ANSWER_NAMES, index::elements(config.cache_entries + replies as u32))
             .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
@@ -148,6 +153,7 @@ fn limits(max_names: u32) -> Limits {
         listed: useful - useful / LEARNED_SHARE,
         negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE),
         answers: 0,
+        replies: 0,
     }
 }
 
@@ -159,10 +165,11 @@ fn chunks(max_names: u32) -> u32 {
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
 
-/// Returns the number of chunks of the store of forwarded answers: at least one, because no map is
+/// Returns the number of chunks of the store of whole answers: at least one, because no map is
 /// empty.
 fn answer_chunks(config: &XdpConfig) -> u32 {
-    let bytes = if config.cache_entries == 0 { 0 } else { config.cache_bytes };
+    let replies = if config.other_types { REPLY_BYTES as u64 } else { 0 };
+    let bytes = replies + if config.cache_entries == 0 { 0 } else { config.cache_bytes };
     let usable = u64::from(CHUNK_CELLS) * CELL_SIZE as u64;
     u32::try_from(bytes.div_ceil(usable)).unwrap_or(u32::MAX).clamp(1, MAX_CELLS / CHUNK_CELLS)
 }
@@ -230,8 +237,14 @@ mod tests {
 
     #[test]
     fn sizes_follow_max_names_within_bounds() {
-        assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096, answers: 0 });
-        assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE, answers: 0 });
+        assert_eq!(
+            limits(65_536),
+            Limits { useful: 65_536, listed: 49_152, negative: 4096, answers: 0, replies: 0 }
+        );
+        assert_eq!(
+            limits(0),
+            Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE, answers: 0, replies: 0 }
+        );
         assert_eq!(chunks(65_536), 9);
         assert_eq!(chunks(1), 2);
         assert_eq!(chunks(u32::MAX), 504);

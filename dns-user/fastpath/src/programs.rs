@@ -192,6 +192,8 @@ impl Programs {
                 if done.send((program, loader.load(program))).is_err() {
                     return;
                 }
+                // Later, because interfaces can answer without it.
+                loader.load_forwarded(program);
             }
         })?;
         Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
@@ -340,6 +342,11 @@ impl Loader {
         if program == Program::Tc {
             self.load_answer()?;
         }
+        self.load_named(program.name())
+    }
+
+    /// Loads the program that answers from whole answers and is tail-called at the same hook.
+    fn load_forwarded(&mut self, program: Program) {
         if self.keeps_answers {
             let (name, map) = match program {
                 Program::Tc => (object::TC_FORWARDED_PROGRAM, object::TC_FORWARDED),
@@ -348,7 +355,6 @@ impl Loader {
             // Without it, userspace gives these answers; log and status report the cause.
             let _ = self.load_called(name, map);
         }
-        self.load_named(program.name())
     }
 
     /// Loads the program that answers at tc, once.

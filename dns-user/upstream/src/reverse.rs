@@ -11,20 +11,30 @@ use dns_core::{
 
 /// Returns the reply to a query for the reverse name of an address in `records`; `None` if there is
 /// none. AA is set and RA clear (observed). Reverse names have no types other than PTR: the reply
-/// is NOERROR without answers.
-pub fn reverse_reply(query: &Query<'_>, records: &Snapshot) -> Option<Vec<u8>> {
-    reply(query, |address| records.reverse(address))
+/// is NOERROR without answers. Several names are in random order.
+pub fn reverse_reply(
+    query: &Query<'_>,
+    records: &Snapshot,
+    random: impl FnOnce() -> fastrand::Rng,
+) -> Option<Vec<u8>> {
+    reply(query, |address| records.reverse(address), random)
 }
 
 /// Returns the reply with the names of an address: wire format, letter case as in the file.
-fn reply(query: &Query<'_>, names: impl Fn(IpAddr) -> Vec<Box<[u8]>>) -> Option<Vec<u8>> {
+fn reply(
+    query: &Query<'_>,
+    names: impl Fn(IpAddr) -> Vec<Box<[u8]>>,
+    random: impl FnOnce() -> fastrand::Rng,
+) -> Option<Vec<u8>> {
     let mut names = names(reverse::address_of(query.question.raw_name)?);
     if names.is_empty() {
         return None;
     }
     let mut reply = message::begin_reply(query, true, false, message::NOERROR);
     if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
-        fastrand::shuffle(&mut names);
+        if names.len() > 1 {
+            random().shuffle(&mut names);
+        }
         for name in &names {
             if !message::push_answer(&mut reply, &QUESTION_NAME, TYPE_PTR, 0, name) {
                 message::set_truncated(&mut reply, true);
@@ -53,7 +63,7 @@ mod tests {
             message.extend_from_slice(&qtype.to_be_bytes());
             message.extend_from_slice(&[0, 1]);
             let Parsed::Query(query) = parse(&message) else { panic!("a query") };
-            reply(&query, names)
+            reply(&query, names, fastrand::Rng::new)
         };
         let known = b"\x015\x010\x011\x0210\x07in-addr\x04arpa\0";
         for (qtype, count) in [(TYPE_PTR, 2), (TYPE_ANY, 2), (1, 0), (16, 0)] {

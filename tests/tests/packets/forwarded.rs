@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The hooks with a program for forwarded answers.
-const FORWARDING: [Hook; 2] = [Hook::Xdp, Hook::Tc];
+pub(super) const FORWARDING: [Hook; 2] = [Hook::Xdp, Hook::Tc];
 
 pub(super) const GENERATION: u64 = 5;
 const SECOND: Duration = Duration::from_secs(1);
@@ -154,7 +154,7 @@ pub(super) fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
 
 /// Runs the program on a query; returns the DNS message of its reply, `None` if the query was passed
 /// unchanged, with the outcome.
-fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Vec<u8>>, Outcome) {
+pub(super) fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Vec<u8>>, Outcome) {
     let datagram = if v6 { Datagram::v6(query.bytes()) } else { Datagram::v4(query.bytes()) };
     let frame = datagram.frame();
     let (run, outcome) = program.run_counted(hook, &frame).expect("the program runs");

@@ -4,6 +4,7 @@
 //! - [`fixtures`]: an extensible table of packets.
 //! - [`random`]: random and mutated packets, and every length of names and frames.
 //! - [`forwarded`]: replies from forwarded answers, compared with userspace's.
+//! - [`local_replies`]: replies of other types, compared with the model.
 //! - [`lookup`]: lookup of entries.
 //! - [`overload`]: load shedding.
 //! - [`preemption`]: a run that interrupts another.
@@ -17,6 +18,7 @@
 mod differential;
 mod fixtures;
 mod forwarded;
+mod local_replies;
 mod lookup;
 mod model;
 mod network_cards;

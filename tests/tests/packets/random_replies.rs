@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, iter, thread, time::Duration};
 
-use dns_common::forwarded::{AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, ones_sum};
+use dns_common::forwarded::{ANY_LIMIT, AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, Variant, ones_sum};
 use dns_core::wire::{Parsed, parse};
 use dns_fastpath::forwarded::{encode, model};
 use dns_upstream::fuzzing::CachedReplies;
@@ -129,11 +129,16 @@ fn compare_model(seed: u64, replies: u64) -> Tally {
 fn check_entry(entry: &[u64], what: &dyn Fn() -> String) {
     let bytes = entry.as_bytes();
     let (header, _) = AnswerHeader::read_from_prefix(bytes).expect("an entry has a header");
-    let body_at = AnswerHeader::body_offset(header.name_len.into());
-    let body = &bytes[body_at..body_at + usize::from(header.body_len)];
-    assert!(body.len() <= MAX_BODY_LEN && header.size() == bytes.len(), "{}: {header:?}", what());
+    let variant_at = AnswerHeader::variants_offset(header.name_len.into());
+    let (variant, _) = Variant::read_from_prefix(&bytes[variant_at..]).expect("an entry has a variant");
+    let body_at = usize::from(variant.body_at);
+    assert_eq!((header.variants, header.limits), ([[0, 1]; 2], [ANY_LIMIT; 2]), "{}", what());
+    assert_eq!(body_at, variant_at + size_of::<Variant>(), "{}", what());
+    let body = &bytes[body_at..body_at + usize::from(variant.body_len)];
+    let end = body_at + body.len().next_multiple_of(8);
+    assert!(body.len() <= MAX_BODY_LEN && end == bytes.len(), "{}: {header:?}", what());
     assert!((1..=header.ttl).contains(&header.lifetime), "{}: {header:?}", what());
-    assert_eq!(header.body_sum, ones_sum(body), "{}", what());
+    assert_eq!(variant.body_sum, ones_sum(body), "{}", what());
     let count = usize::from(header.ttl_count);
     assert!(count <= MAX_RECORDS, "{}: {count} records", what());
     let ttls = &header.ttls[..count];

@@ -233,6 +233,8 @@ pub const KEYS: &[Key] = keys! {
         "Maximum number of forwarded answers in the fast path while `cache.enabled` is set";
     "xdp.cache_bytes" Ours "bytes, 1 MiB to 256 MiB" = "4194304", "16777216", "4194304":
         "Memory for forwarded answers in the fast path";
+    "xdp.other_types" Ours "boolean" = "true", "false", "true":
+        "Answer repeated queries for SRV, TXT, PTR and other types of local names in the fast path";
     "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":
         "How long the interface answers without renewal by userspace";
     "xdp.bpffs" Ours "path" = "\"/run/bosh-dns-xdp-pins\"",

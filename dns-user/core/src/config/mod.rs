@@ -296,6 +296,9 @@ pub struct XdpConfig {
     pub cache_entries: u32,
     /// `cache_bytes`: memory for forwarded answers in the map, in bytes.
     pub cache_bytes: u64,
+    /// `other_types`: whether interfaces answer local names of types other than A and AAAA, too, whose
+    /// replies have records: SRV, TXT, PTR.
+    pub other_types: bool,
     /// `lease`: how long the programs keep answering without a renewal by the server.
     pub lease: Duration,
     /// `bpffs`: mount point or folder in which programs, links and maps are pinned.

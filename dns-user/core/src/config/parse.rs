@@ -425,6 +425,7 @@ fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, Con
         max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
         cache_entries: object.number("cache_entries", 0, 1 << 20)?.unwrap_or(8192) as u32,
         cache_bytes: object.number("cache_bytes", 1 << 20, 1 << 28)?.unwrap_or(4 << 20),
+        other_types: object.boolean("other_types")?.unwrap_or(true),
         lease: object.positive("lease")?.unwrap_or(Duration::from_secs(10)),
         bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/run/bosh-dns-xdp-pins")),
         on_stop: object

@@ -70,7 +70,7 @@ impl Loaded {
             messages.as_ref().map(Messages::map),
             Filters::of(main),
             board.clone(),
-            limits.answers > 0,
+            limits.answers + limits.replies > 0,
         )
         .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
         Ok(Self {

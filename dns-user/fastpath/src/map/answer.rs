@@ -1,31 +1,78 @@
-//! Converts a forwarded answer to the entry from which the programs answer, see
+//! Converts forwarded answers and local replies to the entries from which the programs answer, see
 //! [`dns_common::forwarded`].
 
 use dns_common::{
-    forwarded::{AnswerHeader, MAX_BODY_LEN, MAX_RECORDS, MIN_BODY_LEN, QueryKey, ones_sum, remaining_ttl},
+    entry::padded,
+    forwarded::{
+        ANY_LIMIT, AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS,
+        MIN_BODY_LEN, NO_LIMIT, QueryKey, Variant, counted, ones_sum,
+    },
     name::hash_name,
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use dns_core::{
-    name::NameRef,
+    name::{Name, NameRef},
     wire::{ForwardedAnswer, HEADER_LEN, Query},
 };
 
 /// Byte of the header that holds opcode, AA, TC and RD.
 const TC: u8 = 0x02;
+/// RD in the same byte.
+const RD: u8 = 0x01;
 /// RCODEs that are published: NOERROR and NXDOMAIN.
 const RCODES: [u8; 2] = [0, 3];
 /// AD in the fourth byte of a header.
 const AD: u8 = 0x20;
+/// CD in the same byte.
+const CD: u8 = 0x10;
 /// Bytes of the question after its name.
 const TYPE_CLASS_LEN: usize = 4;
+/// Bytes of a record between its owner and its data.
+const FIXED_LEN: usize = 10;
 /// TYPE SOA, which a negative answer must have in its authority section (RFC 2308, section 5).
 const TYPE_SOA: u16 = 6;
+/// Bytes of an SOA after its serial (RFC 1035, section 3.3.13).
+const AFTER_SERIAL: usize = 16;
 
 /// Returns the key of the answer to a question of class IN.
 pub(crate) fn key(seed: u64, name: NameRef<'_>, qtype: u16, dnssec_ok: bool, checking_disabled: bool) -> u64 {
     QueryKey::new(qtype, dnssec_ok, checking_disabled).hash(hash_name(seed, name.as_wire()))
+}
+
+/// A question of class IN, in an owned form, with the flags that decide about its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerQuestion {
+    /// Name of the question in lower case.
+    pub name: Name,
+    /// Type of the question.
+    pub qtype: u16,
+    /// DO of the query.
+    pub dnssec_ok: bool,
+    /// CD of the query.
+    pub checking_disabled: bool,
+}
+
+/// A local reply in the forms that clients get. Messages are complete replies to queries with RD, without OPT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalReply {
+    /// Replies to queries without OPT, which differ in the order and the choice of records.
+    pub plain: Vec<Vec<u8>>,
+    /// The same for queries with OPT.
+    pub wide: Vec<Vec<u8>>,
+    /// Smallest and largest limit of the client for which `wide` is valid, in bytes.
+    pub wide_limits: [u16; 2],
+    /// Serial of the SOA record at `since_ns`; increases by one each second.
+    pub serial: u32,
+    /// Time of the replies, in nanoseconds of `CLOCK_BOOTTIME`.
+    pub since_ns: u64,
+}
+
+impl LocalReply {
+    /// Returns whether the reply has no answer.
+    pub fn is_negative(&self) -> bool {
+        self.plain.iter().chain(&self.wide).all(|message| message.get(6..8) == Some(&[0, 0]))
+    }
 }
 
 /// Encodes an answer as an entry of `generation`; `None` if userspace must answer it: other RCODEs,
@@ -34,91 +81,304 @@ pub(crate) fn key(seed: u64, name: NameRef<'_>, qtype: u16, dnssec_ok: bool, che
 pub fn encode(answer: &ForwardedAnswer, seed: u64, generation: u64) -> Option<Vec<u64>> {
     let ForwardedAnswer { name, qtype, dnssec_ok, checking_disabled, message, ttls, ttl, lifetime, since_ns } =
         answer;
-    let wire = name.as_wire();
-    let body_at = HEADER_LEN + wire.len() + TYPE_CLASS_LEN;
-    let (header, body) = (message.get(..HEADER_LEN)?, message.get(body_at..)?);
-    let flags = [header[2], header[3]];
-    let counts = [[header[6], header[7]], [header[8], header[9]], [header[10], header[11]]];
-    let records: usize = counts.iter().map(|&count| usize::from(u16::from_be_bytes(count))).sum();
-    let is_fitting = header[4..6] == [0, 1]
-        && flags[0] & TC == 0
-        && RCODES.contains(&(flags[1] & 0x0f))
-        && (MIN_BODY_LEN..=MAX_BODY_LEN).contains(&body.len())
-        && records == ttls.len()
-        && records <= MAX_RECORDS
-        && !name.labels().any(|label| label.contains(&0));
-    if !is_fitting {
+    let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
+    let form = Form::of(message, body_at)?;
+    if form.flags[0] & TC != 0 || form.records() != ttls.len() || form.records() > MAX_RECORDS {
         return None;
     }
-    let mut offsets = [0; MAX_RECORDS];
-    let mut body = body.to_vec();
+    let mut offsets = Vec::with_capacity(ttls.len());
     let mut has_soa = false;
-    for (offset, &at) in offsets.iter_mut().zip(ttls) {
+    for &at in ttls {
         let at = usize::from(at).checked_sub(body_at)?;
-        body.get_mut(at..at + 4)?.fill(0);
         // Type and class precede the TTL.
-        has_soa |= body.get(at.checked_sub(4)?..at - 2)? == TYPE_SOA.to_be_bytes();
-        *offset = u16::try_from(at).ok()?;
+        has_soa |= form.body.get(at.checked_sub(4)?..at - 2)? == TYPE_SOA.to_be_bytes();
+        offsets.push(u16::try_from(at).ok()?);
     }
-    if counts[0] == [0, 0] && !has_soa {
+    if form.counts[0] == [0, 0] && !has_soa {
         return None;
     }
-    let key = QueryKey::new(*qtype, *dnssec_ok, *checking_disabled);
-    let header = AnswerHeader {
-        last_used_ns: 0,
-        hash: key.hash(hash_name(seed, wire)),
+    let header = Fields {
+        name,
+        key: QueryKey::new(*qtype, *dnssec_ok, *checking_disabled),
         since_ns: *since_ns,
         generation,
-        key,
-        ttl: *ttl,
+        number: *ttl,
         lifetime: *lifetime,
-        flags,
-        counts,
-        name_len: u16::try_from(wire.len()).ok()?,
-        body_len: u16::try_from(body.len()).ok()?,
-        body_sum: ones_sum(&body),
-        ttl_count: u8::try_from(records).ok()?,
-        odd_ttls: u8::try_from(offsets[..records].iter().filter(|&&at| at % 2 == 1).count()).ok()?,
-        padding: [0; 4],
-        ttls: offsets,
+        numbers_at: &offsets,
+        variants: [[0, 1]; 2],
+        limits: [ANY_LIMIT; 2],
     };
-    let mut words = vec![0_u64; header.size() / 8];
-    let bytes = words.as_mut_bytes();
-    bytes[..size_of::<AnswerHeader>()].copy_from_slice(header.as_bytes());
-    bytes[size_of::<AnswerHeader>()..][..wire.len()].copy_from_slice(wire);
-    bytes[AnswerHeader::body_offset(wire.len())..][..body.len()].copy_from_slice(&body);
-    Some(words)
+    header.encode(vec![form], seed)
+}
+
+/// Encodes a local reply as an entry; `None` if userspace must answer it: other RCODEs, too long a
+/// body, or a NUL byte in the name. Forms for which an entry has no room are left out.
+pub fn encode_local(reply: &LocalReply, question: &AnswerQuestion, seed: u64) -> Option<Vec<u64>> {
+    let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = question;
+    let LocalReply { plain, wide, wide_limits, serial, since_ns } = reply;
+    let body_at = HEADER_LEN + name.as_wire().len() + TYPE_CLASS_LEN;
+    let copied = RD | if *checking_disabled { CD } else { 0 };
+    let forms = |messages: &[Vec<u8>]| -> Option<Vec<Form>> {
+        let forms = messages.iter().map(|message| Form::of(message, body_at));
+        let forms: Vec<Form> = forms.collect::<Option<_>>()?;
+        let is_copied = |form: &Form| (form.flags[0] & RD) | (form.flags[1] & CD) == copied;
+        (!forms.is_empty() && forms.iter().all(is_copied)).then_some(forms)
+    };
+    // A reply too long for either kind of query leaves the other one to the programs.
+    let (mut all, wide) = (forms(plain).unwrap_or_default(), forms(wide).unwrap_or_default());
+    let mut room = MAX_ANSWER_SIZE - AnswerHeader::variants_offset(name.as_wire().len());
+    let are_same = all == wide;
+    keep_fitting(&mut all, &mut room);
+    let plain_count = all.len();
+    let (first, wide_count) = if are_same {
+        (0, plain_count)
+    } else {
+        let mut wide = wide;
+        keep_fitting(&mut wide, &mut room);
+        wide.truncate(MAX_VARIANTS - plain_count);
+        all.append(&mut wide);
+        (plain_count, all.len() - plain_count)
+    };
+    if all.is_empty() {
+        return None;
+    }
+    let serials: Vec<Option<u16>> = all.iter().map(|form| form.serial_at()).collect();
+    let serial_at = serials[0];
+    let is_same = |form: &Form| {
+        serial_at.is_none_or(|at| {
+            form.body.get(usize::from(at)..).is_some_and(|rest| rest.starts_with(&serial.to_be_bytes()))
+        })
+    };
+    if serials.iter().any(|&at| at != serial_at) || !all.iter().all(is_same) {
+        return None;
+    }
+    let numbers_at: Vec<u16> = serial_at.into_iter().collect();
+    let limits_of = |count: usize, limits| if count > 0 { limits } else { NO_LIMIT };
+    // Entries of the same reply are equal unless a serial counts from some time on.
+    let (number, since_ns) = if serial_at.is_some() { (*serial, *since_ns) } else { (0, 0) };
+    let header = Fields {
+        name,
+        key: QueryKey::new(*qtype, *dnssec_ok, *checking_disabled),
+        since_ns,
+        generation: LOCAL,
+        number,
+        lifetime: u32::MAX,
+        numbers_at: &numbers_at,
+        variants: [[0, plain_count as u8], [first as u8, wide_count as u8]],
+        limits: [limits_of(plain_count, ANY_LIMIT), limits_of(wide_count, *wide_limits)],
+    };
+    header.encode(all, seed)
+}
+
+/// Drops the last forms that exceed the `room` in an entry, in bytes; deducts the others from it.
+fn keep_fitting(forms: &mut Vec<Form>, room: &mut usize) {
+    let mut fitting = 0;
+    for form in forms.iter() {
+        let size = size_of::<Variant>() + padded(form.body.len());
+        if size > *room {
+            break;
+        }
+        *room -= size;
+        fitting += 1;
+    }
+    forms.truncate(fitting.min(MAX_VARIANTS / 2));
+}
+
+/// One form of an answer: the parts of a message that the programs send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Form {
+    flags: [u8; 2],
+    counts: [[u8; 2]; 3],
+    body: Vec<u8>,
+}
+
+impl Form {
+    /// Reads a message whose body begins at `body_at`; `None` if the programs cannot send it.
+    fn of(message: &[u8], body_at: usize) -> Option<Self> {
+        let (header, body) = (message.get(..HEADER_LEN)?, message.get(body_at..)?);
+        let flags = [header[2], header[3]];
+        let counts = [[header[6], header[7]], [header[8], header[9]], [header[10], header[11]]];
+        let is_fitting = header[4..6] == [0, 1]
+            && RCODES.contains(&(flags[1] & 0x0f))
+            && (body.is_empty() || (MIN_BODY_LEN..=MAX_BODY_LEN).contains(&body.len()));
+        is_fitting.then(|| Self { flags, counts, body: body.to_vec() })
+    }
+
+    fn records(&self) -> usize {
+        self.counts.iter().map(|&count| usize::from(u16::from_be_bytes(count))).sum()
+    }
+
+    /// Returns the offset of the first SOA's serial in the body.
+    fn serial_at(&self) -> Option<u16> {
+        let mut rest = &self.body[..];
+        for _ in 0..self.records() {
+            let record = Record::read(rest)?;
+            if record.kind == TYPE_SOA {
+                let end = self.body.len() - rest.len() + record.len;
+                return u16::try_from(end.checked_sub(AFTER_SERIAL + 4)?).ok();
+            }
+            rest = &rest[record.len..];
+        }
+        None
+    }
+}
+
+/// A record at the start of some bytes.
+struct Record {
+    kind: u16,
+    /// Length of the whole record in bytes.
+    len: usize,
+}
+
+impl Record {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let mut at = 0;
+        let fixed = loop {
+            match *bytes.get(at)? {
+                0 => break at + 1,
+                length @ 1..=63 => at += usize::from(length) + 1,
+                0xc0..=0xff => break at + 2,
+                _ => return None,
+            }
+        };
+        let fields = bytes.get(fixed..fixed + FIXED_LEN)?;
+        let len = fixed + FIXED_LEN + usize::from(u16::from_be_bytes([fields[8], fields[9]]));
+        (len <= bytes.len()).then_some(Self { kind: u16::from_be_bytes([fields[0], fields[1]]), len })
+    }
+}
+
+/// Returns the first record of a message after a question with a name of `name_len` bytes.
+pub(crate) fn first_record(message: &[u8], name_len: usize) -> Option<&[u8]> {
+    let body = message.get(HEADER_LEN + name_len + TYPE_CLASS_LEN..)?;
+    body.get(..Record::read(body)?.len)
+}
+
+/// The fields of an entry's header other than those computed from its forms.
+struct Fields<'a> {
+    name: &'a Name,
+    key: QueryKey,
+    since_ns: u64,
+    generation: u64,
+    number: u32,
+    lifetime: u32,
+    /// Offsets in the body of the fields with a number that changes by the second.
+    numbers_at: &'a [u16],
+    variants: [[u8; 2]; 2],
+    limits: [[u16; 2]; 2],
+}
+
+impl Fields<'_> {
+    /// Encodes the entry.
+    fn encode(self, mut forms: Vec<Form>, seed: u64) -> Option<Vec<u64>> {
+        let Self { name, key, since_ns, generation, number, lifetime, numbers_at, variants, limits } = self;
+        if name.labels().any(|label| label.contains(&0)) {
+            return None;
+        }
+        let wire = name.as_wire();
+        let mut ttls = [0; MAX_RECORDS];
+        ttls.get_mut(..numbers_at.len())?.copy_from_slice(numbers_at);
+        let header = AnswerHeader {
+            last_used_ns: 0,
+            hash: key.hash(hash_name(seed, wire)),
+            since_ns,
+            generation,
+            key,
+            ttl: number,
+            lifetime,
+            name_len: u16::try_from(wire.len()).ok()?,
+            ttl_count: u8::try_from(numbers_at.len()).ok()?,
+            odd_ttls: u8::try_from(numbers_at.iter().filter(|&at| at % 2 == 1).count()).ok()?,
+            variants,
+            limits,
+            padding: [0; 4],
+            ttls,
+        };
+        let variants_at = AnswerHeader::variants_offset(wire.len());
+        let mut body_at = variants_at + forms.len() * size_of::<Variant>();
+        let size = body_at + forms.iter().map(|form| padded(form.body.len())).sum::<usize>();
+        if size > MAX_ANSWER_SIZE {
+            return None;
+        }
+        let mut words = vec![0_u64; size / 8];
+        let bytes = words.as_mut_bytes();
+        bytes[..size_of::<AnswerHeader>()].copy_from_slice(header.as_bytes());
+        bytes[size_of::<AnswerHeader>()..][..wire.len()].copy_from_slice(wire);
+        for (index, Form { flags, counts, body }) in forms.iter_mut().enumerate() {
+            for &at in numbers_at {
+                body.get_mut(usize::from(at)..)?.get_mut(..4)?.fill(0);
+            }
+            let variant = Variant {
+                flags: *flags,
+                counts: *counts,
+                body_at: u16::try_from(body_at).ok()?,
+                body_len: u16::try_from(body.len()).ok()?,
+                body_sum: ones_sum(body),
+                padding: [0; 2],
+            };
+            let start = variants_at + index * size_of::<Variant>();
+            bytes[start..][..size_of::<Variant>()].copy_from_slice(variant.as_bytes());
+            bytes[body_at..][..body.len()].copy_from_slice(body);
+            body_at += padded(body.len());
+        }
+        Some(words)
+    }
 }
 
 /// Returns the programs' reply to a query from the answer in `entry`, which is `age_ns` old; `None`
 /// if they pass the query to userspace. A model of `dns-ebpf/src/forwarded.rs`, for tests.
 pub fn model(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Option<Vec<u8>> {
+    models(entry, query, age_ns).into_iter().next()
+}
+
+/// Returns the replies from which the programs choose at random, see [`model`].
+pub fn models(entry: &[u64], query: &Query<'_>, age_ns: u64) -> Vec<Vec<u8>> {
+    let Ok((header, _)) = AnswerHeader::read_from_prefix(entry.as_bytes()) else { return Vec::new() };
+    let group = usize::from(query.edns.is_some());
+    let ([first, count], [least, most]) = (header.variants[group], header.limits[group]);
+    let limit = query.edns.map_or(512, |edns| usize::from(edns.udp_size).max(512));
+    if limit < usize::from(least) || limit > usize::from(most) {
+        return Vec::new();
+    }
+    let replies =
+        (first..first + count).filter_map(|index| reply(entry, &header, index.into(), query, age_ns));
+    replies.collect()
+}
+
+/// Returns the reply of one variant.
+fn reply(
+    entry: &[u64],
+    header: &AnswerHeader,
+    index: usize,
+    query: &Query<'_>,
+    age_ns: u64,
+) -> Option<Vec<u8>> {
     let bytes = entry.as_bytes();
-    let (header, _) = AnswerHeader::read_from_prefix(bytes).ok()?;
     let name = bytes.get(size_of::<AnswerHeader>()..)?.get(..usize::from(header.name_len))?;
     let key = QueryKey::new(query.question.qtype, query.dnssec_ok(), query.checking_disabled());
     if !query.recursion_desired()
         || query.question.qclass != 1
+        || query.has_options()
         || header.key != key
         || !query.question.raw_name.eq_ignore_ascii_case(name)
     {
         return None;
     }
-    let ttl = remaining_ttl(header.ttl, header.lifetime, age_ns)?;
-    let mut body =
-        bytes.get(AnswerHeader::body_offset(name.len())..)?.get(..usize::from(header.body_len))?.to_vec();
+    let number = counted(header.ttl, header.lifetime, header.generation, age_ns)?;
+    let at = AnswerHeader::variants_offset(name.len()) + index * size_of::<Variant>();
+    let (variant, _) = Variant::read_from_prefix(bytes.get(at..)?).ok()?;
+    let mut body = bytes.get(usize::from(variant.body_at)..)?.get(..usize::from(variant.body_len))?.to_vec();
     for &at in header.ttls.get(..usize::from(header.ttl_count))? {
-        body.get_mut(usize::from(at)..)?.get_mut(..4)?.copy_from_slice(&ttl.to_be_bytes());
+        body.get_mut(usize::from(at)..)?.get_mut(..4)?.copy_from_slice(&number.to_be_bytes());
     }
-    let [high, low] = header.flags;
+    let [high, low] = variant.flags;
     let low = if query.wants_authentic_data() { low } else { low & !AD };
     let mut reply = query.id.to_be_bytes().to_vec();
     reply.extend([high, low, 0, 1]);
-    reply.extend(header.counts.as_flattened());
+    reply.extend(variant.counts.as_flattened());
     reply.extend(&query.message[query.question_range()]);
     reply.extend(body);
     if let Some(opt) = query.reply_opt(0) {
-        let count = u16::from_be_bytes(header.counts[2]) + 1;
+        let count = u16::from_be_bytes(variant.counts[2]) + 1;
         reply[10..12].copy_from_slice(&count.to_be_bytes());
         reply.extend(opt);
     }
@@ -150,10 +410,11 @@ mod tests {
     fn body_has_zero_ttls() {
         let words = encode(&answer(), 7, 3).unwrap();
         let (header, rest) = AnswerHeader::read_from_prefix(words.as_bytes()).unwrap();
-        assert_eq!((header.name_len, header.body_len, header.ttl_count, header.odd_ttls), (4, 16, 1, 0));
+        let (variant, _) = Variant::read_from_prefix(&rest[8..]).unwrap();
+        assert_eq!((header.name_len, variant.body_len, header.ttl_count, header.odd_ttls), (4, 16, 1, 0));
         assert_eq!((header.ttls[0], header.generation, header.since_ns), (6, 3, 5));
         assert_eq!(&rest[..8], b"\x02ok\0\0\0\0\0");
-        assert_eq!(&rest[8..24], b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01");
+        assert_eq!(&rest[24..40], b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04\x0a\0\0\x01");
         assert_eq!(header.hash, key(7, NameRef::from(&answer().name), 1, false, false));
     }
 
@@ -170,7 +431,79 @@ mod tests {
         assert!(with(&|answer| answer.message[7] = 2).is_none(), "a record without TTL");
         assert!(with(&|answer| answer.ttls[0] = 40).is_none(), "a TTL behind the end");
         assert!(with(&|answer| answer.message[7..10].copy_from_slice(&[0, 0, 1])).is_none(), "no SOA");
-        assert!(with(&|answer| answer.name = dns_core::name::Name::from_text("a\\000").unwrap()).is_none());
+        assert!(with(&|answer| answer.name = Name::from_text("a\\000").unwrap()).is_none());
+    }
+
+    /// Returns a reply to "ok" with these records, without OPT.
+    fn message(counts: [u8; 3], body: &[u8]) -> Vec<u8> {
+        let [answers, authority, additional] = counts;
+        let header = [0, 0, 0x85, 0x80, 0, 1, 0, answers, 0, authority, 0, additional];
+        [&header[..], b"\x02ok\0\0\x21\0\x01", body].concat()
+    }
+
+    fn question() -> AnswerQuestion {
+        AnswerQuestion { name: "ok".parse().unwrap(), qtype: 33, dnssec_ok: false, checking_disabled: false }
+    }
+
+    fn local(plain: &[Vec<u8>], wide: &[Vec<u8>]) -> LocalReply {
+        let (plain, wide) = (plain.to_vec(), wide.to_vec());
+        LocalReply { plain, wide, wide_limits: [600, 4096], serial: 7, since_ns: 5 }
+    }
+
+    fn single(plain: &Vec<u8>, wide: &Vec<u8>) -> LocalReply {
+        local(std::slice::from_ref(plain), std::slice::from_ref(wide))
+    }
+
+    fn ask(entry: &[u64], size: Option<u16>) -> Vec<Vec<u8>> {
+        let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02Ok\0\0\x21\0\x01".to_vec();
+        if let Some(size) = size {
+            message[11] = 1;
+            message.extend(dns_core::wire::opt_record(size, 0, false));
+        }
+        let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+        models(entry, &query, 9_000_000_005)
+    }
+
+    #[test]
+    fn local_replies_depend_on_edns() {
+        let srv = |port: u8| {
+            [b"\xc0\x0c\0\x21\0\x01\0\0\0\0\0\x09\0\x01\0\x01\0", &[port][..], b"\x01a\0"].concat()
+        };
+        let [first, second] = [1, 2].map(|port| message([1, 0, 0], &srv(port)));
+        let both = [[first.clone(), second.clone()].to_vec(), vec![first.clone()]];
+        let entry = encode_local(&local(&both[0], &both[1]), &question(), 7).unwrap();
+        let body = |reply: &Vec<u8>| reply[20..41].to_vec();
+        assert_eq!(ask(&entry, None).iter().map(body).collect::<Vec<_>>(), [srv(1), srv(2)]);
+        assert_eq!(ask(&entry, Some(1232)).iter().map(body).collect::<Vec<_>>(), [srv(1)]);
+        assert_eq!(ask(&entry, Some(1232))[0].len(), 41 + 11);
+        assert!(ask(&entry, Some(599)).is_empty() && ask(&entry, Some(4097)).is_empty());
+        let same = encode_local(&local(&both[0], &both[0]), &question(), 7).unwrap();
+        assert_eq!((ask(&same, Some(600)).len(), ask(&same, None).len()), (2, 2));
+        assert!(same.len() < entry.len(), "equal forms are stored once");
+    }
+
+    #[test]
+    fn serial_counts_seconds() {
+        let soa =
+            |serial: u8| [&b"\0\0\x06\0\x01\0\0\0\x05\0\x16\0\0\0\0\0"[..], &[serial], &[0; 16]].concat();
+        let denial = message([0, 1, 0], &soa(7));
+        let entry = encode_local(&single(&denial, &denial), &question(), 7).unwrap();
+        assert_eq!(ask(&entry, None)[0][20..], soa(16));
+        let other = message([0, 1, 0], &soa(8));
+        assert_eq!(encode_local(&single(&other, &other), &question(), 7), None, "another clock");
+    }
+
+    #[test]
+    fn long_forms_are_left_out() {
+        let long =
+            |len: usize| message([1, 0, 0], &[&b"\0\0\x10\0\x01\0\0\0\0\x04"[..], &vec![b'x'; len]].concat());
+        let (fits, large) = (long(1100), long(1300));
+        let entry = encode_local(&single(&fits, &large), &question(), 7).unwrap();
+        assert_eq!(ask(&entry, Some(4096)), [] as [Vec<u8>; 0]);
+        assert_eq!(encode_local(&single(&large, &large), &question(), 7), None);
+        let many = vec![fits; 8];
+        let entry = encode_local(&local(&many, &many), &question(), 7).unwrap();
+        assert!(entry.len() * 8 <= MAX_ANSWER_SIZE && ask(&entry, Some(4096)).len() == 7);
     }
 
     #[test]

@@ -77,6 +77,14 @@ impl ControlPage {
         self.store(offset_of!(Control, answer_generation), generation, Ordering::Release);
     }
 
+    /// Sets a generation of the forwarded answers unless one is in use, so that the programs look for
+    /// answers at all.
+    pub(crate) fn begin_answers(&self) {
+        if self.map.load(offset_of!(Control, answer_generation) / 8, Ordering::Relaxed) == 0 {
+            self.set_answer_generation(1);
+        }
+    }
+
     /// Sets the longest reply of the programs, in bytes of DNS message; 0: no limit.
     pub(crate) fn set_max_reply(&self, bytes: u32) {
         self.store_half(offset_of!(Control, max_reply), bytes);

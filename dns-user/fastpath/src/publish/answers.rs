@@ -1,24 +1,36 @@
-//! The forwarded answers in the maps: admission, replacement, eviction, and renewal before they
-//! expire.
+//! The whole answers in the maps: admission, replacement, eviction, renewal and withdrawal. They are of
+//! three parts, each with room of its own, so none evicts another's:
 //!
-//! They mirror the cache in userspace, which hands over an answer when it is used for the second
-//! time. The programs check lifetime and generation, so no answer outlives either, regardless of
-//! this module.
+//! * [`Part::Outside`]: forwarded answers. They mirror the cache in userspace, which hands over an answer
+//!   when it is used for the second time. The programs check lifetime and generation, so no answer
+//!   outlives either, regardless of this module.
+//! * [`Part::Replies`]: local replies that are no address lists. The publisher computes them from the
+//!   installed names, and again whenever these change.
+//! * [`Part::Denials`]: local replies without an answer, of which random names make any number.
 
-use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc, time::Instant};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use dns_common::entry::Location;
+use dns_common::entry::{CELL_SIZE, Location};
 use dns_core::{name::Name, wire::ForwardedAnswer};
 use hashbrown::HashMap;
 
 use super::{
     allowance::Allowance,
     grace::GracePeriods,
-    publisher::LearnFilter,
+    learn_filter::{LearnFilter, QuestionFilter, filter_key},
+    replies,
     second_chance::SecondChance,
-    table::{EntryStore, Placed},
+    table::{EntryStore, NameSource, Placed},
 };
-use crate::map::{answer, store::StoreFill};
+use crate::map::{
+    answer::{self, AnswerQuestion},
+    store::{StoreFill, cells},
+};
 
 /// One in this many answers may be admitted per second.
 const ADMITTED_SHARE: usize = 8;
@@ -28,6 +40,28 @@ const ADMITTED_SHARE: usize = 8;
 const RENEWAL: u64 = 900;
 /// Spread of renewals, in thousandths of the lifetime.
 const SPREAD: u64 = 50;
+
+/// Maximum number of local replies, denials included.
+pub(crate) const MAX_REPLIES: usize = 2048;
+
+/// Memory for local replies in bytes: whole chunks of the store.
+pub(crate) const REPLY_BYTES: usize = 2 << 20;
+
+/// One in this many local replies may be a denial.
+const DENIAL_SHARE: usize = 8;
+
+/// Time after which other records of a reply in use are shown, if not all fit.
+const REDRAW_NS: u64 = 1_000_000_000;
+
+/// Longest time in which local replies are computed again at once after a change. Those left then are
+/// withdrawn, and computed later.
+const REFRESHING: Duration = Duration::from_millis(2);
+
+/// Longest time spent at once on replies withdrawn by a change.
+const CATCHING_UP: Duration = Duration::from_millis(1);
+
+/// Maximum number of replies redrawn at once.
+const REDRAWN_AT_ONCE: usize = 2;
 
 /// A question of class IN whose answer is about to expire while clients use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +93,27 @@ pub struct AnswersStatus {
     pub unfitting: u64,
     /// Renewals requested since the start.
     pub renewals: u64,
+    /// The local replies, which share the memory.
+    pub replies: RepliesStatus,
+}
+
+/// Number of local replies in the maps, for status and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RepliesStatus {
+    /// Replies in the maps, denials included.
+    pub entries: usize,
+    /// Replies without an answer.
+    pub denials: usize,
+    /// Limit of replies; 0: `xdp.other_types` is off.
+    pub max_entries: usize,
+    /// Memory in use, in bytes.
+    pub bytes: usize,
+    /// Replies evicted since the start.
+    pub evicted: u64,
+    /// Replies withdrawn since the start, because the names changed.
+    pub withdrawn: u64,
+    /// Questions left to userspace since the start, because their replies depend on more than the question.
+    pub unfitting: u64,
 }
 
 /// An answer in the maps.
@@ -68,8 +123,56 @@ struct Record {
     /// Ticket in the queue.
     ticket: u64,
     since_ns: u64,
-    ends_ns: u64,
-    renewal: Renewal,
+    part: Part,
+    content: Content,
+}
+
+/// The part of the maps to which an answer belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Outside,
+    Replies,
+    Denials,
+}
+
+/// What is known about an answer besides its entry.
+enum Content {
+    Forwarded { ends_ns: u64, renewal: Renewal },
+    Local(Local),
+}
+
+/// A local reply.
+struct Local {
+    question: AnswerQuestion,
+    /// EDNS size for which it was computed; `None`: a common one, because no client has named any.
+    size: Option<u16>,
+    seed: u64,
+    /// Whether the entry shows only some of the records or their orders.
+    is_sample: bool,
+    /// Last use of the entry when it was written.
+    used_ns: u64,
+}
+
+/// The answers of a part, in order of eviction, and their room.
+struct Room {
+    queue: SecondChance,
+    count: usize,
+    limit: usize,
+    cells: u32,
+    max_cells: u32,
+    evicted: u64,
+}
+
+impl Room {
+    fn new(limit: usize, bytes: usize) -> Self {
+        let max_cells = u32::try_from(bytes / CELL_SIZE).unwrap_or(u32::MAX);
+        Self { queue: SecondChance::default(), count: 0, limit, cells: 0, max_cells, evicted: 0 }
+    }
+
+    /// Returns whether an entry of `size` bytes fits beside the others.
+    fn has_room(&self, size: usize) -> bool {
+        self.count < self.limit && self.cells + cells(size) <= self.max_cells
+    }
 }
 
 impl Record {
@@ -84,6 +187,7 @@ impl Record {
 enum Task {
     Renew,
     Remove,
+    Redraw,
 }
 
 /// A task that is due at a time.
@@ -96,154 +200,190 @@ struct Due {
     task: Task,
 }
 
-/// The forwarded answers in the maps.
+/// The whole answers in the maps.
 pub(crate) struct AnswerTable {
     store: EntryStore,
     grace: GracePeriods,
     seed: u64,
-    limit: usize,
     records: HashMap<u64, Record>,
-    /// The answers in order of eviction.
-    queue: SecondChance,
+    /// Room of the parts, by [`Part`] as a number.
+    rooms: [Room; 3],
     due: BinaryHeap<Reverse<Due>>,
     admission: Allowance,
     /// Filters answers that need not be handed over again.
     filter: Arc<LearnFilter>,
+    /// Filters questions that need not be handed over again.
+    questions: Arc<QuestionFilter>,
+    /// Local replies withdrawn by a change, to be computed again.
+    later: VecDeque<(u64, Local)>,
+    /// The last seed of a local reply.
+    last_seed: u64,
     generation: u64,
-    evicted: u64,
     unfitting: u64,
     renewals: u64,
-}
-
-/// Returns the key of an answer in the filter, which differs in each generation.
-pub(crate) fn filter_key(key: u64, generation: u64) -> u64 {
-    key ^ generation.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    withdrawn: u64,
+    unfitting_replies: u64,
 }
 
 impl AnswerTable {
-    /// Returns an empty table for at most `limit` answers.
+    /// Returns an empty table for at most `limit` forwarded answers, and `max_replies` local replies.
     pub(crate) fn new(
         (store, grace): (EntryStore, GracePeriods),
         seed: u64,
-        limit: usize,
+        (limit, max_replies): (usize, usize),
         filter: Arc<LearnFilter>,
+        questions: Arc<QuestionFilter>,
     ) -> Self {
+        let reply_bytes = if max_replies > 0 { REPLY_BYTES } else { 0 };
+        let outside_bytes = store.fill().total.saturating_sub(reply_bytes);
+        let (denials, denial_bytes) = (max_replies / DENIAL_SHARE, reply_bytes / DENIAL_SHARE);
+        let rooms = [
+            Room::new(limit, outside_bytes),
+            Room::new(max_replies - denials, reply_bytes - denial_bytes),
+            Room::new(denials, denial_bytes),
+        ];
+        let now = Instant::now();
         Self {
             store,
             grace,
             seed,
-            limit,
             records: HashMap::new(),
-            queue: SecondChance::default(),
+            rooms,
             due: BinaryHeap::new(),
-            admission: Allowance::new(limit / ADMITTED_SHARE, Instant::now()),
+            admission: Allowance::new(limit / ADMITTED_SHARE, now),
             filter,
+            questions,
+            later: VecDeque::new(),
+            last_seed: seed,
             generation: 0,
-            evicted: 0,
             unfitting: 0,
             renewals: 0,
+            withdrawn: 0,
+            unfitting_replies: 0,
         }
     }
 
-    /// Begins a generation: all earlier answers are void, and the programs ignore them already.
+    /// Begins a generation: all earlier forwarded answers are void, and the programs ignore them already.
     pub(crate) fn begin(&mut self, generation: u64) {
-        let Self { records, store, .. } = self;
-        for (key, record) in records.drain() {
-            store.remove(record.placed(key));
+        let gone: Vec<u64> = self.keys(|record| record.part == Part::Outside);
+        for key in gone {
+            self.remove(key);
         }
-        self.queue = SecondChance::default();
-        self.due.clear();
+        self.rooms[Part::Outside as usize].queue = SecondChance::default();
+        self.due.retain(|Reverse(due)| due.task == Task::Redraw);
         self.generation = generation;
     }
 
     /// Publishes an answer that was looked up in `generation`, at `now_ns` of `CLOCK_BOOTTIME`.
     pub(crate) fn publish(&mut self, answer: &ForwardedAnswer, generation: u64, now_ns: u64) {
-        let key = answer::key(
-            self.seed,
-            (&answer.name).into(),
-            answer.qtype,
-            answer.dnssec_ok,
-            answer.checking_disabled,
-        );
-        let ends_ns = answer.since_ns.saturating_add(u64::from(answer.lifetime) * 1_000_000_000);
-        if generation != self.generation || self.limit == 0 || ends_ns <= now_ns {
+        let &ForwardedAnswer { qtype, dnssec_ok, checking_disabled, since_ns, lifetime, .. } = answer;
+        let key = answer::key(self.seed, (&answer.name).into(), qtype, dnssec_ok, checking_disabled);
+        let ends_ns = since_ns.saturating_add(u64::from(lifetime) * 1_000_000_000);
+        let room = &self.rooms[Part::Outside as usize];
+        if generation != self.generation || room.limit == 0 || ends_ns <= now_ns {
             return self.release(key);
         }
-        if self.records.get(&key).is_some_and(|record| record.since_ns == answer.since_ns) {
+        if self.records.get(&key).is_some_and(|record| record.since_ns == since_ns) {
             // The same answer again: its renewal has failed.
             return;
         }
         let Some(words) = answer::encode(answer, self.seed, generation) else {
             self.unfitting += 1;
             // Not handed over again until another answer may have arrived.
-            self.schedule(Due { at_ns: ends_ns, key, since_ns: answer.since_ns, task: Task::Remove });
+            self.schedule(Due { at_ns: ends_ns, key, since_ns, task: Task::Remove });
             return;
         };
-        if self.place(key, &words, answer, ends_ns).is_none() {
-            self.release(key);
+        let renewal = Renewal { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
+        let content = Content::Forwarded { ends_ns, renewal };
+        if self.place(key, &words, Part::Outside, since_ns, content).is_none() {
+            return self.release(key);
         }
+        // A thousandth of a lifetime in seconds is that number of milliseconds. The key is a hash.
+        let share = RENEWAL + (key >> 32) % SPREAD;
+        let at_ns = since_ns.saturating_add(u64::from(lifetime) * share * 1_000_000);
+        self.schedule(Due { at_ns, key, since_ns, task: Task::Renew });
     }
 
     /// Writes an entry and records it; `None` if there is no room or the admission rate is
     /// exceeded.
-    fn place(&mut self, key: u64, words: &[u64], answer: &ForwardedAnswer, ends_ns: u64) -> Option<()> {
+    fn place(&mut self, key: u64, words: &[u64], part: Part, since_ns: u64, content: Content) -> Option<()> {
+        let size = words.len() * 8;
+        if self.records.get(&key).is_some_and(|record| record.part != part) {
+            self.remove(key);
+        }
         let old = self.records.get(&key).map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
             self.admission.take(Instant::now()).then_some(())?;
-            while self.records.len() >= self.limit {
-                self.evict().then_some(())?;
+            while !self.rooms[part as usize].has_room(size) {
+                self.evict(part).then_some(())?;
             }
         }
-        let size = words.len() * 8;
         self.reclaim();
         let Some(location) = self.store.allocate(size) else {
             let enough = self.store.batch(size);
-            while !self.store.will_have(enough) && self.evict() {}
+            while !self.store.will_have(enough) && self.evict(part) {}
             self.reclaim();
             return None;
         };
         let placed = Placed { key, location, size };
         self.store.write(placed, words, old.map(|(location, size, _)| (location, size))).ok()?;
+        let room = &mut self.rooms[part as usize];
         let ticket = match old {
-            Some((_, _, ticket)) => ticket,
+            Some((_, old_size, ticket)) => {
+                room.cells -= cells(old_size);
+                ticket
+            }
             None => {
-                let holds =
-                    |key, ticket| self.records.get(&key).is_some_and(|record| record.ticket == ticket);
-                self.queue.queue(key, 0, self.records.len(), holds)
+                let records = &self.records;
+                let holds = |key, ticket| {
+                    records.get(&key).is_some_and(|record| record.part == part && record.ticket == ticket)
+                };
+                room.count += 1;
+                room.queue.queue(key, 0, room.count, holds)
             }
         };
-        let &ForwardedAnswer { qtype, dnssec_ok, checking_disabled, since_ns, lifetime, .. } = answer;
-        let renewal = Renewal { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
-        let record = Record { location, size, ticket, since_ns, ends_ns, renewal };
-        self.records.insert(key, record);
-        // A thousandth of a lifetime in seconds is that number of milliseconds. The key is a hash.
-        let share = RENEWAL + (key >> 32) % SPREAD;
-        let at_ns = since_ns.saturating_add(u64::from(lifetime) * share * 1_000_000);
-        self.schedule(Due { at_ns, key, since_ns, task: Task::Renew });
+        room.cells += cells(size);
+        self.records.insert(key, Record { location, size, ticket, since_ns, part, content });
         Some(())
     }
 
-    /// Removes expired answers and returns the answers to renew: those used since they were
-    /// published.
-    pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<Renewal> {
+    /// Removes expired answers, shows other records of local replies by `source`, and returns the answers
+    /// to renew: those used since they were published.
+    pub(crate) fn expire(&mut self, source: &dyn NameSource, now_ns: u64) -> Vec<Renewal> {
         let mut renewals = Vec::new();
+        let mut redrawn = 0;
         while let Some(&Reverse(due)) = self.due.peek()
             && due.at_ns <= now_ns
         {
             self.due.pop();
             let Due { key, since_ns, task, .. } = due;
-            match (self.records.get(&key), task) {
-                (Some(record), _) if record.since_ns != since_ns => {}
-                (Some(record), Task::Renew) => {
-                    if self.store.last_used_ns(record.location) != 0 {
-                        renewals.push(record.renewal.clone());
-                    }
-                    let at_ns = record.ends_ns;
-                    self.schedule(Due { at_ns, key, since_ns, task: Task::Remove });
+            let Some(record) = self.records.get(&key) else {
+                if task == Task::Remove {
+                    self.release(key);
                 }
-                (Some(_), Task::Remove) => self.remove(key),
-                (None, Task::Remove) => self.release(key),
-                (None, Task::Renew) => {}
+                continue;
+            };
+            if record.since_ns != since_ns {
+                continue;
+            }
+            match (&record.content, task) {
+                (Content::Forwarded { ends_ns, renewal }, Task::Renew) => {
+                    if self.store.last_used_ns(record.location) != 0 {
+                        renewals.push(renewal.clone());
+                    }
+                    self.schedule(Due { at_ns: *ends_ns, key, since_ns, task: Task::Remove });
+                }
+                (Content::Forwarded { .. }, Task::Remove) => drop(self.remove(key)),
+                (Content::Local(local), Task::Redraw) => {
+                    let is_used = self.store.last_used_ns(record.location) != local.used_ns;
+                    if is_used && redrawn < REDRAWN_AT_ONCE {
+                        redrawn += 1;
+                        self.redraw(key, source, now_ns);
+                    } else {
+                        self.schedule(Due { at_ns: now_ns + REDRAW_NS, key, since_ns, task: Task::Redraw });
+                    }
+                }
+                _ => {}
             }
         }
         self.renewals += renewals.len() as u64;
@@ -261,41 +401,68 @@ impl AnswerTable {
     }
 
     pub(crate) fn status(&self) -> AnswersStatus {
+        let [outside, replies, denials] = &self.rooms;
         AnswersStatus {
-            entries: self.records.len(),
-            max_entries: self.limit,
+            entries: outside.count,
+            max_entries: outside.limit,
             store: self.store.fill(),
             written: self.store.written(),
-            evicted: self.evicted,
+            evicted: outside.evicted,
             unfitting: self.unfitting,
             renewals: self.renewals,
+            replies: RepliesStatus {
+                entries: replies.count + denials.count,
+                denials: denials.count,
+                max_entries: replies.limit + denials.limit,
+                bytes: (replies.cells + denials.cells) as usize * CELL_SIZE,
+                evicted: replies.evicted + denials.evicted,
+                withdrawn: self.withdrawn,
+                unfitting: self.unfitting_replies,
+            },
         }
     }
 
-    /// Evicts one answer; `false` if there is none.
-    fn evict(&mut self) -> bool {
+    /// Evicts one answer of a part; `false` if there is none.
+    fn evict(&mut self, part: Part) -> bool {
+        let Self { records, rooms, store, .. } = self;
+        let room = &mut rooms[part as usize];
         let last_used = |key, ticket| {
-            let record = self.records.get(&key).filter(|record| record.ticket == ticket)?;
-            Some(self.store.last_used_ns(record.location))
+            let is_same = |record: &&Record| record.part == part && record.ticket == ticket;
+            Some(store.last_used_ns(records.get(&key).filter(is_same)?.location))
         };
-        let Some(key) = self.queue.next(self.records.len(), last_used) else { return false };
+        let Some(key) = room.queue.next(room.count, last_used) else { return false };
+        room.evicted += 1;
         self.remove(key);
-        self.evicted += 1;
         true
     }
 
-    /// Removes the answer with this key, if there is one.
+    /// Removes the forwarded answer with this key, if there is one.
     pub(crate) fn withdraw(&mut self, key: u64) {
-        if self.records.contains_key(&key) {
+        if self.records.get(&key).is_some_and(|record| record.part == Part::Outside) {
             self.remove(key);
         }
     }
 
-    fn remove(&mut self, key: u64) {
-        if let Some(record) = self.records.remove(&key) {
-            self.store.remove(record.placed(key));
+    fn remove(&mut self, key: u64) -> Option<Content> {
+        let Some(record) = self.records.remove(&key) else {
+            self.release(key);
+            return None;
+        };
+        let room = &mut self.rooms[record.part as usize];
+        room.count -= 1;
+        room.cells -= cells(record.size);
+        self.store.remove(record.placed(key));
+        match record.part {
+            Part::Outside => self.release(key),
+            Part::Replies | Part::Denials => self.questions.release(key),
         }
-        self.release(key);
+        Some(record.content)
+    }
+
+    /// Returns the keys of these records.
+    fn keys(&self, are_wanted: impl Fn(&Record) -> bool) -> Vec<u64> {
+        let wanted = self.records.iter().filter(|(_, record)| are_wanted(record));
+        wanted.map(|(&key, _)| key).collect()
     }
 
     /// Lets the next use of an answer hand it over again.
@@ -304,7 +471,8 @@ impl AnswerTable {
     }
 
     fn schedule(&mut self, due: Due) {
-        if self.due.len() > 4 * self.limit + 64 {
+        let [outside, replies, denials] = &self.rooms;
+        if self.due.len() > 4 * (outside.limit + replies.limit + denials.limit) + 64 {
             let Self { due, records, .. } = self;
             due.retain(|Reverse(due)| {
                 records.get(&due.key).is_some_and(|record| record.since_ns == due.since_ns)
@@ -314,9 +482,150 @@ impl AnswerTable {
     }
 }
 
+//----------- Local replies --------------------------------------------------
+
+impl AnswerTable {
+    /// Publishes the replies to a question of clients with this EDNS size, computed from `source`.
+    /// Replies already there stay, unless the size was not known then.
+    pub(crate) fn learn(
+        &mut self,
+        source: &dyn NameSource,
+        question: AnswerQuestion,
+        size: Option<u16>,
+        now_ns: u64,
+    ) {
+        let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = &question;
+        let key = answer::key(self.seed, name.into(), *qtype, *dnssec_ok, *checking_disabled);
+        if let Some(Record { content: Content::Local(local), .. }) = self.records.get(&key)
+            && (local.size.is_some() || size.is_none())
+        {
+            return;
+        }
+        let local = Local { question, size, seed: self.next_seed(), is_sample: false, used_ns: 0 };
+        self.show(key, local, source, now_ns);
+    }
+
+    /// Computes the local replies that differ between two sources again, and withdraws those that cannot
+    /// be computed in time: when this returns, no reply of the older source is left that the newer one
+    /// does not give.
+    pub(crate) fn refresh(
+        &mut self,
+        older: &dyn NameSource,
+        source: &dyn NameSource,
+        now_ns: u64,
+        progress: &mut dyn FnMut(),
+    ) {
+        let begun = Instant::now();
+        // Questions that only userspace could answer may have replies now.
+        self.questions.begin();
+        let concerned = |record: &Record| match &record.content {
+            Content::Forwarded { .. } => false,
+            Content::Local(local) => !source.gives_same_replies(older, &local.question.name),
+        };
+        for (index, key) in self.keys(concerned).into_iter().enumerate() {
+            if index % 16 == 0 {
+                progress();
+            }
+            if begun.elapsed() <= REFRESHING && self.show_again(key, source, now_ns, None) {
+                continue;
+            }
+            self.withdrawn += 1;
+            if let Some(Content::Local(local)) = self.remove(key) {
+                self.later.push_back((key, local));
+            }
+        }
+        // Bounded by the number of records at a time; a change in between may have made it longer.
+        self.later.truncate(MAX_REPLIES);
+    }
+
+    /// Publishes some of the replies that were withdrawn by a change.
+    pub(crate) fn catch_up(&mut self, source: &dyn NameSource, now_ns: u64) {
+        let until = Instant::now() + CATCHING_UP;
+        while let Some((key, local)) = self.later.pop_front() {
+            if !self.records.contains_key(&key) {
+                self.show(key, local, source, now_ns);
+            }
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether replies that were withdrawn wait to be computed.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    /// Returns a seed that differs between servers and calls.
+    fn next_seed(&mut self) -> u64 {
+        // Steps of the golden ratio, wide enough for the draws from one seed.
+        self.last_seed = self.last_seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.last_seed
+    }
+
+    /// Returns whether forwarded answers are kept.
+    pub(crate) fn keeps_forwarded(&self) -> bool {
+        self.rooms[Part::Outside as usize].limit > 0
+    }
+
+    /// Returns whether local replies are kept.
+    pub(crate) fn keeps_replies(&self) -> bool {
+        self.rooms[Part::Replies as usize].limit > 0
+    }
+
+    /// Shows other records of a reply that is in use.
+    fn redraw(&mut self, key: u64, source: &dyn NameSource, now_ns: u64) {
+        let seed = self.next_seed();
+        if !self.show_again(key, source, now_ns, Some(seed)) {
+            self.remove(key);
+        }
+    }
+
+    /// Computes a local reply again, in other orders if there is a new seed; `false` if it cannot be
+    /// published any more.
+    fn show_again(&mut self, key: u64, source: &dyn NameSource, now_ns: u64, seed: Option<u64>) -> bool {
+        let Some(Record { content: Content::Local(local), .. }) = self.records.get(&key) else { return true };
+        let &Local { ref question, size, seed: old_seed, is_sample, used_ns } = local;
+        let (question, seed) = (question.clone(), seed.unwrap_or(old_seed));
+        self.show(key, Local { question, size, seed, is_sample, used_ns }, source, now_ns)
+    }
+
+    /// Writes the entry of a local reply unless the present one is the same; `false` if there is none.
+    fn show(&mut self, key: u64, mut local: Local, source: &dyn NameSource, now_ns: u64) -> bool {
+        let entry = replies::draw(source, &local.question, local.size, local.seed).and_then(|drawn| {
+            let words = answer::encode_local(&drawn.reply, &local.question, self.seed)?;
+            let part = if drawn.reply.is_negative() { Part::Denials } else { Part::Replies };
+            Some((words, part, drawn.is_sample))
+        });
+        let Some((mut words, part, is_sample)) = entry else {
+            self.unfitting_replies += 1;
+            return false;
+        };
+        if let Some(record) = self.records.get(&key).filter(|record| record.part == part) {
+            if self.store.says(record.location, &words) {
+                return true;
+            }
+            words[0] = self.store.last_used_ns(record.location);
+        }
+        (local.is_sample, local.used_ns) = (is_sample, words[0]);
+        if self.place(key, &words, part, now_ns, Content::Local(local)).is_none() {
+            self.questions.release(key);
+            return false;
+        }
+        if is_sample {
+            self.schedule(Due { at_ns: now_ns + REDRAW_NS, key, since_ns: now_ns, task: Task::Redraw });
+        }
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use dns_common::{entry::CHUNK_SIZE, index::Pair};
+    use dns_common::{entry::CHUNK_SIZE, forwarded::MAX_ANSWER_SIZE, index::Pair};
+    use dns_core::{
+        resolve::{Health, Resolution},
+        wire::{Parsed, Query, append_opt, parse},
+    };
     use memmap2::{MmapMut, MmapRaw};
 
     use super::*;
@@ -335,18 +644,106 @@ mod tests {
         filter: Arc<LearnFilter>,
     }
 
+    /// Names without local replies.
+    struct Nothing;
+
+    impl NameSource for Nothing {
+        fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+            Box::new(std::iter::empty())
+        }
+
+        fn resolve(&self, _health: &dyn Health, _name: &Name) -> Option<Resolution> {
+            None
+        }
+    }
+
+    /// Names with an SRV record for each port; a name that begins with `x` is denied.
+    struct Ports(&'static [u8]);
+
+    impl NameSource for Ports {
+        fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+            Box::new(std::iter::empty())
+        }
+
+        fn resolve(&self, _health: &dyn Health, _name: &Name) -> Option<Resolution> {
+            None
+        }
+
+        fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
+            let mut ports = self.0.to_vec();
+            let is_denied = query.question.raw_name[1].eq_ignore_ascii_case(&b'x');
+            if is_denied {
+                ports.clear();
+            }
+            // Orders that differ from draw to draw, as from a random generator.
+            let turns = seed as usize % ports.len().max(1);
+            ports.rotate_left(turns);
+            let mut reply = vec![0, 0, 0x85, 0x80, 0, 1, 0, ports.len() as u8, 0, u8::from(is_denied), 0, 0];
+            reply.extend(&query.message[query.question_range()]);
+            for port in ports {
+                reply.extend(b"\xc0\x0c\0\x21\0\x01\0\0\0\0\0\x09\0\x01\0\x01\0");
+                reply.extend([port, 1, b'a', 0]);
+            }
+            if is_denied {
+                reply.extend(b"\0\0\x06\0\x01\0\0\0\x05\0\x16\0\0");
+                reply.extend(serial.to_be_bytes());
+                reply.extend([0; 16]);
+            }
+            append_opt(query, &mut reply);
+            Some(reply)
+        }
+    }
+
     impl Bench {
+        /// A table for local replies, too.
+        fn with_replies(limit: usize, replies: usize) -> Self {
+            Self::of(limit, replies, 4)
+        }
+
         fn new(limit: usize) -> Self {
+            Self::of(limit, 0, 1)
+        }
+
+        fn of(limit: usize, replies: usize, chunks: usize) -> Self {
             let anonymous = |length: usize| -> MmapRaw { MmapMut::map_anon(length).unwrap().into() };
-            let memory = Arc::new(EntryMemory::new(anonymous(CHUNK_SIZE)));
-            let elements = index::elements(limit as u32) as usize;
+            let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
+            let elements = index::elements((limit + replies) as u32) as usize;
             let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
             let store = EntryStore::new(Index::new(index.clone()), memory.clone());
             let grace = GracePeriods::start(|| true).unwrap();
             let filter = Arc::new(LearnFilter::new());
-            let mut table = AnswerTable::new((store, grace), 7, limit, filter.clone());
+            let mut table =
+                AnswerTable::new((store, grace), 7, (limit, replies), filter.clone(), Arc::default());
             table.begin(1);
             Self { table, index, memory, filter }
+        }
+
+        fn expire(&mut self, now_ns: u64) -> Vec<Renewal> {
+            self.table.expire(&Nothing, now_ns)
+        }
+
+        /// Learns the SRV reply of a name as the publisher does, and returns its key.
+        fn learn(&mut self, source: &dyn NameSource, name: &str) -> u64 {
+            let question = AnswerQuestion {
+                name: name.parse().unwrap(),
+                qtype: 33,
+                dnssec_ok: false,
+                checking_disabled: false,
+            };
+            let key = answer::key(7, (&question.name).into(), 33, false, false);
+            self.table.learn(source, question, Some(1232), SECOND);
+            key
+        }
+
+        /// Returns the replies that the programs give.
+        fn replies(&self, key: u64, name: &str) -> Vec<Vec<u8>> {
+            let Some(location) = self.index.get(key) else { return Vec::new() };
+            let entry = self.memory.read(location, MAX_ANSWER_SIZE / 8).unwrap();
+            let mut message = b"\0\x07\x01\0\0\x01\0\0\0\0\0\0".to_vec();
+            message.extend(name.parse::<Name>().unwrap().as_wire());
+            message.extend([0, 33, 0, 1]);
+            let Parsed::Query(query) = parse(&message) else { panic!("a query") };
+            answer::models(&entry, &query, 0)
         }
 
         /// Offers an answer as the publisher's handle does.
@@ -421,9 +818,9 @@ mod tests {
     fn expired_answer_is_removed() {
         let mut bench = Bench::new(100);
         let key = bench.offer(1, SECOND, 1);
-        assert_eq!(bench.table.expire(100 * SECOND), []);
+        assert_eq!(bench.expire(100 * SECOND), []);
         assert!(bench.index.get(key).is_some());
-        assert_eq!(bench.table.expire(101 * SECOND), []);
+        assert_eq!(bench.expire(101 * SECOND), []);
         assert_eq!(bench.index.get(key), None);
         assert!(bench.is_wanted(key) && bench.table.is_empty());
     }
@@ -433,21 +830,21 @@ mod tests {
         let mut bench = Bench::new(100);
         let (used, unused) = (bench.offer(1, SECOND, 1), bench.offer(2, SECOND, 1));
         bench.use_it(used, 5);
-        assert_eq!(bench.table.expire(90 * SECOND), [], "too early");
-        let renewals = bench.table.expire(97 * SECOND);
+        assert_eq!(bench.expire(90 * SECOND), [], "too early");
+        let renewals = bench.expire(97 * SECOND);
         assert_eq!(
             renewals.iter().map(|renewal| renewal.name.to_string()).collect::<Vec<_>>(),
             [answer_of(1, 0).name.to_string()]
         );
-        assert_eq!(bench.table.expire(98 * SECOND), []);
+        assert_eq!(bench.expire(98 * SECOND), []);
         // The old answer is published again because the renewal failed.
         bench.table.publish(&answer_of(1, SECOND), 1, 98 * SECOND);
         assert_eq!(bench.table.status().written, 2);
         bench.table.publish(&answer_of(1, 98 * SECOND), 1, 98 * SECOND);
-        bench.table.expire(101 * SECOND);
+        bench.expire(101 * SECOND);
         assert!(bench.index.get(used).is_some(), "the new answer lives on");
         assert_eq!(bench.index.get(unused), None);
-        assert_eq!(bench.table.expire(194 * SECOND), [], "not used since");
+        assert_eq!(bench.expire(194 * SECOND), [], "not used since");
     }
 
     #[test]
@@ -473,7 +870,114 @@ mod tests {
         bench.filter.note(filter_key(key, 1));
         bench.table.publish(&answer, 1, SECOND);
         assert!(bench.index.get(key).is_none() && !bench.is_wanted(key));
-        bench.table.expire(101 * SECOND);
+        bench.expire(101 * SECOND);
         assert!(bench.is_wanted(key), "its successor may fit");
+    }
+
+    #[test]
+    fn each_record_comes_first_once() {
+        let mut bench = Bench::with_replies(10, 100);
+        let key = bench.learn(&Ports(&[1, 2, 3]), "web.test");
+        let replies = bench.replies(key, "web.test");
+        let mut firsts: Vec<u8> = replies.iter().map(|reply| reply[12 + 10 + 4 + 17]).collect();
+        firsts.sort_unstable();
+        assert_eq!(firsts, [1, 2, 3]);
+        assert_eq!(bench.table.status().replies.entries, 1);
+    }
+
+    #[test]
+    fn change_replaces_older_reply_at_once() {
+        let mut bench = Bench::with_replies(10, 100);
+        let (old, new) = (Ports(&[1]), Ports(&[2]));
+        let keys = ["a.test", "b.test"].map(|name| (bench.learn(&old, name), name));
+        bench.table.refresh(&old, &new, SECOND, &mut || {});
+        for (key, name) in keys {
+            let replies = bench.replies(key, name);
+            assert!(replies.iter().all(|reply| reply.ends_with(&[2, 1, b'a', 0])), "{replies:02x?}");
+        }
+        bench.table.refresh(&new, &Nothing, SECOND, &mut || {});
+        assert!(keys.iter().all(|&(key, _)| bench.index.get(key).is_none()));
+        assert_eq!(bench.table.status().replies.entries, 0);
+    }
+
+    #[test]
+    fn unfinished_replies_are_withdrawn_and_caught_up() {
+        /// A source so slow that a refresh has no time for a second reply.
+        struct Slow(Ports);
+        impl NameSource for Slow {
+            fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+                self.0.published_names()
+            }
+            fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
+                self.0.resolve(health, name)
+            }
+            fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
+                std::thread::sleep(REFRESHING);
+                self.0.reply(query, serial, seed)
+            }
+        }
+        let mut bench = Bench::with_replies(10, 100);
+        let (old, new) = (Ports(&[1]), Slow(Ports(&[2])));
+        let names = ["a.test", "b.test", "c.test", "d.test"];
+        let keys = names.map(|name| bench.learn(&old, name));
+        bench.table.refresh(&old, &new, SECOND, &mut || {});
+        assert_eq!(keys.iter().filter(|&&key| bench.index.get(key).is_some()).count(), 1);
+        while bench.table.is_behind() {
+            bench.table.catch_up(&new, SECOND);
+        }
+        for (key, name) in keys.into_iter().zip(names) {
+            assert!(bench.replies(key, name)[0].ends_with(&[2, 1, b'a', 0]));
+        }
+    }
+
+    #[test]
+    fn denials_evict_only_denials() {
+        let mut bench = Bench::with_replies(100, 80);
+        // Without its rate, which a test would have to wait for.
+        bench.table.admission = Allowance::new(1 << 20, Instant::now());
+        let source = Ports(&[1, 2]);
+        let outside = bench.offer(1, SECOND, 1);
+        let replies: Vec<(u64, String)> = (0..70)
+            .map(|number| format!("n{number}.test"))
+            .map(|name| (bench.learn(&source, &name), name))
+            .collect();
+        for number in 0..1000 {
+            bench.learn(&source, &format!("x{number}.test"));
+        }
+        let status = bench.table.status().replies;
+        assert_eq!((status.entries, status.denials), (80, 10));
+        assert!(bench.index.get(outside).is_some());
+        assert!(replies.iter().all(|(key, name)| bench.replies(*key, name).len() == 2));
+        for number in 1000..2000 {
+            bench.learn(&source, &format!("n{number}.test"));
+        }
+        assert!(bench.index.get(outside).is_some(), "each part has room of its own");
+        assert_eq!(bench.table.status().replies.denials, 10);
+    }
+
+    #[test]
+    fn flush_of_cache_leaves_local_replies() {
+        let mut bench = Bench::with_replies(10, 100);
+        let (outside, local) = (bench.offer(1, SECOND, 1), bench.learn(&Ports(&[1]), "web.test"));
+        bench.table.begin(2);
+        assert!(bench.index.get(outside).is_none() && bench.index.get(local).is_some());
+        bench.table.withdraw(local);
+        assert!(bench.index.get(local).is_some(), "it is not the cache's");
+    }
+
+    #[test]
+    fn samples_in_use_show_other_records() {
+        let mut bench = Bench::with_replies(10, 100);
+        let source = Ports(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        let key = bench.learn(&source, "web.test");
+        let before = bench.replies(key, "web.test");
+        assert_eq!(before.len(), 8);
+        bench.table.expire(&source, 2 * SECOND);
+        assert_eq!(bench.replies(key, "web.test"), before, "unused");
+        bench.use_it(key, 5);
+        bench.table.expire(&source, 3 * SECOND);
+        assert_ne!(bench.replies(key, "web.test"), before);
+        let location = bench.index.get(key).unwrap();
+        assert_eq!(bench.memory.last_used_ns(location), 5, "its place in the queue stays");
     }
 }

@@ -3,17 +3,21 @@
 //! * [`publisher`]: the single writing thread, and the handle to it.
 //! * [`table`]: the published names and the rules for them (`table/eviction.rs`: the choice of names to evict).
 //! * [`allowance`]: rate limit for learned names that evict each other.
-//! * [`answers`]: the forwarded answers.
+//! * [`answers`]: whole answers: forwarded ones, and local replies that are no address lists.
+//! * [`replies`]: computes local replies.
 //! * [`dependents`]: the names affected by a change of an instance's health.
 //! * [`grace`]: RCU grace periods, after which cells of removed entries may be reused.
 //! * [`second_chance`]: the order of eviction.
+//! * [`learn_filter`]: what queries need not hand over again.
 //! * [`lease`]: the time for which the programs may answer without renewal from userspace.
 
 pub(super) mod allowance;
 pub(super) mod answers;
 pub(super) mod dependents;
 pub(super) mod grace;
+pub(super) mod learn_filter;
 pub(super) mod lease;
 pub(super) mod publisher;
+pub(super) mod replies;
 mod second_chance;
 pub(super) mod table;

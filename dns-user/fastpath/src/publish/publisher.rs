@@ -4,10 +4,7 @@
 use std::{
     io,
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -19,14 +16,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     map::{
-        answer,
+        answer::{self, AnswerQuestion},
         control::ControlPage,
         index::IndexMemory,
         layout::{read_header, read_name},
         store::EntryMemory,
     },
     publish::{
-        answers::{AnswerTable, AnswersStatus, Renewal, filter_key},
+        answers::{AnswerTable, AnswersStatus, Renewal},
+        learn_filter::{LearnFilter, QuestionFilter, filter_key},
         lease::Lease,
         table::{NameSource, Table, TableStatus},
     },
@@ -93,6 +91,16 @@ struct AnswersHandle {
     memory: Arc<EntryMemory>,
     /// Whether forwarded answers are kept at all.
     kept: bool,
+    /// Questions for local replies to publish; `None` if none are kept.
+    questions: Option<Sender<Question>>,
+    question_filter: Arc<QuestionFilter>,
+}
+
+/// A question that userspace answered by a local reply, twice within a short time.
+struct Question {
+    question: AnswerQuestion,
+    /// EDNS size of the client; `None` without EDNS.
+    size: Option<u16>,
 }
 
 /// A forwarded answer that was used in userspace.
@@ -189,6 +197,25 @@ impl Publisher {
         let sent = answer().is_some_and(|answer| offers.try_send(Offer { answer, generation }).is_ok());
         if !sent {
             filter.release(key);
+        }
+    }
+
+    /// Hands over a question that was answered by a local reply other than a list of addresses, so that
+    /// the interface answers it from the third query on. `size` is the client's EDNS size. Dropped if
+    /// the publisher is behind.
+    pub(crate) fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>) {
+        let Some(handle) = &self.inner else { return };
+        let AnswersHandle { questions: Some(questions), question_filter, .. } = &handle.answers else {
+            return;
+        };
+        let &AnswerKey { name, qtype, dnssec_ok, checking_disabled } = question;
+        let key = question.key(handle.seed);
+        if !is_answered(qtype) || !question_filter.is_repeated(key, kernel_monotonic_ns()) {
+            return;
+        }
+        let question = AnswerQuestion { name: name.to_name(), qtype, dnssec_ok, checking_disabled };
+        if questions.try_send(Question { question, size }).is_err() {
+            question_filter.release(key);
         }
     }
 
@@ -321,6 +348,7 @@ pub(crate) struct Answers {
     pub(crate) index: Arc<IndexMemory>,
     pub(crate) memory: Arc<EntryMemory>,
     pub(crate) filter: Arc<LearnFilter>,
+    pub(crate) question_filter: Arc<QuestionFilter>,
 }
 
 /// The running thread, stopped by its owner.
@@ -349,16 +377,24 @@ impl PublisherThread {
         earlier: Option<Vec<Name>>,
     ) -> io::Result<Self> {
         let Names { table, index, memory, filter } = names;
-        let Answers { table: answers, index: answer_index, memory: answer_memory, filter: answer_filter } =
-            answers;
+        let Answers {
+            table: answers,
+            index: answer_index,
+            memory: answer_memory,
+            filter: answer_filter,
+            question_filter,
+        } = answers;
         let (offers, offer_events) = bounded(OFFER_QUEUE);
+        let (questions, question_events) = bounded(OFFER_QUEUE);
         let answers_status = Arc::new(Mutex::new(answers.status()));
         let answers_handle = AnswersHandle {
             offers,
             filter: answer_filter,
             index: answer_index,
             memory: answer_memory,
-            kept: answers.status().max_entries > 0,
+            kept: answers.keeps_forwarded(),
+            questions: answers.keeps_replies().then_some(questions),
+            question_filter,
         };
         let (control, control_events) = unbounded();
         let (learn, learn_events) = bounded(LEARN_QUEUE);
@@ -373,6 +409,8 @@ impl PublisherThread {
             control: control_events,
             learn: learn_events,
             offers: offer_events,
+            questions: question_events,
+            page: page.clone(),
             renewals: None,
             status: status.clone(),
             answers_status: answers_status.clone(),
@@ -418,6 +456,9 @@ struct Worker {
     control: Receiver<Event>,
     learn: Receiver<Name>,
     offers: Receiver<Offer>,
+    questions: Receiver<Question>,
+    /// The page with the programs' settings.
+    page: Arc<ControlPage>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
     renewals: Option<mpsc::Sender<Renewal>>,
     /// The table's status, shared with readers.
@@ -456,7 +497,7 @@ impl Worker {
             self.table.reclaim();
             self.tend_answers();
             let wait = match () {
-                () if self.table.is_installing() => Duration::ZERO,
+                () if self.table.is_installing() || self.answers.is_behind() => Duration::ZERO,
                 () if self.table.is_reclaiming() => RECLAIMING,
                 () => interval.min(IDLE),
             };
@@ -481,6 +522,9 @@ impl Worker {
                 },
                 recv(self.offers) -> offer => if let Ok(offer) = offer {
                     self.publish_answers(offer);
+                },
+                recv(self.questions) -> question => if let Ok(question) = question {
+                    self.publish_replies(question);
                 },
                 default(wait) => {}
             }
@@ -514,24 +558,47 @@ impl Worker {
         *self.answers_status.lock() = self.answers.status();
     }
 
-    /// Removes expired answers and requests renewals.
+    /// Publishes the local replies to waiting questions, until something more urgent arrives.
+    fn publish_replies(&mut self, first: Question) {
+        let begun = Instant::now();
+        let now_ns = BootInstant::now().kernel_ns();
+        let source = self.table.answers();
+        // The programs look for local replies only while they look for whole answers at all.
+        if !self.answers.keeps_forwarded() {
+            self.page.begin_answers();
+        }
+        let mut next = Some(first);
+        while let Some(Question { question, size }) = next {
+            self.answers.learn(&*source, question, size, now_ns);
+            let is_urgent = !self.control.is_empty() || begun.elapsed() > LEARNING;
+            next = if is_urgent { None } else { self.questions.try_recv().ok() };
+        }
+        *self.answers_status.lock() = self.answers.status();
+    }
+
+    /// Removes expired answers, requests renewals, and continues work on local replies.
     fn tend_answers(&mut self) {
-        let Some(renewals) = &self.renewals else { return };
         self.answers.reclaim();
-        if self.answers.is_empty() {
+        if self.answers.is_empty() && !self.answers.is_behind() {
             return;
         }
-        for renewal in self.answers.expire(BootInstant::now().kernel_ns()) {
-            // Fails if there are too many at a time: the answer then expires, and the next query
-            // fetches it.
-            let _ = renewals.try_send(renewal);
+        let now_ns = BootInstant::now().kernel_ns();
+        let source = self.table.answers();
+        self.answers.catch_up(&*source, now_ns);
+        let renewals = self.answers.expire(&*source, now_ns);
+        if let Some(sender) = &self.renewals {
+            for renewal in renewals {
+                // Fails if there are too many at a time: the answer then expires, and the next query
+                // fetches it.
+                let _ = sender.try_send(renewal);
+            }
         }
         *self.answers_status.lock() = self.answers.status();
     }
 
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
-        let Self { table, lease, is_attachable, behind_since, .. } = self;
+        let Self { table, answers, lease, is_attachable, behind_since, .. } = self;
         let is_answering = *is_attachable.borrow();
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
@@ -544,13 +611,19 @@ impl Worker {
             }
         };
         match event {
-            Event::Install(answers) => {
-                table.install(answers, &mut progress);
+            Event::Install(source) => {
+                let older = table.answers();
+                table.install(source.clone(), &mut progress);
+                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                *self.answers_status.lock() = self.answers.status();
                 self.note_installed(begun);
             }
-            Event::Refresh(answers, domains) => {
+            Event::Refresh(source, domains) => {
                 let had_work = (table.is_installing(), table.is_outdated());
-                table.refresh_within(answers, &domains, &mut progress);
+                let older = table.answers();
+                table.refresh_within(source.clone(), &domains, &mut progress);
+                answers.refresh(&*older, &*source, BootInstant::now().kernel_ns(), &mut progress);
+                *self.answers_status.lock() = self.answers.status();
                 if (self.table.is_installing(), self.table.is_outdated()) != had_work {
                     self.note_installed(begun);
                 }
@@ -651,71 +724,4 @@ fn give_memory_back() {
 /// Returns the time elapsed since `since`; zero for `None`.
 fn age(since: Option<Instant>) -> Duration {
     since.map_or(Duration::ZERO, |since| since.elapsed())
-}
-
-//----------- LearnFilter ----------------------------------------------------
-
-/// Slots of the filter: 8 bytes each.
-const SLOTS: usize = 1 << 13;
-
-/// The keys handed over most recently: a hash table with one key per slot, in which a newer key
-/// replaces an older one. A replaced key costs only a superfluous message.
-#[derive(Debug)]
-pub(crate) struct LearnFilter {
-    /// The last key for each value of the lowest bits; 0 is empty, so a name with key 0 is always
-    /// handed over.
-    slots: Box<[AtomicU64]>,
-}
-
-impl LearnFilter {
-    pub(crate) fn new() -> Self {
-        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// Records `key`; `false` if it was recorded already and need not be handed over.
-    pub(crate) fn note(&self, key: u64) -> bool {
-        let slot = self.slot(key);
-        if key != 0 && slot.load(Ordering::Relaxed) == key {
-            return false;
-        }
-        slot.store(key, Ordering::Relaxed);
-        true
-    }
-
-    /// Permits the next query for the name to be handed over again, because the name is not in the
-    /// map.
-    pub(crate) fn release(&self, key: u64) {
-        // If another key has taken the slot in the meantime, there is nothing to release.
-        let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    fn slot(&self, key: u64) -> &AtomicU64 {
-        // Truncation is intended: the lowest bits choose the slot.
-        &self.slots[key as usize % SLOTS]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repetitions_are_held_back_until_forgotten() {
-        let filter = LearnFilter::new();
-        assert!(filter.note(5));
-        assert!(!filter.note(5));
-        filter.release(5);
-        assert!(filter.note(5));
-        let rival = 5 + SLOTS as u64;
-        assert!(filter.note(rival));
-        filter.release(5);
-        assert!(!filter.note(rival), "releasing a key leaves its rival alone");
-        assert!(filter.note(5));
-    }
-
-    #[test]
-    fn a_key_of_zero_is_never_held_back() {
-        let filter = LearnFilter::new();
-        assert!(filter.note(0) && filter.note(0));
-    }
 }

@@ -230,6 +230,14 @@ declare! {
         [] "Forwarded answers left to userspace because they are too long or have too many records.";
     FAST_PATH_FORWARDED_RENEWALS_TOTAL: Counter = "bosh_dns_xdp_fast_path_forwarded_renewals_total"
         [] "Forwarded answers in the map that were refreshed before they expired.";
+    FAST_PATH_LOCAL_REPLIES: Gauge = "bosh_dns_xdp_fast_path_local_replies"
+        [] "Local replies of other types, such as SRV, in the map.";
+    FAST_PATH_LOCAL_EVICTIONS_TOTAL: Counter = "bosh_dns_xdp_fast_path_local_evictions_total"
+        [] "Local replies evicted from the map for lack of space.";
+    FAST_PATH_LOCAL_WITHDRAWN_TOTAL: Counter = "bosh_dns_xdp_fast_path_local_withdrawn_total"
+        [] "Local replies withdrawn from the map by a change; they are computed again.";
+    FAST_PATH_LOCAL_UNFITTING_TOTAL: Counter = "bosh_dns_xdp_fast_path_local_unfitting_total"
+        [] "Local replies left to userspace because they are too long or depend on the client.";
     FAST_PATH_UNFITTING_NAMES: Gauge = "bosh_dns_xdp_fast_path_unfitting_names"
         [] "Names of the records that do not fit in the map; userspace answers them.";
 

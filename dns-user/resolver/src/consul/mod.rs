@@ -41,7 +41,7 @@ use dns_core::{
         ExtendedError, InfoCode, Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport, empty_reply, parse,
     },
 };
-use dns_fastpath::FastPathHandle;
+use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_kit::{clock::kernel_monotonic_ns, metrics::families};
 use dns_upstream::{Answer, CachedSource, NoInterfaces, Upstream};
 #[cfg(feature = "live-consul")]
@@ -129,13 +129,26 @@ impl ConsulNames {
         let source = self.source.load();
         let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else { return };
         let now = kernel_monotonic_ns();
-        let services = self.used.recent(|name| {
-            let last_used = self.fast_path.last_used_ns(name)?;
+        let services = self.used.recent(|name, qtype| {
+            let last_used = match qtype {
+                published::ADDRESSES => self.fast_path.last_used_ns(name)?,
+                _ => self.reply_last_used_ns(name, qtype)?,
+            };
             Some(Duration::from_nanos(now.saturating_sub(last_used)))
         });
         if !services.is_empty() {
             source.used(services);
         }
+    }
+
+    /// Returns when an interface last gave a reply of this type, whatever the flags of the query.
+    fn reply_last_used_ns(&self, name: &Name, qtype: u16) -> Option<u64> {
+        let flags = [(false, false), (false, true), (true, false), (true, true)];
+        let last_used = flags.into_iter().filter_map(|(dnssec_ok, checking_disabled)| {
+            let question = AnswerKey { name: name.into(), qtype, dnssec_ok, checking_disabled };
+            self.fast_path.answer_last_used_ns(&question)
+        });
+        last_used.max()
     }
 
     /// Returns why the catalog may be wrong, if a live Consul fails to confirm it.
@@ -274,14 +287,17 @@ impl Answer for ConsulNames {
         if !answer.hosts().is_empty() {
             return false;
         }
-        if matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses() {
-            let name = query.question.name();
-            if let Some(source) = &*self.source.load()
-                && !source.watches_all()
-                && let Some(service) = zone.service_of(query)
-            {
-                self.used.note(&name, service);
-            }
+        let qtype = query.question.qtype;
+        let is_address_list = matches!(qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses();
+        let name = query.question.name();
+        if let Some(source) = &*self.source.load()
+            && !source.watches_all()
+            && answer.rcode == ResponseCode::NoError
+            && let Some(service) = zone.service_of(query)
+        {
+            self.used.note(&name, if is_address_list { published::ADDRESSES } else { qtype }, service);
+        }
+        if is_address_list {
             self.fast_path.learn(&name);
         }
         out.extend_from_slice(&answer.finish(query, transport, &zone.config.dns, &Default::default()));

@@ -2,15 +2,18 @@
 
 use std::{
     collections::HashMap,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
 
 use dns_common::entry::{AnswerPolicy, MAX_V4, MAX_V6};
 
-use dns_consul::{Publishable, Zone, catalog::Place};
-use dns_core::name::Name;
+use dns_consul::{Asker, Publishable, Zone, catalog::Place};
+use dns_core::{
+    name::Name,
+    wire::{Query, TYPE_A, TYPE_AAAA, Transport},
+};
 use parking_lot::Mutex;
 
 /// Consul's names at one moment.
@@ -41,6 +44,24 @@ impl Published {
         Some((v4, v6, policy))
     }
 
+    /// Returns the reply to a query unless interfaces answer it from its addresses, or it depends on more
+    /// than the query: on the client, on host names outside the catalog, or on data not read yet.
+    pub(crate) fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
+        let Self { zone, recursion, seed: _ } = self;
+        if zone.config.dns.disable_compression || zone.lacks(query).is_some() {
+            return None;
+        }
+        let client = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let asker = Asker { transport: Transport::Udp, client, recursion: *recursion, serial };
+        let answer = zone.answer(query, &asker, &mut fastrand::Rng::with_seed(seed))?;
+        let is_address_list =
+            matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses();
+        if is_address_list || !answer.is_for_everyone() || !answer.hosts().is_empty() {
+            return None;
+        }
+        Some(answer.finish(query, Transport::Udp, &zone.config.dns, &Default::default()))
+    }
+
     /// Selects as many addresses as an entry holds. Each server makes a different choice, but
     /// always the same one for the same list, so that an entry changes only with the list.
     fn sample<T: Ord>(&self, addresses: &mut Vec<T>, most: usize) {
@@ -58,27 +79,32 @@ const MOST: usize = 65_536;
 /// A name answered within this time is in use.
 const IN_USE: Duration = Duration::from_secs(60);
 
-/// Place and service in lower case, by name. Userspace does not see these queries, but the live source must
+/// Place and service in lower case, by name and by type; type 0 stands for the name's addresses. Userspace does not see these queries, but the live source must
 /// know which services are in use.
 #[derive(Debug, Default)]
-pub(super) struct Used(Mutex<HashMap<Name, (Place, String)>>);
+pub(super) struct Used(Mutex<HashMap<(Name, u16), (Place, String)>>);
+
+/// The type under which [`Used`] keeps the addresses of a name.
+pub(super) const ADDRESSES: u16 = 0;
 
 impl Used {
-    /// Records the service of a name that is passed to the publisher.
-    pub(super) fn note(&self, name: &Name, service: (Place, String)) {
+    /// Records the service of a name that is passed to the publisher, with the type of the question or
+    /// [`ADDRESSES`].
+    pub(super) fn note(&self, name: &Name, qtype: u16, service: (Place, String)) {
         let mut names = self.0.lock();
-        if names.len() < MOST || names.contains_key(name) {
-            names.insert(name.clone(), service);
+        let key = (name.clone(), qtype);
+        if names.len() < MOST || names.contains_key(&key) {
+            names.insert(key, service);
         }
     }
 
     /// Returns the services of names that an interface answered recently. `age` returns the time
-    /// since the last answer for a name; names without one are dropped when room is scarce.
-    pub(super) fn recent(&self, age: impl Fn(&Name) -> Option<Duration>) -> Vec<(Place, String)> {
+    /// since the last answer for a name and type; names without one are dropped when room is scarce.
+    pub(super) fn recent(&self, age: impl Fn(&Name, u16) -> Option<Duration>) -> Vec<(Place, String)> {
         let mut names = self.0.lock();
         let crowded = names.len() >= MOST / 2;
         let mut services = Vec::new();
-        names.retain(|name, service| match age(name) {
+        names.retain(|(name, qtype), service| match age(name, *qtype) {
             Some(age) if age < IN_USE => {
                 services.push(service.clone());
                 true
@@ -103,9 +129,9 @@ mod tests {
         {
             let name = Name::from_text(name).expect("a name");
             let service = if name.to_string().contains("web") { "web" } else { "other" };
-            used.note(&name, key(service));
+            used.note(&name, ADDRESSES, key(service));
         }
-        let age = |name: &Name| match name.to_string() {
+        let age = |name: &Name, _qtype: u16| match name.to_string() {
             text if text.contains("web") => Some(Duration::from_secs(5)),
             text if text.starts_with("db") => Some(Duration::from_secs(61)),
             _ => None,

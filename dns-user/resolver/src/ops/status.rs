@@ -131,6 +131,12 @@ pub struct FastPathView {
     /// Limit of forwarded answers; 0 if they are not kept.
     #[serde(default)]
     pub max_forwarded_answers: usize,
+    /// Number of local replies of other types in the map.
+    #[serde(default)]
+    pub local_replies: usize,
+    /// Limit of local replies; 0 if `xdp.other_types` is off.
+    #[serde(default)]
+    pub max_local_replies: usize,
     /// Remaining lease in seconds; null if expired.
     pub lease_seconds: Option<f64>,
     /// Complete status of the fast path.
@@ -164,6 +170,8 @@ impl FastPathView {
             memory_fill: share(names.store.used, names.store.total),
             forwarded_answers: answers.entries,
             max_forwarded_answers: answers.max_entries,
+            local_replies: answers.replies.entries,
+            max_local_replies: answers.replies.max_entries,
             lease_seconds: (lease.remaining_ms > 0).then(|| lease.remaining_ms as f64 / 1000.0),
             internals,
         }

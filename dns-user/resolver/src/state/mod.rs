@@ -30,7 +30,7 @@ use dns_core::{
 };
 use dns_fastpath::{FastPathHandle, NameSource};
 use dns_health::Tracker;
-use dns_upstream::Answer;
+use dns_upstream::{Answer, reverse_reply};
 
 /// The data from which queries are answered at one moment; never changed, only replaced.
 #[derive(Clone)]
@@ -428,6 +428,34 @@ impl NameSource for PublishedNames {
         let (v4, v6, policy) = consul.look_up(name)?;
         let resolution = Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() };
         Some((resolution, Some(policy)))
+    }
+
+    fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
+        let Self { state, consul } = self;
+        let name = query.question.name();
+        match Route::of(state, &name, query.question.qtype) {
+            Route::Consul(_) => {
+                let reply = consul.as_ref()?.reply(query, serial, seed)?;
+                let is_denial = reply.get(3)? & 15 == ResponseCode::NXDomain.low();
+                (!is_denial || !state.is_above_ours(&name)).then_some(reply)
+            }
+            Route::Reverse(_) => {
+                let random = || fastrand::Rng::with_seed(seed);
+                let reply = reverse_reply(query, &state.snapshot, random)?;
+                (reply.len() <= query.limit(Transport::Udp)).then_some(reply)
+            }
+            _ => None,
+        }
+    }
+
+    fn gives_same_replies(&self, older: &dyn NameSource, name: &Name) -> bool {
+        let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else { return false };
+        let (Some(new), Some(old)) = (&self.consul, &older.consul) else { return false };
+        let is_above_ours = |source: &Self| source.state.is_above_ours(name);
+        new.is_same(old)
+            && self.state.is_consuls(name)
+            && older.state.is_consuls(name)
+            && is_above_ours(self) == is_above_ours(older)
     }
 
     fn facets(&self, name: &Name) -> Facets {

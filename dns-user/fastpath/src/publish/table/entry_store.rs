@@ -60,7 +60,7 @@ impl<W: Words> EntryStore<W> {
     }
 
     /// Returns whether an entry has these words, apart from the last-used time.
-    pub(super) fn says(&self, location: Location, words: &[u64]) -> bool {
+    pub(crate) fn says(&self, location: Location, words: &[u64]) -> bool {
         self.memory.equals_but_last_used(location, words)
     }
 

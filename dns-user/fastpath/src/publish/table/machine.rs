@@ -23,7 +23,7 @@ use crate::{
         layout::{read_header, read_name},
         store::EntryMemory,
     },
-    publish::{grace::GracePeriods, publisher::LearnFilter},
+    publish::{grace::GracePeriods, learn_filter::LearnFilter},
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},
@@ -138,7 +138,7 @@ impl Machine {
         let table = Table::new(
             (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
             SEED,
-            Limits { useful, listed: useful, negative, answers: 0 },
+            Limits { useful, listed: useful, negative, answers: 0, replies: 0 },
             health,
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),

@@ -29,12 +29,13 @@ pub(crate) use self::{entry_store::EntryStore, records::Placed};
 use crate::{
     Admission,
     map::layout::Encoded,
-    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, publisher::LearnFilter},
+    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, learn_filter::LearnFilter},
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},
     name::Name,
     resolve::{Existence, Health, Resolution},
+    wire::Query,
 };
 
 /// Number of most recently used names that a new snapshot updates first.
@@ -69,6 +70,18 @@ pub trait NameSource: Any + Send + Sync {
         self.resolve(health, name).map(|resolution| (resolution, None))
     }
 
+    /// Returns the reply that userspace gives to a query by UDP if it depends on nothing but the query's
+    /// question, flags and EDNS size, and is no list of addresses that [`Self::resolve_with_policy`] gives.
+    /// `serial` is that of SOA records. Equal seeds yield the same order and choice of records.
+    fn reply(&self, _query: &Query<'_>, _serial: u32, _seed: u64) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Returns whether an older source gives the same replies for `name`; `false` if that is unknown.
+    fn gives_same_replies(&self, _older: &dyn NameSource, _name: &Name) -> bool {
+        false
+    }
+
     /// Returns the facets on which the meaning of `name` depends.
     fn facets(&self, _name: &Name) -> Facets {
         [Facet::ANY].into_iter().collect()
@@ -87,6 +100,8 @@ pub(crate) struct Limits {
     pub(crate) useful: usize,
     /// Maximum number of forwarded answers, kept in separate maps.
     pub(crate) answers: usize,
+    /// Maximum number of local replies that are no address lists, in the same maps.
+    pub(crate) replies: usize,
     /// Maximum number of listed names within `useful`. Further listed names are learned like any
     /// other name: most names of a huge fleet are never queried, and queried names need room.
     pub(crate) listed: usize,
@@ -280,6 +295,11 @@ impl Table {
         let keys: Vec<u64> =
             self.records.iter().filter(|(_, record)| concerned(record)).map(|(key, _)| key).collect();
         self.refresh_all(keys, progress);
+    }
+
+    /// Returns the answers installed last.
+    pub(crate) fn answers(&self) -> Arc<dyn NameSource> {
+        self.answers.clone()
     }
 
     /// Returns whether a pass is running.

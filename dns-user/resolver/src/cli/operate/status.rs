@@ -199,7 +199,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     let _ = writeln!(
         out,
         "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
-         memory {:.0} %; {} of {} forwarded answers; lease {lease}",
+         memory {:.0} %; {} of {} forwarded answers; {} of {} other types; lease {lease}",
         count(fast_path.published as u64),
         count(fast_path.learned as u64),
         count(fast_path.negative as u64),
@@ -208,6 +208,8 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         fast_path.memory_fill * 100.0,
         count(fast_path.forwarded_answers as u64),
         count(fast_path.max_forwarded_answers as u64),
+        count(fast_path.local_replies as u64),
+        count(fast_path.max_local_replies as u64),
     );
     for (state, title) in [
         ("served", "INTERFACES SERVED"),

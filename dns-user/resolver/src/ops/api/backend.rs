@@ -29,7 +29,7 @@ use dns_core::{
     name::Name,
     resolve::{Health, explain},
     reverse,
-    wire::{TYPE_A, TYPE_AAAA},
+    wire::{TYPE_A, TYPE_AAAA, TYPE_PTR, TYPE_TXT},
 };
 use dns_fastpath::AnswerKey;
 use dns_health::HealthService;
@@ -141,9 +141,16 @@ impl Backend {
         let is_published = self.server_state.fast_path.is_published(&name);
         let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
-            let answered_by = match is_published {
-                true => "the interface (fast path) for addresses over UDP; userspace for everything else",
-                false => "userspace",
+            let mut types = self.held_types(&name);
+            if is_published {
+                types.insert(0, "addresses");
+            }
+            let answered_by = match &types[..] {
+                [] => "userspace".to_owned(),
+                _ => format!(
+                    "the interface (fast path) for {} over UDP; userspace for everything else",
+                    types.join(" and ")
+                ),
             };
             let dns_consul::Explanation { domain, text, rcode } = explanation;
             return Ok(json!({
@@ -184,8 +191,12 @@ impl Backend {
             Route::Handler(_) | Route::Recursors(_) | Route::Reverse(_) => self.held_types(&name),
             _ => Vec::new(),
         };
+        let is_ours = reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty());
         let answered_by = match held[..] {
             [] => answered_by,
+            _ if is_ours => {
+                format!("the interface (fast path), for {} over UDP; else {answered_by}", held.join(" and "))
+            }
             _ => format!(
                 "the interface (fast path), for {} over UDP until the cached answer expires; then {answered_by}",
                 held.join(" and ")
@@ -262,7 +273,7 @@ impl Backend {
         listing
     }
 
-    /// Returns the types among A and AAAA of the forwarded answers for a name that interfaces hold.
+    /// Returns the most usual types of the whole answers for a name that interfaces hold.
     fn held_types(&self, name: &Name) -> Vec<&'static str> {
         let is_held = |qtype: u16| {
             [false, true].into_iter().any(|dnssec_ok| {
@@ -270,7 +281,7 @@ impl Backend {
                 self.server_state.fast_path.holds_answer(&key)
             })
         };
-        let types = [(TYPE_A, "A"), (TYPE_AAAA, "AAAA")];
+        let types = [(TYPE_A, "A"), (TYPE_AAAA, "AAAA"), (33, "SRV"), (TYPE_TXT, "TXT"), (TYPE_PTR, "PTR")];
         types.into_iter().filter(|(qtype, _)| is_held(*qtype)).map(|(_, label)| label).collect()
     }
 

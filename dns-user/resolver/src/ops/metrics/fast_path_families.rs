@@ -66,5 +66,9 @@ fn all(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFamily> {
         families::FAST_PATH_FORWARDED_EVICTIONS_TOTAL.is(answers.evicted),
         families::FAST_PATH_FORWARDED_UNFITTING_TOTAL.is(answers.unfitting),
         families::FAST_PATH_FORWARDED_RENEWALS_TOTAL.is(answers.renewals),
+        families::FAST_PATH_LOCAL_REPLIES.is(answers.replies.entries as f64),
+        families::FAST_PATH_LOCAL_EVICTIONS_TOTAL.is(answers.replies.evicted),
+        families::FAST_PATH_LOCAL_WITHDRAWN_TOTAL.is(answers.replies.withdrawn),
+        families::FAST_PATH_LOCAL_UNFITTING_TOTAL.is(answers.replies.unfitting),
     ]
 }

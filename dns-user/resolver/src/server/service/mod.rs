@@ -36,7 +36,7 @@ use dns_core::{
     },
 };
 use dns_dnstap::Exchange;
-use dns_fastpath::AnswerKey;
+use dns_fastpath::{AnswerKey, is_answerable};
 use dns_kit::logs::{Request, requests};
 use dns_upstream::{Answer, admission::Permit, reverse_reply};
 
@@ -154,8 +154,11 @@ impl QueryHandler {
                 *out = refusal(query, transport, &NOT_OURS);
                 admit_existence(&state, query, &name, out);
             }
-            Route::Reverse(past) => match reverse_reply(query, &state.snapshot) {
-                Some(reply) => *out = fit(query, reply, transport),
+            Route::Reverse(past) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
+                Some(reply) => {
+                    *out = fit(query, reply, transport);
+                    self.learn_reply(query, &name, transport);
+                }
                 None => {
                     out.clear();
                     if !past.answer_at_once(query, transport, out) {
@@ -172,6 +175,9 @@ impl QueryHandler {
                 *out = fit(query, std::mem::take(out), transport);
                 // An interface would return the cached denial.
                 let is_denied = admit_existence(&state, query, &name, out);
+                if matches!(by, By::Consul) {
+                    self.learn_reply(query, &name, transport);
+                }
                 if !matches!(by, By::Consul) && !is_denied && qclass == CLASS_IN && query.recursion_desired()
                 {
                     self.offer(query, &name, generation, &*answer);
@@ -184,13 +190,16 @@ impl QueryHandler {
 
     /// Hands over to the interfaces a cached answer that was used again.
     fn offer(&self, query: &Query<'_>, name: &Name, generation: u64, answer: &dyn Answer) {
-        let question = AnswerKey {
-            name: name.into(),
-            qtype: query.question.qtype,
-            dnssec_ok: query.dnssec_ok(),
-            checking_disabled: query.checking_disabled(),
-        };
+        let question = answer_key(query, name);
         self.server_state.fast_path.offer_answer(&question, generation, || answer.cached(query));
+    }
+
+    /// Hands over to the interfaces a question that was answered by a local reply.
+    fn learn_reply(&self, query: &Query<'_>, name: &Name, transport: Transport) {
+        if transport == Transport::Udp && is_answerable(query) {
+            let size = query.edns.map(|edns| edns.udp_size);
+            self.server_state.fast_path.learn_reply(&answer_key(query, name), size);
+        }
     }
 
     /// Adds EDNS options that depend on those of the query. Most queries have none.
@@ -272,6 +281,16 @@ impl QueryHandler {
         let mut reply = failure(query, transport, &TOO_MANY);
         self.add_options(query, By::Nobody, transport, &mut reply);
         reply
+    }
+}
+
+/// Returns the key of the answer to a query of class IN.
+fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
+    AnswerKey {
+        name: name.into(),
+        qtype: query.question.qtype,
+        dnssec_ok: query.dnssec_ok(),
+        checking_disabled: query.checking_disabled(),
     }
 }
 

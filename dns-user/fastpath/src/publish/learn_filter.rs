@@ -1,0 +1,148 @@
+//! Filters in userspace of what queries hand over to the publisher: names, answers and questions.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Slots of the filter: 8 bytes each.
+const SLOTS: usize = 1 << 13;
+
+/// The keys handed over most recently: a hash table with one key per slot, in which a newer key
+/// replaces an older one. A replaced key costs only a superfluous message.
+#[derive(Debug)]
+pub(crate) struct LearnFilter {
+    /// The last key for each value of the lowest bits; 0 is empty, so a name with key 0 is always
+    /// handed over.
+    slots: Box<[AtomicU64]>,
+}
+
+impl LearnFilter {
+    pub(crate) fn new() -> Self {
+        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Records `key`; `false` if it was recorded already and need not be handed over.
+    pub(crate) fn note(&self, key: u64) -> bool {
+        let slot = self.slot(key);
+        if key != 0 && slot.load(Ordering::Relaxed) == key {
+            return false;
+        }
+        slot.store(key, Ordering::Relaxed);
+        true
+    }
+
+    /// Permits the next query for the name to be handed over again, because the name is not in the
+    /// map.
+    pub(crate) fn release(&self, key: u64) {
+        // If another key has taken the slot in the meantime, there is nothing to release.
+        let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn slot(&self, key: u64) -> &AtomicU64 {
+        // Truncation is intended: the lowest bits choose the slot.
+        &self.slots[key as usize % SLOTS]
+    }
+}
+
+/// Returns the key of an answer in the filter, which differs in each generation.
+pub(crate) fn filter_key(key: u64, generation: u64) -> u64 {
+    key ^ generation.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+//----------- QuestionFilter -------------------------------------------------
+
+/// Longest time between two queries that make a question worth publishing, in seconds.
+const REPEATED_WITHIN: u64 = 10;
+
+/// The questions answered by local replies in userspace: each is handed over at its second query within
+/// [`REPEATED_WITHIN`], and then not again until it is released or the names change.
+#[derive(Debug)]
+pub(crate) struct QuestionFilter {
+    /// The last question for each value of the lowest bits: the upper bits of its key, and the time of its
+    /// first query in the lowest [`TIME_BITS`].
+    first: Box<[AtomicU64]>,
+    handed_over: LearnFilter,
+    /// Number of changes of the names.
+    changes: AtomicU64,
+}
+
+/// Bits of a time in seconds that a slot of [`QuestionFilter`] keeps.
+const TIME_BITS: u32 = 16;
+
+impl Default for QuestionFilter {
+    fn default() -> Self {
+        Self {
+            first: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+            handed_over: LearnFilter::new(),
+            changes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl QuestionFilter {
+    /// Records a query at this time of `CLOCK_MONOTONIC`; returns whether to hand its question over.
+    pub(crate) fn is_repeated(&self, key: u64, now_ns: u64) -> bool {
+        let now = (now_ns / 1_000_000_000) & ((1 << TIME_BITS) - 1);
+        // Truncation is intended: the lowest bits choose the slot.
+        let slot = &self.first[key as usize % SLOTS];
+        let (upper, seen) = (key >> TIME_BITS << TIME_BITS, slot.load(Ordering::Relaxed));
+        let age = now.wrapping_sub(seen) & ((1 << TIME_BITS) - 1);
+        if seen >> TIME_BITS << TIME_BITS != upper || age > REPEATED_WITHIN {
+            slot.store(upper | now, Ordering::Relaxed);
+            return false;
+        }
+        self.handed_over.note(self.key(key))
+    }
+
+    /// Lets a question be handed over again.
+    pub(crate) fn release(&self, key: u64) {
+        self.handed_over.release(self.key(key));
+    }
+
+    /// Lets all questions be handed over again, because the names have changed.
+    pub(crate) fn begin(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn key(&self, key: u64) -> u64 {
+        filter_key(key, self.changes.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_are_held_back_until_forgotten() {
+        let filter = LearnFilter::new();
+        assert!(filter.note(5));
+        assert!(!filter.note(5));
+        filter.release(5);
+        assert!(filter.note(5));
+        let rival = 5 + SLOTS as u64;
+        assert!(filter.note(rival));
+        filter.release(5);
+        assert!(!filter.note(rival), "releasing a key leaves its rival alone");
+        assert!(filter.note(5));
+    }
+
+    #[test]
+    fn a_key_of_zero_is_never_held_back() {
+        let filter = LearnFilter::new();
+        assert!(filter.note(0) && filter.note(0));
+    }
+
+    #[test]
+    fn second_query_hands_question_over() {
+        const SECOND: u64 = 1_000_000_000;
+        let filter = QuestionFilter::default();
+        assert!(!filter.is_repeated(7 << 20, SECOND));
+        assert!(filter.is_repeated(7 << 20, 11 * SECOND));
+        assert!(!filter.is_repeated(7 << 20, 11 * SECOND), "it was handed over");
+        filter.begin();
+        assert!(filter.is_repeated(7 << 20, 11 * SECOND), "the names changed");
+        filter.release(7 << 20);
+        assert!(!filter.is_repeated(7 << 20, 12 * SECOND), "the first query was too long ago");
+        assert!(filter.is_repeated(7 << 20, 12 * SECOND));
+        assert!(!filter.is_repeated(9 << 20, 12 * SECOND), "another question");
+    }
+}
