@@ -30,6 +30,7 @@ mod publish;
 
 use std::{
     any::Any,
+    fs::File,
     hash::{BuildHasher as _, Hasher as _},
     io,
     net::{IpAddr, SocketAddr},
@@ -476,10 +477,19 @@ pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
-/// Opens what only root may read and the attacher reads later: the lists of packet filter tables. Must be
-/// called before it changes its user.
-pub fn open_rule_lists() {
-    rules::open_lists();
+/// Names of the lists of legacy packet filter tables, for IPv4 and IPv6.
+pub const RULE_LISTS: [&str; 2] = rules::LISTS;
+
+/// Opens the lists of the calling thread's network namespace, which only root may, for an attacher that never
+/// is root. A missing one does not exist.
+pub fn open_rule_lists() -> [Option<File>; 2] {
+    rules::open_lists()
+}
+
+/// Makes the attacher read these lists, and else those that it can open now. Must be called before it changes
+/// its user.
+pub fn use_rule_lists(handed: [Option<File>; 2]) {
+    rules::use_lists(handed);
 }
 
 /// Result of [`detach_all`].

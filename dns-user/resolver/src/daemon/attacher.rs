@@ -144,7 +144,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
         (false, None) => return Err(AttacherError::NotWanted(file())),
     };
     let first = authority(&config)?;
-    dns_fastpath::open_rule_lists();
+    dns_fastpath::use_rule_lists(service_manager::handed_files(dns_fastpath::RULE_LISTS));
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     // Forks, so it must precede the first thread.
@@ -233,7 +233,10 @@ pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
         let found = User::from_name(user).ok().flatten();
         let user = found.ok_or_else(|| AttacherError::NoSuchUser(user.to_owned()))?;
         let owner = (user.uid.as_raw(), user.gid.as_raw());
-        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(AttacherError::Pins)
+        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(AttacherError::Pins)?;
+        // The service that follows may not open these.
+        service_manager::keep_files(dns_fastpath::RULE_LISTS, dns_fastpath::open_rule_lists());
+        Ok(())
     };
     match prepare() {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,7 +27,11 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-pub(crate) use self::{facts::Facts, packet::Device, xtables::open_lists};
+pub(crate) use self::{
+    facts::Facts,
+    packet::Device,
+    xtables::{LISTS, open_lists, use_lists},
+};
 use self::{
     packet::Packet,
     walk::Ends,

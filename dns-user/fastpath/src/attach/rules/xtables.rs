@@ -14,7 +14,8 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::fs::FileExt as _,
     },
-    sync::{Once, OnceLock},
+    path::Path,
+    sync::OnceLock,
 };
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -51,36 +52,44 @@ pub(super) struct Table {
     entries: Vec<u8>,
 }
 
-/// The lists of the existing tables, for IPv4 and IPv6. Only root may open them (mode 0440).
-const LISTS: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+/// Names of the lists of existing tables, for IPv4 and IPv6.
+pub(crate) const LISTS: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 
-/// These lists, opened before the process changed its user; `None`: the file did not exist.
+/// Kernel modules of a family: the one on which its tables depend, and the beginning of each table's.
+const MODULES: [(&str, &str); 2] = [("ip_tables", "iptable_"), ("ip6_tables", "ip6table_")];
+
+/// The lists, opened with more privileges than the process keeps; `None`: the file did not exist, or was not
+/// handed over.
 static OPENED: OnceLock<[Option<File>; 2]> = OnceLock::new();
 
-/// Opens the lists of tables for the rest of the process's life. Must be called before it changes its user.
-pub(crate) fn open_lists() {
-    OPENED.get_or_init(|| LISTS.map(|list| File::open(list).ok()));
+fn path(list: usize) -> String {
+    format!("/proc/thread-self/net/{}", LISTS[list])
+}
+
+/// Opens the lists of the calling thread's network namespace. Only root may (mode 0440).
+pub(crate) fn open_lists() -> [Option<File>; 2] {
+    [0, 1].map(|list| File::open(path(list)).ok())
+}
+
+/// Uses these lists, and else those that the process can open now, for the rest of its life.
+pub(crate) fn use_lists(handed: [Option<File>; 2]) {
+    OPENED.get_or_init(|| {
+        let [v4, v6] = open_lists();
+        let [handed_v4, handed_v6] = handed;
+        [handed_v4.or(v4), handed_v6.or(v6)]
+    });
 }
 
 /// Reads a list of tables; a kernel without legacy tables has none.
-fn read_list(number: usize) -> io::Result<String> {
+fn read_list(list: usize) -> io::Result<String> {
     /// Longer than the names of all tables.
     const LONGEST: usize = 4096;
-    let opened = OPENED.get().and_then(|opened| opened[number].as_ref());
+    let opened = OPENED.get().and_then(|opened| opened[list].as_ref());
     let Some(file) = opened else {
-        return match fs::read_to_string(LISTS[number]) {
+        return match fs::read_to_string(path(list)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            // A service that never was root, such as the packaged one. Refusing every interface would switch the
-            // fast path off where nobody uses legacy tables.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                static SAID: Once = Once::new();
-                SAID.call_once(|| {
-                    tracing::info!(
-                        "{}: {error}; rules of legacy iptables go undetected until the attacher starts as root",
-                        LISTS[number]
-                    );
-                });
-                Ok(String::new())
+                excluded_by_modules(Path::new("/sys/module"), list)
             }
             other => other,
         };
@@ -88,6 +97,28 @@ fn read_list(number: usize) -> io::Result<String> {
     let mut buffer = vec![0; LONGEST];
     let length = file.read_at(&mut buffer, 0)?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+/// Returns an empty list if the kernel's modules show that no table can exist, which everybody may read.
+///
+/// A table exists only while its module is loaded. Asking the kernel for a table instead would create it in
+/// this network namespace, and load its module. Modules that are part of the kernel are not all listed, but a
+/// table's cannot be if the family's is loadable: only that has a state.
+fn excluded_by_modules(modules: &Path, list: usize) -> io::Result<String> {
+    let (family, prefix) = MODULES[list];
+    let is_loaded = |table: &&&str| modules.join(format!("{prefix}{table}")).exists();
+    let reason = match ORDER.iter().find(is_loaded) {
+        None if modules.join(family).join("initstate").exists() => return Ok(String::new()),
+        None => format!("{family} is part of this kernel"),
+        Some(table) => format!("{prefix}{table} is loaded"),
+    };
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!(
+            "legacy iptables may have rules ({reason}), and only root may list them; restart the attacher's \
+             service (bosh-dns-xdp-attach), or start the attacher as root"
+        ),
+    ))
 }
 
 /// Reads the tables of both families.
@@ -471,5 +502,27 @@ impl Chains for Way<'_, '_> {
     fn rules(&mut self, chain: usize) -> usize {
         let table = self.table;
         self.rules.entry(chain).or_insert_with(|| table.chain(chain)).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_show_whether_tables_can_exist() {
+        let modules = tempfile::tempdir().unwrap();
+        let decide = |list| excluded_by_modules(modules.path(), list).map_err(|error| error.to_string());
+        let add = |path: &str| fs::create_dir_all(modules.path().join(path)).unwrap();
+        // Part of the kernel: tables may be as well, without a trace.
+        add("ip_tables");
+        assert!(decide(0).unwrap_err().contains("ip_tables is part of this kernel"));
+        add("ip_tables/initstate");
+        assert_eq!(decide(0), Ok(String::new()));
+        add("ip6table_nat");
+        assert_eq!(decide(0), Ok(String::new()), "a table of the other family");
+        assert!(decide(1).unwrap_err().contains("ip6table_nat is loaded"));
+        add("iptable_filter");
+        assert!(decide(0).unwrap_err().contains("iptable_filter is loaded"));
     }
 }
