@@ -1,5 +1,5 @@
 //! `cargo xtask docs`: builds the documentation book and checks every link in the
-//! repository's Markdown.
+//! repository's Markdown. The packages contain the same pages.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{capture, install, root, run};
+use crate::{
+    dist::archive,
+    process::{capture, install, root, run},
+};
 
 /// Version of mdBook to install below `.toolchain`.
 const MDBOOK_VERSION: &str = "0.5.4";
@@ -32,10 +35,13 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
     let folder = root.join(".toolchain/mdbook");
     let program = folder.join("bin/mdbook");
     let installed = capture(Command::new(&program).arg("--version")).unwrap_or_default();
-    if !installed.contains(MDBOOK_VERSION) {
+    // Cargo's note on what it installed: without this feature the book has no search.
+    let note = fs::read_to_string(folder.join(".crates2.json")).unwrap_or_default();
+    if !installed.contains(MDBOOK_VERSION) || !note.contains("\"search\"") {
         install(
             Command::new("cargo")
                 .args(["install", "mdbook", "--version", MDBOOK_VERSION, "--force", "--no-default-features"])
+                .args(["--features", "search"])
                 .arg("--root")
                 .arg(folder),
         )?;
@@ -72,6 +78,38 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     }
     problems.sort();
     Ok(problems)
+}
+
+/// A linked file of which Debian installs a copy of its own.
+const COMMON_LICENCE: (&str, &str) = ("](LICENSE)", "](/usr/share/common-licenses/Apache-2.0)");
+
+/// Copies the README, the documentation and every file to which they link, with the repository's folders, so
+/// that no link breaks.
+pub(crate) fn put_pages(folder: &Path) -> Result<()> {
+    let root = root().canonicalize()?;
+    let listed = capture(Command::new("git").args(["ls-files", "docs"]).current_dir(&root))?;
+    let is_shown = |file: &&str| !file.ends_with("book.toml");
+    let mut next: Vec<PathBuf> = listed.lines().filter(is_shown).map(PathBuf::from).collect();
+    next.push("README.md".into());
+    let mut copied = BTreeSet::new();
+    while let Some(file) = next.pop() {
+        let path = root.join(&file);
+        if !path.is_file() || !copied.insert(file.clone()) {
+            continue;
+        }
+        let mut bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        if file.extension().is_some_and(|extension| extension == "md") {
+            let text = String::from_utf8(bytes)?.replace(COMMON_LICENCE.0, COMMON_LICENCE.1);
+            let local =
+                links(&text).into_iter().filter(|link| !link.contains(':') && !link.starts_with(['/', '#']));
+            next.extend(
+                local.map(|link| normal(&file.with_file_name(link.split('#').next().unwrap_or_default()))),
+            );
+            bytes = text.into_bytes();
+        }
+        archive::put(&folder.join(&file), bytes, 0o644)?;
+    }
+    Ok(())
 }
 
 /// Checks a link in `file`: its target and the heading in it must exist.
@@ -158,6 +196,46 @@ mod tests {
     fn anchors_follow_headings() {
         let found = anchors("# One, two\n## Programs and the verifier\n");
         assert!(found.contains("one-two") && found.contains("programs-and-the-verifier"));
+    }
+
+    #[test]
+    fn packaged_links_resolve() {
+        let folder = tempfile::tempdir().unwrap();
+        put_pages(folder.path()).unwrap();
+        let listed = capture(Command::new("find").args([".", "-name", "*.md"]).current_dir(&folder)).unwrap();
+        assert!(listed.lines().any(|page| page == "./docs/reference/configuration.md"), "{listed}");
+        let pages: HashMap<PathBuf, String> = listed
+            .lines()
+            .map(|page| (normal(Path::new(page)), fs::read_to_string(folder.path().join(page)).unwrap()))
+            .collect();
+        for (file, text) in &pages {
+            assert!(!text.contains("{{#"), "{}: an include that only mdBook understands", file.display());
+            for link in links(text).into_iter().filter(|link| !link.starts_with('/')) {
+                let checked = check(folder.path(), file, &link, &pages);
+                assert_eq!(checked, Ok(()), "{}: {link}", file.display());
+            }
+        }
+    }
+
+    #[test]
+    fn book_opens_at_its_introduction() {
+        let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+        assert_eq!(links(&summary)[0], "introduction.md");
+    }
+
+    #[test]
+    fn readme_links_every_chapter() {
+        let read = |file| fs::read_to_string(root().join(file)).unwrap();
+        let (summary, readme) = (read("docs/SUMMARY.md"), read("README.md"));
+        assert!(readme.lines().count() <= 150, "the README is an overview");
+        let linked: BTreeSet<String> = links(&readme).into_iter().collect();
+        // Pages of a chapter are indented.
+        for chapter in
+            links(&summary.lines().filter(|line| line.starts_with('-')).collect::<Vec<_>>().join("\n"))
+        {
+            let of_chapter = |link: &String| link.split('#').next() == Some(&format!("docs/{chapter}"));
+            assert!(linked.iter().any(of_chapter), "the README does not link to docs/{chapter}");
+        }
     }
 
     #[test]

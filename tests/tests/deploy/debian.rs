@@ -137,6 +137,10 @@ fn five_commands_reach_interface_answer() {
     for path in [
         format!("{documents}/THIRD-PARTY.md"),
         format!("{documents}/third-party-notices.gz"),
+        format!("{documents}/README.md"),
+        format!("{documents}/docs/reference/configuration.md"),
+        format!("{documents}/docs/measurements/intel/report.md"),
+        "usr/share/man/man5/bosh-dns-xdp-config.json.5.gz".to_owned(),
         // Record distribution.
         "usr/bin/bosh-dns-sync".to_owned(),
         "usr/lib/systemd/system/bosh-dns-sync-agent.service".to_owned(),
@@ -186,6 +190,26 @@ fn five_commands_reach_interface_answer() {
         let level = exposure.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
         assert!(level < 2.0, "{exposure}");
     }
+    // The attacher never is root, yet it sees rules of legacy iptables: the unit hands their lists over.
+    let rule = |change: &str| {
+        let mut command = Command::new("iptables-legacy");
+        command.args([
+            change, "INPUT", "-p", "udp", "--dport", "53", "-m", "limit", "--limit", "1/s", "-j", "DROP",
+        ]);
+        machine.in_network(|| run(&mut command)).unwrap().unwrap();
+    };
+    rule("-A");
+    wait_until("lo to be left to userspace", PATIENCE, || {
+        machine.run("bosh-dns-xdp status").unwrap().contains("the packet filter limits its queries")
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
+    rule("-D");
+    let mut before = by_the_interface(&machine);
+    wait_until("an answer of the interface", PATIENCE, || {
+        machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
+        std::mem::replace(&mut before, by_the_interface(&machine)) < before
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp-attach")));
     // Whatever ends, the pinned programs answer until the services are back.
     let both = "bosh-dns-xdp bosh-dns-xdp-attach";
     for (signal, units) in

@@ -13,7 +13,7 @@ use super::{Release, name};
 use crate::process::{capture, run};
 
 /// Writes a file, creating its folders; `mode` as for chmod.
-pub(super) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<()> {
+pub(crate) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }

@@ -10,7 +10,10 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::{Release, archive, binary};
-use crate::process::{capture, root, run};
+use crate::{
+    docs,
+    process::{capture, root, run},
+};
 
 /// Contact in the packages' control files and changelogs.
 const MAINTAINER: &str = "bosh-dns-xdp maintainers <bosh-dns-xdp@users.noreply.github.com>";
@@ -133,19 +136,8 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
     for folder in ["aliases.d", "handlers.d", "addresses.d", "publish.d"] {
         fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
     }
-    archive::copy(
-        &root().join("THIRD-PARTY.md"),
-        &below("usr/share/doc/bosh-dns-xdp/THIRD-PARTY.md"),
-        0o644,
-    )?;
+    docs::put_pages(&below("usr/share/doc/bosh-dns-xdp"))?;
     put_notices(package, release, "bosh-dns-xdp")?;
-    for page in fs::read_dir(root().join("docs"))? {
-        let page = page?.path();
-        if page.extension().is_some_and(|extension| extension == "md") {
-            let name = page.file_name().context("a page without a name")?;
-            archive::copy(&page, &below("usr/share/doc/bosh-dns-xdp").join(name), 0o644)?;
-        }
-    }
     put_manual(package, server)?;
     put_completions(package, server, "bosh-dns-xdp")?;
     put_changelog(package, release, "bosh-dns-xdp")

@@ -17,7 +17,7 @@
 //! owned by root. `--twice` verifies it.
 
 mod again;
-mod archive;
+pub(crate) mod archive;
 mod binary;
 mod bosh;
 mod crates;

@@ -1,4 +1,5 @@
-//! `config`: prints a starter configuration with every key, its default and its purpose.
+//! The keys of `config.json` for operators: `config` prints a starter configuration with every key, its default
+//! and its purpose; [`sections`] orders them for the reference and the manual page.
 
 use std::process::ExitCode;
 
@@ -49,6 +50,26 @@ fn text() -> String {
         text = text.replace(&format!(",{close}"), close);
     }
     text
+}
+
+/// Returns all keys, Consul's too, by the object that contains them; its name is empty for the top level.
+pub(super) fn sections() -> Vec<(String, Vec<&'static Key>)> {
+    let object = |path: &str| match path.strip_prefix("consul.") {
+        Some(path) => {
+            path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
+        }
+        None => path.split_once('.').map_or("", |(object, _)| object).to_owned(),
+    };
+    let mut sections: Vec<(String, Vec<&Key>)> = Vec::new();
+    // Keys of the same object are adjacent.
+    for key in KEYS.iter().chain(dns_consul::keys::KEYS) {
+        let name = object(key.path);
+        match sections.last_mut().filter(|(last, _)| *last == name) {
+            Some((_, keys)) => keys.push(key),
+            None => sections.push((name, vec![key])),
+        }
+    }
+    sections
 }
 
 #[cfg(test)]

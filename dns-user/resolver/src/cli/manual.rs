@@ -1,12 +1,21 @@
-//! Groups the commands for `--help` and writes the manual pages, with the sections EXIT STATUS,
-//! FILES and EXAMPLES, which clap does not support.
+//! Groups the commands for `--help` and writes the manual pages: of the commands, with the sections EXIT STATUS,
+//! FILES and EXAMPLES, which clap does not support, and of `config.json`.
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    path::Path,
+};
 
 use clap_mangen::{
     Man,
-    roff::{Roff, bold, roman},
+    roff::{Roff, bold, italic, roman},
 };
+
+use super::defaults::sections;
+
+/// Page of `config.json`, in the manual's section of file formats.
+const CONFIGURATION: &str = "bosh-dns-xdp-config.json";
 
 /// Section of the manual for the programs of system administrators (man(1)).
 const SECTION: &str = "8";
@@ -247,6 +256,7 @@ pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Re
     command.build();
     let Some(folder) = folder else { return page(&command, None) };
     write_page(&command, None, folder)?;
+    fs::write(folder.join(format!("{CONFIGURATION}.5")), configuration_page())?;
     for subcommand in command.get_subcommands() {
         let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
         write_pages(subcommand, entries.find(|entry| entry.command == subcommand.get_name()), folder)?;
@@ -302,11 +312,56 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
     for (line, purpose) in examples {
         roff.control("TP", []).text([bold(format!("bosh-dns-xdp {line}"))]).text([roman(purpose)]);
     }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([bold(CONFIGURATION), roman("(5)")]);
     roff.to_writer(&mut page)?;
     if command.get_version().is_some() {
         man.render_version_section(&mut page)?;
     }
     Ok(page)
+}
+
+/// Returns the page of `config.json`, from the same declarations as its reference in the documentation.
+fn configuration_page() -> String {
+    let mut roff = Roff::default();
+    roff.control("TH", [CONFIGURATION, "5", "", "", "File Formats"]);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman(format!("{CONFIGURATION} - configuration of the DNS server bosh-dns-xdp"))]);
+    roff.control("SH", ["DESCRIPTION"]);
+    roff.text([roman(
+        "config.json is one JSON object. Keys may have any letter case, the last of several equal keys wins, and \
+         null leaves a key at its default. Durations are texts in Go's form, such as \"400ms\" or \"1h2m3.5s\". An \
+         unknown key is reported and ignored; a member whose name begins with # is a comment.",
+    )]);
+    for (object, keys) in sections() {
+        let title = if object.is_empty() { "TOP LEVEL".to_owned() } else { format!("OBJECT {object}") };
+        roff.control("SH", [title.as_str()]);
+        for key in keys {
+            roff.control("TP", []);
+            roff.text([bold(key.path), roman(" ("), italic(key.form), roman(")")]);
+            let mut about = format!("{}.", key.about);
+            for (what, value) in [("Default", key.default), ("Example", key.example)] {
+                if !value.is_empty() {
+                    about.push_str(&format!(" {what}: {value}."));
+                }
+            }
+            roff.text([roman(about)]);
+        }
+    }
+    roff.control("SH", ["FILES"]);
+    for (file, purpose) in FILES.iter().filter(|(file, _)| file.ends_with("/config.json")) {
+        roff.control("TP", []).text([bold(*file)]).text([roman(*purpose)]);
+    }
+    roff.control("SH", ["EXAMPLES"]);
+    for (line, purpose) in [
+        ("config --default", "Print a configuration to start from."),
+        ("check --config FILE", "Validate a file, and the files that it names."),
+    ] {
+        roff.control("TP", []).text([bold(format!("bosh-dns-xdp {line}"))]).text([roman(purpose)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([bold("bosh-dns-xdp"), roman(format!("({SECTION})"))]);
+    roff.render()
 }
 
 #[cfg(test)]
@@ -352,11 +407,27 @@ mod tests {
     }
 
     #[test]
+    fn configuration_page_describes_every_key() {
+        let folder = tempfile::tempdir().unwrap();
+        write(Cli::command(), Some(folder.path())).unwrap();
+        let file = folder.path().join(format!("{CONFIGURATION}.5"));
+        let page = fs::read_to_string(&file).unwrap();
+        for key in sections().into_iter().flat_map(|(_, keys)| keys) {
+            let term = key.path.replace('-', "\\-");
+            assert!(page.contains(&term), "{} is missing", key.path);
+        }
+        let shown = std::process::Command::new("man").args(["--warnings", "-l"]).arg(&file).output();
+        // `man` is optional, but what it prints must be clean.
+        let Ok(shown) = shown else { return };
+        assert!(shown.status.success() && shown.stderr.is_empty(), "{shown:?}");
+    }
+
+    #[test]
     fn pages_have_all_sections() {
         let folder = tempfile::tempdir().unwrap();
         write(Cli::command(), Some(folder.path())).unwrap();
         for name in ["bosh-dns-xdp.8", "bosh-dns-xdp-run.8", "bosh-dns-xdp-status.8"] {
-            let page = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            let page = fs::read_to_string(folder.path().join(name)).unwrap();
             for section in ["EXIT STATUS", "FILES", "EXAMPLES", "OPTIONS"] {
                 assert!(page.contains(section), "{section}: {page}");
             }

@@ -7,11 +7,12 @@ use std::fmt::Write;
 
 use clap::CommandFactory;
 use dns_common::counters::Outcome;
-use dns_core::config::keys::{KEYS, Origin};
+use dns_core::config::keys::Origin;
 
 use super::{
     Cli,
     command_page::{self, cell, commands, compare},
+    defaults::sections,
 };
 use dns_kit::metrics::names::DECLARED;
 
@@ -24,39 +25,29 @@ fn configuration() -> String {
         validates a file, `bosh-dns-xdp config --default` prints one to start from. The object `consul` has Consul's own keys\n\
         ([Consul's names](../consul.md)).\n"
         .to_owned();
-    // Keys of the same object are adjacent.
-    let object = |path: &str| match path.strip_prefix("consul.") {
-        Some(path) => {
-            path.rsplit_once('.').map_or_else(|| "consul".to_owned(), |(inner, _)| format!("consul.{inner}"))
-        }
-        None => path.split_once('.').map_or("", |(object, _)| object).to_owned(),
-    };
-    let mut current = None;
-    for key in KEYS.iter().chain(dns_consul::keys::KEYS) {
-        if current.as_ref() != Some(&object(key.path)) {
-            let title = object(key.path);
-            let title = if title.is_empty() { "Top level".to_owned() } else { format!("`{title}`") };
-            let _ = write!(
-                page,
-                "\n## {title}\n\n| Key | Type, unit | Default | Example | Meaning |\n|---|---|---|---|---|\n"
-            );
-            current = Some(object(key.path));
-        }
-        let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
-        let ours = match (key.origin, key.path.starts_with("consul.")) {
-            (Origin::Ours, false) => " *(not in bosh-dns)*",
-            (Origin::Ours, true) => " *(not in Consul)*",
-            (Origin::BoshDns, _) => "",
-        };
-        let _ = writeln!(
+    for (object, keys) in sections() {
+        let title = if object.is_empty() { "Top level".to_owned() } else { format!("`{object}`") };
+        let _ = write!(
             page,
-            "| `{}` | {} | {} | {} | {}{ours} |",
-            key.path,
-            cell(key.form),
-            code(key.default),
-            code(key.example),
-            cell(key.about),
+            "\n## {title}\n\n| Key | Type, unit | Default | Example | Meaning |\n|---|---|---|---|---|\n"
         );
+        for key in keys {
+            let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) };
+            let ours = match (key.origin, object.starts_with("consul")) {
+                (Origin::Ours, false) => " *(not in bosh-dns)*",
+                (Origin::Ours, true) => " *(not in Consul)*",
+                (Origin::BoshDns, _) => "",
+            };
+            let _ = writeln!(
+                page,
+                "| `{}` | {} | {} | {} | {}{ours} |",
+                key.path,
+                cell(key.form),
+                code(key.default),
+                code(key.example),
+                cell(key.about),
+            );
+        }
     }
     page
 }
