@@ -46,12 +46,18 @@ impl InForce {
         self.sources().iter().filter_map(|(_, source)| source.forwarder()).flat_map(status::of).collect()
     }
 
-    /// Returns that no configured recursor answers; `None` while one does, or none is configured.
+    /// Returns that no recursor answers or is known; `None` while one answers, or recursion is disabled.
     pub fn outage(&self) -> Option<String> {
         let source = self.upstream.load().recursors()?;
         let recursors = status::of(source.forwarder()?);
-        let is_out = !recursors.is_empty()
-            && recursors.iter().all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
+        if recursors.is_empty() {
+            return Some(
+                "no recursor is known: names outside the fleet get SERVFAIL; set `recursors`, or a nameserver in \
+                 /etc/resolv.conf that is neither this server nor a loopback address"
+                    .to_owned(),
+            );
+        }
+        let is_out = recursors.iter().all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
         is_out.then(|| {
             let addresses: Vec<&str> = recursors.iter().map(|recursor| recursor.address.as_str()).collect();
             format!(

@@ -188,6 +188,30 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
 }
 
 #[test]
+fn disabled_fast_path_ends_service_answers() -> Result<()> {
+    requires!(namespaces, bpf);
+    let mut parts = Parts::start("disabled")?;
+    wait_until("the interface's answers", REUNION, || {
+        parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
+    })?;
+    // The attacher runs on: only the server, which may not detach, sees the new configuration first.
+    parts.server.process().stop(REUNION)?;
+    ensure!(parts.ask(NAMES[0])? == Some(instances()), "the programs stay");
+    let folder = parts.server.folder.path().to_owned();
+    let config = folder.join("config.json");
+    let mut settings: Value = serde_json::from_str(&fs::read_to_string(&config)?)?;
+    settings["xdp"]["enabled"] = json!(false);
+    fs::write(&config, settings.to_string())?;
+    fs::write(folder.join("records.json"), server::records_of_groups(&[2]))?;
+    parts.server.restart_prepared(Some(&parts.pair.server), confine)?;
+    // Programs with the old records would answer until the lease of 60 s ends.
+    let found = parts.ask(NAMES[0])?;
+    ensure!(found.as_ref().is_none_or(Vec::is_empty), "an old answer: {found:?}\n{}", parts.server.log());
+    ensure!(parts.bpffs.links().is_empty(), "{:?}", parts.bpffs.links());
+    Ok(())
+}
+
+#[test]
 fn attacher_lost_while_loading_degrades() -> Result<()> {
     /// Attempts to end the attacher while the kernel verifies a program, which takes about a second.
     const ATTEMPTS: usize = 10;

@@ -350,3 +350,69 @@ fn limited_clients_are_shown() -> Result<()> {
     ensure!(text.lines().any(|line| line.contains("127.0.0.7") && line.contains("recursors")), "{text}");
     Ok(())
 }
+
+/// Returns the names of a command's subcommands, from its help.
+fn subcommands(help: &str) -> Vec<String> {
+    let is_command =
+        |line: &&str| line.starts_with("  ") && !line.starts_with("   ") && !line.starts_with("  -");
+    let commands = help.split("\nOptions:").next().unwrap_or_default();
+    let names = commands.lines().filter(is_command).filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn help_fits_narrow_terminal() -> Result<()> {
+    let programs = [
+        server::program()?,
+        server::companion("bosh-dns-sync")?,
+        server::companion("bosh-dns-publish")?,
+        server::companion("bosh-dns-identity")?,
+    ];
+    for program in programs {
+        let help = |words: &[String]| -> Result<String> {
+            let mut command = Command::new(&program);
+            // The width of a terminal, for programs whose output is none.
+            let output = command.args(words).arg("--help").env("COLUMNS", "80").output()?;
+            ensure!(output.status.success(), "{words:?}: {output:?}");
+            Ok(String::from_utf8(output.stdout)?)
+        };
+        let mut commands: Vec<Vec<String>> = vec![Vec::new()];
+        let mut seen = 0;
+        while let Some(words) = commands.get(seen).cloned() {
+            seen += 1;
+            let text = help(&words)?;
+            // A usage line is to be copied whole.
+            let mut prose = text.lines().filter(|line| !line.starts_with("Usage: "));
+            let long = prose.find(|line| line.chars().count() > 80);
+            ensure!(long.is_none(), "{} {words:?}: {long:?}", program.display());
+            if text.contains("Commands:") || words.is_empty() {
+                commands.extend(subcommands(&text).into_iter().map(|name| {
+                    let mut words = words.clone();
+                    words.push(name);
+                    words
+                }));
+            }
+        }
+        ensure!(seen > 3, "{}: {commands:?}", program.display());
+    }
+    Ok(())
+}
+
+#[test]
+fn fatal_start_error_has_priority() -> Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    fs::write(folder.path().join("config.json"), "{ \"port\": ")?;
+    let fatal = |journal: &fs::File| -> Result<String> {
+        let metadata = journal.metadata()?;
+        let mut command = Command::new(server::program()?);
+        command.args(["run", "--config", "config.json"]).current_dir(&folder).stderr(journal.try_clone()?);
+        // How systemd says that standard error is the journal's.
+        command.env("JOURNAL_STREAM", format!("{}:{}", metadata.dev(), metadata.ino()));
+        ensure!(command.status()?.code() == Some(1));
+        Ok(fs::read_to_string(folder.path().join("journal"))?)
+    };
+    let text = fatal(&fs::File::create(folder.path().join("journal"))?)?;
+    ensure!(text.starts_with("<3>bosh-dns-xdp: config.json: "), "{text}");
+    Ok(())
+}

@@ -3,7 +3,6 @@
 use std::{
     fs,
     net::UdpSocket,
-    path::Path,
     process::Command,
     thread,
     time::{Duration, SystemTime},
@@ -456,45 +455,6 @@ fn tap_omits_earlier_sessions() -> Result<()> {
         ensure!(line["name"] == "q-s0.q-g2.bosh.", "a query from before the session: {line}");
         // Clocks are converted to the wall clock, so allow a little.
         ensure!(line["time"].as_f64() > Some(begun - 0.5), "{line}");
-    }
-    Ok(())
-}
-
-/// Returns the string literals of the product's sources, with line breaks joined.
-fn literals() -> Result<String> {
-    let mut all = String::new();
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            match path.extension() {
-                _ if path.is_dir() => folders.push(path),
-                Some(extension) if extension == "rs" => {
-                    let text = fs::read_to_string(&path)?;
-                    // A backslash joins a literal's lines.
-                    let lines: Vec<&str> = text.split("\\\n").collect();
-                    let joined = lines.iter().enumerate();
-                    all.extend(joined.map(|(place, line)| if place == 0 { line } else { line.trim_start() }));
-                }
-                _ => {}
-            }
-        }
-    }
-    Ok(all)
-}
-
-#[test]
-fn troubleshooting_quotes_messages() -> Result<()> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
-    // A quotation may continue on the next line.
-    let page = fs::read_to_string(page)?.split_whitespace().collect::<Vec<_>>().join(" ");
-    let literals = literals()?;
-    // Code contains quotation marks of its own.
-    let prose: String = page.split('`').step_by(2).collect();
-    let quoted: Vec<&str> = prose.split('"').skip(1).step_by(2).collect();
-    ensure!(quoted.len() > 10, "{quoted:?}");
-    for message in quoted {
-        ensure!(literals.contains(message), "no program prints {message:?}");
     }
     Ok(())
 }

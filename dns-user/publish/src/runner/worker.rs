@@ -104,6 +104,8 @@ impl Shared {
         self.options.save_deletions(name, &engine.deletions);
         let labels = &[name];
         metrics.last_reconcile.with_label_values(labels).set(seconds_now());
+        // Without a zero the first failure would be no increase.
+        metrics.registry_errors.with_label_values(labels);
         let counts = Metrics::count_types(&target.desired.records);
         match result {
             Ok(report) => {

@@ -30,6 +30,7 @@ use crate::{
     consul::ConsulNames,
     ops::{
         api::Reloaded,
+        readiness::{CheckLog, Readiness},
         service_status::{Kind, ServiceStatus},
     },
     server::{OwnConnections, ServerMetrics},
@@ -80,6 +81,8 @@ pub(super) struct Daemon<'a> {
     /// `None` if health checks are off.
     pub(super) health: Option<Arc<HealthService>>,
     pub(super) fast_path: Lifecycle,
+    pub(super) readiness: Readiness,
+    pub(super) check_log: CheckLog,
     /// Reload requests from the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
@@ -128,6 +131,7 @@ impl Daemon<'_> {
                     }
                     self.listen_again().await;
                     self.ask_itself(&mut unanswered).await?;
+                    self.check_log.log(&self.readiness.checks(), Instant::now());
                 }
             }
         }

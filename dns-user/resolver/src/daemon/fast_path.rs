@@ -40,6 +40,9 @@ const UNFOLLOWED: Duration = Duration::from_secs(10);
 /// before.
 const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long the start waits for the service to detach an earlier server's programs.
+const DETACHING_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The fast path of a running server, empty until its maps exist. DNS does not wait for it.
 ///
 /// A reconnected attacher brings a new fast path; until its programs are attached, the previous one
@@ -144,30 +147,11 @@ impl Lifecycle {
         if let Some(reason) = off {
             info!("fast path off: {reason}; every query is answered from userspace");
             self.off(FastPathOff::Intended(reason.to_owned()));
-            self.end_earlier_programs();
             return;
         }
         self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
         self.server_state.fast_path.inherit(self.config.lease);
         self.load_after(Duration::ZERO);
-    }
-
-    /// Makes the attacher's service detach what an earlier server left. A server that starts with its
-    /// own privileges has done that before it gave them up.
-    fn end_earlier_programs(&self) {
-        let Some(socket) = self.config.attach_socket.clone() else { return };
-        let (user, listen) = (self.config.attach_user.clone(), self.service_status.state().listen);
-        tokio::task::spawn_blocking(move || {
-            let detached = AttacherConnection::open(&socket, user.as_deref())
-                .and_then(|attacher| attacher.detach_earlier(&listen));
-            match detached {
-                Ok(()) => info!("the attacher has detached the programs of earlier servers"),
-                // The service does not run, and detaches them itself when it starts.
-                Err(problem) => {
-                    info!("programs of an earlier server answer until its lease expires: {problem}")
-                }
-            }
-        });
     }
 
     /// Starts creating the maps after a delay.
@@ -415,6 +399,34 @@ impl Lifecycle {
             // Waits for the kernel and joins threads, so it must not run on a runtime thread.
             let _ = tokio::task::spawn_blocking(move || fast_path.stop()).await;
         }
+    }
+}
+
+/// Makes the attacher's service detach what an earlier server at these addresses left, if the fast path is off: its
+/// programs would answer from old records beside this server. Waits until that is done, but not for long.
+///
+/// A server that has no service does this itself, before it gives up its privileges.
+pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAddr]) {
+    let is_on = config.enabled && config.mode != HookMode::Off;
+    let Some(socket) = config.attach_socket.clone().filter(|_| !is_on) else { return };
+    let (user, listen) = (config.attach_user.clone(), listen.to_vec());
+    let detaching = tokio::task::spawn_blocking(move || {
+        AttacherConnection::open(&socket, user.as_deref())
+            .and_then(|attacher| attacher.detach_earlier(&listen))
+            .map_err(|problem| problem.to_string())
+    });
+    // After the lease they do not answer anyway.
+    let detached = tokio::time::timeout(config.lease.min(DETACHING_PATIENCE), detaching).await;
+    match detached {
+        Ok(Ok(Ok(()))) => info!("the attacher has detached the programs of earlier servers"),
+        // A service that does not run detaches them itself when it starts.
+        Ok(Ok(Err(problem))) => {
+            info!("programs of an earlier server answer until its lease expires: {problem}")
+        }
+        Ok(Err(_)) | Err(_) => warn!(
+            "the attacher has not detached the programs of an earlier server in time; they answer until its \
+             lease expires"
+        ),
     }
 }
 

@@ -136,8 +136,10 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     let control = settings.control.as_ref().map(bind);
     let is_on = xdp.enabled && xdp.mode != HookMode::Off;
     let needs_attacher = is_on && xdp.attach_socket.is_none();
-    // An earlier server's programs would answer from its records until its lease expires.
-    let earlier = (!is_on).then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
+    // An earlier server's programs would answer from its records until its lease expires. With a service the
+    // server may not detach them itself, see [`fast_path::end_earlier_programs`].
+    let earlier =
+        (!is_on && xdp.attach_socket.is_none()).then(|| dns_fastpath::detach_all(xdp, &[settings.listen]));
     // Must happen while the process has its capabilities and may execute programs.
     let attacher = needs_attacher.then(|| attacher::spawn(path, options.log_format));
     privileges::keep_for_serving(xdp.user.as_deref())?;

@@ -144,14 +144,17 @@ impl CatalogFiles {
             state.records_version = snapshot.version();
             (state.instances, state.aliases) = (instances, aliases);
         });
+        // They depend on records and alias files together, and belong to what was read.
+        let mut skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
         if let Some((files, rows)) = record_files {
             let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
-            warnings.extend(skipped.iter().map(ToString::to_string));
+            warnings.append(&mut skipped);
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
             self.service_status.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
         }
-        if let Some((files, warnings)) = new_aliases {
+        if let Some((files, mut warnings)) = new_aliases {
+            warnings.append(&mut skipped);
             log_warnings("alias files", &warnings);
             self.service_status.loaded(
                 Kind::Aliases,

@@ -18,7 +18,7 @@ use super::{
     config::WholeConfig,
     event_loop::Daemon,
     failures::Failures,
-    fast_path::{Lifecycle, OwnAttacher},
+    fast_path::{self, Lifecycle, OwnAttacher},
     files::{Files, First},
     followed_file::Sources,
     listeners::{self, Listeners, all_addresses},
@@ -33,7 +33,7 @@ use crate::{
         api::Backend,
         metrics::{Metrics, certificates, http::MetricsServer, whole},
         overload::OverloadSource,
-        readiness::Readiness,
+        readiness::{CheckLog, Readiness},
         service_status::{Kind, ServiceStatus},
         tap::Tap,
         version::VERSION,
@@ -111,6 +111,7 @@ pub(super) async fn start<'a>(
     overload.clone().register(metrics.registry())?;
     let mut listeners = Listeners::new(server_state.clone(), identity, server_metrics.clone(), options);
     let wanted = listen;
+    fast_path::end_earlier_programs(&config.xdp, &wanted).await;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
     service_status.change(|state| {
         state.listen.clone_from(&listen);
@@ -157,7 +158,7 @@ pub(super) async fn start<'a>(
     if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
             service_status: service_status.clone(),
-            readiness,
+            readiness: readiness.clone(),
             logs: Some(logs.clone()),
             metrics,
             server_state: server_state.clone(),
@@ -196,6 +197,8 @@ pub(super) async fn start<'a>(
         server_metrics,
         health,
         fast_path,
+        readiness,
+        check_log: CheckLog::default(),
         reload_orders,
     })
 }

@@ -1,8 +1,13 @@
 //! Liveness and readiness of the server, as a list of checks.
 
-use std::{borrow::Cow, sync::Arc, time::SystemTime};
+use std::{
+    borrow::Cow,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
 use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
 
 use super::service_status::{FastPathOff, Kind, ServiceStatus, State};
 use crate::consul::ConsulNames;
@@ -187,8 +192,78 @@ impl Readiness {
     }
 }
 
+/// Checks whose parts log no line of their own when the result changes. A reload logs records that cannot be
+/// read, but not records without instances.
+const LOGGED_HERE: [&str; 4] = ["records", "health checks", "recursors", "certificates"];
+
+/// Minimum time between two equal lines about a check, which may alternate.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Logs the results of checks when they change.
+#[derive(Debug, Default)]
+pub(crate) struct CheckLog(Vec<CheckLine>);
+
+/// A line that was logged.
+#[derive(Debug)]
+struct CheckLine {
+    check: &'static str,
+    /// The finding without its numbers, which change often; `None`: the check passed again.
+    cause: Option<String>,
+    at: Instant,
+}
+
+impl CheckLog {
+    /// Logs each result that differs from the one logged last.
+    pub(crate) fn log(&mut self, checks: &[Check], now: Instant) {
+        for name in LOGGED_HERE {
+            let check = checks.iter().find(|check| check.name == name && check.result != CheckResult::Ok);
+            if name == "records" && check.is_some_and(|check| check.result == CheckResult::NotReady) {
+                continue;
+            }
+            let cause = check.map(|check| check.detail.replace(|c: char| c.is_ascii_digit(), ""));
+            let of_check = || self.0.iter().rev().filter(|line| line.check == name);
+            if of_check().next().and_then(|last| last.cause.as_ref()) == cause.as_ref()
+                || of_check().any(|line| line.cause == cause && now.duration_since(line.at) < QUIET)
+            {
+                continue;
+            }
+            match check {
+                Some(Check { detail, .. }) => warn!("{name}: {detail}"),
+                None => info!("{name}: ok again"),
+            }
+            self.0.retain(|line| line.check != name || now.duration_since(line.at) < QUIET);
+            self.0.push(CheckLine { check: name, cause, at: now });
+        }
+    }
+}
+
 /// Summarises the states of instances.
 fn health_in_words(health: &HealthService) -> String {
     let [running, failing, unknown, _] = health.states().counts();
     format!("{running} instances running, {failing} failing, {unknown} unknown")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alternating_check_is_logged_rarely() {
+        let mut log = CheckLog::default();
+        let begun = Instant::now();
+        let out = |detail: &str| [Check::new("recursors", CheckResult::Degraded, detail.to_owned())];
+        let mut lines = |checks: &[Check], after: u64| {
+            log.log(checks, begun + Duration::from_secs(after));
+            log.0.iter().map(|line| (line.cause.clone(), line.at)).max_by_key(|(_, at)| *at)
+        };
+        let at = |after: u64| begun + Duration::from_secs(after);
+        let line = |cause: Option<&str>, after| Some((cause.map(str::to_owned), at(after)));
+        assert_eq!(lines(&[], 0), None, "nothing to say");
+        assert_eq!(lines(&out("none of 3"), 1), line(Some("none of "), 1));
+        assert_eq!(lines(&out("none of 2"), 2), line(Some("none of "), 1), "the same cause");
+        assert_eq!(lines(&out("another"), 3), line(Some("another"), 3));
+        assert_eq!(lines(&[], 4), line(None, 4));
+        assert_eq!(lines(&out("another"), 5), line(None, 4), "too soon");
+        assert_eq!(lines(&out("another"), 63), line(Some("another"), 63));
+    }
 }

@@ -509,16 +509,19 @@ fn by_question<'a>(
     })
 }
 
-/// Returns the responses by RCODE and answerer, without zeros.
+/// Returns the responses by RCODE and answerer, without zeros except SERVFAIL's: the increase of a counter whose
+/// first value is not zero is unknown to Prometheus, and no alert would see the first failures.
 fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
     let kinds = By::ALL.into_iter().flat_map(|by| (0..16).map(move |rcode| (by, rcode)));
-    kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode))).filter(|(.., count)| *count > 0).map(
-        move |(by, rcode, count)| {
-            let [server, zone, view] = common.map(Cow::Borrowed);
-            ([server, zone, view, labels::rcode_label(rcode as u8), by.label().into()], count)
-        },
-    )
+    let counts = kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode)));
+    counts.filter(|(_, rcode, count)| *count > 0 || *rcode == SERVFAIL).map(move |(by, rcode, count)| {
+        let [server, zone, view] = common.map(Cow::Borrowed);
+        ([server, zone, view, labels::rcode_label(rcode as u8), by.label().into()], count)
+    })
 }
+
+/// RCODE 2 (RFC 1035, section 4.1.1).
+const SERVFAIL: usize = 2;
 
 /// Values of the label `proto`, by [`transport_number`].
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];

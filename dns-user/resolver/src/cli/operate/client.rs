@@ -166,7 +166,11 @@ impl Client {
 
     /// Builds the error for an unreachable server.
     fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
-        Problem::Unreachable(format!("cannot connect to the API at {}: {error}", self.place()))
+        let place = self.place();
+        Problem::Unreachable(format!(
+            "cannot connect to the API at {place}: {error}; is the server running, and does it accept the \
+             certificates of this configuration (`api`)? On its machine, as root, the control socket needs none"
+        ))
     }
 }
 
