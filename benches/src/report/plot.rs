@@ -20,6 +20,9 @@ const TOO_FAR_APART: f64 = 25.0;
 /// Colour of this server's bars.
 const OURS: RGBColor = RGBColor(0, 122, 135);
 
+/// Colour of the lines at the values of a logarithmic axis.
+const TICKS: RGBColor = RGBColor(215, 220, 224);
+
 /// Colour of all other bars.
 const OTHERS: RGBColor = RGBColor(165, 172, 178);
 
@@ -78,7 +81,15 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     };
     let scale = |value: f64| begin + (share(value) * room) as i32;
     if logarithmic {
-        area.draw(&Text::new("logarithmic axis", (begin, 40 * bars.len() as i32 + 40), ("sans-serif", 14)))?;
+        let below = 40 * bars.len() as i32 + 10;
+        let label = ("sans-serif", 14).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Top));
+        for tick in ticks(base, largest) {
+            let line = PathElement::new([(scale(tick), 10), (scale(tick), below)], TICKS.stroke_width(1));
+            area.draw(&line)?;
+            area.draw(&Text::new(number(tick), (scale(tick), below + 2), label.clone()))?;
+        }
+        let title = format!("{unit}, logarithmic axis");
+        area.draw(&Text::new(title, (begin, below + 30), ("sans-serif", 14)))?;
     }
     let label = ("sans-serif", 16).into_font().color(&BLACK);
     let right = label.pos(Pos::new(HPos::Right, VPos::Center));
@@ -105,6 +116,17 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     }
     area.present()?;
     Ok(())
+}
+
+/// Returns round values within a logarithmic axis: powers of ten, and their triples if these are few.
+fn ticks(from: f64, to: f64) -> Vec<f64> {
+    let decades = from.log10().floor() as i32..=to.log10().ceil() as i32;
+    let within = |steps: &[f64]| -> Vec<f64> {
+        let values =
+            decades.clone().flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)));
+        values.filter(|value| (from..=to).contains(value)).collect()
+    };
+    Some(within(&[1.0])).filter(|powers| powers.len() > 2).unwrap_or_else(|| within(&[1.0, 3.0]))
 }
 
 /// Returns the text behind a bar.

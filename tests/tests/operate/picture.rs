@@ -1,6 +1,7 @@
 //! The picture of `top` in the README: twenty names, several clients, on a real terminal.
 //!
-//! `UPDATE_PICTURES=1 cargo nextest run -p whole-system-tests picture` writes `docs/terminal/top.svg` again.
+//! `UPDATE_PICTURES=1 cargo nextest run -p whole-system-tests picture` writes `docs/terminal/top.svg` again. Clients
+//! then arrive one after the other, until the chart is full.
 
 use std::{
     env,
@@ -25,6 +26,8 @@ use whole_system_tests::{
     server::{self, Server},
     terminal::{Cell, Terminal},
 };
+
+use crate::dnsmasq;
 
 const ROWS: usize = 42;
 const COLUMNS: usize = 116;
@@ -66,14 +69,27 @@ fn svg(cells: &[Vec<Cell>]) -> Result<String> {
     Ok(svg)
 }
 
-/// Sends queries from a loopback address until `done`; the first names are the most frequent.
+/// Time between the arrivals of two clients, for the picture: together they fill the chart.
+const ARRIVAL: Duration = Duration::from_secs(19);
+
+/// Returns whether the picture is drawn again.
+fn is_drawn() -> bool {
+    env::var_os("UPDATE_PICTURES").is_some()
+}
+
+/// Sends queries from a loopback address until `done`; the first names are the most frequent. A few are for names
+/// outside the fleet, which userspace forwards.
 fn query(client: u8, server: SocketAddr, done: &AtomicBool) -> Result<()> {
+    if is_drawn() {
+        thread::sleep(ARRIVAL * u32::from(client));
+    }
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 10 + client), 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     let names = (1..=NAMES)
         .map(|size| Ok(client::query(&format!("q-s0.q-g{size}.bosh."), RecordType::A, None)?.to_vec()?));
     let names: Vec<Vec<u8>> = names.collect::<Result<_>>()?;
+    let outside = client::query("www.example.org.", RecordType::A, None)?.to_vec()?;
     let mut reply = [0; 1500];
     while !done.load(Ordering::Relaxed) {
         for (rank, query) in names.iter().enumerate() {
@@ -83,6 +99,8 @@ fn query(client: u8, server: SocketAddr, done: &AtomicBool) -> Result<()> {
                 let _ = socket.recv(&mut reply);
             }
         }
+        socket.send(&outside)?;
+        let _ = socket.recv(&mut reply);
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
@@ -94,9 +112,10 @@ fn picture_shows_twenty_names() -> Result<()> {
     let namespace = Namespace::new("picture")?;
     let sizes: Vec<u16> = (1..=NAMES).collect();
     let folder = server::folder(&server::records_of_groups(&sizes), None)?;
+    let (_recursor, recursor) = dnsmasq::start(&namespace, 9)?;
     let settings = json!({
         "metrics": {"enabled": true}, "control": {"socket": folder.path().join("control.sock")},
-        "xdp": {"interfaces": ["lo"]},
+        "xdp": {"interfaces": ["lo"]}, "disable_recursors": false, "recursors": [recursor],
     });
     let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
     wait_for_fast_path(&namespace)?;
@@ -118,7 +137,15 @@ fn picture_shows_twenty_names() -> Result<()> {
                 (1..=NAMES).all(|size| shows(&format!("q-s0.q-g{size}.bosh.")))
                     && (0..CLIENTS).all(|client| shows(&format!("127.0.0.{}", 10 + client)))
             };
-            let waited = wait_until("the screen", Duration::from_secs(40), || shows_all(&top.lines()));
+            let limit = Duration::from_secs(if is_drawn() { 200 } else { 40 });
+            let waited = wait_until("the screen", limit, || shows_all(&top.lines()));
+            ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
+            // The panels of recursors and reasons are in use.
+            let waited = wait_until("the panels", limit, || {
+                let lines = top.lines();
+                lines.iter().any(|line| line.contains(&recursor.to_string()) && line.contains(" ms"))
+                    && lines.iter().any(|line| line.contains("not_published"))
+            });
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
             // About 1000 sampled lines per second: after some seconds the estimate is narrow.
             let is_narrow = |lines: &[String]| {
@@ -129,9 +156,9 @@ fn picture_shows_twenty_names() -> Result<()> {
             };
             let waited = wait_until("a narrow estimate", Duration::from_secs(60), || is_narrow(&top.lines()));
             ensure!(waited.is_ok(), "{}", top.lines().join("\n"));
-            if env::var_os("UPDATE_PICTURES").is_some() {
-                // Until the chart has a past.
-                thread::sleep(Duration::from_secs(30));
+            if is_drawn() {
+                // The chart shows one column a second.
+                thread::sleep(ARRIVAL);
                 let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/terminal/top.svg");
                 fs::write(picture, svg(&top.screen())?)?;
             }
