@@ -39,7 +39,7 @@ pub(crate) struct Prometheus<'a> {
 
 impl<'a> Prometheus<'a> {
     /// Starts it with jobs, each a name and a port of 127.0.0.1, and waits until it has scraped all of them.
-    /// Alerts of `deploy/prometheus/rules.yml` fire at once instead of after their time (`for`).
+    /// Alerts of `deploy/prometheus/rules.yml` fire immediately instead of after their time (`for`).
     pub(crate) fn start(namespace: &'a Namespace, jobs: &[(&str, u16)]) -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-prometheus-")?;
         let rules = fs::read_to_string(deploy().join("prometheus/rules.yml"))?;

@@ -248,11 +248,13 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
     for number in 0..3 {
         running.ask(&format!("n{number}.example.org."), 1)?;
     }
-    // Arrivals are reported in intervals, and forgotten between two up-checks.
+    // Arrivals are reported in intervals, and forgotten between two up-checks. Checks are logged with these.
     let mut shown = None;
-    wait_until("lo in the status", PATIENCE, || {
+    wait_until("lo and the outage in the status", PATIENCE, || {
         let status = running.cli(&["status"]).ok();
-        shown = status.filter(|(_, output, _)| output.contains("LEFT TO USERSPACE"));
+        shown = status.filter(|(_, output, _)| {
+            output.contains("LEFT TO USERSPACE") && output.contains("[main] recursors: ")
+        });
         shown.is_some()
     })?;
     let mut session = Session::new("status-faulty.txt", &running);

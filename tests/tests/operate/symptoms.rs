@@ -53,7 +53,7 @@ struct Patient<'a> {
     prometheus: Prometheus<'a>,
 }
 
-/// What shows a fault.
+/// The places that show a fault.
 struct Shown<'a> {
     /// Beginning of the check's line in `/readyz`.
     check: &'a str,

@@ -192,7 +192,7 @@ impl Readiness {
     }
 }
 
-/// Checks whose parts log no line of their own when the result changes. A reload logs records that cannot be
+/// Checks whose parts do not log a changed result themselves. A reload logs records that cannot be
 /// read, but not records without instances.
 const LOGGED_HERE: [&str; 4] = ["records", "health checks", "recursors", "certificates"];
 

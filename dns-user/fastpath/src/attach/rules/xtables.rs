@@ -55,7 +55,7 @@ pub(super) struct Table {
 /// Names of the lists of existing tables, for IPv4 and IPv6.
 pub(crate) const LISTS: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 
-/// Kernel modules of a family: the one on which its tables depend, and the beginning of each table's.
+/// Kernel modules of a family: the one on which its tables depend, and the prefix of the module of each table.
 const MODULES: [(&str, &str); 2] = [("ip_tables", "iptable_"), ("ip6_tables", "ip6table_")];
 
 /// The lists, opened with more privileges than the process keeps; `None`: the file did not exist, or was not
@@ -99,7 +99,7 @@ fn read_list(list: usize) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
-/// Returns an empty list if the kernel's modules show that no table can exist, which everybody may read.
+/// Returns an empty list if the kernel's modules show that no table can exist, which are readable without privileges.
 ///
 /// A table exists only while its module is loaded. Asking the kernel for a table instead would create it in
 /// this network namespace, and load its module. Modules that are part of the kernel are not all listed, but a
