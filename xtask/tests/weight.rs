@@ -23,15 +23,15 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/consul-source", 3_070),
     ("dns-user/core", 7_720),
     ("dns-user/dnstap", 760),
-    ("dns-user/fastpath", 15_170),
+    ("dns-user/fastpath", 15_210),
     ("dns-user/health", 2_970),
     ("dns-user/identity", 6_500),
-    ("dns-user/kit", 4_640),
+    ("dns-user/kit", 4_650),
     ("dns-user/load", 680),
     ("dns-user/publish", 15_090),
     ("dns-user/resolver", 16_660),
     ("dns-user/sync", 6_260),
-    ("dns-user/upstream", 6_130),
+    ("dns-user/upstream", 6_150),
     ("xtask", 2_090),
 ];
 
