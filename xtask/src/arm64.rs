@@ -87,7 +87,6 @@ impl Arm64 {
     }
 }
 
-/// Builds all programs.
 fn build() -> Result<()> {
     let packages = PROGRAMS.map(|[package, program]| ["--package", package, "--bin", program]).concat();
     run(cargo()?.args(["build", "--release"]).args(packages).args(["--target", TARGET]))?;

@@ -80,7 +80,7 @@ fn problems(root: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// A linked file of which Debian installs a copy of its own.
+/// A linked file that Debian installs as another copy.
 const COMMON_LICENCE: (&str, &str) = ("](LICENSE)", "](/usr/share/common-licenses/Apache-2.0)");
 
 /// Copies the README, the documentation and every file to which they link, with the repository's folders, so

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 /// Steps faster than this found everything in place, and are not worth a line.
 const UNNOTICED: Duration = Duration::from_secs(1);
 
-/// A step in a thread of its own.
+/// A step in a separate thread.
 pub(crate) struct Step {
     name: &'static str,
     thread: JoinHandle<Result<()>>,

@@ -16,7 +16,6 @@ use dns_core::{
 use hashbrown::HashMap;
 use serde_json::json;
 
-/// SRV (RFC 2782).
 const TYPE_SRV: u16 = 33;
 
 /// Duration of each measurement.

@@ -70,11 +70,8 @@ pub fn finish() {
 /// The protocol of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// DNS over UDP.
     Udp,
-    /// DNS over TCP.
     Tcp,
-    /// DNS over TLS.
     Dot,
 }
 
@@ -96,7 +93,6 @@ pub struct Exchange<'a> {
     pub from: Option<SocketAddr>,
     /// Receiver of the query; its address may be unspecified.
     pub to: Option<SocketAddr>,
-    /// The query.
     pub query: &'a [u8],
     /// The reply; `None` if there was none.
     pub reply: Option<&'a [u8]>,

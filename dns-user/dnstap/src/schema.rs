@@ -6,7 +6,6 @@ use dns_core::config::DnstapMessages;
 
 use super::{Parties, Protocol, Queued};
 
-/// Message `Dnstap`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Dnstap {
     #[prost(bytes = "vec", optional, tag = "1")]
@@ -22,10 +21,8 @@ pub(super) struct Dnstap {
     pub(super) kind: i32,
 }
 
-/// `Dnstap.Type.MESSAGE`.
 pub(super) const MESSAGE: i32 = 1;
 
-/// Message `Message`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Message {
     #[prost(enumeration = "MessageType", required, tag = "1")]
@@ -58,7 +55,6 @@ pub(super) struct Message {
     pub(super) response_message: Option<Vec<u8>>,
 }
 
-/// Enumeration `Message.Type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum MessageType {

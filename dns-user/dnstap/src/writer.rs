@@ -50,7 +50,6 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
 }
 
-/// An open stream.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),

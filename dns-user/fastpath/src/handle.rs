@@ -118,7 +118,7 @@ impl FastPathHandle {
         self.hold(vec![none]);
     }
 
-    /// Replaces the held fast paths; the counters of those that go are kept.
+    /// Replaces the held fast paths; the counters of removed ones are kept.
     fn hold(&self, held: Vec<Member>) {
         let mut ended = self.0.ended.lock();
         let is_held = |gone: &Member| held.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));

@@ -486,13 +486,12 @@ pub fn open_rule_lists() -> [Option<File>; 2] {
     rules::open_lists()
 }
 
-/// Makes the attacher read these lists, and else those that it can open now. Must be called before it changes
+/// Makes the attacher read these lists, otherwise the lists that it can open now. Must be called before it changes
 /// its user.
 pub fn use_rule_lists(handed: [Option<File>; 2]) {
     rules::use_lists(handed);
 }
 
-/// Result of [`detach_all`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
     /// Number of XDP and tcx links removed.

@@ -62,11 +62,9 @@ impl Validity {
 /// A validity at a certain time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It starts later.
     NotYet,
     /// It has started and not ended.
     Valid,
-    /// It has ended.
     Expired,
 }
 

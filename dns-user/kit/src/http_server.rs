@@ -52,7 +52,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 //----------- Server ---------------------------------------------------------
 
-/// A listening server.
 pub struct Server {
     /// Subject of its log lines, such as "the API".
     name: &'static str,
@@ -64,11 +63,9 @@ pub struct Server {
 
 /// The socket of a server.
 pub enum Listener {
-    /// Without encryption.
     Plain(TcpListener),
     /// With the TLS configuration that is current when a connection arrives.
     Tls(TcpListener, TlsSource),
-    /// For local users.
     Control(ControlListener),
 }
 
@@ -131,7 +128,6 @@ impl Server {
         Self { name, listener, limits: Limits::default(), replaced: None }
     }
 
-    /// Replaces the limits.
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
@@ -209,7 +205,6 @@ impl Server {
     }
 }
 
-/// An accepted socket.
 enum Socket {
     Plain(TcpStream),
     Tls(TcpStream, Arc<ServerConfig>),
@@ -239,7 +234,7 @@ impl Listener {
     }
 }
 
-/// What the connections of a server share.
+/// State shared by the connections of a server.
 struct Context {
     name: &'static str,
     limits: Limits,

@@ -66,7 +66,6 @@ pub struct TlsMaterial {
     pub client: Arc<ClientConfig>,
     /// Our certificate, its chain and its key.
     identity: Arc<CertifiedKey>,
-    /// The CAs.
     roots: Arc<RootCertStore>,
     /// Properties of our certificate.
     pub certificate: CertificateFacts,

@@ -38,7 +38,7 @@ pub(crate) enum Load {
     Rate(u32),
 }
 
-/// What was sent and received in a measurement.
+/// Counts of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     pub(crate) counts: Counts,

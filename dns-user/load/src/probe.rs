@@ -11,7 +11,6 @@ use crate::queries::Query;
 
 /// Time limit of a probe.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between probes.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Results of the probes.

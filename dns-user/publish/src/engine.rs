@@ -81,7 +81,6 @@ impl Planned {
         self.zones.iter().map(|zone| zone.plan.deletions()).sum()
     }
 
-    /// Returns all notes.
     pub fn notes(&self) -> impl Iterator<Item = &Note> {
         self.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&self.notes)
     }

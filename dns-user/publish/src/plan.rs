@@ -209,7 +209,7 @@ struct Row<'a> {
     candidates: Candidates<'a>,
 }
 
-/// What else is known of a name and its zone.
+/// Facts about a name and its zone.
 struct Around<'a> {
     /// Types of existing sets of the name that are not managed.
     unmanaged: &'a BTreeSet<RecordType>,

@@ -150,7 +150,6 @@ impl Store {
         Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
     }
 
-    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -193,7 +192,6 @@ impl Store {
         Ok((written, resource))
     }
 
-    /// Deletes a resource.
     pub fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
         let mut resources = self.resources.lock();
         let Some(before) = resources.get(id) else { return Ok(Written::Missing) };

@@ -30,10 +30,8 @@ pub enum HttpError {
     Request {
         /// URL of the request.
         url: String,
-        /// The invalid part.
         cause: hyper::http::Error,
     },
-    /// The exchange failed.
     #[error("{url}: {cause}")]
     Exchange {
         /// URL of the request.

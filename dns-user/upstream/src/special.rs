@@ -161,7 +161,6 @@ mod tests {
     use super::*;
     use dns_core::wire::{Parsed, parse};
 
-    /// Refuses everything.
     struct Refuses;
 
     impl Answer for Refuses {

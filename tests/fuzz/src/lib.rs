@@ -24,7 +24,6 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "aliases", run: aliases::run },
     Target { name: "config", run: config::run },

@@ -12,14 +12,14 @@ use whole_system_tests::{cell::feed, namespace::Namespace, pair::v4, process::ru
 
 use crate::gate_rules::ensure_documented;
 
-/// What a rule does to queries of the client, as the gate sees it.
+/// Effect of a rule on queries of the client, as the gate sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Effect {
     /// They arrive and are answered.
     Passes,
     /// They, or the replies, are dropped, diverted or changed.
     Holds,
-    /// What passes depends on earlier packets.
+    /// Earlier packets decide.
     Limits,
     /// Only the kernel can say.
     Undecided,

@@ -381,7 +381,7 @@ fn help_fits_narrow_terminal() -> Result<()> {
         while let Some(words) = commands.get(seen).cloned() {
             seen += 1;
             let text = help(&words)?;
-            // A usage line is to be copied whole.
+            // A usage line is copied as a whole.
             let mut prose = text.lines().filter(|line| !line.starts_with("Usage: "));
             let long = prose.find(|line| line.chars().count() > 80);
             ensure!(long.is_none(), "{} {words:?}: {long:?}", program.display());

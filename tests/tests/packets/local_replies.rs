@@ -14,7 +14,6 @@ use crate::{
     packet::{Opt, Query},
 };
 
-/// TYPE SRV.
 const SRV: u16 = 33;
 
 /// Returns the question of a query.

@@ -21,7 +21,6 @@ const NOTICES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENS
 const WITHOUT_TEXT: &str = "The packages of these crates contain no licence text. They are used under the \
                             licence stated above; its standard text is at https://spdx.org/licenses.";
 
-/// A linked crate.
 struct Crate {
     /// cargo's description of the package.
     package: Value,

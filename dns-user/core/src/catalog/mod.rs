@@ -170,7 +170,6 @@ impl Snapshot {
 /// The index from addresses to names.
 #[derive(Debug, Default)]
 struct Reverse {
-    /// [`IndexedRecords::pairs`].
     pairs: Arc<[(IpAddr, Box<str>)]>,
     /// Aliases of files by target address.
     by_address: HashMap<IpAddr, Vec<Name>>,

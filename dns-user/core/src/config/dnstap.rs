@@ -44,13 +44,9 @@ impl fmt::Display for DnstapOutput {
 /// Types of dnstap messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DnstapMessages {
-    /// Queries of clients.
     pub client_query: bool,
-    /// Replies to clients.
     pub client_response: bool,
-    /// Queries to recursors.
     pub forwarder_query: bool,
-    /// Replies of recursors.
     pub forwarder_response: bool,
 }
 

@@ -23,9 +23,7 @@ const MAX_TEXT: usize = 255;
 /// One option of an OPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdnsOption<'a> {
-    /// OPTION-CODE.
     pub code: u16,
-    /// OPTION-DATA.
     pub data: &'a [u8],
     /// The option with its code and length.
     pub whole: &'a [u8],
@@ -76,7 +74,6 @@ pub enum InfoCode {
 /// An Extended DNS Error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtendedError {
-    /// INFO-CODE.
     pub code: u16,
     /// EXTRA-TEXT, in UTF-8 unless another server wrote something else.
     pub text: Cow<'static, [u8]>,

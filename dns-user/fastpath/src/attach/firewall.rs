@@ -40,7 +40,7 @@ pub(super) struct Firewall {
 /// An error of reading the rules.
 #[derive(Debug, PartialEq, Eq)]
 struct Unreadable {
-    /// Whether it lasts: rules that nobody here can read may limit queries.
+    /// Whether it lasts: rules that cannot be read here may limit queries.
     lasts: bool,
     why: String,
 }
@@ -130,7 +130,7 @@ impl Firewall {
     }
 }
 
-/// Returns why the machine's routes refuse replies to a client: the program would send them all the same.
+/// Returns why the machine's routes refuse replies to a client, which the program would send.
 fn route_refusal(netlink: &mut Socket, client: IpAddr, endpoint: SocketAddr) -> Option<String> {
     // The route of such an address depends on the interface.
     let is_link_local = matches!(client, IpAddr::V6(ip) if ip.is_unicast_link_local());

@@ -128,7 +128,6 @@ struct Door {
     witnesses: Vec<(IpAddr, Instant)>,
 }
 
-/// A recent client.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     client: IpAddr,

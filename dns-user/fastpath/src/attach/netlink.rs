@@ -643,7 +643,6 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     Some(LocalAddress { address: own.or(other)?, prefix: *prefix, broadcast })
 }
 
-/// Reads an RTM_NEWTFILTER.
 fn parse_filter(message: &[u8]) -> Option<FilterInfo> {
     let (header, attributes) = message.split_first_chunk::<20>()?;
     let info = u32::from_ne_bytes(*header[16..].first_chunk()?);

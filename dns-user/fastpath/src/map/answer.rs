@@ -268,7 +268,6 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// Encodes the entry.
     fn encode(self, mut forms: Vec<Form>, seed: u64) -> Option<Vec<u64>> {
         let Self { name, key, since_ns, generation, number, lifetime, numbers_at, variants, limits } = self;
         if name.labels().any(|label| label.contains(&0)) {

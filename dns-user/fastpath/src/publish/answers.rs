@@ -1,5 +1,5 @@
 //! The whole answers in the maps: admission, replacement, eviction, renewal and withdrawal. They are of
-//! three parts, each with room of its own, so none evicts another's:
+//! three parts, each with separate room, so none evicts another's:
 //!
 //! * [`Part::Outside`]: forwarded answers. They mirror the cache in userspace, which hands over an answer
 //!   when it is used for the second time. The programs check lifetime and generation, so no answer
@@ -135,13 +135,12 @@ enum Part {
     Denials,
 }
 
-/// What is known about an answer besides its entry.
+/// State of an answer outside its entry.
 enum Content {
     Forwarded { ends_ns: u64, renewal: Renewal },
     Local(Local),
 }
 
-/// A local reply.
 struct Local {
     question: AnswerQuestion,
     /// EDNS size for which it was computed; `None`: a common one, because no client has named any.

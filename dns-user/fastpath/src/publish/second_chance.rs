@@ -17,7 +17,6 @@ struct Turn {
 #[derive(Debug, Default)]
 pub(super) struct SecondChance {
     turns: VecDeque<Turn>,
-    /// The last ticket.
     ticket: u64,
 }
 

@@ -115,7 +115,6 @@ pub(super) struct Issuer {
 /// Proof of a caller's identity, and the CAs that verify the issuer.
 pub(super) struct Credentials {
     pub(super) proof: Proof,
-    /// PEM.
     pub(super) roots: String,
 }
 
@@ -123,12 +122,10 @@ pub(super) struct Credentials {
 pub(super) enum Proof {
     /// The instance's own pair.
     Pair(Pair),
-    /// A bootstrap token.
     Token(Zeroizing<String>),
 }
 
 impl Issuer {
-    /// Calls the issuer.
     pub(super) async fn call<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -43,7 +43,6 @@ pub(super) struct Trusted {
 /// A CA that was in use until the files of the CA changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Former {
-    /// Its certificates, PEM.
     chain: String,
     /// Time at which it leaves the bundles.
     #[serde(with = "unix")]

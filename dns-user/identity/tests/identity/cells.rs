@@ -30,7 +30,6 @@ use crate::{
 
 const CELLS: usize = 3;
 
-/// Containers per cell.
 const CONTAINERS: usize = 4;
 
 struct Cell {

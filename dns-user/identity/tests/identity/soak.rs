@@ -30,7 +30,6 @@ use crate::{
 /// Clocks of the cells and agents, in seconds ahead of the readers'.
 const SKEWS: [i64; 3] = [-600, 0, 600];
 
-/// Containers per cell.
 const CONTAINERS: usize = 5;
 
 /// Number of scrapes in the length of the soak.

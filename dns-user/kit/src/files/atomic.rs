@@ -27,7 +27,6 @@ impl Attributes {
     pub const PUBLIC: Self = Self { mode: 0o644, ..Self::PRIVATE };
 }
 
-/// A failed replacement.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {cause}; the file stays unchanged", path.display())]
 pub struct ReplaceError {

@@ -210,7 +210,6 @@ async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
     StatusCode::ACCEPTED.into_response()
 }
 
-/// Body of `/confirm`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfirmRequest {

@@ -32,7 +32,6 @@ pub struct Settings {
     pub url: String,
     /// Domains to publish to if the peer names none.
     pub domains: Vec<Name>,
-    /// Certificates for `https`.
     pub files: TlsFiles,
     /// Timeout of a response.
     pub timeout: Duration,

@@ -132,7 +132,6 @@ fn foreign_addresses(listen: &[SocketAddr]) -> impl Iterator<Item = String> {
     listen.iter().filter_map(|&address| Some(ServerError::of_foreign(address)?.to_string()))
 }
 
-/// Reads every file.
 fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeConfig) -> CheckReport {
     let service_status = ServiceStatus::default();
     let begun = Instant::now();

@@ -8,7 +8,6 @@ use dns_core::config::{ConfigError, ConfigErrors, Loaded, ParsedFiles};
 /// The settings with warnings about them, and the object `"consul"`.
 pub(super) type WholeConfig = (Loaded, Option<ConsulConfig>);
 
-/// Reads config.json.
 pub(super) fn load(path: &Path) -> Result<WholeConfig, ConfigErrors> {
     match check(path) {
         (errors, Some(config)) if errors.is_empty() => Ok(config),

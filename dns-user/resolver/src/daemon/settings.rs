@@ -1,4 +1,4 @@
-//! The settings of `config.json`: those that a reload changes, those that need a restart, and remarks.
+//! The settings of `config.json`: changed by a reload, or only by a restart; and remarks.
 
 use std::net::SocketAddr;
 

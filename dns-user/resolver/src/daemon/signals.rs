@@ -12,7 +12,6 @@ pub(super) struct Signals {
     on_hangup: OnHangup,
 }
 
-/// Meaning of SIGHUP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHangup {
     /// Reload the configuration and every file, as services do.

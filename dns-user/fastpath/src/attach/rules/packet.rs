@@ -104,7 +104,7 @@ pub(super) struct Packet {
     pub(super) flow_mark: Mark,
     /// Whether a rule has exempted the packet from connection tracking.
     pub(super) untracked: bool,
-    /// What the kernel knows about sets.
+    /// Members of sets, as the kernel reports them.
     pub(super) facts: Facts,
 }
 

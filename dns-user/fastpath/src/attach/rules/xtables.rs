@@ -71,7 +71,7 @@ pub(crate) fn open_lists() -> [Option<File>; 2] {
     [0, 1].map(|list| File::open(path(list)).ok())
 }
 
-/// Uses these lists, and else those that the process can open now, for the rest of its life.
+/// Uses these lists, otherwise the lists that the process can open now, for the rest of its life.
 pub(crate) fn use_lists(handed: [Option<File>; 2]) {
     OPENED.get_or_init(|| {
         let [v4, v6] = open_lists();

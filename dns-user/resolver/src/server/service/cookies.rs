@@ -42,7 +42,7 @@ impl std::fmt::Debug for Cookies {
     }
 }
 
-/// What a query's option holds.
+/// Content of a query's option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presented<'a> {
     Malformed,
