@@ -32,6 +32,7 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// Creates a figure without subjects and points.
     pub fn new(title: impl Into<String>, about: impl Into<String>, unit: &str, data: Data) -> Self {
         Self { title: title.into(), about: about.into(), unit: unit.to_owned(), data }
     }

@@ -70,8 +70,11 @@ pub fn finish() {
 /// The protocol of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
+    /// Plain DNS over UDP (field `socket_protocol`).
     Udp,
+    /// Plain DNS over TCP (field `socket_protocol`).
     Tcp,
+    /// DNS over TLS (RFC 7858).
     Dot,
 }
 
@@ -93,6 +96,7 @@ pub struct Exchange<'a> {
     pub from: Option<SocketAddr>,
     /// Receiver of the query; its address may be unspecified.
     pub to: Option<SocketAddr>,
+    /// The query in wire form.
     pub query: &'a [u8],
     /// The reply; `None` if there was none.
     pub reply: Option<&'a [u8]>,

@@ -492,6 +492,7 @@ pub fn use_rule_lists(handed: [Option<File>; 2]) {
     rules::use_lists(handed);
 }
 
+/// Links and pins that [`detach_all`] removed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
     /// Number of XDP and tcx links removed.

@@ -52,6 +52,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 //----------- Server ---------------------------------------------------------
 
+/// Accepts connections on one listener, within its limits.
 pub struct Server {
     /// Subject of its log lines, such as "the API".
     name: &'static str,
@@ -63,9 +64,11 @@ pub struct Server {
 
 /// The socket of a server.
 pub enum Listener {
+    /// Connections without encryption, over TCP.
     Plain(TcpListener),
     /// With the TLS configuration that is current when a connection arrives.
     Tls(TcpListener, TlsSource),
+    /// Connections of users of this machine.
     Control(ControlListener),
 }
 
@@ -128,6 +131,7 @@ impl Server {
         Self { name, listener, limits: Limits::default(), replaced: None }
     }
 
+    /// Uses other limits than the default ones.
     pub fn with_limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }

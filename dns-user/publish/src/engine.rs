@@ -81,6 +81,7 @@ impl Planned {
         self.zones.iter().map(|zone| zone.plan.deletions()).sum()
     }
 
+    /// Returns the notes of all zones.
     pub fn notes(&self) -> impl Iterator<Item = &Note> {
         self.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&self.notes)
     }

@@ -150,6 +150,7 @@ impl Store {
         Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
     }
 
+    /// Returns the folder of the documents.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -192,6 +193,7 @@ impl Store {
         Ok((written, resource))
     }
 
+    /// Deletes a resource if the condition holds.
     pub fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
         let mut resources = self.resources.lock();
         let Some(before) = resources.get(id) else { return Ok(Written::Missing) };

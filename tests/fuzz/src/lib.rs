@@ -24,6 +24,7 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
+/// Targets by name, in the order of their runs.
 pub const TARGETS: &[Target] = &[
     Target { name: "aliases", run: aliases::run },
     Target { name: "config", run: config::run },

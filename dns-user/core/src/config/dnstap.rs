@@ -44,9 +44,13 @@ impl fmt::Display for DnstapOutput {
 /// Types of dnstap messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DnstapMessages {
+    /// Log queries as clients sent them.
     pub client_query: bool,
+    /// Log replies as clients receive them.
     pub client_response: bool,
+    /// Log queries as recursors receive them.
     pub forwarder_query: bool,
+    /// Log replies as recursors sent them.
     pub forwarder_response: bool,
 }
 

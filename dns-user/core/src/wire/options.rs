@@ -23,7 +23,9 @@ const MAX_TEXT: usize = 255;
 /// One option of an OPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdnsOption<'a> {
+    /// OPTION-CODE (RFC 6891, section 6.1.2).
     pub code: u16,
+    /// OPTION-DATA, without code and length.
     pub data: &'a [u8],
     /// The option with its code and length.
     pub whole: &'a [u8],
@@ -74,6 +76,7 @@ pub enum InfoCode {
 /// An Extended DNS Error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtendedError {
+    /// INFO-CODE (RFC 8914, section 2).
     pub code: u16,
     /// EXTRA-TEXT, in UTF-8 unless another server wrote something else.
     pub text: Cow<'static, [u8]>,

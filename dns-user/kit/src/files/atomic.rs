@@ -27,6 +27,7 @@ impl Attributes {
     pub const PUBLIC: Self = Self { mode: 0o644, ..Self::PRIVATE };
 }
 
+/// Step of a replacement that failed, with its cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {cause}; the file stays unchanged", path.display())]
 pub struct ReplaceError {

@@ -210,6 +210,7 @@ async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
     StatusCode::ACCEPTED.into_response()
 }
 
+/// Body of a request to `/confirm`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfirmRequest {

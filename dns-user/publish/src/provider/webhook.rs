@@ -32,6 +32,7 @@ pub struct Settings {
     pub url: String,
     /// Domains to publish to if the peer names none.
     pub domains: Vec<Name>,
+    /// Certificates and key for `https` addresses.
     pub files: TlsFiles,
     /// Timeout of a response.
     pub timeout: Duration,
