@@ -62,9 +62,11 @@ impl Validity {
 /// A validity at a certain time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
+    /// It starts at a later time.
     NotYet,
     /// It has started and not ended.
     Valid,
+    /// It ended at an earlier time.
     Expired,
 }
 

@@ -30,8 +30,10 @@ pub enum HttpError {
     Request {
         /// URL of the request.
         url: String,
+        /// The invalid part of the request.
         cause: hyper::http::Error,
     },
+    /// The exchange failed before a complete reply.
     #[error("{url}: {cause}")]
     Exchange {
         /// URL of the request.

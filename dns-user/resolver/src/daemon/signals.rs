@@ -12,6 +12,7 @@ pub(super) struct Signals {
     on_hangup: OnHangup,
 }
 
+/// Meaning of SIGHUP for this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnHangup {
     /// Reload the configuration and every file, as services do.
