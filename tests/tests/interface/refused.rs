@@ -204,7 +204,14 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         let complaint = fault.complaint();
         let mut spoilt = Spoilt::start(&format!("spoilt{number}"), mode, program, fault)?;
         let case = format!("{mode} without {program}");
-        let status = spoilt.status().with_context(|| case.clone())?;
+        // The programs for whole answers are loaded after the interface answers.
+        let mut status = spoilt.status().with_context(|| case.clone())?;
+        wait_until("the programs to be loaded", Duration::from_secs(60), || {
+            status = spoilt.status().unwrap_or_default();
+            let loading = |program: &Value| program["state"] == "loading";
+            status["programs"].as_array().is_some_and(|programs| !programs.iter().any(loading))
+        })
+        .with_context(|| format!("{case}: {status}"))?;
         let interfaces = status["interfaces"].as_array().context("interfaces")?;
         for interface in interfaces {
             let hook = interface["hook"].as_str().context("a hook")?;
