@@ -203,6 +203,10 @@ fn healthy_sessions_are_as_recorded() -> Result<()> {
     )?;
     wait_for_fast_path(&running.namespace)?;
     running.ask("www.example.org.", 1)?;
+    // The program for whole answers is loaded after the interface answers.
+    wait_until("all programs to be loaded", PATIENCE, || {
+        running.cli(&["status"]).is_ok_and(|(_, output, _)| !output.contains("  loading"))
+    })?;
     Session::new("status-healthy.txt", &running).run(&["status"])?.check()?;
     Session::new("resolve-healthy.txt", &running)
         .run(&["resolve", "web.alias"])?
@@ -253,7 +257,8 @@ fn faulty_sessions_are_as_recorded() -> Result<()> {
     wait_until("lo and the outage in the status", PATIENCE, || {
         let status = running.cli(&["status"]).ok();
         shown = status.filter(|(_, output, _)| {
-            output.contains("LEFT TO USERSPACE") && output.contains("[main] recursors: ")
+            let is_loading = output.contains("  loading");
+            output.contains("LEFT TO USERSPACE") && output.contains("[main] recursors: ") && !is_loading
         });
         shown.is_some()
     })?;
