@@ -2,7 +2,7 @@
 //! load generators.
 //!
 //! * [`queries`]: names to query, from a query file or from records.json.
-//! * [`frames`]: the packets · [`generator`]: sends them and counts replies, with a BPF program
+//! * [`mod@frames`]: the packets · [`generator`]: sends them and counts replies, with a BPF program
 //! * [`probe`]: latency, measured by a socket · [`report`]: the result
 
 mod frames;
