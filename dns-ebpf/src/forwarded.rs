@@ -7,7 +7,8 @@ use aya_ebpf::helpers::{bpf_get_prandom_u32, generated::bpf_ktime_get_boot_ns};
 use dns_common::{
     counters::Outcome,
     forwarded::{
-        AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey, Variant, counted,
+        AnswerHeader, LOCAL, MAX_ANSWER_SIZE, MAX_BODY_LEN, MAX_RECORDS, MAX_VARIANTS, QueryKey, Variant,
+        counted,
     },
     name::MAX_NAME_LEN,
 };
@@ -61,7 +62,8 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     if !is_local && header.generation != control.answer_generation {
         return goes_up(Outcome::NotPublished);
     }
-    let hit = zero.value_barrier(if is_local { Outcome::HitOther } else { Outcome::HitForwarded } as usize, 0x1f);
+    let hit =
+        zero.value_barrier(if is_local { Outcome::HitOther } else { Outcome::HitForwarded } as usize, 0x1f);
     // SAFETY: the helper has no precondition.
     let age = unsafe { bpf_ktime_get_boot_ns() }.wrapping_sub(header.since_ns);
     let Some(ttl) = counted(header.ttl, header.lifetime, header.generation, age) else {
@@ -115,7 +117,8 @@ impl Chosen {
 /// Largest offset of a variant, rounded up to a mask.
 const MAX_VARIANT_OFFSET: usize = 0x3ff;
 const _: () = assert!(
-    AnswerHeader::variants_offset(MAX_NAME_LEN) + MAX_VARIANTS * size_of::<Variant>() <= MAX_VARIANT_OFFSET + 1
+    AnswerHeader::variants_offset(MAX_NAME_LEN) + MAX_VARIANTS * size_of::<Variant>()
+        <= MAX_VARIANT_OFFSET + 1
 );
 
 /// Chooses one of the variants that are valid for the client, at random.

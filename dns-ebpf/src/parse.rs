@@ -94,7 +94,12 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
 
 /// Returns the length of the name and the start of the OPT of a query with one additional record.
 #[inline(always)]
-fn with_opt(control: &Control, message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
+fn with_opt(
+    control: &Control,
+    message: usize,
+    end: usize,
+    message_len: usize,
+) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
     if message_len <= FIXED {
         return goes_up(Outcome::BadEdns);
