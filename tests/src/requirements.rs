@@ -2,7 +2,13 @@
 //! requirement fails, except under `cargo xtask test`, which lists it at the end as not run, with
 //! the reason. In CI (variable `CI` set) it fails there, too.
 
-use std::{fmt::Display, fs::File, io::Write as _, thread};
+use std::{
+    fmt::Display,
+    fs::File,
+    io::Write as _,
+    process::{Command, Stdio},
+    thread,
+};
 
 use crate::yardstick::{Hook, Yardstick};
 
@@ -73,6 +79,16 @@ pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
             false
         }
     }
+}
+
+/// Returns whether a program is installed, by running it with an option such as `-V` that has no effect.
+///
+/// # Panics
+///
+/// Like [`met`].
+pub fn program(name: &str, option: &str) -> bool {
+    let found = Command::new(name).arg(option).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    met(name, found.map(drop))
 }
 
 /// Adds the running test to the list of tests that were not run.

@@ -1,11 +1,6 @@
 //! DNS Cookies: dig as a client, and BIND as another server with the same secret.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use hickory_proto::rr::RecordType;
@@ -30,8 +25,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SECRET: &str = "e5e973e5a6b2a43f48e7dc849e37bfcf";
 
 fn installed(program: &str) -> bool {
-    let found = Command::new(program).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    requirements::met(program, found.map(drop))
+    requirements::program(program, "-v")
 }
 
 /// Returns dig's output; `cookie` is `+cookie`, or `+cookie=` and a cookie in hexadecimal digits.

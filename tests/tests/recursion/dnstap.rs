@@ -38,10 +38,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const OUTSIDE: &str = "www.shop.test.";
 
 fn installed() -> bool {
-    ["fstrm_capture", "dnstap-read"].into_iter().all(|program| {
-        let found = Command::new(program).arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        requirements::met(program, found.map(drop))
-    })
+    ["fstrm_capture", "dnstap-read"].into_iter().all(|program| requirements::program(program, "-h"))
 }
 
 fn recursor(namespace: &Namespace) -> Result<Scripted> {

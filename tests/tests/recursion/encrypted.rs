@@ -54,8 +54,7 @@ impl Files {
 
 /// Returns whether a program is installed.
 fn is_installed(program: &str) -> bool {
-    let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    requirements::met(program, found.map(drop))
+    requirements::program(program, "-V")
 }
 
 /// Runs a server until its TLS port accepts connections.

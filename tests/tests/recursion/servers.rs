@@ -29,10 +29,7 @@ const START: Duration = Duration::from_secs(10);
 
 /// Returns whether both servers and BIND's zone tools are installed.
 pub(crate) fn installed() -> bool {
-    ["named", "unbound", "dnssec-signzone"].iter().all(|program| {
-        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        requirements::met(program, found.map(drop))
-    })
+    ["named", "unbound", "dnssec-signzone"].iter().all(|program| requirements::program(program, "-V"))
 }
 
 pub(crate) struct Recursor {
