@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
+    api::Token,
     connections::{Answer, ConnectionError, Connections},
     pace::{Gate, Rate},
-    token::Token,
 };
 use dns_consul::config::{ApiAddress, HttpApi};
 use dns_upstream::HostNames;

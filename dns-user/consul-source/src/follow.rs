@@ -23,11 +23,11 @@ use tokio::{
 
 use crate::{
     agent::{Agent, AgentError},
-    api::{self, Invalid},
+    api,
+    api::{Invalid, Token},
     ask::{Content, NotTold, QueryOptions, Topic, Update, fetch, keep_asking},
     known::{DEFAULT_DATACENTER, Demand, Difference, Key, Known, view},
     progress::{Cursor, Freshness, Phase, Running, Summary, Tracked},
-    token::Token,
 };
 use dns_consul::{
     Lack, Missing,

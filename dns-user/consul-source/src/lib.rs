@@ -24,6 +24,5 @@ mod pace;
 mod progress;
 mod source;
 mod tls;
-mod token;
 
 pub use source::Source;

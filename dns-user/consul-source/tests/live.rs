@@ -14,7 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_consul::source::{CatalogView, Settings};
 use dns_consul::{
     Lack, Missing,
     catalog::{
@@ -22,8 +21,8 @@ use dns_consul::{
         live::{Live, ServiceInstances},
         registrations::{FailoverTarget, Instance as Registered, Node, Registrations, Status as Health},
     },
-    config::Visibility,
-    config::{ApiAddress, HttpApi},
+    config::{ApiAddress, HttpApi, Visibility},
+    source::{CatalogView, Settings},
 };
 use dns_consul_source::Source;
 use dns_upstream::HostNames;
@@ -451,7 +450,7 @@ async fn single_change_arrives_promptly() {
     until_same(&source, &double).await;
     source.asked(own(), "service-0".to_owned());
     until("its watch", || double.waits_for("/v1/health/service/service-0")).await;
-    let json = dns_core::config::json::Json::parse(b"{}").unwrap();
+    let json = dns_core::config::reader::Json::parse(b"{}").unwrap();
     let reader = dns_core::config::reader::Reader::document("test", &json).unwrap();
     let config = dns_consul::config::Config::read(&reader).unwrap();
     let build = |live: &Live| {

@@ -10,7 +10,7 @@ use std::{
 
 use dns_consul::{Asker, Zone, catalog::Catalog, config::Config, definition::Definitions};
 use dns_core::{
-    config::{json::Json, reader::Reader},
+    config::reader::{Json, Reader},
     wire::{Parsed, TYPE_A, Transport, parse},
 };
 use hashbrown::HashMap;

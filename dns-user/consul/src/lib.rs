@@ -22,7 +22,6 @@ pub mod catalog;
 pub mod config;
 pub mod definition;
 mod encode;
-pub mod keys;
 mod pending;
 mod prepared;
 pub mod question;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{catalog::live::Live, config::Config, config::HttpApi};
 
@@ -62,7 +62,8 @@ impl CatalogView {
 }
 
 /// State of a source.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// Address of the agent in use.
     pub address: String,

@@ -11,7 +11,7 @@ use std::{
 
 use dns_consul::{Asker, Zone, catalog::Catalog, chain_of, config::Config};
 use dns_core::{
-    config::{json::Json, reader::Reader},
+    config::reader::{Json, Reader},
     wire::{Parsed, Query, Transport, parse},
 };
 use hickory_proto::{

@@ -3,12 +3,10 @@
 //! Bytes and values in, values out. No sockets, clock, BPF or runtime; the dependencies in
 //! `Cargo.toml` prove it. Modules from the bottom up, each using only those above it in this list:
 //!
-//! * [`canonical`]: labels of instance groups, networks and deployments.
-//! * [`name`]: domain names in the form used for comparison and hashing.
-//! * [`reverse`]: the addresses of reverse names.
+//! * [`name`]: domain names in the form used for comparison and hashing; the addresses of reverse names.
 //! * [`config`]: `config.json` and related files, parsed into validated types.
 //! * [`query`]: the query language in the labels of a name.
-//! * [`link_address`]: construction of such names.
+//! * [`link_address`]: construction of such names, and canonical labels of groups, networks and deployments.
 //! * [`catalog`]: records and aliases as one immutable snapshot with indexes.
 //! * [`resolve`]: resolution of a name, given a snapshot and the current health.
 //! * [`listing`]: names to publish before the first query.
@@ -16,7 +14,6 @@
 //! * [`terminal`]: escaping of foreign text for terminals and logs.
 //! * [`wire`]: DNS messages, EDNS, truncation.
 
-pub mod canonical;
 pub mod catalog;
 pub mod changes;
 pub mod config;
@@ -25,6 +22,5 @@ pub mod listing;
 pub mod name;
 pub(crate) mod query;
 pub mod resolve;
-pub mod reverse;
 pub mod terminal;
 pub mod wire;

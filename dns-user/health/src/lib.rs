@@ -9,7 +9,6 @@
 mod check;
 mod check_failures;
 mod metrics;
-mod report;
 mod schedule;
 pub mod server;
 mod service;
@@ -19,11 +18,11 @@ mod watcher;
 
 pub use self::{
     metrics::HealthMetrics,
-    report::Report,
     service::{HealthError, HealthService},
     states::{HealthStates, InstanceHealth},
     tracker::{Limits, Order, Tracker},
 };
+pub use check::Report;
 
 /// Name in the certificates of both sides (observed).
 pub const HEALTH_NAME: &str = "health.bosh-dns";

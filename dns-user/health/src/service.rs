@@ -14,12 +14,12 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     HEALTH_NAME, HealthMetrics, HealthStates, Tracker,
     check::check,
-    check_failures::CheckFailures,
     schedule::Lanes,
     states::InstanceHealth,
     tracker::{Limits, Order},
     watcher::{BEAT, Heartbeat, Watcher},
 };
+use crate::check_failures::CheckFailures;
 use dns_core::config::HealthConfig;
 use dns_fastpath::FastPathHandle;
 use dns_kit::{

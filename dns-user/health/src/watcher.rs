@@ -21,13 +21,14 @@ use tokio::{
 };
 
 use super::{
-    check::{self, CheckError, Connection},
-    check_failures::CheckFailures,
+    check,
+    check::{CheckError, Connection},
     metrics::{CheckResult, HealthMetrics},
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
     states::InstanceHealth,
     tracker::{Order, Tracker},
 };
+use crate::check_failures::CheckFailures;
 use dns_core::catalog::Snapshot;
 use dns_fastpath::FastPathHandle;
 use dns_kit::{logs::LineLimit, tls::RotatingTls};

@@ -3,10 +3,7 @@
 
 use std::net::IpAddr;
 
-use dns_core::{
-    canonical::{NotCanonical, canonical},
-    link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress},
-};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, NotCanonical, canonical};
 use serde::Deserialize;
 
 use crate::profile::{MAX_COMMON_NAME, is_dns_name};

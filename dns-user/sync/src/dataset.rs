@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashSet},
 };
 
-use dns_core::{canonical::canonical, catalog::RECORD_KEYS};
+use dns_core::{catalog::RECORD_KEYS, link_address::canonical};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::{

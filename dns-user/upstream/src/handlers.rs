@@ -19,9 +19,8 @@ use super::{
 use dns_core::{
     config::{
         Config, ConfigError, ParsedFiles,
-        json::Json,
-        reader::Reader,
-        recursor::{NoRecursor, with_port},
+        reader::{Json, Reader},
+        values::{NoRecursor, with_port},
     },
     name::Name,
 };

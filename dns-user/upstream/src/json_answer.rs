@@ -7,7 +7,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::message::{self, QUESTION_NAME};
-use dns_core::{config::json::Json, wire::Query};
+use dns_core::{config::reader::Json, wire::Query};
 
 /// Reason why a JSON document is not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,10 +1,10 @@
 //! Answers queries for names outside the local records: recursors and their cache, handlers, and
 //! reverse names.
 //!
-//! * [`forward`]: tries recursors one after the other, in the order of [`failover`].
+//! * [`forward`]: tries recursors one after the other, the best first.
 //! * [`explain`]: the way of a name, for operators.
 //! * [`failed_tries`]: counters and log lines of failures.
-//! * [`recursor`], [`udp`], [`inbox`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses.
+//! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses.
 //! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
 //!   front of a source; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers; [`trust`]:
@@ -22,7 +22,6 @@ mod cached;
 mod contents;
 mod explain;
 mod failed_tries;
-mod failover;
 mod failures;
 mod fields;
 mod flight;
@@ -34,7 +33,6 @@ mod handlers;
 mod host_names;
 mod http;
 mod in_force;
-mod inbox;
 mod interfaces;
 mod json_answer;
 mod message;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::message::{self, QUESTION_NAME};
 use dns_core::{
     catalog::Snapshot,
-    reverse,
+    name,
     wire::{Query, TYPE_ANY, TYPE_PTR, append_opt},
 };
 
@@ -26,7 +26,7 @@ fn reply(
     names: impl Fn(IpAddr) -> Vec<Box<[u8]>>,
     random: impl FnOnce() -> fastrand::Rng,
 ) -> Option<Vec<u8>> {
-    let mut names = names(reverse::address_of(query.question.raw_name)?);
+    let mut names = names(name::address_of(query.question.raw_name)?);
     if names.is_empty() {
         return None;
     }

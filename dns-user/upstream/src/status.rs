@@ -1,6 +1,6 @@
 //! Status of recursors and caches, for operators.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::atomic::Ordering};
+use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr, sync::atomic::Ordering};
 
 use super::{
     cache::Cache,
@@ -10,7 +10,8 @@ use super::{
 };
 
 /// Status of one recursor.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct RecursorStatus {
     /// Address as configured, `host:port`.
     pub address: String,
@@ -21,7 +22,7 @@ pub struct RecursorStatus {
     /// Number of queries sent to it since the start, including retries.
     pub tries: u64,
     /// Failed tries since the start, by reason; reasons without failures are omitted.
-    pub failures: BTreeMap<&'static str, u64>,
+    pub failures: BTreeMap<Cow<'static, str>, u64>,
     /// Number of datagrams that matched no query in flight: late, wrong or forged.
     #[serde(rename = "strays")]
     pub mismatched: u64,
@@ -36,7 +37,8 @@ pub struct RecursorStatus {
 }
 
 /// Status of a cache.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct CacheStatus {
     /// Number of cached answers.
     pub entries: u64,
@@ -94,7 +96,7 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
         failures: failed
             .by_reason()
             .filter(|(_, count)| *count > 0)
-            .map(|(reason, count)| (reason.label(), count))
+            .map(|(reason, count)| (reason.label().into(), count))
             .collect(),
         mismatched: mismatched.load(Ordering::Relaxed),
         recent_failures,

@@ -2,15 +2,16 @@
 //!
 //! Each socket is connected, so the kernel drops datagrams from other addresses and reports closed
 //! ports. A forger must guess one of several random source ports and a random id, and repeat the
-//! question. The number of identical questions in flight is limited ([`super::flight`]), which
+//! question. The number of identical questions in flight is limited ([`crate::cached`]), which
 //! gives the probabilities of RFC 5452, section 7 (docs/operating.md has the numbers). `rand`
 //! chooses sockets, ids and letter case by a cryptographic generator; `fastrand` is predictable.
 
 use std::{
+    cell::RefCell,
     collections::{HashMap, VecDeque},
     io,
     net::{SocketAddr, UdpSocket},
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, RawFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -25,7 +26,8 @@ use tokio::{
     sync::oneshot,
 };
 
-use super::{TryError, inbox, message};
+use super::{TryError, message};
+use dns_kit::mmsg::{Incoming, ReceiveMetadata};
 
 /// Number of sockets, and thus source ports, in use per recursor.
 const SOCKETS: usize = 8;
@@ -313,7 +315,7 @@ impl Socket {
 
     /// Reads all queued datagrams; returns the final error.
     fn receive(&self, matching: Matching, mismatched: &AtomicU64) -> io::Result<()> {
-        let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
+        let error = take_all(self.io.as_raw_fd(), |datagram| {
             if !self.pending.lock().deliver(datagram, matching) {
                 mismatched.fetch_add(1, Ordering::Relaxed);
             }
@@ -436,4 +438,89 @@ pub(super) fn judge(datagram: &[u8], question: &[u8], exact_case: bool) -> Verdi
     };
     let same = if exact_case { *theirs == *question } else { message::same_question(question, theirs) };
     if same { Verdict::Reply } else { Verdict::OtherQuestion }
+}
+
+//----------- Inbox --------------------------------------------------------
+//
+// Reads all datagrams queued in a recursor's socket.
+
+/// Maximum number of datagrams per system call.
+const BATCH: usize = 8;
+/// Maximum length of a UDP datagram.
+const MAX_DATAGRAM: usize = 65_535;
+
+thread_local! {
+    /// Buffers for a batch.
+    static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(ReceiveMetadata::Nothing));
+}
+
+/// Passes all datagrams queued in a connected socket to `each`, which must not call this function.
+/// Returns the error that ends the queue: `WouldBlock`, or one reported by ICMP.
+pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error {
+    INCOMING.with_borrow_mut(|incoming| {
+        loop {
+            match incoming.receive(socket, libc::MSG_DONTWAIT) {
+                Ok(count) => {
+                    incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
+                    if count < BATCH {
+                        // The kernel found the queue empty, so another call is unnecessary. If it
+                        // found an error instead, that is kept for the next call.
+                        return io::ErrorKind::WouldBlock.into();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error,
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod inbox_tests {
+    use std::{net::UdpSocket, os::fd::AsRawFd};
+
+    use super::*;
+
+    /// Returns two sockets connected to each other.
+    fn pair() -> [UdpSocket; 2] {
+        let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        other.connect(one.local_addr().unwrap()).unwrap();
+        [one, other]
+    }
+
+    /// Reads a socket until it is empty; returns the length and last byte of each datagram, and the
+    /// final error.
+    fn all(socket: &UdpSocket) -> (Vec<(usize, Option<u8>)>, io::ErrorKind) {
+        let mut taken = Vec::new();
+        let error = take_all(socket.as_raw_fd(), |datagram| {
+            taken.push((datagram.len(), datagram.last().copied()));
+        });
+        (taken, error.kind())
+    }
+
+    #[test]
+    fn pending_datagrams_keep_order() {
+        let [sender, receiver] = pair();
+        for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
+            // Various sizes, including an empty and a large one.
+            let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
+            let expected: Vec<(usize, Option<u8>)> =
+                sizes.zip(0..).map(|(size, number)| (size, (size > 0).then_some(number))).collect();
+            for &(size, last) in &expected {
+                let datagram = vec![last.unwrap_or(0); size];
+                assert_eq!(sender.send(&datagram).unwrap(), size);
+            }
+            assert_eq!(all(&receiver), (expected, io::ErrorKind::WouldBlock));
+        }
+    }
+
+    #[test]
+    fn closed_port_is_an_error() {
+        let [sender, receiver] = pair();
+        drop(receiver);
+        sender.send(b"x").unwrap();
+        assert_eq!(all(&sender), (vec![], io::ErrorKind::ConnectionRefused));
+        assert_eq!(all(&sender), (vec![], io::ErrorKind::WouldBlock));
+    }
 }

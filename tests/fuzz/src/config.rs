@@ -8,6 +8,6 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let _ = dns_core::config::addresses::parse_addresses([("addresses.json", bytes)]);
     if let Ok(text) = std::str::from_utf8(bytes) {
-        let _ = dns_core::config::duration::parse_duration(text);
+        let _ = dns_core::config::values::parse_duration(text);
     }
 }

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use dns_core::{
+    name,
     name::Name,
-    reverse,
     wire::{Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_TXT},
 };
 use hickory_proto::op::ResponseCode;
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     catalog::{
         Place,
-        address::{Accept, Location},
+        nodes::{Accept, Location},
     },
     pending::PendingAnswer,
     question::Locality,
@@ -88,7 +88,7 @@ impl Zone {
     /// Returns the answer to a query below `arpa.`: the name of the node at an address, else of the
     /// service, for every type (observed); `None` if the address is unknown.
     pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<PendingAnswer> {
-        let address = reverse::address_of(query.question.raw_name)?;
+        let address = name::address_of(query.question.raw_name)?;
         let domain = &self.config.domain;
         let target = match self.catalog.node_at(address) {
             Some(node) => node_name(node, domain)?,

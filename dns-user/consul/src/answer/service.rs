@@ -12,8 +12,8 @@ use super::{Search, Zone};
 use crate::{
     catalog::{
         Catalog, InstanceId,
-        address::{Accept, Target},
         group::Member,
+        nodes::{Accept, Target},
     },
     question::{Locality, TYPE_SRV},
     record::{Addresses, Answers, Data, Failure, Found, Keep, Record, address_name, meta_texts, node_name},

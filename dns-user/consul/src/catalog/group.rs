@@ -6,13 +6,12 @@ use hashbrown::HashMap;
 
 use super::{
     Key, PeerKey, Place,
-    address::{Accept, Target},
     live::ServiceInstances,
     lower,
-    nodes::Nodes,
+    nodes::{Accept, Nodes, Target},
     registrations::{Instance, Node, Status},
 };
-use crate::{config::Config, config::Visibility};
+use crate::config::{Config, Visibility};
 
 /// The instances of a service in one place. Immutable; a change replaces it.
 #[derive(Debug)]

@@ -1,25 +1,21 @@
 //! Indexed catalog of registrations. A copy shares all data with its original; a change replaces
 //! only the parts it affects.
 
-pub mod address;
 pub(crate) mod group;
 pub mod live;
-mod nodes;
+pub mod nodes;
 pub mod registrations;
-pub mod shards;
 
 use std::{borrow::Cow, net::IpAddr, sync::Arc};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::{config::Config, config::Visibility};
-use address::{Accept, Target};
+use crate::config::{Config, Visibility};
 use dns_core::name::Name;
 use group::{Group, Member, Sources};
-use live::{Live, LivePlace};
-use nodes::Nodes;
+use live::{Live, LivePlace, Shards};
+use nodes::{Accept, Nodes, Target};
 use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
-use shards::Shards;
 
 /// Handle of an instance, for [`Catalog::instance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

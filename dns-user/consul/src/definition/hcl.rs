@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use dns_core::config::json::Json;
+use dns_core::config::reader::Json;
 
 /// Maximum depth of objects and lists.
 const MAX_DEPTH: usize = 64;

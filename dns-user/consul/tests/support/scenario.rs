@@ -258,7 +258,7 @@ fn instance(value: &Value) -> Instance {
 
 fn query(value: &Value) -> PreparedQuery {
     let seconds =
-        |text: &str| dns_core::config::duration::parse_duration(text).expect("a duration").as_secs() as u32;
+        |text: &str| dns_core::config::values::parse_duration(text).expect("a duration").as_secs() as u32;
     let template = &value["template"];
     PreparedQuery {
         id: text(value, "id"),

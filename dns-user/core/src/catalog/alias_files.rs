@@ -1,12 +1,17 @@
 //! The alias files: aliases with their targets, merged and with chains resolved.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::marker::PhantomData;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    marker::PhantomData,
+    net::IpAddr,
+    sync::Arc,
+};
 
-use super::json::{self, Entries, Text};
+use super::{
+    records,
+    records::{Entries, Text},
+};
 use crate::name::{Name, NameError};
 
 /// The merged content of all alias files.
@@ -276,9 +281,9 @@ struct Alias {
 impl AliasFile {
     /// Parses one file and returns every invalid alias, not just the first.
     fn read(file: &str, bytes: &[u8]) -> Result<Self, Vec<AliasError>> {
-        let text = json::text(bytes);
-        let Entries(entries) = json::read(&text, PhantomData).map_err(|error| {
-            let json::JsonError { line, column, reason } = error;
+        let text = records::text(bytes);
+        let Entries(entries) = records::read(&text, PhantomData).map_err(|error| {
+            let records::JsonError { line, column, reason } = error;
             vec![AliasError::Json { file: file.to_owned(), line, column, reason }]
         })?;
         let entries = last_of_each(entries.unwrap_or_default());

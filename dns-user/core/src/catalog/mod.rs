@@ -5,7 +5,6 @@ mod alias_files;
 mod aliases;
 mod columns;
 mod instances;
-mod json;
 mod records;
 mod rows;
 
@@ -15,8 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::name::Name;
-use crate::query::AGENT_DOMAIN;
+use crate::{name::Name, query::AGENT_DOMAIN};
 pub(crate) use alias_files::FileTarget;
 pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 use aliases::Definitions;

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use super::{ConfigError, ParsedFiles, json::Json, reader::Reader};
+use super::{
+    ConfigError, ParsedFiles,
+    reader::{Json, Reader},
+};
 
 /// Parses addresses files given by name and content; returns each address of the valid ones once.
 pub fn parse_addresses<'a>(

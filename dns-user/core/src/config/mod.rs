@@ -3,19 +3,15 @@
 //! Pure: callers read the files and pass their content.
 
 pub mod addresses;
-mod compat;
 mod dnstap;
-pub mod duration;
-pub mod file_pattern;
-pub mod json;
 pub mod keys;
 pub mod parse;
 pub mod reader;
-pub mod recursor;
+pub mod values;
 
 pub use self::{
-    compat::Compat,
     dnstap::{DnstapConfig, DnstapMessages, DnstapOutput},
+    keys::Compat,
     parse::{CONTROL_SOCKET, Loaded},
 };
 

@@ -10,8 +10,12 @@ use std::{
 use super::{
     ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, CookiesConfig, HealthConfig,
     HookMode, Identity, LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection,
-    SpecialNames, TlsFiles, XdpConfig, dnstap::dnstap, file_pattern, json::Json, keys, reader::Reader,
-    recursor::with_port,
+    SpecialNames, TlsFiles, XdpConfig,
+    dnstap::dnstap,
+    keys,
+    reader::{Json, Reader},
+    values,
+    values::with_port,
 };
 use crate::{
     name::Name,
@@ -411,7 +415,7 @@ fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, Con
         [("interfaces", interfaces.as_deref().unwrap_or_default()), ("respect_filters", &respect_filters)]
     {
         for pattern in patterns {
-            file_pattern::check(pattern)
+            values::check_pattern(pattern)
                 .map_err(|reason| object.error(key, &format!("{pattern:?} {reason}")))?;
         }
     }
@@ -466,7 +470,7 @@ fn path(object: &Reader<'_>, name: &'static str) -> Result<Option<PathBuf>, Conf
 /// Reads and validates a file pattern.
 fn pattern(object: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
     let text = object.text(name)?.unwrap_or_default();
-    file_pattern::check(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
+    values::check_pattern(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
     Ok(text.to_owned())
 }
 

@@ -1,16 +1,18 @@
 //! Step-by-step explanation of a resolution, for `resolve NAME`.
 
-use std::fmt::{self, Write as _};
-use std::net::IpAddr;
+use std::{
+    fmt::{self, Write as _},
+    net::IpAddr,
+};
 
 use serde::Serialize;
 
-use super::answer::resolve;
-use super::select::select;
-use super::{Existence, Health, HealthState};
-use crate::catalog::{Narrowing, Snapshot, Target};
-use crate::name::Name;
-use crate::query::{Criteria, Filter, Pattern, Question, Strategy};
+use super::{Existence, Health, HealthState, resolve, select::select};
+use crate::{
+    catalog::{Narrowing, Snapshot, Target},
+    name::Name,
+    query::{Criteria, Filter, Pattern, Question, Strategy},
+};
 
 /// The steps from a name to its answer; `Display` formats them as text.
 #[derive(Clone, Debug, Serialize)]

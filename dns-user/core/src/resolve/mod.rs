@@ -3,19 +3,23 @@
 //! Both paths answer from a [`Resolution`]: the userspace server and, through the publisher, the
 //! BPF program.
 
-mod answer;
-mod below;
 mod explain;
 
 mod select;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use answer::{instances, resolve, resolve_local};
-pub use below::is_above_local;
+use smallvec::SmallVec;
+
+use crate::{
+    catalog::{NameRules, Row, Snapshot, Target},
+    name::Name,
+    query::{AGENT_DOMAIN, Malformed, Pattern, Question, Strategy, group_id},
+};
+use select::Matches;
+
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 
-pub(crate) use answer::has_matches;
 pub(crate) use select::select;
 
 /// Result of an instance's latest health check.
@@ -106,4 +110,318 @@ pub struct Checks {
     pub tracked: bool,
     /// `y1`: the first query waits for the first checks.
     pub synchronous: bool,
+}
+
+//----------- Answer -------------------------------------------------------
+//
+// Resolution of a name: aliases, matches, health filter.
+
+/// Resolves a name; `None` if it is not local.
+pub fn resolve(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Option<Resolution> {
+    snapshot.local_zone(name)?;
+    Some(resolve_local(snapshot, health, name))
+}
+
+/// Like [`resolve`], for a name already known to be local: [`Snapshot::local_zone`] of this
+/// snapshot is not `None`.
+pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Resolution {
+    let Ok(found) = Found::read(snapshot, name) else {
+        return Resolution::without_data(without_match(snapshot, name, Existence::Malformed));
+    };
+    let existence = match found.existence() {
+        Existence::Found => Existence::Found,
+        none => without_match(snapshot, name, none),
+    };
+    let mut resolution = Resolution::without_data(existence);
+    let mut checks = Vec::new();
+    for matched in &found.matches {
+        if !matched.needs_checks() {
+            continue;
+        }
+        let addresses =
+            matched.rows.iter().filter_map(|&row| snapshot.instance_index().addresses[row as usize]);
+        let before = checks.len();
+        checks.extend(addresses);
+        resolution.checks.synchronous |= matched.synchronous && checks.len() > before;
+    }
+    checks.sort_unstable();
+    checks.dedup();
+    resolution.checks.tracked = !checks.is_empty();
+    resolution.checks.instances = checks;
+    let rows = found.healthy(snapshot, health);
+    let rows = rows.into_iter().filter_map(|row| snapshot.instance_index().addresses[row as usize]);
+    for address in found.addresses.into_iter().chain(rows) {
+        match address {
+            IpAddr::V4(address) => resolution.v4.push(address),
+            IpAddr::V6(address) => resolution.v6.push(address),
+        }
+    }
+    resolution
+}
+
+/// Returns whether a name without matching rows exists, by the snapshot's rules.
+fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Existence {
+    let NameRules { formerr_for_malformed, nxdomain_for_empty_non_terminals } = snapshot.rules();
+    if !nxdomain_for_empty_non_terminals && has_names_below(snapshot, name) {
+        return Existence::Found;
+    }
+    if formerr_for_malformed { existence } else { Existence::NoSuchName }
+}
+
+/// Returns whether rows or addresses match a name, whatever their health.
+pub(crate) fn has_matches(snapshot: &Snapshot, name: &Name) -> bool {
+    Found::read(snapshot, name).is_ok_and(|found| found.existence() == Existence::Found)
+}
+
+/// Returns the instances of a name after the health filter ([`Snapshot::instance`]), whether or not the
+/// name is local, or the reason why there are none. Literal addresses of aliases are excluded.
+///
+/// Unless the root is a domain, it selects every instance (observed).
+pub fn instances(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Result<Vec<u32>, Existence> {
+    let found = Found::read(snapshot, name).map_err(|_| Existence::Malformed)?;
+    match found.existence() {
+        Existence::Found => Ok(found.healthy(snapshot, health)),
+        other => Err(other),
+    }
+}
+
+/// The targets of a name before the health filter.
+#[derive(Default)]
+struct Found<'s> {
+    /// Literal addresses of aliases, with repetitions.
+    addresses: Vec<IpAddr>,
+    /// Rows by target; each target has its own strategy (observed).
+    matches: Vec<Matches<'s>>,
+}
+
+impl<'s> Found<'s> {
+    /// Follows an alias, if the name is one, and finds the rows.
+    ///
+    /// Targets that are malformed for every label were dropped when the snapshot was built, so an
+    /// error here concerns the name itself.
+    fn read(snapshot: &'s Snapshot, name: &Name) -> Result<Self, Malformed> {
+        let mut found = Self::default();
+        if let Some(targets) = snapshot.aliases().exact(name) {
+            for target in targets {
+                found.add(snapshot, target)?;
+            }
+        } else if let Some(targets) = snapshot.aliases().below(name) {
+            for target in &targets {
+                found.add(snapshot, target)?;
+            }
+        } else {
+            found.add(snapshot, &Target::Name(name.clone()))?;
+        }
+        Ok(found)
+    }
+
+    /// Adds the addresses or rows of a target.
+    fn add(&mut self, snapshot: &'s Snapshot, target: &Target) -> Result<(), Malformed> {
+        let (name, narrowing) = match target {
+            Target::Address(address) => {
+                self.addresses.push(*address);
+                return Ok(());
+            }
+            Target::Name(name) => (name, None),
+            Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
+        };
+        let question = Question::read(name, &snapshot.instance_index().domain_names)?;
+        self.matches.push(select(snapshot.instance_index(), &question, narrowing));
+        Ok(())
+    }
+
+    /// Returns whether the name exists.
+    fn existence(&self) -> Existence {
+        let any = self.matches.iter().any(|matched| !matched.rows.is_empty());
+        if any || !self.addresses.is_empty() { Existence::Found } else { Existence::NoSuchName }
+    }
+
+    /// Returns the rows that pass the health filters, without duplicates.
+    fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for matched in &self.matches {
+            rows.extend(matched.healthy(snapshot, health));
+        }
+        if self.matches.len() > 1 {
+            rows.sort_unstable();
+            rows.dedup();
+        }
+        rows
+    }
+}
+
+impl Matches<'_> {
+    /// Returns whether the answer depends on health. With the smart strategy a single match is
+    /// returned unconditionally and never checked (observed).
+    fn needs_checks(&self) -> bool {
+        self.strategy != Strategy::Smart || self.rows.len() > 1
+    }
+
+    /// Returns the rows that pass the health filter.
+    fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
+        let state = |row: Row| match snapshot.instance_index().addresses[row as usize] {
+            Some(address) => health.state(address, self.group),
+            // An instance without an address cannot be checked.
+            None => HealthState::Unknown,
+        };
+        let keep = |wanted: &dyn Fn(HealthState) -> bool| -> Vec<Row> {
+            self.rows.iter().copied().filter(|&row| wanted(state(row))).collect()
+        };
+        match self.strategy {
+            Strategy::All => self.rows.clone(),
+            Strategy::Unhealthy => keep(&|state| state == HealthState::Failing),
+            Strategy::Healthy => keep(&|state| state == HealthState::Running),
+            Strategy::Smart if self.rows.len() <= 1 => self.rows.clone(),
+            Strategy::Smart => {
+                let good = keep(&|state| matches!(state, HealthState::Running | HealthState::Unchecked));
+                if good.is_empty() { self.rows.clone() } else { good }
+            }
+        }
+    }
+}
+
+impl Resolution {
+    /// Creates a resolution without addresses.
+    fn without_data(existence: Existence) -> Self {
+        Self { existence, v4: Vec::new(), v6: Vec::new(), checks: Checks::default() }
+    }
+}
+
+//----------- Below --------------------------------------------------------
+//
+// Empty non-terminals: names without addresses but with names below them (RFC 8020). A resolver
+// with QNAME minimisation (RFC 9156) queries them first and applies NXDOMAIN to the whole subtree.
+
+/// Returns whether the fleet has a name below `name`: an instance's long or short form, a domain of
+/// the records, an agent's name, or an alias.
+fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
+    let wire = name.as_wire();
+    if wire == AGENT_DOMAIN {
+        return snapshot.instance_index().agent_id.dictionary.len() > 0;
+    }
+    if snapshot.has_alias_below(wire) {
+        return true;
+    }
+    let mut domains = snapshot.domains();
+    if domains.any(|domain| domain.suffixes().any(|suffix| suffix == wire)) {
+        return true;
+    }
+    let instances = snapshot.instance_index();
+    let Some((domain, domain_labels)) = instances.domain_names.longest(name) else { return false };
+    let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
+    let above = &labels[..labels.len() - domain_labels];
+    let is_place = |patterns: [Pattern<'_>; 3]| !instances.places.find(domain, &patterns).is_empty();
+    match *above {
+        [label] => {
+            let group = group_id(label).and_then(|id| instances.groups.find(id));
+            let in_domain = |group| {
+                instances.by_group.rows(group).iter().any(|&row| instances.place_of(row).domain == domain)
+            };
+            group.is_some_and(in_domain) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
+        }
+        [network, deployment] => {
+            is_place([Pattern::Any, Pattern::Exact(network), Pattern::Exact(deployment)])
+        }
+        [instance_group, network, deployment] => {
+            is_place([instance_group, network, deployment].map(Pattern::Exact))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a name that is not local exists because of an alias or a domain of the records
+/// below it; false for the root, and if empty non-terminals get NXDOMAIN.
+pub fn is_above_local(snapshot: &Snapshot, name: &Name) -> bool {
+    let mut domains = snapshot.domains();
+    name.label_count() > 0
+        && !snapshot.rules().nxdomain_for_empty_non_terminals
+        && (snapshot.has_alias_below(name.as_wire()) || domains.any(|domain| domain.is_within(name)))
+}
+
+#[cfg(test)]
+mod below_tests {
+    use super::{AllRunning, Existence, resolve, *};
+    use crate::catalog::{AliasFiles, NameRules, Records};
+
+    /// Builds two instances, one with a group, and aliases.
+    fn snapshot(rules: NameRules) -> Snapshot {
+        let records =
+            br#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
+            "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"],
+            ["b", "db", ["2"], "net", "other", "10.0.0.2", "inner.my.tld"]]}"#;
+        let aliases = br#"{"x.deep.alias.bosh": ["10.0.0.9"], "_.any.bosh": ["_.web.net.dep.bosh"],
+            "db.alias.test": ["10.0.0.9"]}"#;
+        let (records, _) = Records::parse(records).unwrap();
+        let (aliases, _) = AliasFiles::parse([("aliases.json", &aliases[..])]).unwrap();
+        Snapshot::build(records, &aliases).0.with_rules(rules)
+    }
+
+    /// Returns whether a name exists under `rules`.
+    fn existence(rules: NameRules, name: &str) -> Existence {
+        resolve(&snapshot(rules), &AllRunning, &Name::from_text(name).unwrap()).unwrap().existence
+    }
+
+    #[test]
+    fn empty_non_terminals_exist() {
+        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        for name in [
+            "bosh",
+            "dep.bosh",
+            "net.dep.bosh",
+            "web.net.dep.bosh",
+            "q-g1.bosh",
+            "alias.bosh",
+            "deep.alias.bosh",
+            "any.bosh",
+            "a.web.net.dep.bosh",
+            "q-s0.q-g1.bosh",
+        ] {
+            assert_eq!(existence(modern, name), Existence::Found, "{name}");
+        }
+        for name in [
+            "nonsense.bosh",
+            "other.bosh",
+            "net.other.bosh",
+            "db.net.dep.bosh",
+            "q-g2.bosh",
+            "q-g9.bosh",
+            "www.nonsense.bosh",
+            "x.web.net.dep.bosh",
+            "y.deep.alias.bosh",
+            "a.b.c.d.e.f.bosh",
+        ] {
+            assert_eq!(existence(modern, name), Existence::NoSuchName, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_above_domains_and_aliases_exist() {
+        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        let (modern, reference) = (snapshot(modern), snapshot(NameRules::default()));
+        for (name, expected) in [
+            ("my.tld", true),
+            ("tld", true),
+            ("alias.test", true),
+            ("test", true),
+            ("other.tld", false),
+            (".", false),
+        ] {
+            let name = Name::from_text(name).unwrap();
+            assert_eq!(is_above_local(&modern, &name), expected, "{name}");
+            assert!(!is_above_local(&reference, &name), "{name}");
+        }
+    }
+
+    #[test]
+    fn default_rules_match_bosh_dns() {
+        let reference = NameRules::default();
+        for (name, expected) in [
+            ("bosh", Existence::NoSuchName),
+            ("net.dep.bosh", Existence::NoSuchName),
+            ("dep.bosh", Existence::Malformed),
+            ("nonsense.bosh", Existence::Malformed),
+        ] {
+            assert_eq!(existence(reference, name), expected, "{name}");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 use std::{collections::HashSet, net::SocketAddr};
 
 use super::netlink::{LOOPBACK, Link};
-use dns_core::config::file_pattern;
+use dns_core::config::values;
 
 /// The interfaces that may be served.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ fn is_among(link: &Link, patterns: &[String]) -> bool {
 /// Returns whether the pattern matches one of the interface's names. Text that is not a valid
 /// pattern is compared literally.
 fn is_named(link: &Link, pattern: &str) -> bool {
-    file_pattern::matches(pattern.as_bytes(), link.name.as_bytes()).unwrap_or(link.name == pattern)
+    values::pattern_matches(pattern.as_bytes(), link.name.as_bytes()).unwrap_or(link.name == pattern)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use nix::{
 };
 use tokio::sync::{Semaphore, watch};
 
-use dns_core::config::json::Json;
+use dns_core::config::reader::Json;
 
 /// Path of the file with a job's links, below the job's folder (observed).
 const LINKS_FILE: &str = ".bosh/links.json";

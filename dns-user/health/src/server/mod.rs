@@ -1,30 +1,43 @@
 //! The health server: answers `GET /health` over mutual TLS from the state of this VM's agent and
 //! jobs. Runs as a separate process.
 
-mod agent;
-mod config;
 mod jobs;
-mod process;
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    io::Read,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
     http::{StatusCode, Uri, header},
     response::{IntoResponse as _, Response},
 };
-use tokio::{net::TcpListener, task::JoinSet};
-
-use self::{
-    agent::AgentFile,
-    jobs::{Jobs, Summary},
+use parking_lot::Mutex;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
 };
-pub use self::{config::HealthServerConfig, process::run};
+
+use self::jobs::{Jobs, Summary};
 use super::{HEALTH_NAME, Report};
+use dns_core::config::{
+    ConfigError, LoggingConfig, TlsFiles,
+    parse::{NoFile, logging, tls_files},
+    reader::{Json, Reader},
+};
 use dns_kit::{
+    files::FileStamp,
     http_server::{Client, Limits, Listener, Server},
     limits::raise_file_limit,
-    logs::LineLimit,
+    logs::{LineLimit, LogFormat, Logs, print_error},
     tls::{RotatingTls, TlsError},
 };
 
@@ -175,5 +188,243 @@ impl Vm {
         let group_state: BTreeMap<_, _> =
             groups.into_iter().map(|(group, healthy)| (group, text(healthy))).collect();
         Report { state: text(whole), group_state }
+    }
+}
+
+//----------- Agent --------------------------------------------------------
+//
+// Reads the state that the agent of this VM writes to `health.json`.
+
+/// Maximum number of bytes read from the file.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The agent's file, read again when it changes.
+#[derive(Debug)]
+struct AgentFile {
+    path: PathBuf,
+    /// Stamp of the file at the last read (`None` if it did not exist), and the state it contained.
+    last: Mutex<(Option<FileStamp>, bool)>,
+}
+
+impl AgentFile {
+    /// Creates a reader of the file at `path`, which need not exist.
+    fn new(path: PathBuf) -> Self {
+        Self { path, last: Mutex::new((None, false)) }
+    }
+
+    /// Returns whether the agent reports `running`; a missing or invalid file does not count as
+    /// such (observed).
+    fn is_running(&self) -> bool {
+        let stamp = FileStamp::of(&self.path);
+        // A panic cannot leave the value half changed.
+        let mut last = self.last.lock();
+        if last.0 != stamp {
+            *last = (stamp, stamp.is_some() && read(&self.path).is_some_and(|bytes| says_running(&bytes)));
+        }
+        last.1
+    }
+}
+
+/// Reads the file at `path`; `None` on any error.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Returns whether the content reports `running`. The member name matches in any letter case, the
+/// state only in this one.
+fn says_running(bytes: &[u8]) -> bool {
+    let Ok(Json::Object(members)) = Json::parse(bytes) else { return false };
+    let mut running = false;
+    for (name, value) in &members {
+        if name.eq_ignore_ascii_case("state") {
+            match value {
+                Json::Text(text) => running = text == "running",
+                Json::Null => {}
+                _ => return false,
+            }
+        }
+    }
+    running
+}
+
+//----------- Config -------------------------------------------------------
+//
+// The health server's configuration file, compatible with bosh-dns's.
+
+/// Settings of the health server.
+#[derive(Clone, Debug)]
+pub struct HealthServerConfig {
+    /// Listen address (`address`, `port`), TCP.
+    pub listen: SocketAddr,
+    /// Server certificate, key and the CA of clients.
+    pub tls: TlsFiles,
+    /// Folder of the jobs (`jobs_dir`); `None` without jobs.
+    pub jobs_dir: Option<PathBuf>,
+    /// Path of a job's script below the job's folder (`health_executable_path`).
+    pub executable_path: PathBuf,
+    /// Time between two runs of a script (`health_executable_interval`).
+    pub executable_interval: Duration,
+    /// The agent's file (`health_file_name`).
+    pub health_file: PathBuf,
+    /// Time limit of a client's handshake and of a request (`request_timeout`).
+    pub request_timeout: Duration,
+    /// Log levels and format.
+    pub logging: LoggingConfig,
+}
+
+impl HealthServerConfig {
+    /// Reads and parses a file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let file = path.display().to_string();
+        match fs::read(path) {
+            Ok(bytes) => Self::parse(&file, &bytes),
+            Err(error) => Err(ConfigError::of_file(file, format!("cannot be read: {error}"))),
+        }
+    }
+
+    /// Parses the text of a file; `file` is used in messages.
+    pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
+        let json = Json::parse(bytes)
+            .map_err(|error| ConfigError::of_file(file, format!("is not JSON: {error}")))?;
+        let root = Reader::document(file, &json)?;
+        let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let port =
+            root.port("port")?.ok_or_else(|| root.error("port", "is missing; the usual port is 8853"))?;
+        let tls =
+            tls_files(&root)?.map_err(|NoFile(name)| root.error(name, "is missing; set it to a PEM file"))?;
+        let path = |name| Ok(root.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from));
+        let or_default =
+            |time: Option<Duration>, default| time.filter(|time| !time.is_zero()).unwrap_or(default);
+        Ok(Self {
+            listen: SocketAddr::new(address, port),
+            tls,
+            jobs_dir: path("jobs_dir")?,
+            executable_path: path("health_executable_path")?
+                .unwrap_or_else(|| PathBuf::from("bin/dns/healthy")),
+            executable_interval: or_default(
+                root.duration("health_executable_interval")?,
+                Duration::from_secs(5),
+            ),
+            health_file: path("health_file_name")?
+                .ok_or_else(|| root.error("health_file_name", "is missing; name the agent's health.json"))?,
+            request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
+            logging: logging(&root)?,
+        })
+    }
+}
+
+//----------- Process ------------------------------------------------------
+//
+// The health server as a process.
+
+/// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. A startup error
+/// is written to standard error as one line.
+pub fn run(file: &Path, format: LogFormat) -> ExitCode {
+    match start(file, format) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error("bosh-dns-xdp health", &error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Implements [`run`]; returns `Ok` after a signal.
+fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error>> {
+    let config = HealthServerConfig::load(file)?;
+    let logs = Logs::init(&config.logging, format)?;
+    // One thread: the load is a few handshakes a minute and small answers.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+    let result = runtime.block_on(async {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hangup = signal(SignalKind::hangup())?;
+        let server = HealthServer::bind(&config).await?;
+        tracing::info!(address = %config.listen, "health server listening");
+        server.run(stop(terminate, interrupt, hangup)).await;
+        tracing::info!("health server stopping");
+        Ok(())
+    });
+    logs.flush();
+    result
+}
+
+/// Completes on SIGTERM or SIGINT. SIGHUP is ignored: everything that can change is checked
+/// continuously.
+async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return,
+            _ = interrupt.recv() => return,
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod agent_tests {
+    use super::*;
+
+    #[test]
+    fn only_running_is_running() {
+        assert!(says_running(br#"{"state":"running"}"#));
+        assert!(says_running(br#"{"STATE":"running","vm":{"x":1}}"#));
+        let odd: [&[u8]; 8] = [
+            b"",
+            b"{",
+            b"{}",
+            b"[]",
+            br#"{"state":1}"#,
+            br#"{"state":"Running"}"#,
+            br#"{"state":"failing"}"#,
+            br#"{"state":"running"} x"#,
+        ];
+        assert!(odd.iter().all(|bytes| !says_running(bytes)));
+    }
+
+    #[test]
+    fn changes_are_seen_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("health.json");
+        let file = AgentFile::new(path.clone());
+        assert!(!file.is_running());
+        fs::write(&path, r#"{"state":"running"}"#).unwrap();
+        assert!(file.is_running() && file.is_running());
+        fs::write(&path, r#"{"state":"failing!"}"#).unwrap();
+        assert!(!file.is_running());
+        fs::write(&path, r#"{"state":"running"}"#).unwrap();
+        assert!(file.is_running());
+        fs::remove_file(&path).unwrap();
+        assert!(!file.is_running());
+    }
+}
+
+#[cfg(test)]
+mod config_tests {
+    use super::*;
+
+    #[test]
+    fn bosh_dns_config_is_read() {
+        let text = r#"{"address": "127.0.0.1", "port": 8853, "ca_file": "/c/ca", "certificate_file": "/c/crt",
+            "private_key_file": "/c/key", "health_executable_interval": "500ms",
+            "health_executable_path": "bin/dns/healthy", "health_file_name": "/i/health.json",
+            "jobs_dir": "/jobs", "request_timeout": "3s", "log_level": "ERROR", "more": 1}"#;
+        let config = HealthServerConfig::parse("health.json", text.as_bytes()).unwrap();
+        assert_eq!(config.listen, "127.0.0.1:8853".parse().unwrap());
+        assert_eq!(config.executable_interval, Duration::from_millis(500));
+        assert_eq!(config.request_timeout, Duration::from_secs(3));
+        assert_eq!(config.jobs_dir.as_deref(), Some(Path::new("/jobs")));
+    }
+
+    #[test]
+    fn missing_keys_are_named() {
+        let error = HealthServerConfig::parse("h.json", br#"{"port": 1, "ca_file": "a"}"#).unwrap_err();
+        assert!(
+            error.to_string().contains("h.json") && error.to_string().contains("certificate_file"),
+            "{error}"
+        );
+        assert!(HealthServerConfig::parse("h.json", b"{").is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
-use dns_core::{canonical::canonical, catalog::Snapshot};
+use dns_core::{catalog::Snapshot, link_address::canonical};
 
 use crate::{
     check::{snapshot, unresolved},

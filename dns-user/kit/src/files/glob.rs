@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dns_core::config::file_pattern::{BadPattern, check, is_pattern, matches};
+use dns_core::config::values::{BadPattern, check_pattern, is_pattern, pattern_matches};
 
 /// Returns the matching files in Go's order: by folder, then by name.
 ///
@@ -35,7 +35,7 @@ fn walk(pattern: &str) -> Result<Walk, BadPattern> {
     if pattern.is_empty() {
         return Ok(result);
     }
-    check(pattern)?;
+    check_pattern(pattern)?;
     let absolute = pattern.starts_with('/');
     let mut current = vec![if absolute { PathBuf::from("/") } else { PathBuf::new() }];
     let mut parts = pattern.split('/').filter(|part| !part.is_empty()).peekable();
@@ -49,7 +49,7 @@ fn walk(pattern: &str) -> Result<Walk, BadPattern> {
             }
             if is_pattern(part) {
                 for name in names(readable) {
-                    if matches(part.as_bytes(), name.as_bytes())? {
+                    if pattern_matches(part.as_bytes(), name.as_bytes())? {
                         next.push(folder.join(name));
                     }
                 }

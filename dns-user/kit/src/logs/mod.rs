@@ -5,40 +5,36 @@
 //! and counted if the reader of the output stalls (a full log pipe stops DNS in bosh-dns;
 //! observed).
 
-mod format;
 mod log_rate_limit;
-mod recent;
 mod request;
 pub mod requests;
-mod status;
 pub mod tags;
 mod writer;
 
 use std::{
-    collections::BTreeMap,
-    io::{self, Write as _},
+    collections::{BTreeMap, VecDeque},
+    io,
+    io::Write as _,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::{
     Layer, Registry,
     filter::{LevelFilter, Targets},
-    layer::SubscriberExt,
+    layer::{Context, SubscriberExt},
     reload,
     util::SubscriberInitExt,
 };
 
-pub use self::{
-    format::time_of,
-    log_rate_limit::LineLimit,
-    request::Request,
-    status::{LoggingStatus, Problem},
-};
 use dns_core::config::{LogLevel, LoggingConfig};
-use recent::Recent;
 use writer::LineWriter;
+
+pub use self::{log_rate_limit::LineLimit, request::Request};
+pub use writer::time_of;
 
 //----------- Logs -----------------------------------------------------------
 
@@ -90,7 +86,7 @@ pub enum LogsError {
 /// written parts of the text, so control characters are escaped. In the journal it has the priority of an
 /// error.
 pub fn print_error(program: &str, text: &str) {
-    let priority = if format::is_journal(io::stderr()) { "<3>" } else { "" };
+    let priority = if writer::is_journal(io::stderr()) { "<3>" } else { "" };
     let text = dns_core::terminal::lines(text);
     // Nothing can report a failure of this write.
     let _ = writeln!(io::stderr(), "{priority}{program}: {text}");
@@ -104,7 +100,7 @@ impl Logs {
         let levels = Levels::from_config(config);
         let (filter, handle) = reload::Layer::new(levels.filter());
         let output = tracing_subscriber::fmt::layer()
-            .event_format(format::Lines { format, journal: format::is_journal(io::stdout()) })
+            .event_format(writer::Lines { format, journal: writer::is_journal(io::stdout()) })
             .with_ansi(false)
             .with_writer(writer.clone())
             .with_filter(filter);
@@ -265,6 +261,77 @@ fn level_filter(level: LogLevel) -> LevelFilter {
 /// Parses a level as written in the configuration, or `WARNING`, in any letter case.
 pub fn parse_level(text: &str) -> Option<LogLevel> {
     if text.eq_ignore_ascii_case("WARNING") { Some(LogLevel::Warn) } else { LogLevel::named(text) }
+}
+
+//----------- Recent -------------------------------------------------------
+//
+// The latest warnings and errors, kept for `/status` regardless of the levels.
+
+/// Maximum number of lines kept.
+const KEPT: usize = 20;
+
+/// The kept lines, shared by all clones.
+#[derive(Clone, Default)]
+struct Recent {
+    problems: Arc<Mutex<VecDeque<Problem>>>,
+}
+
+impl Recent {
+    fn problems(&self) -> Vec<Problem> {
+        self.problems.lock().iter().cloned().collect()
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Recent {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let problem = Problem {
+            time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            level: metadata.level().to_string(),
+            tag: tags::of_target(metadata.target()).to_owned(),
+            text: writer::text_of(event),
+        };
+        let mut problems = self.problems.lock();
+        // A repetition only updates the time.
+        if let Some(last) = problems.back_mut().filter(|last| last.text == problem.text) {
+            last.time = problem.time;
+            return;
+        }
+        if problems.len() == KEPT {
+            problems.pop_front();
+        }
+        problems.push_back(problem);
+    }
+}
+
+//----------- Status -------------------------------------------------------
+//
+// State of the log as shown by `/status` and `/log`.
+
+/// A logged warning or error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Time in seconds since 1970.
+    pub time: f64,
+    /// Level, either `WARN` or `ERROR`.
+    pub level: String,
+    /// Tag of the line.
+    pub tag: String,
+    /// Message and fields as text.
+    pub text: String,
+}
+
+/// Levels and limits of the log.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LoggingStatus {
+    /// General level, `log_level` in the configuration.
+    pub level: String,
+    /// Tags with their own level.
+    pub tags: BTreeMap<String, String>,
+    /// Maximum number of request lines per second.
+    pub requests_per_second: u32,
+    /// Number of lines lost because the reader of the log stalled.
+    pub lost: u64,
 }
 
 #[cfg(test)]

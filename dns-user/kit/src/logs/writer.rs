@@ -1,7 +1,11 @@
 //! The writing thread and the bounded queue to it.
 
 use std::{
-    io::{self, Write},
+    fmt,
+    fmt::Write as _,
+    io,
+    io::Write,
+    os::fd::AsFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,10 +14,20 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use tracing_subscriber::fmt::MakeWriter;
+use serde_json::{Map, Value};
+use time::{OffsetDateTime, macros::format_description};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter, format::Writer},
+    registry::LookupSpan,
+};
 
-use super::requests;
-use crate::threads::{self, OnPanic};
+use super::{LogFormat, requests, tags};
+use crate::{threads, threads::OnPanic};
+use dns_core::terminal;
 
 /// Maximum number of queued lines; further ones are dropped and counted.
 const QUEUE_LINES: usize = 8192;
@@ -113,6 +127,203 @@ fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &Atom
     }
 }
 
+//----------- Format -------------------------------------------------------
+//
+// Formatting of events as lines.
+
+/// Formats events as text or JSON, always as one line.
+pub(super) struct Lines {
+    pub(super) format: LogFormat,
+    /// Whether the journal reads the lines. It adds a time stamp itself and takes the priority from
+    /// a prefix (sd-daemon(3)).
+    pub(super) journal: bool,
+}
+
+/// Returns whether standard output or error is connected to the journal: systemd stores the device and
+/// inode in `JOURNAL_STREAM` (systemd.exec(5)).
+pub(super) fn is_journal(output: impl AsFd) -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    nix::sys::stat::fstat(output).is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// Returns the prefix that sets a line's priority in the journal (sd-daemon(3), syslog(3)).
+fn priority(level: &Level) -> &'static str {
+    match *level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        Level::DEBUG | Level::TRACE => "<7>",
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let mut out = out;
+        if self.journal {
+            out.write_str(priority(metadata.level()))?;
+        }
+        let line = Line {
+            time: &now(),
+            level: metadata.level().as_str(),
+            tag: tags::of_target(metadata.target()),
+            fields,
+        };
+        match self.format {
+            LogFormat::Text if self.journal => line.bare_text(out),
+            LogFormat::Text => line.text(out),
+            LogFormat::Json => line.json(out),
+        }
+    }
+}
+
+/// The parts of a line.
+struct Line<'a> {
+    /// RFC 3339 in UTC with microseconds.
+    time: &'a str,
+    level: &'a str,
+    tag: &'a str,
+    fields: Fields,
+}
+
+impl Line<'_> {
+    /// Writes `time LEVEL [tag] message key=value`.
+    fn text(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time, level, tag, fields } = self;
+        writeln!(out, "{time} {level:<5} [{tag}] {fields}")
+    }
+
+    /// Writes `[tag] message key=value`, for readers that add time and level themselves.
+    fn bare_text(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time: _, level: _, tag, fields } = self;
+        writeln!(out, "[{tag}] {fields}")
+    }
+
+    /// Writes one flat object. Fields with the name of a standard member get an underscore.
+    fn json(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time, level, tag, fields: Fields { message, others } } = self;
+        let mut object = Map::new();
+        for (key, value) in [("time", time), ("level", level), ("tag", tag), ("message", &message)] {
+            object.insert(key.to_owned(), Value::String(value.to_owned()));
+        }
+        for (key, value) in others {
+            let key = if object.contains_key(key) { format!("{key}_") } else { key.to_owned() };
+            object.insert(key, value);
+        }
+        writeln!(out, "{}", terminal::json(&Value::Object(object).to_string()))
+    }
+}
+
+/// Fields of an event, including its message.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    /// The other fields, in source order.
+    others: Vec<(&'static str, Value)>,
+}
+
+/// Formats as `message key=value` on one line.
+impl fmt::Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&terminal::line(&self.message))?;
+        for (key, value) in &self.others {
+            match value {
+                Value::String(text) if is_bare(text) => write!(f, " {key}={text}")?,
+                other => write!(f, " {key}={}", terminal::json(&other.to_string()))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fields {
+    fn push(&mut self, field: &Field, value: Value) {
+        match (field.name(), value) {
+            ("message", Value::String(text)) => self.message = text,
+            ("message", other) => self.message = other.to_string(),
+            (name, value) => self.others.push((name.trim_start_matches("r#"), value)),
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.push(field, Value::String(format!("{value:?}")));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.push(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.push(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push(field, value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        let mut text = value.to_string();
+        let mut source = value.source();
+        while let Some(cause) = source {
+            // Writing to a string cannot fail.
+            let _ = write!(text, ": {cause}");
+            source = cause.source();
+        }
+        self.push(field, text.into());
+    }
+}
+
+/// Returns whether a value needs no quotes.
+fn is_bare(text: &str) -> bool {
+    !text.is_empty()
+        && text.chars().all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
+}
+
+/// Returns message and fields of an event in the format of a text line.
+pub(super) fn text_of(event: &Event<'_>) -> String {
+    let mut fields = Fields::default();
+    event.record(&mut fields);
+    fields.to_string()
+}
+
+/// Returns the current time in the format of a line.
+pub(super) fn now() -> String {
+    rfc3339(OffsetDateTime::now_utc())
+}
+
+/// Formats a time in seconds since 1970 as in a line.
+pub fn time_of(seconds: f64) -> String {
+    // A time outside the calendar cannot come from this process.
+    rfc3339(
+        OffsetDateTime::UNIX_EPOCH
+            .checked_add(time::Duration::seconds_f64(seconds))
+            .unwrap_or(OffsetDateTime::UNIX_EPOCH),
+    )
+}
+
+fn rfc3339(time: OffsetDateTime) -> String {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    // A UTC time has all components of the format; in any case, the line is more important than its
+    // time.
+    time.format(&format).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
@@ -158,5 +369,65 @@ mod tests {
         // The thread may hold one line; the rest is in the queue.
         assert!(writer.dropped() >= 99, "{}", writer.dropped());
         drop(stuck);
+    }
+}
+
+#[cfg(test)]
+mod format_tests {
+    use super::*;
+
+    /// Returns fields with a message that tries to forge a line.
+    fn fields() -> Fields {
+        Fields {
+            message: "hello\n2026 ERROR forged\u{9b}2J".into(),
+            others: vec![("name", "a.b.".into()), ("level", "x y".into()), ("count", 3.into())],
+        }
+    }
+
+    #[test]
+    fn journal_lines_omit_time() {
+        let mut text = String::new();
+        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        line.bare_text(Writer::new(&mut text)).unwrap();
+        assert!(text.starts_with("[main] hello"), "{text}");
+        assert_eq!((priority(&Level::ERROR), priority(&Level::DEBUG)), ("<3>", "<7>"));
+    }
+
+    /// Formats the line with `format`.
+    fn line(format: LogFormat) -> String {
+        let mut text = String::new();
+        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        match format {
+            LogFormat::Text => line.text(Writer::new(&mut text)).unwrap(),
+            LogFormat::Json => line.json(Writer::new(&mut text)).unwrap(),
+        }
+        text
+    }
+
+    #[test]
+    fn text_has_single_line() {
+        assert_eq!(
+            line(LogFormat::Text),
+            "T INFO  [main] hello\\n2026 ERROR forged\\u{9b}2J name=a.b. level=\"x y\" count=3\n"
+        );
+    }
+
+    #[test]
+    fn json_is_flat() {
+        let text = line(LogFormat::Json);
+        assert_eq!(text.matches('\n').count(), 1);
+        let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(object["level"], "INFO");
+        assert_eq!(object["level_"], "x y");
+        assert_eq!(object["count"], 3);
+        assert_eq!(object["message"], "hello\n2026 ERROR forged\u{9b}2J");
+        assert!(!text.contains('\u{9b}'));
+    }
+
+    #[test]
+    fn times_are_rfc_3339() {
+        let now = now();
+        let parsed = OffsetDateTime::parse(&now, &time::format_description::well_known::Rfc3339);
+        assert!(parsed.is_ok(), "{now}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use dns_core::{config::duration::parse_duration, name::Name as FleetDomain};
+use dns_core::{config::values::parse_duration, name::Name as FleetDomain};
 
 use crate::{
     endpoint::{LONGEST_TTL, read_name},

@@ -11,7 +11,7 @@ use std::{
 
 use dns_core::{
     catalog::{AliasFiles, Snapshot},
-    config::file_pattern,
+    config::values,
     name::Name as FleetDomain,
     resolve::{AllRunning, resolve},
 };
@@ -276,7 +276,7 @@ fn is_matched(pattern: &str, file: &Path) -> bool {
     let mut pairs = patterns.iter().zip(&parts);
     patterns.len() == parts.len()
         && pairs.all(|(pattern, part)| {
-            file_pattern::matches(pattern.as_bytes(), part.as_bytes()).unwrap_or(false)
+            values::pattern_matches(pattern.as_bytes(), part.as_bytes()).unwrap_or(false)
         })
 }
 

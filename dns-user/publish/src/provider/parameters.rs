@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use dns_core::config::duration::parse_duration;
+use dns_core::config::values::parse_duration;
 
 use super::ProviderError;
 

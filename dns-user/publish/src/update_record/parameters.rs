@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration as Time};
 
-use dns_core::config::duration::parse_duration;
+use dns_core::config::values::parse_duration;
 use serde::{Deserialize, Serialize};
 
 use self::{

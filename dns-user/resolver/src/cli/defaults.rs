@@ -62,7 +62,7 @@ pub(super) fn sections() -> Vec<(String, Vec<&'static Key>)> {
     };
     let mut sections: Vec<(String, Vec<&Key>)> = Vec::new();
     // Keys of the same object are adjacent.
-    for key in KEYS.iter().chain(dns_consul::keys::KEYS) {
+    for key in KEYS.iter().chain(dns_consul::config::KEYS) {
         let name = object(key.path);
         match sections.last_mut().filter(|(last, _)| *last == name) {
             Some((_, keys)) => keys.push(key),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::Args;
-use dns_core::{config::duration::parse_duration, name::Name};
+use dns_core::{config::values::parse_duration, name::Name};
 use tokio::time::{self, Instant};
 
 use super::complain;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use dns_core::canonical::canonical;
+use dns_core::link_address::canonical;
 use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
 
 use crate::{

@@ -15,7 +15,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use self::file::RawInventory;
-use dns_core::canonical::canonical;
+use dns_core::link_address::canonical;
 
 /// A validated inventory, in the order of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]

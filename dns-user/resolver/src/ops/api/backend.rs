@@ -26,9 +26,8 @@ use crate::{
     state::{Route, ServerState},
 };
 use dns_core::{
-    name::Name,
+    name::{self, Name},
     resolve::{Health, explain},
-    reverse,
     wire::{TYPE_A, TYPE_AAAA, TYPE_PTR, TYPE_TXT},
 };
 use dns_fastpath::AnswerKey;
@@ -243,7 +242,7 @@ impl Backend {
 
     /// Returns the names of the address whose reverse name this is; `None` if it is none.
     fn reverse(&self, name: &Name) -> Option<ReverseNames> {
-        let address = reverse::address_of(name.as_wire())?;
+        let address = name::address_of(name.as_wire())?;
         let names = self.server_state.snapshot().reverse(address);
         let names = names.iter().filter_map(|name| Some(Name::from_wire(name).ok()?.0.to_string()));
         Some(ReverseNames { address, names: names.collect() })
