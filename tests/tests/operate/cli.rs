@@ -309,6 +309,12 @@ fn control_socket_exists_by_default() -> Result<()> {
     // Other users are not admitted.
     let output = inside(&["setpriv", "--reuid", "65534", "--clear-groups"], &status)?;
     ensure!(!output.status.success(), "{output:?}");
+    // A file that cannot be read leads to no other server.
+    let unreadable = server.folder.path().join("missing.json");
+    let reload = [&*program.to_string_lossy(), "reload", "--config", &*unreadable.to_string_lossy()];
+    let output = inside(&[], &reload)?;
+    ensure!(output.status.code() == Some(3), "{output:?}");
+    ensure!(!server.log().contains("API: reloading"), "{}", server.log());
     Ok(())
 }
 

@@ -481,5 +481,10 @@ fn tap_shows_arriving_queries() -> Result<()> {
         tap.join().expect("no panic")
     })?;
     ensure!(lines.0 == 0 && lines.1.contains("q-s0.q-g1.bosh"), "{lines:?}");
+    // The pages name this command for a path, and not NSID, whose queries always go to userspace.
+    for page in [include_str!("../../../docs/operating.md"), include_str!("../../../docs/faq.md")] {
+        ensure!(page.contains("`bosh-dns-xdp tap --name NAME`"));
+        ensure!(page.contains("`dig +nsid` does not show it"));
+    }
     Ok(())
 }
