@@ -103,8 +103,7 @@ impl AttacherConnection {
     /// Requests maps for a server at these addresses.
     pub(crate) fn request_maps(self, listen: &[SocketAddr]) -> Result<ReceivedMaps, FastPathError> {
         let Self(stream) = self;
-        let refused = FastPathError::Refused;
-        let failed = |error: io::Error| refused(error.to_string());
+        let (refused, failed) = (FastPathError::Refused, FastPathError::NoMaps);
         stream.set_read_timeout(Some(LOADING_PATIENCE)).map_err(failed)?;
         send(&stream, &Request { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;
         let descriptors = receive_descriptors(&stream).map_err(failed)?;

@@ -178,6 +178,9 @@ pub enum FastPathError {
     /// The server's own attacher has ended for good.
     #[error("the attacher has ended; restart the server to attach programs again")]
     AttacherEnded,
+    /// The connection to the attacher ended before it had sent the maps.
+    #[error("the attacher has sent no maps: {0}")]
+    NoMaps(io::Error),
     /// The attacher refused to load programs; holds its reason.
     #[error("the attacher refused to load programs: {0}")]
     Refused(String),

@@ -72,10 +72,10 @@ impl Authority {
 /// Reads the configuration again; the error names the file and the cause.
 pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigErrors> + Send + Sync>;
 
-/// Serves one server until its connection ends. Attached programs stay attached unless the server
-/// has requested that they be detached.
+/// Serves the server that has started this attacher until its connection ends. Attached programs stay
+/// attached unless the server has requested that they be detached.
 pub fn serve(stream: &UnixStream, authority: &ReadAuthority) -> io::Result<()> {
-    session::serve(stream, authority, &Sessions::default().begin(stream)?)
+    session::serve(stream, authority, &Sessions::default().begin(stream)?, None)
 }
 
 /// Creates a connection for an attacher that this process is about to start, and sends its other end to
@@ -154,7 +154,7 @@ impl Attacher {
             };
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                if let Err(error) = session::serve(&stream, &authority, &place) {
+                if let Err(error) = session::serve(&stream, &authority, &place, Some(session::PATIENCE)) {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(%error, left_out, "connection to a server lost: its programs stay attached and answer until its lease expires");

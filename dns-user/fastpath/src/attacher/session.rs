@@ -36,14 +36,23 @@ use dns_core::config::OnStop;
 /// containers the state changes many times per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Time limit for a server to send its request and to receive each message.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a server to receive each message, and for one that has connected to send its request.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves one server until its connection ends.
-pub(super) fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result<()> {
+/// Serves one server until its connection ends. `patience` limits the wait for its request; `None`: the
+/// server has started this attacher, and may need any time before it asks.
+pub(super) fn serve(
+    stream: &UnixStream,
+    read: &ReadAuthority,
+    place: &Place,
+    patience: Option<Duration>,
+) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut lines = Lines::default();
-    let Request { layout, listen } = lines.next_within(stream, PATIENCE)?;
+    let Request { layout, listen } = match patience {
+        Some(patience) => lines.next_within(stream, patience)?,
+        None => lines.next(stream)?,
+    };
     let (authority, listen, loaded, bell) = match load(layout, &listen, read) {
         Ok(loaded) => loaded,
         Err(why) => {
@@ -191,5 +200,27 @@ impl Session<'_> {
             self.told = Some((status, Instant::now()));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::protocol::receive_descriptors;
+
+    #[test]
+    fn own_attacher_waits_for_slow_server() {
+        let (ours, servers) = UnixStream::pair().unwrap();
+        let read: ReadAuthority = Box::new(|| unreachable!("the layout is wrong"));
+        let attacher = thread::spawn(move || super::super::serve(&ours, &read));
+        // Longer than a server may take that connects to a service.
+        thread::sleep(PATIENCE + Duration::from_millis(200));
+        send(&servers, &Request { layout: LAYOUT_VERSION + 1, listen: Vec::new() }).unwrap();
+        assert_eq!(receive_descriptors(&servers).unwrap().len(), 0);
+        let response = Lines::default().next(&servers).unwrap();
+        assert!(matches!(response, Response::Refused(why) if why.contains("layout")));
+        attacher.join().unwrap().unwrap();
     }
 }

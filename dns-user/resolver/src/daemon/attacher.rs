@@ -175,12 +175,13 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     });
     let ended = match servers {
         Servers::Parent(worker) => {
-            if let Err(problem) = dns_fastpath::serve(worker.server(), &read) {
-                warn!(
+            match dns_fastpath::serve(worker.server(), &read) {
+                Ok(()) => worker.finish(),
+                // If the server is still there, the standby process replaces this one.
+                Err(problem) => warn!(
                     "connection to the server lost: {problem}; its programs stay attached and answer until its lease expires"
-                );
+                ),
             }
-            worker.finish();
             Ok(())
         }
         Servers::Any(attacher) => {

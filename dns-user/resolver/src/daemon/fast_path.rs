@@ -220,7 +220,10 @@ impl Lifecycle {
     fn failed(&mut self, problem: FastPathError) {
         let pause = match (&problem, &self.attacher) {
             (_, AttacherSource::Gone(_)) => None,
-            (FastPathError::NoAttacher { .. } | FastPathError::AttacherRestarts, _) => Some(ATTACHER_PAUSE),
+            (
+                FastPathError::NoAttacher { .. } | FastPathError::AttacherRestarts | FastPathError::NoMaps(_),
+                _,
+            ) => Some(ATTACHER_PAUSE),
             (_, AttacherSource::Service) => Some(REFUSAL_PAUSE),
             // It has refused for good, or its successor has ended as well.
             (_, AttacherSource::Own(_)) => None,
