@@ -53,7 +53,7 @@ outcomes! {
     NotPlain = 6, "not_plain";
     /// The question's name is malformed, compressed or too long.
     BadName = 7, "bad_name";
-    /// Type ANY, a class other than IN, or another question that only userspace answers exactly.
+    /// A class other than IN, or another question that only userspace answers exactly.
     BadType = 8, "unsupported_type";
     /// An additional section that is not one well-formed OPT of version 0.
     BadEdns = 9, "unsupported_edns";
@@ -111,6 +111,8 @@ pub enum QueryKind {
     Aaaa = 1,
     /// Queries of every other type.
     Other = 2,
+    /// Queries of type ANY (255).
+    Any = 3,
 }
 
 /// Number of slots for [`QueryKind`], a power of two.
@@ -125,7 +127,7 @@ pub const RCODE_SLOTS: usize = 4;
 pub struct CpuCounters {
     /// Number of packets by [`Outcome`].
     pub outcomes: [u64; OUTCOME_SLOTS],
-    /// Number of replies by [`QueryKind`] (0..3) and RCODE (0..4).
+    /// Number of replies by [`QueryKind`] and RCODE (0..4).
     pub replies: [[u64; RCODE_SLOTS]; KIND_SLOTS],
     /// Total DNS message bytes of answered queries.
     pub query_bytes: u64,

@@ -65,7 +65,7 @@ impl QueryKey {
 
 /// Returns whether the programs answer queries of this type from forwarded answers. The rest is
 /// left to userspace: DS, which the parent zone holds, and question and meta types (RFC 6895,
-/// section 3.1).
+/// section 3.1). ANY they answer from local replies only.
 #[inline(always)]
 pub const fn is_answered(qtype: u16) -> bool {
     !matches!(qtype, 41 | 43 | 128..=255)

@@ -85,9 +85,10 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     match u16::from_be(type_class as u16) {
         1 => Ok(QueryKind::A),
         28 => Ok(QueryKind::Aaaa),
-        // OPT cannot be queried; DS belongs to the parent's servers; 128 to 255 are question and
-        // meta types (RFC 6895, section 3.1), including ANY.
-        41 | 43 | 128..=255 => goes_up(Outcome::BadType),
+        255 => Ok(QueryKind::Any),
+        // OPT cannot be queried; DS belongs to the parent's servers; 128 to 254 are question and
+        // meta types (RFC 6895, section 3.1).
+        41 | 43 | 128..=254 => goes_up(Outcome::BadType),
         _ => Ok(QueryKind::Other),
     }
 }

@@ -27,9 +27,10 @@ use crate::{
     shuffle,
 };
 
-/// [`QueryKind::A`] and [`QueryKind::Aaaa`] as numbers.
-const A: usize = QueryKind::A as usize;
+/// Variants of [`QueryKind`] as numbers.
 const AAAA: usize = QueryKind::Aaaa as usize;
+const OTHER: usize = QueryKind::Other as usize;
+const ANY: usize = QueryKind::Any as usize;
 /// IP packets up to this length skip the path MTU check: every host must accept them (RFC 791,
 /// section 3.1).
 const SAFE_PACKET_LEN: usize = 576;
@@ -65,10 +66,15 @@ pub fn plan<H: Hook>(
     let policy = AnswerPolicy(unsafe { load::<u64>(entry.address + policy_offset) } & has_policy as u64);
     let v4_offset = policy_offset + masked(has_policy, size_of::<AnswerPolicy>());
     let (rcode, list, available, record_len) = match question.kind() {
-        A => (header.rcode, v4_offset, v4_count, A_LEN),
         AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
-        _ => (header.rcode_other, v4_offset, 0, A_LEN),
+        OTHER => (header.rcode_other, v4_offset, 0, A_LEN),
+        // A, and ANY of a name without IPv6 addresses.
+        _ => (header.rcode, v4_offset, v4_count, A_LEN),
     };
+    // Userspace shuffles the addresses of both families, and knows other types of a name with a policy.
+    if question.kind() == ANY && v6_count | has_policy != 0 {
+        return goes_up(Outcome::NotPublished);
+    }
     let question_end = question.end();
     let fixed = question_end + question.opt_len();
 
@@ -227,9 +233,9 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
     let layout = &plan.layout;
     let question = &layout.question;
     let mut sum = match question.kind() {
-        A => shuffle::write_v4(scratch, zero, plan, hook.span(layout.answers_offset)),
         AAAA => shuffle::write_v6(scratch, zero, plan, hook.span(layout.answers_offset)),
-        _ => Sum::new(),
+        OTHER => Sum::new(),
+        _ => shuffle::write_v4(scratch, zero, plan, hook.span(layout.answers_offset)),
     };
     if question.has_opt() {
         write_opt(hook, layout)?;

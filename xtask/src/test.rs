@@ -104,9 +104,10 @@ pub(crate) fn run_quick() -> Result<()> {
 }
 
 /// Tests that go on for `SOAK_SECONDS`, as a nextest filter: several owners of a zone under faults, cells whose
-/// identities are renewed and whose authorities change, and the TTLs of both paths.
-const SOAKS: &str =
-    "test(owners_share_a_zone_through_faults) | test(/^soak::/) | test(both_paths_count_down)";
+/// identities are renewed and whose authorities change, the TTLs of both paths, and changes of names whose replies
+/// interfaces give.
+const SOAKS: &str = "test(owners_share_a_zone_through_faults) | test(/^soak::/) | test(both_paths_count_down) \
+                     | test(finished_reload_leaves_no_older_reply)";
 
 /// Runs the soak tests for an hour each, side by side.
 pub(crate) fn run_soaks() -> Result<()> {

@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    AnswerKey, Counters, FastPath, NameSource, Publisher, Renewal, attach::status::InterfacesStatus,
+    AnswerKey, AnswerQuestion, Counters, FastPath, HeldReply, NameSource, Publisher,
+    attach::status::InterfacesStatus,
 };
 use dns_core::{
     name::{Name, NameRef},
@@ -49,7 +50,7 @@ struct Inner {
     /// Whether programs of an earlier process may still give its forwarded answers.
     inherits: watch::Sender<bool>,
     /// Requests to renew answers; the receiving end until it is taken.
-    renewals: (mpsc::Sender<Renewal>, Mutex<Option<mpsc::Receiver<Renewal>>>),
+    renewals: (mpsc::Sender<AnswerQuestion>, Mutex<Option<mpsc::Receiver<AnswerQuestion>>>),
 }
 
 impl Default for Inner {
@@ -171,6 +172,15 @@ impl FastPathHandle {
         }
     }
 
+    /// Publishes the denial of a name that does not exist, see [`Self::learn`], unless the client hands
+    /// over too many.
+    #[inline]
+    pub fn learn_denial<'n>(&self, name: impl Into<NameRef<'n>>, client: Option<IpAddr>) {
+        if let Some(held) = self.0.held.load().first() {
+            held.publisher.learn_denial(name.into(), client);
+        }
+    }
+
     /// Returns the generation of forwarded answers. Must be read before looking up an answer that
     /// is passed to [`Self::offer_answer`].
     #[inline]
@@ -203,9 +213,9 @@ impl FastPathHandle {
     /// Publishes the local reply to a question that userspace has just answered, if it is repeated, see
     /// [`Publisher::learn_reply`].
     #[inline]
-    pub fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>) {
+    pub fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
         if let Some(held) = self.0.held.load().first() {
-            held.publisher.learn_reply(question, size);
+            held.publisher.learn_reply(question, size, client);
         }
     }
 
@@ -232,8 +242,17 @@ impl FastPathHandle {
         self.0.held.load().first().is_some_and(|held| held.publisher.holds_answer(question))
     }
 
+    /// Returns the local replies of other types that interfaces give, in no particular order.
+    pub async fn local_replies(&self) -> Vec<HeldReply> {
+        let publisher = self.0.held.load().first().map(|held| held.publisher.clone());
+        match publisher {
+            Some(publisher) => publisher.local_replies().await,
+            None => Vec::new(),
+        }
+    }
+
     /// Takes the receiver of requests to renew answers in use; `None` after the first call.
-    pub fn renewals(&self) -> Option<mpsc::Receiver<Renewal>> {
+    pub fn renewals(&self) -> Option<mpsc::Receiver<AnswerQuestion>> {
         self.0.renewals.1.lock().take()
     }
 

@@ -74,11 +74,11 @@ pub use self::{
     attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
     handle::FastPathHandle,
-    map::{counters::Counters, store::StoreFill},
+    map::{answer::AnswerQuestion, counters::Counters, store::StoreFill},
     observe::tap::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
-        answers::{AnswersStatus, Renewal, RepliesStatus},
+        answers::{AnswersStatus, HeldReply, RepliesStatus},
         publisher::{AnswerKey, Publisher},
         replies::is_answerable,
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
@@ -97,7 +97,18 @@ use dns_kit::clock::kernel_monotonic_ns;
 /// userspace.
 #[doc(hidden)]
 pub mod forwarded {
-    pub use crate::map::answer::{AnswerQuestion, LocalReply, encode, encode_local, model, models};
+    pub use crate::map::answer::{LocalReply, encode, encode_local, model, models};
+
+    /// Returns the entry of the local replies to a question of clients with this EDNS size.
+    pub fn local_entry(
+        source: &dyn crate::NameSource,
+        question: &crate::AnswerQuestion,
+        size: Option<u16>,
+        seed: u64,
+    ) -> Option<Vec<u64>> {
+        let drawn = crate::publish::replies::draw(source, question, size, seed)?;
+        encode_local(&drawn.reply, question, seed)
+    }
 }
 
 /// The BPF programs, built from `dns-ebpf` by the build script.

@@ -6,6 +6,7 @@ use std::{
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +24,7 @@ use whole_system_tests::{
     client,
     metrics::Metrics,
     namespace::Namespace,
-    process::wait_until,
+    process::{status_line, wait_until},
     requires,
     server::{self, Server},
 };
@@ -65,6 +66,11 @@ impl Lab {
     fn hits(&self) -> u64 {
         let hits = |metrics: Metrics| metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"hit_other\"");
         Metrics::read(&self.namespace).map_or(0, hits)
+    }
+
+    /// Returns the number of all replies that interfaces gave.
+    fn fast_replies(&self) -> u64 {
+        Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies())
     }
 
     /// Queries until the interface answers.
@@ -169,7 +175,73 @@ fn other_types_are_switched_off() -> Result<()> {
     Ok(())
 }
 
-/// After a reload has finished no reply is older, however busy the name is.
+/// What the server's files say.
+struct Files {
+    port: u16,
+    are_healthy: bool,
+    ttl: u32,
+    /// Whether an alias has the address 10.0.5.1.
+    has_alias: bool,
+}
+
+impl Files {
+    /// Writes the files of which one part differs, and makes the server read them.
+    fn write(&self, lab: &Lab, definitions: &Path, counts: &[(&str, usize)]) -> Result<()> {
+        let Self { port, are_healthy, ttl, has_alias } = *self;
+        let mut services: Value = serde_json::from_str(&services(counts, port))?;
+        let all = services["services"].as_array_mut().context("services")?;
+        // Every second instance of each service.
+        for service in all.iter_mut().step_by(2) {
+            service["check"] =
+                json!({"id": "up", "status": if are_healthy { "passing" } else { "critical" }});
+        }
+        fs::write(definitions, services.to_string())?;
+        let folder = lab.server.folder.path();
+        let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
+        config["consul"]["dns_config"] = json!({"service_ttl": {"*": format!("{ttl}s")}});
+        fs::write(folder.join("config.json"), config.to_string())?;
+        let address = if has_alias { "10.0.5.1" } else { "10.0.6.1" };
+        fs::write(folder.join("aliases/aliases.json"), json!({"first.cf.internal": [address]}).to_string())?;
+        Ok(kill(Pid::from_raw(i32::try_from(lab.server.pid())?), Signal::SIGHUP)?)
+    }
+
+    /// Checks that the first replies after the reload are not older.
+    fn check(&self, lab: &Lab, names: &[String]) -> Result<()> {
+        for name in names {
+            let reply = lab.ask(&format!("{name}.service.consul."), RecordType::SRV, None)?;
+            let is_new = reply.answers.iter().all(|record| {
+                record.ttl == self.ttl && matches!(&record.data, RData::SRV(srv) if srv.port == self.port)
+            });
+            // Consul gives three to clients without EDNS.
+            let count = if self.are_healthy { 3 } else { 2 };
+            ensure!(is_new && reply.answers.len() == count, "{reply:?}");
+        }
+        let pointer = lab.ask("1.5.0.10.in-addr.arpa.", RecordType::PTR, None)?;
+        ensure!(pointer.answers.is_empty() != self.has_alias, "{pointer:?}");
+        Ok(())
+    }
+}
+
+/// Lease of the programs in the test of changes.
+const LEASE: Duration = Duration::from_secs(2);
+
+/// Stops the server's process for longer than a lease: the interface falls silent.
+fn lose_publisher(lab: &Lab, name: &str) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(lab.server.pid())?);
+    kill(pid, Signal::SIGSTOP)?;
+    let is_stopped = || status_line(pid, "State").is_ok_and(|state| state.starts_with('T'));
+    wait_until("the stopped server", EVENTUALLY, is_stopped)?;
+    // The lease was renewed before.
+    thread::sleep(LEASE);
+    let query = client::query(name, RecordType::SRV, None)?.to_vec()?;
+    let late = lab.namespace.run(|| client::ask_raw(OURS, &query, Duration::from_millis(100)));
+    kill(pid, Signal::SIGCONT)?;
+    ensure!(late?.is_err(), "a reply after the lease has ended");
+    Ok(())
+}
+
+/// After a reload has finished no reply is older, however busy the name is and whichever file has changed;
+/// and none is given once the publisher is lost. Goes on for `SOAK_SECONDS`, if set.
 #[test]
 fn finished_reload_leaves_no_older_reply() -> Result<()> {
     requires!(namespaces, bpf);
@@ -178,39 +250,152 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
     let names: Vec<String> = (0..20).map(|number| format!("web{number}")).collect();
     let counts: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 4)).collect();
     fs::write(&definitions, services(&counts, 1000))?;
-    let lab = Lab::start("consul-older", &definitions, &json!({}))?;
-    let name = |number: usize| format!("web{number}.service.consul.");
-    for number in 0..names.len() {
-        lab.until_interface_answers(&name(number), RecordType::SRV, None)?;
+    let seed =
+        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
+    let soak = std::env::var("SOAK_SECONDS").ok().map_or(Ok(0), |text| text.parse())?;
+    println!("seed {seed}");
+    let (random, end) = (&mut fastrand::Rng::with_seed(seed), Instant::now() + Duration::from_secs(soak));
+    let lab = Lab::start("consul-older", &definitions, &json!({"lease": format!("{}s", LEASE.as_secs())}))?;
+    for name in &names {
+        lab.until_interface_answers(&format!("{name}.service.consul."), RecordType::SRV, None)?;
     }
-    let pid = Pid::from_raw(i32::try_from(lab.server.pid())?);
     let is_over = AtomicBool::new(false);
     let before = lab.hits();
     thread::scope(|scope| -> Result<()> {
         // Clients that make every name be learned again at once.
         let busy = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                (0..names.len()).for_each(|number| drop(lab.ask(&name(number), RecordType::SRV, None)));
+                for name in &names {
+                    drop(lab.ask(&format!("{name}.service.consul."), RecordType::SRV, None));
+                }
+                drop(lab.ask("1.5.0.10.in-addr.arpa.", RecordType::PTR, None));
             }
         });
-        let changed = (1..=8_u16).try_for_each(|turn| -> Result<()> {
-            let port = 1000 + turn;
-            fs::write(&definitions, services(&counts, port))?;
-            kill(pid, Signal::SIGHUP)?;
-            let finished = || lab.server.log().matches("reload finished").count() == usize::from(turn);
-            wait_until("the reload", EVENTUALLY, finished)?;
-            for number in 0..names.len() {
-                let reply = lab.ask(&name(number), RecordType::SRV, None)?;
-                let is_new = |data: &RData| matches!(data, RData::SRV(srv) if srv.port == port);
-                let is_new = reply.answers.iter().all(|record| is_new(&record.data));
-                ensure!(is_new && !reply.answers.is_empty(), "after reload {turn}: {reply:?}");
+        let mut files = Files { port: 1000, are_healthy: true, ttl: 0, has_alias: false };
+        let turns = (0..).take_while(|&turn| turn < 12 || Instant::now() < end);
+        let mut turns = turns.map(|turn| (turn, if turn < 4 { turn } else { random.usize(..4) }));
+        let changed = turns.try_for_each(|(turn, kind)| -> Result<()> {
+            if turn % 10 == 5 {
+                lose_publisher(&lab, "web0.service.consul.")?;
             }
-            Ok(())
+            match kind {
+                0 => files.port += 1,
+                1 => files.are_healthy = !files.are_healthy,
+                2 => files.ttl += 1,
+                _ => files.has_alias = !files.has_alias,
+            }
+            files.write(&lab, &definitions, &counts)?;
+            let finished = || lab.server.log().matches("reload finished").count() == turn + 1;
+            wait_until("the reload", EVENTUALLY, finished)?;
+            files.check(&lab, &names).with_context(|| format!("seed {seed}, after reload {turn}"))
         });
         is_over.store(true, Ordering::Relaxed);
         busy.join().expect("clients do not panic");
         changed
     })?;
     ensure!(lab.hits() > before, "the interface took part");
+    Ok(())
+}
+
+/// Every form of question about the fleet is answered by the interface as by userspace.
+#[test]
+fn fleet_names_have_other_types() -> Result<()> {
+    requires!(namespaces, bpf);
+    let folder = tempfile::TempDir::with_prefix("bdx-")?;
+    let definitions = folder.path().join("services.json");
+    fs::write(&definitions, services(&[("few", 3)], 8080))?;
+    let lab = Lab::start("fleet-others", &definitions, &json!({}))?;
+    let mut differences = Vec::new();
+    for (name, kind) in [
+        ("_grpclb._tcp.q-s0.q-g3.bosh.", RecordType::SRV),
+        ("q-s0.q-g3.bosh.", RecordType::SRV),
+        ("q-s0.q-g3.bosh.", RecordType::TXT),
+        ("q-s0.q-g3.bosh.", RecordType::AAAA),
+        ("q-s0.q-g3.bosh.", RecordType::ANY),
+        ("nobody.bosh.", RecordType::TXT),
+        ("nobody.bosh.", RecordType::ANY),
+        ("bosh.", RecordType::NS),
+        ("first.cf.internal.", RecordType::HTTPS),
+        ("first.cf.internal.", RecordType::ANY),
+        ("1.3.0.10.in-addr.arpa.", RecordType::PTR),
+        ("1.3.0.10.in-addr.arpa.", RecordType::ANY),
+        ("1.3.0.10.in-addr.arpa.", RecordType::TXT),
+        ("few.service.consul.", RecordType::ANY),
+        ("here.node.consul.", RecordType::ANY),
+    ] {
+        for (edns, dnssec_ok) in [(None, false), (Some(1232), false), (Some(4096), true)] {
+            let mut query = client::query(name, kind, edns)?;
+            if let Some(edns) = &mut query.edns {
+                edns.set_dnssec_ok(dnssec_ok);
+            }
+            let mut by_interface = None;
+            let answered = wait_until("an answer by the interface", EVENTUALLY, || {
+                let before = lab.fast_replies();
+                by_interface = lab.namespace.run(|| client::ask(OURS, &query)).ok().and_then(Result::ok);
+                by_interface.is_some() && lab.fast_replies() > before
+            });
+            answered.with_context(|| format!("{name} {kind}, EDNS {edns:?}: {}", lab.server.log()))?;
+            let by_userspace = lab.namespace.run(|| client::ask_tcp(OURS, &query))??;
+            let [ours, theirs] = [by_interface.context("a reply")?, by_userspace].map(|mut reply| {
+                reply.metadata.id = 0;
+                reply.answers.sort_by_key(ToString::to_string);
+                reply.additionals.sort_by_key(ToString::to_string);
+                // The serial of an SOA is the time.
+                (reply.metadata, reply.answers, reply.authorities.len(), reply.additionals, reply.edns)
+            });
+            if ours != theirs {
+                differences.push(format!("{name} {kind}, EDNS {edns:?}:\n{ours:?}\n{theirs:?}"));
+            }
+        }
+    }
+    ensure!(differences.is_empty(), "{}", differences.join("\n"));
+    Ok(())
+}
+
+/// Random names of one client neither evict those in use nor take the room of other clients' denials.
+#[test]
+fn random_names_evict_none_in_use() -> Result<()> {
+    const NAMES: u32 = 1_500;
+    requires!(namespaces, bpf);
+    let folder = tempfile::TempDir::with_prefix("bdx-")?;
+    let definitions = folder.path().join("services.json");
+    fs::write(&definitions, services(&[("few", 3)], 8080))?;
+    let lab = Lab::start("fleet-random", &definitions, &json!({}))?;
+    let known = [
+        ("few.service.consul.", RecordType::SRV),
+        ("gone.service.consul.", RecordType::A),
+        ("gone.bosh.", RecordType::A),
+        ("q-s0.q-g3.bosh.", RecordType::A),
+    ];
+    for (name, kind) in known {
+        wait_until("an answer by the interface", EVENTUALLY, || {
+            let before = lab.fast_replies();
+            lab.ask(name, kind, None).is_ok() && lab.fast_replies() > before
+        })?;
+    }
+    let begun = Instant::now();
+    let flooder = std::net::IpAddr::from([127, 0, 0, 9]);
+    for number in 0..NAMES {
+        for name in [format!("r{number}.bosh."), format!("r{number}.service.consul.")] {
+            let query = client::query(&name, RecordType::A, None)?.to_vec()?;
+            for _ in 0..2 {
+                lab.namespace.run(|| client::ask_raw_as(Some(flooder), OURS, &query, EVENTUALLY))??;
+            }
+        }
+    }
+    let seconds = begun.elapsed().as_secs() + 2;
+    let metrics = Metrics::read(&lab.namespace)?;
+    let denied =
+        metrics.sum(names::FAST_PATH_ENTRIES, "negative") + metrics.sum(names::FAST_PATH_LOCAL_REPLIES, "");
+    ensure!(denied <= 32 * seconds + 10, "{denied} of {} random names in {seconds} s", 2 * NAMES);
+    // Probes take at most one query per second, a pause on a busy machine included.
+    for (name, kind) in known {
+        let before = lab.fast_replies();
+        for _ in 0..10 {
+            lab.ask(name, kind, None)?;
+        }
+        let probes = Metrics::read(&lab.namespace)?.probes() - metrics.probes();
+        ensure!(lab.fast_replies() + probes >= before + 10, "{name} {kind} was evicted");
+    }
     Ok(())
 }

@@ -115,8 +115,13 @@ fn tap_shows_both_paths() -> Result<()> {
             command.join().map_err(|_| anyhow::anyhow!("the command panicked"))?
         })
     };
-    // The interface answers address queries, userspace the rest.
-    for (path, kind) in [("fast", RecordType::A), ("userspace", RecordType::SRV)] {
+    // Only userspace knows whether DS belongs to the parent's servers.
+    let rows = [
+        ("fast", "hit", RecordType::A),
+        ("fast", "hit_other", RecordType::SRV),
+        ("userspace", "consul", RecordType::DS),
+    ];
+    for (path, outcome, kind) in rows {
         let arguments =
             ["tap", "--json", "--path", path, "--name", "web.service", "--count", "2", "--seconds", "60"];
         let lines = beside(&arguments, &[kind])?;
@@ -124,21 +129,35 @@ fn tap_shows_both_paths() -> Result<()> {
         for line in lines.lines() {
             let line: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
             ensure!(
-                line["name"] == WEB && line["path"] == path && line["type"] == kind.to_string(),
+                line["name"] == WEB
+                    && line["path"] == path
+                    && line["outcome"] == outcome
+                    && line["type"] == kind.to_string(),
                 "{line}"
             );
         }
     }
     let page = beside(&["top", "--json", "--seconds", "2"], &[RecordType::A, RecordType::SRV])?;
     let page: Value = serde_json::from_str(&page)?;
-    for (kind, path) in [("A", "fast"), ("SRV", "userspace")] {
+    for (kind, path) in [("A", "fast"), ("SRV", "fast")] {
         let mut rows = page["names"].as_array().into_iter().flatten();
         let row = rows.find(|row| row["name"] == WEB && row["type"] == kind);
         ensure!(row.is_some_and(|row| row[path].as_i64().unwrap_or_default() > 0), "{kind}: {page}");
     }
     let resolved = operate(&["resolve", "web.service.consul"])?;
-    ensure!(resolved.contains("the interface (fast path)"), "{resolved}");
-    let status = operate(&["status"])?;
-    ensure!(status.contains("Consul") && status.contains("consul."), "{status}");
+    ensure!(resolved.contains("the interface (fast path) for addresses and SRV over UDP"), "{resolved}");
+    let listing: Value = serde_json::from_str(&operate(&["cache", "list", "--json"])?)?;
+    let reply = &listing["local_replies"][0];
+    ensure!(reply["name"] == WEB && reply["type"] == "SRV" && reply["denial"] == false, "{listing}");
+    let listing = operate(&["cache", "list", "--type", "SRV"])?;
+    ensure!(listing.lines().any(|line| line.contains(WEB) && line.contains("until a change")), "{listing}");
+    let lookup = operate(&["cache", "lookup", WEB])?;
+    ensure!(lookup.contains("IN SRV: a local reply, answered by the interface"), "{lookup}");
+    wait_until("the status of other types", EVENTUALLY, || {
+        let status = operate(&["status"]).unwrap_or_default();
+        status.contains("Consul")
+            && status.contains("consul.")
+            && status.contains("; 1 of 2,048 other types;")
+    })?;
     Ok(())
 }

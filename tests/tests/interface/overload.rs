@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Result, ensure};
 use dns_kit::metrics::names::FAST_PATH_PACKETS_TOTAL;
-use hickory_proto::{op::Message, rr::RecordType};
+use hickory_proto::{
+    op::Message,
+    rr::{DNSClass, RecordType},
+};
 use serde_json::json;
 use whole_system_tests::{
     bpffs::Bpffs,
@@ -49,11 +52,18 @@ fn shed() -> Result<u64> {
     Ok(Metrics::here()?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"shed\""))
 }
 
+/// Returns a query that only userspace answers.
+fn passed_up() -> Result<Message> {
+    let mut query = client::query(HOT, RecordType::A, None)?;
+    query.queries[0].set_query_class(DNSClass::ANY);
+    Ok(query)
+}
+
 /// Sends queries that are always passed up, from a separate address, without reading replies.
 fn flood(done: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 66), 0))?;
     socket.connect(ADDRESS)?;
-    let query = client::query(HOT, RecordType::ANY, None)?.to_vec()?;
+    let query = passed_up()?.to_vec()?;
     let mut sent = 0;
     while !done.load(Ordering::Relaxed) && sent < MOST_SENT {
         // A full receive queue, since no reply is read, is not an error of the sender.
@@ -121,7 +131,7 @@ fn overload_spares_hot_names() -> Result<()> {
         // Shedding ends after the flood once the queue is empty: from then on, every passed query
         // is answered.
         let is_answered = || -> Result<bool> {
-            let reply = client::ask(ADDRESS, &client::query(HOT, RecordType::ANY, None)?)?;
+            let reply = client::ask(ADDRESS, &passed_up()?)?;
             Ok(!reply.answers.is_empty())
         };
         wait_until("an end of shedding", LIMIT, || {

@@ -155,14 +155,28 @@ pub(super) fn prepared() -> Option<parking_lot::MutexGuard<'static, Program>> {
 /// Runs the program on a query; returns the DNS message of its reply, `None` if the query was passed
 /// unchanged, with the outcome.
 pub(super) fn run(program: &mut Program, hook: Hook, query: &Query, v6: bool) -> (Option<Vec<u8>>, Outcome) {
-    let datagram = if v6 { Datagram::v6(query.bytes()) } else { Datagram::v4(query.bytes()) };
+    run_message(program, hook, query.bytes(), v6, None)
+}
+
+/// Like [`run`], for any message, in a frame of a VLAN if one is given.
+pub(super) fn run_message(
+    program: &mut Program,
+    hook: Hook,
+    message: Vec<u8>,
+    v6: bool,
+    vlan: Option<u16>,
+) -> (Option<Vec<u8>>, Outcome) {
+    let mut datagram = if v6 { Datagram::v6(message) } else { Datagram::v4(message) };
+    datagram.tags = vlan.map(|vlan| (0x8100, vlan)).into_iter().collect();
     let frame = datagram.frame();
     let (run, outcome) = program.run_counted(hook, &frame).expect("the program runs");
     if run.verdict != if hook.is_xdp() { XDP_TX } else { TC_ACT_REDIRECT } {
         assert_eq!(run.packet, frame, "{outcome:?} at {hook:?}: passed, but changed");
         return (None, outcome);
     }
-    let ip = &run.packet[14..];
+    let ip_at = 14 + 4 * datagram.tags.len();
+    assert_eq!(run.packet[12..ip_at], frame[12..ip_at], "in the same VLAN");
+    let ip = &run.packet[ip_at..];
     let (header, udp) = ip.split_at(if v6 { 40 } else { 20 });
     assert_eq!(run.packet[..6], frame[6..12], "sent back");
     assert_eq!(u16::from_be_bytes([udp[4], udp[5]]) as usize, udp.len());

@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 
 use dns_common::counters::Outcome;
 use dns_core::wire::{Parsed, parse};
-use dns_fastpath::forwarded::{AnswerQuestion, LocalReply, encode_local, models};
+use dns_fastpath::{
+    AnswerQuestion,
+    forwarded::{LocalReply, encode_local, models},
+};
 use dns_kit::clock::BootInstant;
 use whole_system_tests::program::{Hook, Program};
 use zerocopy::IntoBytes as _;
 
 use crate::{
-    forwarded::{FORWARDING, GENERATION, RD, Record, prepared, record, reply, run, soa},
+    forwarded::{FORWARDING, GENERATION, RD, Record, prepared, record, reply, run, run_message, soa},
     packet::{Opt, Query},
 };
 
@@ -53,18 +56,19 @@ fn compare(
     let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
     let mut found = BTreeSet::new();
     for hook in FORWARDING {
-        for v6 in [false, true] {
+        for (v6, vlan) in [(false, None), (true, None), (false, Some(5)), (true, Some(7))] {
             for _ in 0..times {
                 let age = BootInstant::now().kernel_ns() - since_ns;
                 let allowed = models(entry, &query, age);
-                let (reply, outcome) = run(program, hook, client, v6);
+                let (reply, outcome) = run_message(program, hook, bytes.clone(), v6, vlan);
+                let path = format!("{outcome:?} at {hook:?}, IPv6 {v6}, VLAN {vlan:?}");
                 match reply {
                     Some(reply) => {
-                        assert!(allowed.contains(&reply), "{outcome:?} at {hook:?}, IPv6 {v6}: {reply:02x?}");
+                        assert!(allowed.contains(&reply), "{path}: {reply:02x?}");
                         assert_eq!(outcome, Outcome::HitOther);
                         found.insert(reply);
                     }
-                    None => assert!(allowed.is_empty(), "{outcome:?} at {hook:?}, IPv6 {v6}: {client:02x?}"),
+                    None => assert!(allowed.is_empty(), "{path}: {client:02x?}"),
                 }
             }
         }
@@ -97,6 +101,7 @@ fn replies_are_forms_of_entry() {
             (with(Some(Opt::new(longest.max(513)))), true),
             (with(Some(Opt::new(longest - 1))), false),
             (with(Some(Opt::new(512))), false),
+            (with(Some(Opt { flags: 0x8000, ..Opt::new(4096) })), false),
             (Query { name: plainly.name.to_ascii_uppercase(), ..plainly.clone() }, true),
             (Query { flags: 0, ..plainly.clone() }, false),
             (Query { flags: RD | 0x10, ..plainly.clone() }, false),
@@ -108,6 +113,101 @@ fn replies_are_forms_of_entry() {
             assert!(!is_answered || orders == 1 || found.len() > 1, "always the same order");
         }
     }
+}
+
+/// Default number of random queries; the variable PACKETS overrides it.
+const QUERIES: usize = 5_000;
+
+/// Entries whose replies random queries get.
+const ENTRIES: usize = 24;
+
+#[test]
+fn random_queries_get_forms_or_pass() {
+    let Some(mut program) = prepared() else { return };
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (seed, queries) = (number("SEED").unwrap_or_else(fastrand::get_seed), number("PACKETS"));
+    let queries = queries.unwrap_or(QUERIES as u64);
+    println!("seed {seed}, {queries} queries (set SEED and PACKETS to repeat)");
+    let rng = &mut fastrand::Rng::with_seed(seed);
+    let entries: Vec<(Query, Vec<u64>)> = (0..ENTRIES).map(|_| random_entry(&mut program, rng)).collect();
+    let mut answered = 0;
+    for round in 0..queries {
+        let (query, entry) = &entries[rng.usize(..ENTRIES)];
+        let mut client = Query { id: rng.u16(..), ..query.clone() };
+        if rng.bool() {
+            client.name.make_ascii_uppercase();
+        }
+        // DO is a part of the key.
+        if let Some(opt) = &mut client.opt {
+            opt.size = [0, 512, 513, 600, 1232, 4096, u16::MAX][rng.usize(..7)];
+        } else if rng.bool() {
+            client.opt = Some(Opt::new(rng.u16(..)));
+        }
+        // Userspace accepts some of these; the programs leave them to it.
+        let change = rng.u8(..10);
+        match change {
+            0 => client.flags ^= 1 << rng.u8(..16),
+            1 => client.qtype = rng.u16(..260),
+            2 => client.opt = client.opt.map(|opt| Opt { flags: rng.u16(..), ..opt }),
+            3 => client.trailing = vec![0; rng.usize(1..20)],
+            _ => {}
+        }
+        let mut is_odd = matches!(change, 0 | 3);
+        let mut message = client.bytes();
+        if rng.u8(..4) == 0 {
+            is_odd = true;
+            let at = rng.usize(2..message.len());
+            message[at] ^= 1 << rng.u8(..8);
+        }
+        // Only the serial of an SOA depends on the age.
+        let allowed = match parse(&message) {
+            Parsed::Query(query) => models(entry, &query, 0),
+            _ => Vec::new(),
+        };
+        let hook = FORWARDING[rng.usize(..2)];
+        let vlan = rng.bool().then_some(5);
+        let (reply, outcome) = run_message(&mut program, hook, message.clone(), rng.bool(), vlan);
+        let what = || format!("seed {seed}, round {round}, {outcome:?} at {hook:?}: {message:02x?}");
+        // A changed name or type may be another entry's, or a published name's.
+        let is_other = outcome.is_hit() && outcome != Outcome::HitOther;
+        match reply {
+            Some(_) if is_other => {}
+            Some(reply) => {
+                answered += 1;
+                let of_any = || {
+                    let Parsed::Query(query) = parse(&message) else { return false };
+                    entries.iter().any(|(_, entry)| models(entry, &query, 0).contains(&reply))
+                };
+                assert!(allowed.contains(&reply) || of_any(), "{}: {reply:02x?}", what());
+            }
+            None => assert!(allowed.is_empty() || is_odd, "{}", what()),
+        }
+    }
+    println!("{answered} replies");
+    assert!(answered > queries / 4, "{answered} of {queries}: too few for a meaningful test");
+}
+
+/// Publishes a random reply; returns a query for it, and its entry.
+fn random_entry(program: &mut Program, rng: &mut fastrand::Rng) -> (Query, Vec<u64>) {
+    let name = format!("n{}{}.service.consul", rng.u32(..), "x".repeat(rng.usize(..40)));
+    let qtype = [SRV, 16, 65, 255, 12][rng.usize(..5)];
+    let flags = if rng.bool() { 0x8000 } else { 0 };
+    let opt = (flags != 0 || rng.bool()).then(|| Opt { flags, ..Opt::new(1232) });
+    let query = Query { opt, ..Query::new(&name, qtype) };
+    let lengths: Vec<usize> = (0..rng.usize(..12)).map(|_| rng.usize(1..60)).collect();
+    let orders = lengths.len().clamp(1, 8);
+    let messages = |most: usize| -> Vec<Vec<u8>> {
+        let records = |turn| targets(&lengths, turn)[..most.min(lengths.len())].to_vec();
+        (0..orders).map(|turn| reply(&query, ANSWER, [&records(turn)[..], &[], &[]])).collect()
+    };
+    let (plain, wide) = (messages(3), messages(usize::MAX));
+    let longest = wide.iter().map(Vec::len).max().expect("one") as u16 + 11;
+    let plain = if flags == 0 { plain } else { Vec::new() };
+    let wide_limits = [longest.max(513), u16::MAX];
+    let local = LocalReply { plain, wide, wide_limits, serial: 0, since_ns: 0 };
+    let question = AnswerQuestion { dnssec_ok: flags != 0, ..question(&name, qtype) };
+    let entry = publish(program, &local, &question);
+    (query, entry)
 }
 
 #[test]

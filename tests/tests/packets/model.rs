@@ -287,6 +287,9 @@ fn answer(
     let (records, rcode) = match qtype {
         1 => (published.v4.iter().map(|ip| record(1, &ip.octets())).collect(), published.rcode),
         28 => (published.v6.iter().map(|ip| record(28, &ip.octets())).collect(), published.rcode),
+        255 if published.v6.is_empty() && published.policy.is_none() => {
+            (published.v4.iter().map(|ip| record(1, &ip.octets())).collect(), published.rcode)
+        }
         41 | 43 | 128..=255 => return None,
         _ => (vec![], published.rcode_other),
     };

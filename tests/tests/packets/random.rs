@@ -71,7 +71,7 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
             *byte = byte.to_ascii_uppercase();
         }
     }
-    let mut query = Query { name, id: rng.u16(..), ..Query::new("", [A, AAAA, A, 33][rng.usize(..4)]) };
+    let mut query = Query { name, id: rng.u16(..), ..Query::new("", [A, AAAA, A, 33, 255][rng.usize(..5)]) };
     if rng.bool() {
         let mut opt = Opt::new([100, 512, 513, 1232, 1500, 4096, 65535][rng.usize(..7)]);
         if rng.bool() {

@@ -16,7 +16,7 @@ use memmap2::MmapRaw;
 use super::{Shape, map_shared, words};
 
 /// Labels of the query types by which replies are counted, in the order of `QueryKind`.
-const KINDS: [&str; 3] = ["A", "AAAA", "other"];
+const KINDS: [&str; 4] = ["A", "AAAA", "other", "ANY"];
 
 /// Totals since the programs were loaded.
 #[derive(Clone, Debug, Default)]

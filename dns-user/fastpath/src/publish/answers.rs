@@ -16,7 +16,7 @@ use std::{
 };
 
 use dns_common::entry::{CELL_SIZE, Location};
-use dns_core::{name::Name, wire::ForwardedAnswer};
+use dns_core::wire::ForwardedAnswer;
 use hashbrown::HashMap;
 
 use super::{
@@ -63,19 +63,6 @@ const CATCHING_UP: Duration = Duration::from_millis(1);
 /// Maximum number of replies redrawn at once.
 const REDRAWN_AT_ONCE: usize = 2;
 
-/// A question of class IN whose answer is about to expire while clients use it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Renewal {
-    /// Name of the question.
-    pub name: Name,
-    /// Type of the question.
-    pub qtype: u16,
-    /// Whether the query has DO set.
-    pub dnssec_ok: bool,
-    /// Whether the query has CD set.
-    pub checking_disabled: bool,
-}
-
 /// Number of forwarded answers in the maps and their memory, for status and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct AnswersStatus {
@@ -116,6 +103,17 @@ pub struct RepliesStatus {
     pub unfitting: u64,
 }
 
+/// A local reply in the maps, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldReply {
+    /// The question that it answers.
+    pub question: AnswerQuestion,
+    /// Size of its entry in bytes, with all orders of its records.
+    pub bytes: usize,
+    /// Whether it has no answer.
+    pub is_denial: bool,
+}
+
 /// An answer in the maps.
 struct Record {
     location: Location,
@@ -137,7 +135,7 @@ enum Part {
 
 /// State of an answer outside its entry.
 enum Content {
-    Forwarded { ends_ns: u64, renewal: Renewal },
+    Forwarded { ends_ns: u64, renewal: AnswerQuestion },
     Local(Local),
 }
 
@@ -159,13 +157,15 @@ struct Room {
     limit: usize,
     cells: u32,
     max_cells: u32,
+    admission: Allowance,
     evicted: u64,
 }
 
 impl Room {
     fn new(limit: usize, bytes: usize) -> Self {
         let max_cells = u32::try_from(bytes / CELL_SIZE).unwrap_or(u32::MAX);
-        Self { queue: SecondChance::default(), count: 0, limit, cells: 0, max_cells, evicted: 0 }
+        let admission = Allowance::new(limit / ADMITTED_SHARE, Instant::now());
+        Self { queue: SecondChance::default(), count: 0, limit, cells: 0, max_cells, admission, evicted: 0 }
     }
 
     /// Returns whether an entry of `size` bytes fits beside the others.
@@ -208,7 +208,6 @@ pub(crate) struct AnswerTable {
     /// Room of the parts, by [`Part`] as a number.
     rooms: [Room; 3],
     due: BinaryHeap<Reverse<Due>>,
-    admission: Allowance,
     /// Filters answers that need not be handed over again.
     filter: Arc<LearnFilter>,
     /// Filters questions that need not be handed over again.
@@ -241,7 +240,6 @@ impl AnswerTable {
             Room::new(max_replies - denials, reply_bytes - denial_bytes),
             Room::new(denials, denial_bytes),
         ];
-        let now = Instant::now();
         Self {
             store,
             grace,
@@ -249,7 +247,6 @@ impl AnswerTable {
             records: HashMap::new(),
             rooms,
             due: BinaryHeap::new(),
-            admission: Allowance::new(limit / ADMITTED_SHARE, now),
             filter,
             questions,
             later: VecDeque::new(),
@@ -292,7 +289,7 @@ impl AnswerTable {
             self.schedule(Due { at_ns: ends_ns, key, since_ns, task: Task::Remove });
             return;
         };
-        let renewal = Renewal { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
+        let renewal = AnswerQuestion { name: answer.name.clone(), qtype, dnssec_ok, checking_disabled };
         let content = Content::Forwarded { ends_ns, renewal };
         if self.place(key, &words, Part::Outside, since_ns, content).is_none() {
             return self.release(key);
@@ -312,7 +309,7 @@ impl AnswerTable {
         }
         let old = self.records.get(&key).map(|record| (record.location, record.size, record.ticket));
         if old.is_none() {
-            self.admission.take(Instant::now()).then_some(())?;
+            self.rooms[part as usize].admission.take(Instant::now()).then_some(())?;
             while !self.rooms[part as usize].has_room(size) {
                 self.evict(part).then_some(())?;
             }
@@ -348,7 +345,7 @@ impl AnswerTable {
 
     /// Removes expired answers, shows other records of local replies by `source`, and returns the answers
     /// to renew: those used since they were published.
-    pub(crate) fn expire(&mut self, source: &dyn NameSource, now_ns: u64) -> Vec<Renewal> {
+    pub(crate) fn expire(&mut self, source: &dyn NameSource, now_ns: u64) -> Vec<AnswerQuestion> {
         let mut renewals = Vec::new();
         let mut redrawn = 0;
         while let Some(&Reverse(due)) = self.due.peek()
@@ -537,6 +534,19 @@ impl AnswerTable {
         self.later.truncate(MAX_REPLIES);
     }
 
+    /// Returns all local replies.
+    pub(crate) fn replies(&self) -> Vec<HeldReply> {
+        let held = |record: &Record| match &record.content {
+            Content::Forwarded { .. } => None,
+            Content::Local(local) => Some(HeldReply {
+                question: local.question.clone(),
+                bytes: record.size,
+                is_denial: record.part == Part::Denials,
+            }),
+        };
+        self.records.values().filter_map(held).collect()
+    }
+
     /// Publishes some of the replies that were withdrawn by a change.
     pub(crate) fn catch_up(&mut self, source: &dyn NameSource, now_ns: u64) {
         let until = Instant::now() + CATCHING_UP;
@@ -622,6 +632,7 @@ impl AnswerTable {
 mod tests {
     use dns_common::{entry::CHUNK_SIZE, forwarded::MAX_ANSWER_SIZE, index::Pair};
     use dns_core::{
+        name::Name,
         resolve::{Health, Resolution},
         wire::{Parsed, Query, append_opt, parse},
     };
@@ -717,7 +728,7 @@ mod tests {
             Self { table, index, memory, filter }
         }
 
-        fn expire(&mut self, now_ns: u64) -> Vec<Renewal> {
+        fn expire(&mut self, now_ns: u64) -> Vec<AnswerQuestion> {
             self.table.expire(&Nothing, now_ns)
         }
 
@@ -933,7 +944,9 @@ mod tests {
     fn denials_evict_only_denials() {
         let mut bench = Bench::with_replies(100, 80);
         // Without its rate, which a test would have to wait for.
-        bench.table.admission = Allowance::new(1 << 20, Instant::now());
+        for room in &mut bench.table.rooms {
+            room.admission = Allowance::new(1 << 20, Instant::now());
+        }
         let source = Ports(&[1, 2]);
         let outside = bench.offer(1, SECOND, 1);
         let replies: Vec<(u64, String)> = (0..70)

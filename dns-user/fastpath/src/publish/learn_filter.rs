@@ -1,6 +1,11 @@
 //! Filters in userspace of what queries hand over to the publisher: names, answers and questions.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use dns_common::forwarded::QueryKey;
 
 /// Slots of the filter: 8 bytes each.
 const SLOTS: usize = 1 << 13;
@@ -107,9 +112,67 @@ impl QuestionFilter {
     }
 }
 
+//----------- ClientAllowance ------------------------------------------------
+
+/// Denials and questions that the clients of a group may hand over per second.
+const EACH_SECOND: u64 = 32;
+
+/// Groups of clients.
+const GROUPS: usize = 256;
+
+/// Limits how fast each client hands over denials and questions, of which random names make any number: a
+/// client that floods leaves room for those of others.
+#[derive(Debug)]
+pub(crate) struct ClientAllowance {
+    /// The number handed over by each group, in the lowest 16 bits, and the second in which it was counted.
+    groups: Box<[AtomicU64]>,
+}
+
+impl Default for ClientAllowance {
+    fn default() -> Self {
+        Self { groups: (0..GROUPS).map(|_| AtomicU64::new(0)).collect() }
+    }
+}
+
+impl ClientAllowance {
+    /// Counts a hand-over at this time of `CLOCK_MONOTONIC`; returns whether the client may make it. `seed`
+    /// decides which clients share a group; an IPv6 client counts with its /64.
+    pub(crate) fn take(&self, client: Option<IpAddr>, seed: u64, now_ns: u64) -> bool {
+        let number = match client.map(|client| client.to_canonical()) {
+            Some(IpAddr::V4(client)) => client.to_bits().into(),
+            // Truncation is intended: the upper half is the network.
+            Some(IpAddr::V6(client)) => (client.to_bits() >> 64) as u64,
+            None => 0,
+        };
+        let group = QueryKey::new(0, false, false).hash(number ^ seed) as usize % GROUPS;
+        let now = now_ns / 1_000_000_000;
+        let count = |seen: u64| {
+            let handed_over = if seen >> 16 == now { seen & 0xffff } else { 0 };
+            (handed_over < EACH_SECOND).then_some(now << 16 | (handed_over + 1))
+        };
+        self.groups[group].fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flooding_client_leaves_room_for_others() {
+        const SECOND: u64 = 1_000_000_000;
+        let allowance = ClientAllowance::default();
+        let taken = |client: &str, at: u64| {
+            (0..1000).filter(|_| allowance.take(Some(client.parse().unwrap()), 7, at)).count() as u64
+        };
+        assert_eq!(taken("10.0.0.1", SECOND), EACH_SECOND);
+        let others: u64 = (2..10).map(|last| taken(&format!("10.0.0.{last}"), SECOND)).sum();
+        assert!(others >= 6 * EACH_SECOND, "{others}");
+        assert_eq!(taken("::ffff:10.0.0.1", SECOND), 0, "the same client");
+        assert_eq!(taken("10.0.0.1", 2 * SECOND), EACH_SECOND);
+        assert_eq!(taken("fd00::1", SECOND), EACH_SECOND);
+        assert_eq!(taken("fd00::2", SECOND), 0, "the same network");
+    }
 
     #[test]
     fn repetitions_are_held_back_until_forgotten() {

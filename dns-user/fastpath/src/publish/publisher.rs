@@ -23,15 +23,15 @@ use crate::{
         store::EntryMemory,
     },
     publish::{
-        answers::{AnswerTable, AnswersStatus, Renewal},
-        learn_filter::{LearnFilter, QuestionFilter, filter_key},
+        answers::{AnswerTable, AnswersStatus, HeldReply},
+        learn_filter::{ClientAllowance, LearnFilter, QuestionFilter, filter_key},
         lease::Lease,
         table::{NameSource, Table, TableStatus},
     },
 };
 use dns_core::{
     name::{Name, NameRef},
-    wire::ForwardedAnswer,
+    wire::{ForwardedAnswer, TYPE_ANY},
 };
 use dns_kit::{
     clock::{BootInstant, kernel_monotonic_ns},
@@ -72,6 +72,8 @@ struct Handle {
     control: Sender<Event>,
     learn: Sender<Name>,
     filter: Arc<LearnFilter>,
+    /// Limits denials and questions by client.
+    allowance: ClientAllowance,
     /// Seed of the hash from which keys are computed.
     seed: u64,
     /// The index, for reading last-used times.
@@ -81,6 +83,12 @@ struct Handle {
     /// The page with the programs' settings.
     page: Arc<ControlPage>,
     answers: AnswersHandle,
+}
+
+impl Handle {
+    fn may_hand_over(&self, client: Option<IpAddr>) -> bool {
+        self.allowance.take(client, self.seed, kernel_monotonic_ns())
+    }
 }
 
 /// The part of [`Handle`] for forwarded answers.
@@ -123,7 +131,9 @@ enum Event {
     RemoveAnswer(u64),
     /// All forwarded answers of earlier generations are void; renewals are requested through the
     /// sender.
-    BeginAnswers(u64, mpsc::Sender<Renewal>),
+    BeginAnswers(u64, mpsc::Sender<AnswerQuestion>),
+    /// Return all local replies.
+    ListReplies(oneshot::Sender<Vec<HeldReply>>),
     /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
     /// Stop; with `end_lease` the programs stop answering.
@@ -160,17 +170,28 @@ impl Publisher {
     /// Hands over a name resolved locally in userspace, so that the interface answers its next
     /// query. Dropped if the publisher is behind.
     pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
+        self.learn_if(name.into(), |_| true);
+    }
+
+    /// Like [`Self::learn`], for a name that does not exist: random names are any number, so each client
+    /// hands over some per second.
+    pub(crate) fn learn_denial(&self, name: NameRef<'_>, client: Option<IpAddr>) {
+        self.learn_if(name, |handle| handle.may_hand_over(client));
+    }
+
+    fn learn_if(&self, name: NameRef<'_>, is_permitted: impl FnOnce(&Handle) -> bool) {
         let Some(handle) = &self.inner else { return };
-        let name = name.into();
         let key = hash_name(handle.seed, name.as_wire());
-        if handle.filter.note(key) && handle.learn.try_send(name.to_name()).is_err() {
+        if handle.filter.note(key)
+            && (!is_permitted(handle) || handle.learn.try_send(name.to_name()).is_err())
+        {
             handle.filter.release(key);
         }
     }
 
     /// Immediately invalidates all forwarded answers of other generations. Requests to renew an
     /// answer go to `renewals`.
-    pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<Renewal>) {
+    pub(crate) fn begin_answers(&self, generation: u64, renewals: &mpsc::Sender<AnswerQuestion>) {
         let Some(handle) = self.inner.as_ref().filter(|handle| handle.answers.kept) else { return };
         handle.page.set_answer_generation(generation);
         self.send(Event::BeginAnswers(generation, renewals.clone()));
@@ -202,19 +223,21 @@ impl Publisher {
 
     /// Hands over a question that was answered by a local reply other than a list of addresses, so that
     /// the interface answers it from the third query on. `size` is the client's EDNS size. Dropped if
-    /// the publisher is behind.
-    pub(crate) fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>) {
+    /// the publisher is behind, or the client hands over too many.
+    pub(crate) fn learn_reply(&self, question: &AnswerKey<'_>, size: Option<u16>, client: Option<IpAddr>) {
         let Some(handle) = &self.inner else { return };
         let AnswersHandle { questions: Some(questions), question_filter, .. } = &handle.answers else {
             return;
         };
         let &AnswerKey { name, qtype, dnssec_ok, checking_disabled } = question;
         let key = question.key(handle.seed);
-        if !is_answered(qtype) || !question_filter.is_repeated(key, kernel_monotonic_ns()) {
+        if !(is_answered(qtype) || qtype == TYPE_ANY)
+            || !question_filter.is_repeated(key, kernel_monotonic_ns())
+        {
             return;
         }
         let question = AnswerQuestion { name: name.to_name(), qtype, dnssec_ok, checking_disabled };
-        if questions.try_send(Question { question, size }).is_err() {
+        if !handle.may_hand_over(client) || questions.try_send(Question { question, size }).is_err() {
             question_filter.release(key);
         }
     }
@@ -304,6 +327,14 @@ impl Publisher {
         self.send(Event::Flush(done));
         // An error means that the publisher has ended, so there is nothing left to wait for.
         let _ = wait.await;
+    }
+
+    /// Returns the local replies in the map, in no particular order.
+    pub(crate) async fn local_replies(&self) -> Vec<HeldReply> {
+        let (done, replies) = oneshot::channel();
+        self.send(Event::ListReplies(done));
+        // An error means that the publisher has ended.
+        replies.await.unwrap_or_default()
     }
 
     /// Sends an event that must not be lost.
@@ -424,7 +455,9 @@ impl PublisherThread {
             next_behind_since: None,
         };
         let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
-        let handle = Handle { control, learn, filter, seed, index, memory, page, answers: answers_handle };
+        let allowance = ClientAllowance::default();
+        let handle =
+            Handle { control, learn, filter, allowance, seed, index, memory, page, answers: answers_handle };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },
             status,
@@ -460,7 +493,7 @@ struct Worker {
     /// The page with the programs' settings.
     page: Arc<ControlPage>,
     /// Receives requests to renew answers; `None` before the first generation of answers.
-    renewals: Option<mpsc::Sender<Renewal>>,
+    renewals: Option<mpsc::Sender<AnswerQuestion>>,
     /// The table's status, shared with readers.
     status: Arc<Mutex<TableStatus>>,
     answers_status: Arc<Mutex<AnswersStatus>>,
@@ -638,6 +671,10 @@ impl Worker {
                 self.answers.begin(generation);
                 self.renewals = Some(renewals);
                 *self.answers_status.lock() = self.answers.status();
+            }
+            Event::ListReplies(done) => {
+                // The caller may have stopped waiting.
+                let _ = done.send(self.answers.replies());
             }
             Event::Flush(done) => {
                 self.drain_learn();

@@ -284,7 +284,7 @@ impl Answer for ConsulNames {
             return false;
         }
         let Some((zone, answer)) = self.pending(query, transport) else { return false };
-        if !answer.hosts().is_empty() {
+        if self.recursors.load().is_some() && !answer.hosts().is_empty() {
             return false;
         }
         let qtype = query.question.qtype;

@@ -56,7 +56,8 @@ impl Published {
         let answer = zone.answer(query, &asker, &mut fastrand::Rng::with_seed(seed))?;
         let is_address_list =
             matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && answer.is_only_addresses();
-        if is_address_list || !answer.is_for_everyone() || !answer.hosts().is_empty() {
+        let waits_for_hosts = *recursion && !answer.hosts().is_empty();
+        if is_address_list || !answer.is_for_everyone() || waits_for_hosts {
             return None;
         }
         Some(answer.finish(query, Transport::Udp, &zone.config.dns, &Default::default()))

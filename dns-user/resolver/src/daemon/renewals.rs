@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::state::{Route, ServerState};
 use dns_core::wire::{CLASS_IN, OPT_LEN, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse};
-use dns_fastpath::Renewal;
+use dns_fastpath::AnswerQuestion;
 
 /// Maximum number of concurrent renewals; further ones wait.
 const AT_ONCE: usize = 16;
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Executes renewals until the fast path is gone.
-pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiver<Renewal>) {
+pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiver<AnswerQuestion>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(renewal) = requested.recv().await {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -33,7 +33,7 @@ pub(super) async fn follow(server_state: Arc<ServerState>, mut requested: Receiv
 }
 
 /// Fetches an answer from the currently responsible server; its cache publishes it.
-async fn renew(server_state: &ServerState, renewal: &Renewal) {
+async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
     let state = server_state.state_full();
     let message = query(renewal);
     let Parsed::Query(query) = parse(&message) else { return };
@@ -44,10 +44,10 @@ async fn renew(server_state: &ServerState, renewal: &Renewal) {
 }
 
 /// Returns the query that a client with these flags and RD would send.
-fn query(renewal: &Renewal) -> Vec<u8> {
+fn query(renewal: &AnswerQuestion) -> Vec<u8> {
     const RD: u8 = 0x01;
     const CD: u8 = 0x10;
-    let Renewal { name, qtype, dnssec_ok, checking_disabled } = renewal;
+    let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = renewal;
     let mut message = Vec::with_capacity(12 + name.as_wire().len() + 4 + OPT_LEN);
     message.extend_from_slice(&[0, 0, RD, if *checking_disabled { CD } else { 0 }]);
     message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(*dnssec_ok)]);
@@ -67,8 +67,12 @@ mod tests {
     #[test]
     fn renewal_asks_the_same_question() {
         for (dnssec_ok, checking_disabled) in [(false, false), (true, false), (false, true), (true, true)] {
-            let renewal =
-                Renewal { name: "www.example".parse().unwrap(), qtype: 257, dnssec_ok, checking_disabled };
+            let renewal = AnswerQuestion {
+                name: "www.example".parse().unwrap(),
+                qtype: 257,
+                dnssec_ok,
+                checking_disabled,
+            };
             let message = query(&renewal);
             let Parsed::Query(query) = parse(&message) else { panic!("a query: {message:02x?}") };
             assert_eq!((query.question.name(), query.question.qtype), (renewal.name, 257));

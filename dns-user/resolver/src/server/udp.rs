@@ -15,7 +15,7 @@ use std::{
 use tokio::runtime::Handle;
 
 use super::{
-    answer_cache::{AnswerCache, LowerName},
+    answer_cache::{AnswerCache, LowerName, Remembered},
     arrivals::ArrivalCounter,
     eager::poll_then_spawn,
     metrics::{By, Dropped, Stripe},
@@ -276,11 +276,12 @@ impl Worker {
             return None;
         }
         let remembered = self.cache.get(&LowerName::new(query.question.raw_name))?;
-        if !self.handler.server_state.asked_again(remembered.name, remembered.is_tracked) {
+        let Remembered { name, answer, is_tracked } = remembered;
+        if !self.handler.server_state.asked_again(name, answer.existence, is_tracked, query.client) {
             return None;
         }
         let limit = query.limit(Transport::Udp);
-        wire::local_reply(query, remembered.answer, limit, &mut self.shuffle, reply);
+        wire::local_reply(query, answer, limit, &mut self.shuffle, reply);
         self.handler.add_options(query, By::Local, Transport::Udp, reply);
         Some(By::Local)
     }

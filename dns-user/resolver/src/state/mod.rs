@@ -7,6 +7,7 @@
 use std::{
     any::Any,
     collections::{HashMap, HashSet},
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,7 +25,7 @@ use dns_core::{
     catalog::Snapshot,
     changes::{self, Changes, Facet, Facets},
     listing,
-    name::{Name, NameRef},
+    name::{self, Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution, resolve_local},
     wire::{ExtendedError, InfoCode, Query, TYPE_A, TYPE_DS, Transport, error_reply},
 };
@@ -168,26 +169,26 @@ impl ServerState {
     }
 
     /// Returns the names that interfaces may answer now.
-    fn published_names(&self) -> Arc<dyn NameSource> {
+    pub(crate) fn published_names(&self) -> Arc<dyn NameSource> {
         let consul = self.consul.as_ref().map(|names| names.published());
         Arc::new(PublishedNames { state: self.state_full(), consul })
     }
 
     /// Resolves a local name of `state` for a client's query, tracks the name and publishes it.
     /// Never waits.
-    pub fn look_up(&self, state: &State, name: &Name) -> LookedUp {
+    pub fn look_up(&self, state: &State, name: &Name, client: Option<IpAddr>) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
             return LookedUp::NotChecked;
         }
         self.asked(name, &resolution);
-        self.fast_path.learn(name);
+        self.learn(name.into(), resolution.existence, client);
         LookedUp::Found(resolution)
     }
 
     /// Like [`Self::look_up`], but waits for first checks of instances that have not been checked
     /// yet (`y1`).
-    pub async fn look_up_checked(&self, state: &State, name: &Name) -> Resolution {
+    pub async fn look_up_checked(&self, state: &State, name: &Name, client: Option<IpAddr>) -> Resolution {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         self.asked(name, &resolution);
         let resolution = match &self.tracker {
@@ -197,18 +198,33 @@ impl ServerState {
             }
             _ => resolution,
         };
-        self.fast_path.learn(name);
+        self.learn(name.into(), resolution.existence, client);
         resolution
+    }
+
+    /// Publishes the answer that a client was given.
+    #[inline]
+    fn learn(&self, name: NameRef<'_>, existence: Existence, client: Option<IpAddr>) {
+        match existence {
+            Existence::Found => self.fast_path.learn(name),
+            Existence::NoSuchName | Existence::Malformed => self.fast_path.learn_denial(name, client),
+        }
     }
 
     /// Reports a query for a name with a cached answer to the tracker and to the fast path, which
     /// may have withdrawn the name since. Returns false if the tracker does not know the name (any
     /// more), so that the caller must look it up.
     #[inline]
-    pub(crate) fn asked_again(&self, name: NameRef<'_>, is_tracked: bool) -> bool {
+    pub(crate) fn asked_again(
+        &self,
+        name: NameRef<'_>,
+        existence: Existence,
+        is_tracked: bool,
+        client: Option<IpAddr>,
+    ) -> bool {
         let is_known = !is_tracked || self.tracker.as_ref().is_none_or(|tracker| tracker.asked_again(name));
         if is_known {
-            self.fast_path.learn(name);
+            self.learn(name, existence, client);
         }
         is_known
     }
@@ -405,6 +421,15 @@ struct PublishedNames {
     consul: Option<Published>,
 }
 
+impl PublishedNames {
+    /// Returns the names of the address whose reverse name this is, unless others answer for it.
+    fn reverse_names(&self, name: &Name) -> Option<Vec<Box<[u8]>>> {
+        let address = name::address_of(name.as_wire())?;
+        let is_ours = matches!(Route::of(&self.state, name, TYPE_A), Route::Reverse(_));
+        is_ours.then(|| self.state.snapshot.reverse(address)).filter(|names| !names.is_empty())
+    }
+}
+
 impl NameSource for PublishedNames {
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
         let state = &self.state;
@@ -450,6 +475,10 @@ impl NameSource for PublishedNames {
 
     fn gives_same_replies(&self, older: &dyn NameSource, name: &Name) -> bool {
         let Some(older) = (older as &dyn Any).downcast_ref::<Self>() else { return false };
+        let pointers = |source: &Self| source.reverse_names(name);
+        if let (Some(new), Some(old)) = (pointers(self), pointers(older)) {
+            return new == old;
+        }
         let (Some(new), Some(old)) = (&self.consul, &older.consul) else { return false };
         let is_above_ours = |source: &Self| source.state.is_above_ours(name);
         new.is_same(old)

@@ -132,6 +132,24 @@ impl List {
                 entry["handler"].as_str().unwrap_or("-").to_owned(),
             ]);
         }
+        for reply in local_replies(&listing) {
+            let [name, query_type, bytes] = ["name", "type", "bytes"].map(|key| table::plain(&reply[key]));
+            let [class, unknown, fresh, on_interface] =
+                ["IN", "-", "until a change", "yes"].map(str::to_owned);
+            let flags = flags(reply);
+            table.line([
+                name,
+                query_type,
+                class,
+                flags,
+                unknown.clone(),
+                fresh,
+                unknown.clone(),
+                bytes,
+                on_interface,
+                unknown,
+            ]);
+        }
         print(&table.text(0))?;
         match listing["left_out"].as_u64() {
             Some(count @ 1..) => print(&format!("{} more; see --limit\n", table::count(count))),
@@ -184,6 +202,13 @@ impl Lookup {
             }
             print(&text)?;
         }
+        for reply in local_replies(&listing).filter(|_| !json) {
+            found = true;
+            let [name, query_type, bytes] = ["name", "type", "bytes"].map(|key| table::plain(&reply[key]));
+            print(&format!(
+                "{name} IN {query_type}: a local reply, answered by the interface until a change, {bytes} bytes\n"
+            ))?;
+        }
         if found { Ok(()) } else { Err(Problem::BadAnswer(format!("{name}: nothing is cached"))) }
     }
 }
@@ -223,6 +248,11 @@ fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Re
 /// Returns the answers of a listing.
 fn entries(listing: &Value) -> impl Iterator<Item = &Value> {
     listing["entries"].as_array().into_iter().flatten()
+}
+
+/// Returns the local replies of a listing.
+fn local_replies(listing: &Value) -> impl Iterator<Item = &Value> {
+    listing["local_replies"].as_array().into_iter().flatten()
 }
 
 /// Returns the flags of the queries that an answer is for.

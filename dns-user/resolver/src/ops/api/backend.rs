@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Group, LocalHealth, read_jobs};
+use super::{Group, LocalHealth, cache::LocalReply, read_jobs};
 use crate::{
     consul::ConsulNames,
     ops::{
@@ -28,13 +28,16 @@ use crate::{
 use dns_core::{
     name::{self, Name},
     resolve::{Health, explain},
-    wire::{TYPE_A, TYPE_AAAA, TYPE_PTR, TYPE_TXT},
+    wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT},
 };
-use dns_fastpath::AnswerKey;
+use dns_fastpath::{AnswerKey, HeldReply};
 use dns_health::HealthService;
 use dns_kit::{
     logs::Logs,
-    metrics::{labels::type_text, names},
+    metrics::{
+        labels::{type_label, type_text},
+        names,
+    },
     tls::RotatingTls,
 };
 use dns_upstream::{InForce, Listing, Selection};
@@ -272,6 +275,28 @@ impl Backend {
         listing
     }
 
+    /// Returns the selected local replies that interfaces give, sorted by name.
+    pub(super) async fn local_replies(&self, selection: &Selection) -> Vec<LocalReply> {
+        let Selection { name, zone, query_type } = selection;
+        let is_selected = |held: &HeldReply| {
+            name.as_ref().is_none_or(|name| *name == held.question.name)
+                && zone.as_ref().is_none_or(|zone| held.question.name.is_within(zone))
+                && query_type.is_none_or(|wanted| wanted == held.question.qtype)
+        };
+        let view = |held: HeldReply| LocalReply {
+            name: held.question.name.to_string(),
+            query_type: type_text(held.question.qtype),
+            dnssec_ok: held.question.dnssec_ok,
+            checking_disabled: held.question.checking_disabled,
+            bytes: held.bytes,
+            denial: held.is_denial,
+        };
+        let held = self.server_state.fast_path.local_replies().await;
+        let mut replies: Vec<LocalReply> = held.into_iter().filter(is_selected).map(view).collect();
+        replies.sort_unstable();
+        replies
+    }
+
     /// Returns the most usual types of the whole answers for a name that interfaces hold.
     fn held_types(&self, name: &Name) -> Vec<&'static str> {
         let is_held = |qtype: u16| {
@@ -280,7 +305,8 @@ impl Backend {
                 self.server_state.fast_path.holds_answer(&key)
             })
         };
-        let types = [(TYPE_A, "A"), (TYPE_AAAA, "AAAA"), (33, "SRV"), (TYPE_TXT, "TXT"), (TYPE_PTR, "PTR")];
+        let types = [TYPE_A, TYPE_AAAA, 33, TYPE_TXT, TYPE_PTR, 64, 65, TYPE_ANY];
+        let types = types.map(|qtype| (qtype, type_label(qtype)));
         types.into_iter().filter(|(qtype, _)| is_held(*qtype)).map(|(_, label)| label).collect()
     }
 

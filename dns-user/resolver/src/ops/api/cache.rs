@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Backend, NameRefused, backend::parse, control::bad_request};
 use crate::ops::tap::parse_type;
-use dns_upstream::Selection;
+use dns_upstream::{Listing, Selection};
 
 /// Default limit of answers per response.
 const DEFAULT_LIMIT: usize = 10_000;
@@ -25,6 +25,33 @@ pub(super) struct ListParameters {
     criteria: Criteria,
     /// Maximum number of answers in the response.
     limit: Option<usize>,
+}
+
+/// Response of `/cache`.
+#[derive(Debug, Serialize)]
+struct Contents {
+    #[serde(flatten)]
+    listing: Listing,
+    /// Local replies of other types that interfaces give, sorted by name.
+    local_replies: Vec<LocalReply>,
+}
+
+/// A local reply that interfaces give until a change withdraws it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct LocalReply {
+    /// Queried name, with a trailing dot.
+    pub(super) name: String,
+    /// Query type, as mnemonic if it has one.
+    #[serde(rename = "type")]
+    pub(super) query_type: String,
+    /// Whether it answers queries with DO.
+    pub(super) dnssec_ok: bool,
+    /// Whether it answers queries with CD.
+    pub(super) checking_disabled: bool,
+    /// Size of all forms of the reply.
+    pub(super) bytes: usize,
+    /// Whether it has no answer.
+    pub(super) denial: bool,
 }
 
 /// Criteria for cached answers; an absent criterion matches all.
@@ -79,9 +106,10 @@ pub(super) async fn list(
         Err(NameRefused(reason)) => return bad_request(reason),
     };
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    let local_replies = backend.local_replies(&selection).await;
     // Describing many answers takes milliseconds, during which other requests must be served.
     match tokio::task::spawn_blocking(move || backend.cached(&selection, limit)).await {
-        Ok(listing) => Json(listing).into_response(),
+        Ok(listing) => Json(Contents { listing, local_replies }).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

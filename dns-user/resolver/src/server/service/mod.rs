@@ -141,7 +141,7 @@ impl QueryHandler {
             _ => route,
         };
         match route {
-            Route::Local => match self.server_state.look_up(&state, &name) {
+            Route::Local => match self.server_state.look_up(&state, &name, query.client) {
                 LookedUp::Found(found) => {
                     local_reply(query, found.answer(), limit, shuffle, out);
                     resolution = Some(found);
@@ -198,7 +198,7 @@ impl QueryHandler {
     fn learn_reply(&self, query: &Query<'_>, name: &Name, transport: Transport) {
         if transport == Transport::Udp && is_answerable(query) {
             let size = query.edns.map(|edns| edns.udp_size);
-            self.server_state.fast_path.learn_reply(&answer_key(query, name), size);
+            self.server_state.fast_path.learn_reply(&answer_key(query, name), size, query.client);
         }
     }
 
@@ -259,7 +259,7 @@ impl QueryHandler {
                     reply
                 }
                 Source::FirstChecks(state, name) => {
-                    let resolution = self.server_state.look_up_checked(state, name).await;
+                    let resolution = self.server_state.look_up_checked(state, name, query.client).await;
                     let mut out = Vec::new();
                     let limit = query.limit(transport);
                     local_reply(query, resolution.answer(), limit, &mut Shuffle::default(), &mut out);
