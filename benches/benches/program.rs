@@ -17,6 +17,11 @@ use aya::{
 use bench_programs::reset::{MAX_LEN, Original};
 use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
+use dns_core::name::Name;
+use dns_fastpath::{
+    AnswerQuestion,
+    forwarded::{LocalReply, encode_local},
+};
 use whole_system_tests::{
     checksum::udp_frame,
     cpu::stay_on,
@@ -24,6 +29,7 @@ use whole_system_tests::{
     requires,
     yardstick::{self, Yardstick},
 };
+use zerocopy::IntoBytes as _;
 
 /// Runs per measurement: about a millisecond, short enough to be undisturbed often.
 const REPEAT: u32 = 5_000;
@@ -31,6 +37,8 @@ const REPEAT: u32 = 5_000;
 const ROUNDS: usize = 100;
 /// Other published names, as in a fleet of 1,000 instances.
 const OTHER_NAMES: u32 = 1_300;
+/// TYPE TXT.
+const TXT: u16 = 16;
 /// Lengths of the queried names in bytes.
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
 /// Offsets of the IP header's protocol and of UDP's destination port in a frame.
@@ -64,8 +72,17 @@ pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
         let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);
         rows.retain(|row| is_yardstick(row) || is_wanted(wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
-            if let Expected::Counted(Outcome::Hit) = row.expected {
-                program.publish(&row.name(0), &Published { policy: row.policy, ..addresses(row.answers) })?;
+            match row.expected {
+                Expected::Counted(Outcome::Hit) => {
+                    program
+                        .publish(&row.name(0), &Published { policy: row.policy, ..addresses(row.answers) })?;
+                }
+                Expected::Counted(Outcome::HitOther) => {
+                    let seed = program.control().hash_seed;
+                    let entry = local_reply(&row.name(0), row.answers - 200, seed)?;
+                    program.publish_answer(entry.as_bytes())?;
+                }
+                _ => {}
             }
         }
         for round in 0..rounds {
@@ -98,6 +115,8 @@ struct Row {
     answers: u32,
     /// How addresses are sent, if not with the default policy.
     policy: Option<AnswerPolicy>,
+    /// Generation of whole answers, for which the program looks unless it is 0.
+    generation: u64,
     frame: Frame,
     /// The expected result of each run.
     expected: Expected,
@@ -109,6 +128,8 @@ struct Row {
 #[derive(Clone, Copy)]
 enum Frame {
     Query,
+    /// A query of type TXT.
+    OtherType,
     Segment,
     /// A UDP datagram for another service.
     OtherPort,
@@ -127,8 +148,19 @@ enum Expected {
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
-        let (policy, frame) = (None, Frame::Query);
-        Ok(Row { label, subject, at, name_len, answers, policy, frame, expected, times: Vec::new() })
+        let (policy, generation, frame) = (None, 0, Frame::Query);
+        Ok(Row {
+            label,
+            subject,
+            at,
+            name_len,
+            answers,
+            policy,
+            generation,
+            frame,
+            expected,
+            times: Vec::new(),
+        })
     };
     let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
     for name_len in NAME_LENGTHS {
@@ -144,6 +176,11 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
         let label = format!("miss, name of {name_len} bytes");
         rows.push(row(label, Some(measured), name_len, 0, Expected::Counted(Outcome::NotPublished))?);
     }
+    for name_len in NAME_LENGTHS {
+        let label = format!("miss also of whole answers, name of {name_len} bytes");
+        let miss = row(label, Some(measured), name_len, 0, Expected::Counted(Outcome::NotPublished))?;
+        rows.push(Row { generation: 1, ..miss });
+    }
     for answers in [1, 3, 10, 24] {
         for name_len in NAME_LENGTHS {
             let label = format!("{answers} answers, name of {name_len} bytes");
@@ -158,6 +195,13 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
         let hit = Expected::Counted(Outcome::Hit);
         let policy = Some(AnswerPolicy::new(7, 0, [plain; 2], false, false));
         rows.push(Row { policy, ..row(label, Some(measured), 40, answers, hit)? });
+    }
+    // As many bytes as these answers of type A.
+    for answers in [3, 10, 24] {
+        let label = format!("another type, like {answers} answers, name of 40 bytes");
+        let hit = Expected::Counted(Outcome::HitOther);
+        let frame = Frame::OtherType;
+        rows.push(Row { generation: 1, frame, ..row(label, Some(measured), 40, 200 + answers, hit)? });
     }
     Ok(rows)
 }
@@ -179,6 +223,7 @@ impl Row {
     /// Measures a round and checks the result of every run.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
         let packet = self.frame.bytes(&self.name(round));
+        program.set_control(|control| control.answer_generation = self.generation);
         reset.prepare(self.at, self.subject.as_ref(), &packet)?;
         let before = program.counters().outcomes;
         let time = reset.run(self.at, &packet)?;
@@ -321,6 +366,25 @@ fn addresses(count: u32) -> Published {
     }
 }
 
+/// Returns the entry of a reply with as many TXT records of 16 bytes each, in eight orders.
+fn local_reply(name: &[u8], records: u32, seed: u64) -> Result<Vec<u64>> {
+    let message = |turn: u32| {
+        let mut message =
+            [&[0, 0, 0x85, 0x80, 0, 1, 0, records as u8, 0, 0, 0, 0], name, &[0, 16, 0, 1]].concat();
+        for record in 0..records {
+            let text = [3, b'a', b'a', b'a' + ((record + turn) % records) as u8];
+            message.extend([&[0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0, 0, 4][..], &text].concat());
+        }
+        message
+    };
+    let orders: Vec<Vec<u8>> = (0..8).map(message).collect();
+    let (name, _) = Name::from_wire(name)?;
+    let question = AnswerQuestion { name, qtype: TXT, dnssec_ok: false, checking_disabled: false };
+    let (wide, wide_limits) = (orders.clone(), [513, u16::MAX]);
+    let reply = LocalReply { plain: orders, wide, wide_limits, serial: 0, since_ns: 0 };
+    encode_local(&reply, &question, seed).context("the programs can give it")
+}
+
 /// Returns a name of `len` bytes in wire format, distinct for each number of answers.
 fn name_of(len: usize, answers: u32) -> Vec<u8> {
     const END: &str = "bosh";
@@ -349,6 +413,10 @@ impl Frame {
         let (protocol, port) = PROTOCOL_AND_PORT;
         match self {
             Self::Query => {}
+            Self::OtherType => {
+                let end = frame.len();
+                frame[end - 4..end - 2].copy_from_slice(&TXT.to_be_bytes());
+            }
             Self::Segment => frame[protocol] = 6,
             Self::OtherPort => frame[port..port + 2].copy_from_slice(&8080u16.to_be_bytes()),
         }

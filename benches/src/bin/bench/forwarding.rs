@@ -78,7 +78,7 @@ impl Drawer {
 }
 
 /// Returns the latency within which this share was answered, in microseconds.
-fn within(seen: &Seen, share: f64) -> f64 {
+pub(crate) fn within(seen: &Seen, share: f64) -> f64 {
     seen.percentile(share).unwrap_or_default().as_secs_f64() * 1e6
 }
 
@@ -184,10 +184,12 @@ pub(crate) fn outside(plan: &Plan, subject: &Subject, table: &mut Table) -> Resu
 
 /// Returns the replies so far by the interface and by userspace; `None` for other servers.
 fn counted(lab: &Lab, forwarder: Forwarder) -> Result<Option<[u64; 2]>> {
-    if !forwarder.is_ours() {
-        return Ok(None);
-    }
+    forwarder.is_ours().then(|| replies(lab)).transpose()
+}
+
+/// Returns this server's replies so far by the interface and by userspace.
+pub(crate) fn replies(lab: &Lab) -> Result<[u64; 2]> {
     wait_for_metrics(&lab.server)?;
     let metrics = Metrics::read(&lab.server).context("metrics")?;
-    Ok(Some([metrics.fast_path_replies(), metrics.userspace_replies()]))
+    Ok([metrics.fast_path_replies(), metrics.userspace_replies()])
 }

@@ -11,6 +11,7 @@ mod part;
 mod queries;
 mod subject;
 mod traffic;
+mod types;
 
 use std::{
     fs,
@@ -311,6 +312,29 @@ static PARTS: [Part; 11] = [
     },
 ];
 
+/// Also measured with `--against`, for the builds side by side.
+static TYPES: Part = Part {
+    name: "types",
+    about: "The queries of gRPC applications at 20,000 per second: A, AAAA, SRV (`_grpclb._tcp` of groups), TXT and \
+            HTTPS at equal rates, for groups of a fleet of 1,000 instances, and for Consul services of 3, 20 and \
+            100 instances. CPU time of the server's side, including the receive path of its interface (threaded \
+            NAPI); latencies over an untuned veth.",
+    axis: "targets",
+    points: |_| types::TARGETS.map(str::to_owned).to_vec(),
+    ordered: false,
+    quantities: &[
+        ("Mix of types: replies from the interface", "%"),
+        ("Mix of types: CPU per query", "µs"),
+        ("Mix of types: latency, p50", "µs"),
+        ("Mix of types: latency, p99", "µs"),
+    ],
+    subjects: |plan| match &plan.builds[..] {
+        [] => vec![Subject::Ours("tc"), Subject::Ours("off")],
+        builds => builds.to_vec(),
+    },
+    measure: Measure::Each(types::measure),
+};
+
 /// `--against`: a mechanism without a gain beyond the spread at any point should be removed.
 static AGAINST: Part = Part {
     name: "against",
@@ -369,11 +393,14 @@ fn measure(arguments: &Arguments) -> Result<Report> {
             let mode = mode.context("clap lets no other modes through")?;
             let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
             plan.builds = [Subject::Ours(mode)].into_iter().chain(others).collect();
-            report.figures.extend(AGAINST.measure(&plan)?);
+            for part in [&AGAINST, &TYPES].into_iter().filter(|part| is_wanted(&arguments.only, part.name)) {
+                report.figures.extend(part.measure(&plan)?);
+            }
         }
         return Ok(report);
     }
-    let parts: Vec<&Part> = PARTS.iter().filter(|part| is_wanted(&arguments.only, part.name)).collect();
+    let parts: Vec<&Part> =
+        PARTS.iter().chain([&TYPES]).filter(|part| is_wanted(&arguments.only, part.name)).collect();
     for (position, part) in parts.iter().enumerate() {
         let elapsed = started.elapsed().as_secs();
         println!("\n[{}/{}] {} ({elapsed} s so far)", position + 1, parts.len(), part.name);

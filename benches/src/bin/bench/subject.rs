@@ -14,7 +14,7 @@ use bosh_dns_xdp_benches::{
     servers::{Forwarder, Peer},
     yardstick::{Hook, Yardstick},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use whole_system_tests::{
     cpu::on_cpu,
     metrics::wait_for_fast_path,
@@ -202,12 +202,24 @@ pub(crate) fn start_build(
     foundation: &Foundation,
     mode: &str,
 ) -> Result<Server> {
+    start_configured(program, lab, foundation, mode, &json!({}))
+}
+
+/// Like [`start_build`], with further configuration.
+pub(crate) fn start_configured(
+    program: PathBuf,
+    lab: &Lab,
+    foundation: &Foundation,
+    mode: &str,
+    configuration: &Value,
+) -> Result<Server> {
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
-    let extra = json!({
+    let mut extra = json!({
         "log_level": "WARN",
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "max_names": foundation.max_names},
         "metrics": {"enabled": true},
     });
+    server::merge(&mut extra, configuration);
     let listen = (SERVER_ADDRESS, 53).into();
     on_cpu(SERVER_CPU, || Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {}))
 }
