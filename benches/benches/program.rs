@@ -37,7 +37,7 @@ const REPEAT: u32 = 5_000;
 const ROUNDS: usize = 100;
 /// Other published names, as in a fleet of 1,000 instances.
 const OTHER_NAMES: u32 = 1_300;
-/// TYPE TXT.
+const A: u16 = 1;
 const TXT: u16 = 16;
 /// Lengths of the queried names in bytes.
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
@@ -409,14 +409,10 @@ fn wire(name: &str) -> Vec<u8> {
 impl Frame {
     /// Returns the frame. A query contains `name`; frames of other kinds have the same length.
     fn bytes(self, name: &[u8]) -> Vec<u8> {
-        let mut frame = query(name);
+        let mut frame = query(name, if matches!(self, Self::OtherType) { TXT } else { A });
         let (protocol, port) = PROTOCOL_AND_PORT;
         match self {
-            Self::Query => {}
-            Self::OtherType => {
-                let end = frame.len();
-                frame[end - 4..end - 2].copy_from_slice(&TXT.to_be_bytes());
-            }
+            Self::Query | Self::OtherType => {}
             Self::Segment => frame[protocol] = 6,
             Self::OtherPort => frame[port..port + 2].copy_from_slice(&8080u16.to_be_bytes()),
         }
@@ -424,9 +420,10 @@ impl Frame {
     }
 }
 
-/// Returns the frame of a query of type A for `name` over IPv4.
-fn query(name: &[u8]) -> Vec<u8> {
-    let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[0, 1, 0, 1]].concat();
+/// Returns the frame of a query for `name` over IPv4.
+fn query(name: &[u8], qtype: u16) -> Vec<u8> {
+    let [high, low] = qtype.to_be_bytes();
+    let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[high, low, 0, 1]].concat();
     udp_frame(
         [[0; 6], [2, 0, 0, 0, 0, 2]],
         SocketAddrV4::new(CLIENT, 40_000),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Group, LocalHealth, cache::LocalReply, read_jobs};
+use super::{Group, LocalHealth, read_jobs};
 use crate::{
     consul::ConsulNames,
     ops::{
@@ -318,6 +318,24 @@ impl Backend {
         self.server_state.fast_path.earlier_answers_ended().await;
         flushed
     }
+}
+
+/// A local reply that interfaces give until a change withdraws it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct LocalReply {
+    /// Queried name, with a trailing dot.
+    pub(super) name: String,
+    /// Query type, as mnemonic if it has one.
+    #[serde(rename = "type")]
+    pub(super) query_type: String,
+    /// Whether it answers queries with DO.
+    pub(super) dnssec_ok: bool,
+    /// Whether it answers queries with CD.
+    pub(super) checking_disabled: bool,
+    /// Size of all forms of the reply.
+    pub(super) bytes: usize,
+    /// Whether it has no answer.
+    pub(super) denial: bool,
 }
 
 /// The names of an address in the records and aliases.

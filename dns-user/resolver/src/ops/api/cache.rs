@@ -11,7 +11,11 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Backend, NameRefused, backend::parse, control::bad_request};
+use super::{
+    Backend, NameRefused,
+    backend::{LocalReply, parse},
+    control::bad_request,
+};
 use crate::ops::tap::parse_type;
 use dns_upstream::{Listing, Selection};
 
@@ -34,24 +38,6 @@ struct Contents {
     listing: Listing,
     /// Local replies of other types that interfaces give, sorted by name.
     local_replies: Vec<LocalReply>,
-}
-
-/// A local reply that interfaces give until a change withdraws it.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(super) struct LocalReply {
-    /// Queried name, with a trailing dot.
-    pub(super) name: String,
-    /// Query type, as mnemonic if it has one.
-    #[serde(rename = "type")]
-    pub(super) query_type: String,
-    /// Whether it answers queries with DO.
-    pub(super) dnssec_ok: bool,
-    /// Whether it answers queries with CD.
-    pub(super) checking_disabled: bool,
-    /// Size of all forms of the reply.
-    pub(super) bytes: usize,
-    /// Whether it has no answer.
-    pub(super) denial: bool,
 }
 
 /// Criteria for cached answers; an absent criterion matches all.
