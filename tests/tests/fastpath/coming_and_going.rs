@@ -229,17 +229,17 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
         )?;
         container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
         deliver(&fast_path, &host, "w-one")?;
-        wait_until("the interface to be served", PATIENCE, || served("w-one"))?;
+        wait_until("the interface to be served", ALL_ATTACHED, || served("w-one"))?;
         // Until then, the server's last report allows probes, which no server answers here.
         thread::sleep(Duration::from_secs(1));
         assert!(addresses(&container, v4(), "a.bosh", PATIENCE)?.is_some(), "round {round}");
         host.ip(&["link", "set", "w-one", "down"])?;
         host.ip(&["link", "set", "w-one", "name", "other"])?;
-        wait_until("a renamed interface to be left", PATIENCE, || !served("other") && !served("w-one"))?;
+        wait_until("a renamed interface to be left", ALL_ATTACHED, || !served("other") && !served("w-one"))?;
         host.ip(&["link", "set", "other", "name", "w-two"])?;
-        wait_until("a renamed interface to be served", PATIENCE, || served("w-two"))?;
+        wait_until("a renamed interface to be served", ALL_ATTACHED, || served("w-two"))?;
         host.ip(&["link", "del", "w-two"])?;
-        wait_until("a deleted interface to be forgotten", PATIENCE, || !served("w-two"))?;
+        wait_until("a deleted interface to be forgotten", ALL_ATTACHED, || !served("w-two"))?;
     }
     assert_eq!(bpffs.links().len(), 1, "only that of lo is left");
     Ok(())

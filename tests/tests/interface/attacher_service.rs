@@ -167,8 +167,11 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     wait_until("the interface's answers", REUNION, || {
         parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
     })?;
-    let status = parts.status()?;
-    ensure!(status["fast_path"]["internals"]["table"]["unvouched"] == json!(false), "{status}");
+    wait_until("the grace periods to be confirmed", REUNION, || {
+        parts
+            .status()
+            .is_ok_and(|status| status["fast_path"]["internals"]["table"]["unvouched"] == json!(false))
+    })?;
     // The attacher follows new interfaces, and the server shows them.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {

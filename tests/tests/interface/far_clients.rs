@@ -1,6 +1,7 @@
-//! `max_reply`: UDP replies to clients in other networks, on both paths.
+//! Clients in other networks than the server's address: `max_reply` limits UDP replies on both paths, and an
+//! address on another interface is served.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::{op::Message, rr::RecordType};
@@ -10,10 +11,13 @@ use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::{End, Namespace, join},
-    pair::{Pair, v4},
+    pair::{PATIENCE, Pair, addresses, v4},
+    process::wait_until,
     requires,
     server::{self, Server},
 };
+
+use crate::gated::{self, Gated, NAME};
 
 /// Maximum reply size in bytes.
 const MOST: u16 = 600;
@@ -132,4 +136,45 @@ fn check_reports_unbounded_replies() -> Result<()> {
         ensure!(warns(address, max_reply)? == expected, "{address}, {max_reply:?}");
     }
     Ok(())
+}
+
+/// The link-local address of a node's cache, on an interface of its own.
+const NODE_LOCAL: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(169, 254, 20, 10)), 53);
+
+#[test]
+fn address_on_other_interface_is_served() -> Result<()> {
+    requires!(namespaces, bpf);
+    let pair = Pair::joined("node", ("pod0", &["10.42.0.1/24"]), ("eth0", &["10.42.0.7/24"]))?;
+    let (node, pod) = (&pair.server, &pair.client);
+    node.forward()?;
+    // Like the dummy device of a node-local cache, whose driver not every kernel has.
+    node.ip(&["link", "add", "nodelocaldns", "type", "bridge"])?;
+    node.ip(&["link", "set", "nodelocaldns", "up"])?;
+    node.ip(&["addr", "add", "169.254.20.10/32", "dev", "nodelocaldns"])?;
+    pod.ip(&["route", "add", "default", "via", "10.42.0.1"])?;
+    let bpffs = Bpffs::new()?;
+    let folder = server::folder(&server::records_of_groups(&[3]), None)?;
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "control": {"socket": folder.path().join("control.sock")},
+        // Every interface, by default.
+        "xdp": {"bpffs": bpffs.path(), "interfaces": null},
+    });
+    let server = Server::start(Some(node), folder, NODE_LOCAL, &settings)?;
+    let gated = Gated { server, bpffs };
+    let ask = || addresses(pod, NODE_LOCAL, NAME, PATIENCE);
+    // One query shows the interface, a few more serve it.
+    wait_until("the interface to be shown", Duration::from_secs(60), || {
+        let answered = ask().is_ok_and(|found| found.is_some_and(|found| found.len() == 3));
+        answered && gated.states(node).is_ok_and(|states| states.contains_key("pod0"))
+    })
+    .with_context(|| format!("{:?}\n{}", gated.states(node), gated.server.log()))?;
+    let before = gated::hits(node)?;
+    wait_until("the interface to answer", Duration::from_secs(60), || {
+        (0..3).all(|_| ask().is_ok_and(|found| found.is_some()))
+            && gated::hits(node).is_ok_and(|now| now > before)
+    })
+    .with_context(|| format!("{:?}\n{}", gated.states(node), gated.server.log()))?;
+    gated.wait_for_state(node, "pod0", |pod0| pod0.state == "served")
 }

@@ -12,8 +12,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dns_kit::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL;
-use hickory_proto::rr::RecordType;
+use hickory_proto::{op::Message, rr::RecordType};
 use serde::Deserialize;
+use serde_json::json;
 use socket2::{Domain, Socket, Type};
 use whole_system_tests::{
     cell::feed, client, metrics::Metrics, namespace::Namespace, pair::v4, process::wait_until, requires,
@@ -213,6 +214,12 @@ const DECIDED: Duration = Duration::from_secs(60);
 /// How long a decision is watched: longer than the interval at which rules are read.
 const HELD: Duration = Duration::from_millis(3500);
 
+/// Queries of each client for the comparison with userspace.
+const COMPARED: usize = 10;
+
+/// How long replies to them may take; a slower machine repeats the comparison.
+const REPLIES: Duration = Duration::from_millis(100);
+
 /// A host with clients on all its interfaces.
 struct Live {
     host: Namespace,
@@ -221,11 +228,21 @@ struct Live {
     query: Vec<u8>,
 }
 
+/// Which of the queries of a client were answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answered {
+    None,
+    /// Limits let some of them pass.
+    Some,
+    All,
+}
+
 impl Live {
-    fn start(number: usize) -> Result<Self> {
+    /// Starts a server; `mode` is that of the fast path.
+    fn start(number: usize, mode: &str) -> Result<Self> {
         let host = host()?;
         host.forward()?;
-        let clients = Namespace::new(&format!("clients{number}"))?;
+        let clients = Namespace::new(&format!("clients{number}-{mode}"))?;
         for (number, name) in INTERFACES.into_iter().take(3).enumerate() {
             let (far, address) = (format!("far{number}"), client_of(name).to_string());
             host.ip(&["link", "set", &far, "netns", clients.name()])?;
@@ -244,9 +261,49 @@ impl Live {
                 host.ip(&["route", "add", &format!("{address}/32"), "dev", name])?;
             }
         }
-        let gated = Gated::start(&host)?;
+        let gated = Gated::start_prepared(&host, &json!({"mode": mode}), |_| {})?;
         let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
         Ok(Self { host, clients, gated, query })
+    }
+
+    /// Calls `work` with a socket of the client behind each interface.
+    fn by_interface<T: Send>(&self, work: impl Fn(&Socket) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let each = INTERFACES.into_iter().enumerate().map(|(number, name)| {
+            let namespace = if name == "lo" { &self.host } else { &self.clients };
+            namespace.run(|| -> Result<T> {
+                let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
+                let device = if name == "lo" { name.to_owned() } else { format!("far{number}") };
+                socket.bind_device(Some(device.as_bytes()))?;
+                socket.connect(&v4().into())?;
+                work(&socket)
+            })?
+        });
+        each.collect()
+    }
+
+    /// Returns which queries through each interface are answered, on any path.
+    fn delivered(&self) -> Result<Vec<Answered>> {
+        self.by_interface(|socket| {
+            socket.set_read_timeout(Some(REPLIES))?;
+            for _ in 0..COMPARED {
+                // A rule that rejects makes a send or a receive fail.
+                let _ = socket.send(&self.query);
+            }
+            let (mut replies, mut begun) = (0, Instant::now());
+            while replies < COMPARED && begun.elapsed() < REPLIES {
+                let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); 512];
+                let Ok(length) = socket.recv(&mut buffer) else { continue };
+                // SAFETY: the kernel has written so many bytes.
+                let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), length) };
+                ensure!(client::addresses(&Message::from_vec(bytes)?).len() == 3, "a wrong answer");
+                (replies, begun) = (replies + 1, Instant::now());
+            }
+            Ok(match replies {
+                0 => Answered::None,
+                COMPARED => Answered::All,
+                _ => Answered::Some,
+            })
+        })
     }
 
     /// Queries through each interface; returns the interfaces that answered.
@@ -259,21 +316,14 @@ impl Live {
             }))
         };
         let before = replies()?;
-        for (number, name) in INTERFACES.into_iter().enumerate() {
-            let namespace = if name == "lo" { &self.host } else { &self.clients };
-            namespace.run(|| -> Result<()> {
-                let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-                let device = if name == "lo" { name.to_owned() } else { format!("far{number}") };
-                socket.bind_device(Some(device.as_bytes()))?;
-                socket.connect(&v4().into())?;
-                for _ in 0..6 {
-                    // A rule that rejects makes a send fail.
-                    let _ = socket.send(&self.query);
-                    thread::sleep(Duration::from_millis(2));
-                }
-                Ok(())
-            })??;
-        }
+        self.by_interface(|socket| {
+            for _ in 0..6 {
+                // A rule that rejects makes a send fail.
+                let _ = socket.send(&self.query);
+                thread::sleep(Duration::from_millis(2));
+            }
+            Ok(())
+        })?;
         thread::sleep(Duration::from_millis(20));
         let after = replies()?;
         let answered = INTERFACES.into_iter().zip(before.into_iter().zip(after));
@@ -294,10 +344,18 @@ impl Live {
         Ok(begun.elapsed())
     }
 
-    /// Loads a rule set and removes it; returns how long the decisions take.
-    fn try_rules(&self, rules: &str, is_nft: bool, expected: &Expected) -> Result<[Duration; 2]> {
-        self.wait_for(&INTERFACES)?;
-        let closed = self.load(rules, is_nft, expected);
+    /// Loads a rule set.
+    fn load(&self, rules: &str, is_nft: bool, expected: &Expected) -> Result<()> {
+        if !expected.sets.is_empty() {
+            feed(&self.host, &["ipset", "restore"], &expected.sets)?;
+        }
+        let loader: &[&str] =
+            if is_nft { &["nft", "-f", "-"] } else { &["iptables-legacy-restore", "--noflush"] };
+        feed(&self.host, loader, rules)
+    }
+
+    /// Removes all rules.
+    fn unload(&self, expected: &Expected) -> Result<()> {
         let tables = ["filter", "nat", "raw", "mangle"];
         let empty: String = tables.iter().map(|table| format!("*{table}\nCOMMIT\n")).collect();
         let empty =
@@ -307,17 +365,12 @@ impl Live {
         if !expected.sets.is_empty() {
             feed(&self.host, &["ipset", "restore"], "destroy\n")?;
         }
-        Ok([closed?, self.wait_for(&INTERFACES)?])
+        Ok(())
     }
 
-    /// Loads a rule set; returns how long the decision takes, which no later reading of the rules changes.
-    fn load(&self, rules: &str, is_nft: bool, expected: &Expected) -> Result<Duration> {
-        if !expected.sets.is_empty() {
-            feed(&self.host, &["ipset", "restore"], &expected.sets)?;
-        }
-        let loader: &[&str] =
-            if is_nft { &["nft", "-f", "-"] } else { &["iptables-legacy-restore", "--noflush"] };
-        feed(&self.host, loader, rules)?;
+    /// Waits for the decision about the rules just loaded, which no later reading changes; returns how long it
+    /// takes.
+    fn decide(&self, expected: &Expected) -> Result<Duration> {
         let is_kept = |name: &&str| expected.expect.get(*name).is_none_or(|decision| decision == "keep");
         let kept: Vec<&str> = INTERFACES.into_iter().filter(is_kept).collect();
         let loaded = Instant::now();
@@ -338,8 +391,62 @@ impl Live {
     }
 }
 
+/// Two hosts with the same rules: one with the fast path, the other with userspace only.
+struct Twins {
+    fast: Live,
+    userspace: Live,
+}
+
+impl Twins {
+    fn start(number: usize) -> Result<Self> {
+        Ok(Self { fast: Live::start(number, "auto")?, userspace: Live::start(number, "off")? })
+    }
+
+    /// Loads a rule set and removes it; returns how long the decisions take.
+    fn try_rules(&self, rules: &str, is_nft: bool, expected: &Expected) -> Result<[Duration; 2]> {
+        let Self { fast, userspace } = self;
+        fast.wait_for(&INTERFACES)?;
+        let tried = || -> Result<Duration> {
+            userspace.load(rules, is_nft, expected)?;
+            fast.load(rules, is_nft, expected)?;
+            let closed = fast.decide(expected)?;
+            self.compare(expected)?;
+            Ok(closed)
+        };
+        let tried = tried();
+        [fast, userspace].into_iter().try_for_each(|live| live.unload(expected))?;
+        Ok([tried?, fast.wait_for(&INTERFACES)?])
+    }
+
+    /// Compares the answers with those of userspace: none more and none less, and none by an interface whose
+    /// queries are limited.
+    fn compare(&self, expected: &Expected) -> Result<()> {
+        let is_kept = |name: &str| expected.expect.get(name).is_none_or(|decision| decision == "keep");
+        let mut found = [Vec::new(), Vec::new()];
+        // A busy machine loses or delays replies on either side.
+        wait_until("the same answers as from userspace", DECIDED, || {
+            let Ok(by_userspace) = self.userspace.delivered() else { return false };
+            let Ok(with_interfaces) = self.fast.delivered() else { return false };
+            found = [with_interfaces, by_userspace];
+            let [with_interfaces, by_userspace] = &found;
+            INTERFACES.iter().zip(with_interfaces.iter().zip(by_userspace)).all(
+                |(name, (fast, userspace))| match userspace {
+                    Answered::Some => !is_kept(name),
+                    whole => fast == whole,
+                },
+            )
+        })
+        .with_context(|| {
+            format!(
+                "{INTERFACES:?}: {found:?} (first with the fast path): {:?}",
+                self.fast.gated.states(&self.fast.host)
+            )
+        })
+    }
+}
+
 #[test]
-fn rule_sets_close_and_reopen_interfaces() -> Result<()> {
+fn rule_sets_answer_as_userspace() -> Result<()> {
     requires!(namespaces, bpf);
     let folder = folder();
     let expected: BTreeMap<String, Expected> =
@@ -349,15 +456,15 @@ fn rule_sets_close_and_reopen_interfaces() -> Result<()> {
         let (all, folder) = (&all, &folder);
         let run = |number: usize| {
             scope.spawn(move || -> Result<Vec<String>> {
-                let (live, mut failures) = (Live::start(number)?, Vec::new());
+                let (twins, mut failures) = (Twins::start(number)?, Vec::new());
                 for (file, expected) in all.iter().skip(number).step_by(HOSTS) {
                     let rules = fs::read_to_string(folder.join(file))?;
-                    match live.try_rules(&rules, file.ends_with(".nft"), expected) {
+                    match twins.try_rules(&rules, file.ends_with(".nft"), expected) {
                         Ok([closed, opened]) => {
                             println!("{file}: decided after {closed:?}, answered again after {opened:?}");
                         }
                         Err(problem) => {
-                            failures.push(format!("{file}: {problem:#}\n{}", live.gated.server.log()))
+                            failures.push(format!("{file}: {problem:#}\n{}", twins.fast.gated.server.log()))
                         }
                     }
                 }

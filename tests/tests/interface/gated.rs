@@ -1,6 +1,6 @@
 //! The real server, serving interfaces once queries arrive through them.
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, process::Command, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -9,12 +9,15 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_metrics},
     namespace::Namespace,
     pair::v4,
-    process::capture,
+    process::{capture, wait_until},
     server::{self, Server},
 };
 
 /// A name in the records, with three addresses.
 pub(crate) const NAME: &str = "q-s0.q-g3.bosh.";
+
+/// Time limit for a state to be shown, many times what a busy machine needs.
+const STATE_SHOWN: Duration = Duration::from_secs(60);
 
 /// A server that serves every interface once queries arrive through it.
 pub(crate) struct Gated {
@@ -57,6 +60,21 @@ impl Gated {
         let server = Server::start_prepared(Some(namespace), folder, v4(), &settings, prepare)?;
         wait_for_metrics(namespace)?;
         Ok(Self { server, bpffs })
+    }
+
+    /// Waits for a state of an interface: `status` follows the interface, by up to a second on a busy machine.
+    pub(crate) fn wait_for_state(
+        &self,
+        namespace: &Namespace,
+        interface: &str,
+        is_wanted: impl Fn(&State) -> bool,
+    ) -> Result<()> {
+        let mut shown = None;
+        wait_until("the state in status", STATE_SHOWN, || {
+            shown = self.states(namespace).ok().and_then(|mut states| states.remove(interface));
+            shown.as_ref().is_some_and(&is_wanted)
+        })
+        .with_context(|| format!("{interface}: {shown:?}\n{}", self.server.log()))
     }
 
     /// Returns the state of each interface by name.

@@ -352,7 +352,7 @@ fn killed_attacher_is_replaced() -> Result<()> {
         Ok(userspace()? - before >= 20)
     };
     // The publisher ends the lease after the line in the log.
-    wait_until("userspace to give every answer", PATIENCE, || by_userspace().unwrap_or(false))
+    wait_until("userspace to give every answer", Duration::from_secs(60), || by_userspace().unwrap_or(false))
 }
 
 #[test]
@@ -429,8 +429,10 @@ fn running_server_reattaches_after_detach() -> Result<()> {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })?;
-    wait_until("the links to be pinned again", PATIENCE, || running.bpffs.links().len() == 2)?;
-    wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 10)?;
+    wait_until("the links to be pinned again", Duration::from_secs(60), || running.bpffs.links().len() == 2)?;
+    wait_until("the maps to be pinned again", Duration::from_secs(60), || {
+        running.bpffs.pinned().len() == 2 + 10
+    })?;
     running.server.process().kill(Duration::from_secs(60))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "reattached programs also outlive the server");
     Ok(())

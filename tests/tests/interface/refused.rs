@@ -209,7 +209,12 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         wait_until("the programs to be loaded", Duration::from_secs(60), || {
             status = spoilt.status().unwrap_or_default();
             let loading = |program: &Value| program["state"] == "loading";
-            status["programs"].as_array().is_some_and(|programs| !programs.iter().any(loading))
+            let is_tried = |programs: &Vec<Value>| {
+                never_tried == Some(program) || programs.iter().any(|found| found["name"] == program)
+            };
+            status["programs"]
+                .as_array()
+                .is_some_and(|programs| is_tried(programs) && !programs.iter().any(loading))
         })
         .with_context(|| format!("{case}: {status}"))?;
         let interfaces = status["interfaces"].as_array().context("interfaces")?;

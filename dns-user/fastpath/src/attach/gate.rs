@@ -112,6 +112,8 @@ struct Door {
     arrived: u32,
     /// Start of the count; `None` before the first query.
     since: Option<Instant>,
+    /// Time of the last report with a datagram of any kind.
+    seen: Option<Instant>,
     /// Recent clients and their time, to explain lost probes.
     clients: Vec<(IpAddr, Instant)>,
     /// Recent clients, at most [`MOST_KNOWN`].
@@ -186,6 +188,7 @@ impl Gate {
     /// Processes a report. Returns whether a door has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
         let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
+        door.seen = Some(now);
         door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
         arrival.clients.iter().for_each(|&client| door.know(client, now));
         door.more |= arrival.more;
@@ -321,8 +324,10 @@ impl Gate {
             if let Some(&(client, _)) = door.witnesses.last() {
                 return Some((ifindex, Waiting::Witness(client)));
             }
-            let recent = door.since.is_some_and(|since| now.saturating_duration_since(since) <= WINDOW);
-            (recent && door.arrived > 0).then_some((ifindex, Waiting::Evidence(door.arrived)))
+            let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
+            let counted = if door.since.is_some_and(is_recent) { door.arrived } else { 0 };
+            let is_shown = counted > 0 || door.seen.is_some_and(is_recent);
+            is_shown.then_some((ifindex, Waiting::Evidence(counted)))
         })
     }
 
@@ -335,7 +340,7 @@ impl Gate {
 /// The reason why a door is still closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// Number of queries in the current window.
+    /// Number of queries in the current window; others that arrive are answered by other servers.
     Evidence(u32),
     /// A query of this client did not arrive.
     Witness(IpAddr),
@@ -457,6 +462,16 @@ mod tests {
             closed.extend(gate.judge(now, || false));
         }
         assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
+    }
+
+    #[test]
+    fn uncounted_queries_are_shown() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        gate.arrived(0, &arrival(CLIENT, 0), now);
+        assert!(gate.waiting(now).eq([(7, Waiting::Evidence(0))]));
+        assert_eq!(gate.waiting(now + WINDOW * 2).count(), 0);
+        gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2);
+        assert!(gate.waiting(now + WINDOW * 2).eq([(7, Waiting::Evidence(1))]));
     }
 
     #[test]

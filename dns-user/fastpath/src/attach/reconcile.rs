@@ -286,10 +286,7 @@ impl Follower {
                     );
                 }
             }
-            if self.unseen.has_changed().unwrap_or(false) {
-                self.unseen.mark_unchanged();
-                self.setting.changed.ring();
-            }
+            self.announce();
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let fds = [Some(news.as_fd()), Some(commands.as_fd()), messages, self.setting.programs.news()];
             let mut fds: Vec<_> =
@@ -489,6 +486,10 @@ impl Follower {
                 waiting.push(link);
             }
         }
+        // Attaching and detaching wait for the RTNL lock, which others may hold for seconds, while the programs
+        // obey already.
+        self.publish_status(now);
+        self.announce();
         let limit = Instant::now() + BATCH;
         self.attach_waiting(&waiting, limit, now);
         self.detach_unwanted(&unwanted, limit);
@@ -501,6 +502,14 @@ impl Follower {
         }
         // The status reports whether programs keep answering if the process is killed.
         self.publish_status(now);
+    }
+
+    /// Announces changes of the status.
+    fn announce(&mut self) {
+        if self.unseen.has_changed().unwrap_or(false) {
+            self.unseen.mark_unchanged();
+            self.setting.changed.ring();
+        }
     }
 
     /// Returns the interfaces to serve, with the endpoints for which the gate is open.

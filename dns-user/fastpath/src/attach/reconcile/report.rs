@@ -89,11 +89,13 @@ impl Follower {
             (None, None, None, Some(Waiting::Witness(client))) => {
                 (InterfaceState::Refused, format!("queries of {client} do not arrive from here"))
             }
-            (None, None, None, Some(Waiting::Evidence(queries))) if !is_taken => (
+            (None, None, None, Some(Waiting::Evidence(_))) if !is_taken => (
                 InterfaceState::Refused,
-                format!(
-                    "left to userspace by xdp.interfaces or xdp.respect_filters ({queries} queries arrived)"
-                ),
+                "queries arrive, which xdp.interfaces or xdp.respect_filters leaves to userspace".to_owned(),
+            ),
+            (None, None, None, Some(Waiting::Evidence(0))) => (
+                InterfaceState::Waiting,
+                "queries arrive, none of which could be answered here at once within 10 s".to_owned(),
             ),
             (None, None, None, Some(Waiting::Evidence(queries))) => {
                 (InterfaceState::Waiting, format!("{queries} of {ENOUGH} queries within 10 s"))
