@@ -157,3 +157,37 @@ fn late_cache_needs_restart() -> Result<()> {
     assert_eq!(hits(&lab)?, 0);
     Ok(())
 }
+
+/// Names are counted from a sample, so their counts are estimates: the binomial deviation of 30,000 queries, of which
+/// one in 200 counts, is 2,443.
+#[test]
+fn hottest_names_have_counters() -> Result<()> {
+    let Some(namespace) = namespace("itop")?.filter(|_| requirements::bpf()) else { return Ok(()) };
+    let _recursor = recursor(&namespace)?;
+    let settings = json!({"metrics": {"enabled": true, "top_names": 2}});
+    let lab = start(&namespace, Bpffs::new()?, &[loopback(10)], &settings)?;
+    let [hot, warm] = [NAME, LOCAL_NAME]
+        .map(|name| client::query(name, RecordType::A, Some(1232)).and_then(|query| Ok(query.to_vec()?)));
+    let (hot, warm) = (hot?, warm?);
+    settle(&lab, &hot)?;
+    let counted = |name: &str| lab.metric(names::TOP_NAME_QUERIES_TOTAL, &format!("name=\"{name}\""));
+    let mut asked = 0;
+    while asked < 30_000 {
+        lab.namespace.run(|| {
+            for number in 0..2_000 {
+                let query = if number % 5 == 0 { &warm } else { &hot };
+                client::ask_raw(OURS, query, Duration::from_secs(30))?;
+            }
+            anyhow::Ok(())
+        })??;
+        asked += 2_000;
+    }
+    // Events are read ten times a second.
+    wait_until("counts of both names", Duration::from_secs(60), || {
+        [NAME, LOCAL_NAME].iter().all(|name| counted(name).is_ok_and(|count| count > 0))
+    })?;
+    let all = lab.metric(names::TOP_NAME_QUERIES_TOTAL, "")?;
+    ensure!(counted(NAME)? > counted(LOCAL_NAME)?, "{} of {all}", counted(NAME)?);
+    ensure!((10_000..).contains(&all) && all <= asked + 20_000, "{all} counted, {asked} asked");
+    Ok(())
+}

@@ -196,6 +196,8 @@ pub const KEYS: &[Key] = keys! {
         "Address of the metrics endpoint";
     "metrics.port" BoshDns "port" = "53088", "9153", "53088":
         "Port of the metrics endpoint";
+    "metrics.top_names" Ours "number, 0 to 100; 0: none" = "0", "20", "":
+        "Count the queries that interfaces answer for the names asked most, from one in 200 of them";
     "cookies.enabled" Ours "boolean" = "false", "true", "":
         "Give clients DNS Cookies (RFC 7873); queries with a cookie are then answered in userspace only";
     "cookies.secrets" Ours "list of texts of 32 hexadecimal digits; empty: a random one" = "[]",

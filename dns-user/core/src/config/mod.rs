@@ -241,6 +241,8 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// `address` and `port` of the endpoint.
     pub listen: SocketAddr,
+    /// `top_names`, a key of ours: number of names with a counter of their own.
+    pub top_names: usize,
 }
 
 /// `cache`: the cache of forwarded answers.

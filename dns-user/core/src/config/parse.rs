@@ -367,7 +367,7 @@ fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
     if !enabled {
         // The other members are ignored.
-        return Ok(MetricsConfig { enabled, listen: default });
+        return Ok(MetricsConfig { enabled, listen: default, top_names: 0 });
     }
     let address = match object.text("address")? {
         None | Some("") => default.ip(),
@@ -375,7 +375,8 @@ fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
         Some(_) => object.address("address")?.unwrap_or(default.ip()),
     };
     let port = object.port("port")?.unwrap_or(default.port());
-    Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port) })
+    let top_names = object.number("top_names", 0, 100)?.unwrap_or(0) as usize;
+    Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port), top_names })
 }
 
 fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {

@@ -147,6 +147,12 @@ declare! {
     DNSTAP_UP: Gauge = "bosh_dns_xdp_dnstap_up"
         [] "1 while the output of dnstap is open.";
 
+    //----------- Names ------------------------------------------------------
+    /// The `metrics.top_names` names asked most, counted from one query in 200 (estimates), at most 5,000 of these
+    /// a second. A name that displaced another one has its count as well.
+    TOP_NAME_QUERIES_TOTAL: Counter = "bosh_dns_xdp_top_name_queries_total"
+        ["name"] "Queries that interfaces answered for a name.";
+
     //----------- Overload ---------------------------------------------------
     /// `reason`: `shed` by interfaces (no reply), or refused with SERVFAIL because the client had its share
     /// of the slots for `recursors`, for a `handler` or of the whole `server`.

@@ -466,6 +466,7 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
             if let Some(dnstap) = dns_dnstap::get() {
                 tap::log_to_dnstap(dnstap, &event, age, weight);
             }
+            tap.count_name(&event, weight);
             if tap.is_wanted() {
                 tap.publish(TapLine::from_event(&event, age, weight));
             }

@@ -75,6 +75,7 @@ pub(super) async fn start<'a>(
     service_status.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
 
     start_dnstap(&config, &tap, &metrics, &service_status)?;
+    tap.expose_top_names(config.metrics.top_names, metrics.registry())?;
     let (files, First { snapshot, handlers, addresses, consul }) =
         Files::start(Sources::of(&config), consul_config.clone(), &service_status)?;
     let mut watch = Watch::new();

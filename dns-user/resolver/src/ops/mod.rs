@@ -6,6 +6,7 @@
 //!   daemon.
 //! * [`overload`]: dropped and refused queries, and the affected clients.
 //! * [`tap`]: live queries of both paths.
+//! * `top_names`: the names that interfaces answer most.
 //! * [`status`], [`api`]: all of this, for other programs and for our command line.
 
 pub mod api;
@@ -15,4 +16,5 @@ pub mod readiness;
 pub mod service_status;
 pub mod status;
 pub mod tap;
+mod top_names;
 pub mod version;

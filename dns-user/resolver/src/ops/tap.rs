@@ -9,7 +9,7 @@ use std::{
     fmt,
     net::{Ipv6Addr, SocketAddr},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -18,6 +18,7 @@ use std::{
 use dns_common::{counters::Outcome, tap::TapEvent};
 use hickory_proto::rr::RecordType;
 use parking_lot::Mutex;
+use prometheus::Registry;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
@@ -28,14 +29,25 @@ use dns_core::{
 use dns_dnstap::{Dnstap, Exchange, Protocol};
 use dns_kit::{
     logs::Request,
-    metrics::labels::{rcode_label, type_text},
+    metrics::{
+        families,
+        labels::{rcode_label, type_text},
+    },
 };
+
+use super::top_names::TopNames;
 
 /// Number of lines a viewer may lag behind; older ones are dropped and counted.
 const BACKLOG: usize = 4096;
 
 /// The number of dnstap among the viewers. It only views interfaces: userspace has the whole messages.
 const DNSTAP: u64 = u64::MAX;
+
+/// The number of [`TopNames`] among the viewers, which only views interfaces as well.
+const TOP_NAMES: u64 = u64::MAX - 1;
+
+/// One query in this many is counted for [`TopNames`]: up to a million queries a second, events are not lost.
+const TOP_NAMES_SAMPLE: u32 = 200;
 
 //----------- TapLine --------------------------------------------------------
 
@@ -87,8 +99,7 @@ impl TapLine {
     /// Builds the line of a query seen by an interface `age` ago.
     pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
         let address = Ipv6Addr::from(event.client).to_canonical();
-        let length = usize::from(event.name_len).min(event.name.len());
-        let name = Name::from_wire(&event.name[..length]);
+        let name = Name::from_wire(name_of(event));
         let outcome = Outcome::ALL.iter().find(|outcome| **outcome as u8 == event.outcome);
         let answered = outcome.is_some_and(|outcome| outcome.is_hit());
         let outcome = outcome.map_or("unknown", |outcome| outcome.label());
@@ -132,12 +143,11 @@ impl TapLine {
 pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u32) {
     /// Type and class (IN) of a question.
     const FIELDS: usize = 4;
-    let is_answered = Outcome::ALL.iter().any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit());
     // Userspace logs the others.
-    if !is_answered {
+    if !is_answered(event) {
         return;
     }
-    let name = &event.name[..usize::from(event.name_len).min(event.name.len())];
+    let name = name_of(event);
     let mut query = Vec::with_capacity(HEADER_LEN + name.len() + FIELDS);
     query.extend_from_slice(b"\0\0\x01\0\0\x01\0\0\0\0\0\0");
     query.extend_from_slice(name);
@@ -158,6 +168,16 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
         took: Duration::ZERO,
     };
     dnstap.interface(&exchange, weight, &details);
+}
+
+/// Returns whether the interface answered the query.
+fn is_answered(event: &TapEvent) -> bool {
+    Outcome::ALL.iter().any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit())
+}
+
+/// Returns the queried name in wire format.
+fn name_of(event: &TapEvent) -> &[u8] {
+    &event.name[..usize::from(event.name_len).min(event.name.len())]
 }
 
 /// Returns the current name of an interface.
@@ -196,6 +216,8 @@ struct Shared {
     lines: broadcast::Sender<Arc<TapLine>>,
     /// Sampling rates of the viewers, by viewer number.
     lookers: Mutex<BTreeMap<u64, u32>>,
+    /// The names that interfaces answer most; empty unless they are counted.
+    top_names: OnceLock<Mutex<TopNames>>,
 }
 
 impl fmt::Debug for Tap {
@@ -219,6 +241,7 @@ impl Tap {
                 wanted: watch::Sender::new(0),
                 lines: broadcast::Sender::new(BACKLOG),
                 lookers: Mutex::new(BTreeMap::new()),
+                top_names: OnceLock::new(),
             }),
         }
     }
@@ -267,6 +290,29 @@ impl Tap {
         }
     }
 
+    /// Exposes the names that interfaces answer most, as long as the process runs; `most` is their number, 0: none.
+    pub fn expose_top_names(&self, most: usize, registry: &Registry) -> prometheus::Result<()> {
+        if most == 0 || self.shared.top_names.set(Mutex::new(TopNames::new(most))).is_err() {
+            return Ok(());
+        }
+        self.change_lookers(|lookers| {
+            lookers.insert(TOP_NAMES, TOP_NAMES_SAMPLE);
+        });
+        let shared = Arc::clone(&self.shared);
+        families::TOP_NAME_QUERIES_TOTAL.scrape(registry, move || {
+            let names = shared.top_names.get().map(|names| names.lock().most()).unwrap_or_default();
+            vec![families::TOP_NAME_QUERIES_TOTAL.of(names.into_iter().map(|(name, count)| ([name], count)))]
+        })
+    }
+
+    /// Counts a sampled query that represents `weight` ones, if an interface has answered it.
+    pub fn count_name(&self, event: &TapEvent, weight: u32) {
+        let Some(names) = self.shared.top_names.get().filter(|_| is_answered(event)) else { return };
+        if let Ok((name, _)) = Name::from_wire(name_of(event)) {
+            names.lock().add(name, u64::from(weight));
+        }
+    }
+
     /// Adds a viewer for one query in `every` (0 counts as 1).
     pub fn subscribe(&self, every: u32) -> TapView {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -284,7 +330,7 @@ impl Tap {
         let mut lookers = self.shared.lookers.lock();
         change(&mut lookers);
         let every = lookers.values().copied().min().unwrap_or(0);
-        let viewers = lookers.iter().filter(|(number, _)| **number != DNSTAP).map(|(_, every)| *every);
+        let viewers = lookers.iter().filter(|(number, _)| **number < TOP_NAMES).map(|(_, every)| *every);
         self.shared.every.store(viewers.min().unwrap_or(0), Ordering::Relaxed);
         self.shared.wanted.send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
