@@ -72,6 +72,17 @@ fn dig_accepts_cookies() -> Result<()> {
         let again = dig(&namespace, OURS, name, &[options, &["+all", &format!("+cookie={first}")]].concat())?;
         ensure!(cookie(&again)? == (first, "(good)"), "{again}");
     }
+    // A query without a question only asks for a cookie.
+    for transport in ["+notcp", "+tcp"] {
+        let only = |cookie: &str| dig(&namespace, OURS, LOCAL_NAME, &["+header-only", transport, cookie]);
+        let first = only("+cookie=0102030405060708")?;
+        let given = cookie(&first)?;
+        ensure!(first.contains("NOERROR") && first.contains("QUERY: 0, ANSWER: 0"), "{first}");
+        let again = only(&format!("+cookie={}", given.0))?;
+        ensure!(again.contains("NOERROR") && cookie(&again)? == (given.0, "(good)"), "{again}");
+        let wrong = only(&format!("+cookie={}0000", &given.0[..44]))?;
+        ensure!(wrong.contains("BADCOOKIE") && cookie(&wrong)?.1 == "(good)", "{wrong}");
+    }
     let malformed = dig(&namespace, OURS, LOCAL_NAME, &["+nocookie", "+ednsopt=10:0102"])?;
     ensure!(malformed.contains("FORMERR"), "{malformed}");
     Ok(())

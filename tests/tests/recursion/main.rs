@@ -7,6 +7,7 @@ mod cache_commands;
 mod cookies;
 mod dnstap;
 mod encrypted;
+mod extended_errors;
 mod forgery;
 mod handlers;
 mod hanging;

@@ -25,7 +25,7 @@ pub use options::{
     EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_COOKIE,
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
 };
-pub use read::parse;
+pub use read::{opt_without_question, parse};
 pub use reply::{
     OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
     opt_record,

@@ -7,7 +7,7 @@ use hickory_proto::{
 };
 
 use super::{
-    Edns, HEADER_LEN, MAX_UDP_SIZE, Parsed, Query, Question, TYPE_OPT, flag,
+    Edns, EdnsOptions, HEADER_LEN, MAX_UDP_SIZE, Parsed, Query, Question, TYPE_OPT, flag,
     reply::{ReplyFlags, bare_reply, empty_reply, questionless_reply},
     skip_name, u16_at,
 };
@@ -64,6 +64,21 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
         return Parsed::Reply(bare_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
     }
     Parsed::Query(query)
+}
+
+/// Reads the OPT of a query that has neither a question nor other records, which only asks for a cookie (RFC 7873,
+/// section 5.4); [`parse`] answers it with FORMERR.
+pub fn opt_without_question(message: &[u8]) -> Option<(Edns, EdnsOptions<'_>)> {
+    /// QDCOUNT to ARCOUNT.
+    const COUNTS: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 1];
+    if message.get(4..HEADER_LEN)? != COUNTS || u16_at(message, 2)? & (flag::QR | flag::OPCODE) != 0 {
+        return None;
+    }
+    let counts = Counts { answers: 0, authorities: 0, additionals: 1 };
+    let Opt { edns, version } = read_records(message, HEADER_LEN, counts)??;
+    let (start, end) = edns.options;
+    let options = EdnsOptions(message.get(usize::from(start)..usize::from(end))?);
+    (version == 0).then_some((edns, options))
 }
 
 /// Record counts of the header by section.

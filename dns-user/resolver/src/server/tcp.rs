@@ -235,7 +235,9 @@ impl Session {
                 echo_client_opt: self.handler.options.compat.echo_opt,
                 ..query
             },
-            Parsed::Reply(reply) => {
+            Parsed::Reply(mut reply) => {
+                let cookies = &self.handler.options.cookies;
+                cookies.answer_without_question(message, self.client.ip(), &mut reply);
                 let took = received.elapsed();
                 self.handler.observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
                 return self.frame(&reply);

@@ -233,6 +233,8 @@ impl Worker {
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
                 let client = socket_address(datagram.peer);
+                let cookies = &self.handler.options.cookies;
+                cookies.answer_without_question(datagram.query, client.ip(), datagram.reply);
                 self.handler.observe_unreadable(
                     &self.stripe,
                     client,

@@ -13,7 +13,10 @@ use std::{
 
 use dns_core::{
     config::CookiesConfig,
-    wire::{OPTION_COOKIE, Query, Transport, error_reply, push_option},
+    wire::{
+        MIN_UDP_SIZE, OPTION_COOKIE, Query, Transport, UDP_PAYLOAD_SIZE, error_reply, opt_record,
+        opt_without_question, push_option,
+    },
 };
 use hickory_proto::op::ResponseCode;
 use siphasher::sip::SipHasher24;
@@ -91,6 +94,39 @@ impl Cookies {
             (None, _) => return,
         };
         push_option(reply, query.limit(transport), OPTION_COOKIE, &[&client, server]);
+    }
+
+    /// Turns the FORMERR for a query without a question into the reply that RFC 7873 (section 5.4) demands if it has
+    /// a cookie: a cookie, and BADCOOKIE if the client's server cookie is not valid.
+    pub(in crate::server) fn answer_without_question(
+        &self,
+        message: &[u8],
+        address: IpAddr,
+        reply: &mut Vec<u8>,
+    ) {
+        if self.secrets.is_empty() {
+            return;
+        }
+        let Some((edns, mut options)) = opt_without_question(message) else { return };
+        let Some(option) = options.find(|option| option.code == OPTION_COOKIE) else { return };
+        let (address, now) = (address.to_canonical(), seconds_since_1970());
+        let (client, rcode, known) = match Presented::read(option.data) {
+            Presented::Malformed => return,
+            Presented::Client(client) => (client, ResponseCode::NoError, None),
+            Presented::Both(client, server) if self.age(&client, server, address, now).is_none() => {
+                (client, ResponseCode::BADCOOKIE, None)
+            }
+            Presented::Both(client, server) => {
+                let is_recent = self.is_recent(&client, server, address, now);
+                (client, ResponseCode::NoError, is_recent.then_some(server))
+            }
+        };
+        let Some(new) = self.create(&client, address, now) else { return };
+        // The header without counts; RCODE is in the low bits of its fourth byte.
+        reply[3] = reply[3] & 0xf0 | rcode.low();
+        reply.extend_from_slice(&opt_record(UDP_PAYLOAD_SIZE, rcode.high(), edns.dnssec_ok));
+        reply[11] = 1;
+        push_option(reply, MIN_UDP_SIZE, OPTION_COOKIE, &[&client, known.unwrap_or(&new)]);
     }
 
     /// Returns whether the client has proved its address.
@@ -273,5 +309,32 @@ mod tests {
             assert_eq!(exchange(&ours, malformed), (1, None), "FORMERR");
         }
         assert_eq!(exchange(&Cookies::default(), b"client.."), (5, None));
+    }
+
+    #[test]
+    fn questionless_queries_get_cookies() {
+        let cookies = cookies(&["000102030405060708090a0b0c0d0e0f"]);
+        let ask = |cookies: &Cookies, cookie: &[u8]| {
+            let mut message = query(cookie);
+            // Without the question `a. A`.
+            message[5] = 0;
+            message.drain(12..19);
+            let Parsed::Reply(mut reply) = parse(&message) else { panic!("no question") };
+            cookies.answer_without_question(&message, "::ffff:192.0.2.1".parse().unwrap(), &mut reply);
+            reply
+        };
+        let (header, rcode) = (b"\0\x01\x81\0\0\0\0\0\0\0\0\x01".as_slice(), |reply: &[u8]| reply[3] & 15);
+        let first = ask(&cookies, b"clientck");
+        assert!(first.starts_with(header) && first[27..35] == *b"clientck", "{first:?}");
+        let cookie = first[27..].to_vec();
+        assert_eq!(ask(&cookies, &cookie), first, "a valid cookie is returned");
+        let mut wrong = cookie.clone();
+        wrong[20] ^= 1;
+        let refused = ask(&cookies, &wrong);
+        // BADCOOKIE is 23: 7, and 1 in the OPT.
+        assert_eq!((rcode(&refused), refused[17], &refused[27..]), (7, 1, &cookie[..]));
+        for reply in [ask(&cookies, b"short"), ask(&Cookies::default(), b"clientck")] {
+            assert_eq!((rcode(&reply), reply.len()), (1, 12), "FORMERR");
+        }
     }
 }
