@@ -13,6 +13,7 @@ mod handlers;
 mod hanging;
 mod interface_cache;
 mod interface_shown;
+mod kubernetes;
 mod lab;
 mod lies;
 mod lossy;
