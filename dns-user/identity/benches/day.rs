@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use dns_identity::{
     ca_files::CaFiles,
     keys::{KeyType, PrivateKey},
-    pool::KeyPool,
+    pool::{KeyPool, Priority},
     profile::Container,
     rotator::{Next, Rotator, Settings},
 };
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         Ok("rsa-3072") => KeyType::Rsa3072,
         _ => KeyType::P256,
     };
-    let pool = KeyPool::start(kind, POOL)?;
+    let pool = KeyPool::start_with(kind, POOL, Priority::Normal)?;
     let mut rotator = Rotator::open(settings, ca, pool, now)?;
 
     let used = cpu()?;
@@ -66,25 +66,34 @@ fn main() -> Result<()> {
 
     let (used, keys, begun) = (cpu()?, rotator.pool().used(), Instant::now());
     let wanted = u64::try_from(count)? * u64::from(CYCLES);
-    while rotator.status(now).renewals < wanted {
+    let mut shown = 0;
+    loop {
         // The status is built seldom, because it lists all identities.
         for _ in 0..100 {
             match rotator.step(now) {
                 // Keys are generated in real time.
                 Next::Key => drop(rotator.pool().wait(1, KEY_LIMIT)),
                 Next::At(at) if at > now => {
-                    now = rotator.next_renewal(now).map_or(at, |next| next.max(at));
+                    now = rotator.next_renewal().map_or(at, |next| next.max(at));
                 }
                 Next::At(_) => {}
             }
         }
+        let done = rotator.status(now).renewals;
+        if done >= wanted || done >= shown + wanted / 20 {
+            shown = done;
+            let (all, keys) = (cpu()? - used, rotator.pool().used() - keys);
+            println!(
+                "{done} of {wanted} renewals: {all:.2?} of CPU, {:.3} times the {keys:.2?} of the keys, within \
+                 {:.2?}",
+                all.as_secs_f64() / keys.as_secs_f64(),
+                begun.elapsed()
+            );
+        }
+        if done >= wanted {
+            break;
+        }
     }
-    let (all, keys) = (cpu()? - used, rotator.pool().used() - keys);
-    println!(
-        "{CYCLES} renewals of each: {all:.2?} of CPU, {:.2} times the {keys:.2?} of the keys, within {:.2?}",
-        all.as_secs_f64() / keys.as_secs_f64(),
-        begun.elapsed()
-    );
     for (kind, name) in [(KeyType::Rsa2048, "RSA-2048"), (KeyType::Rsa3072, "RSA-3072")] {
         const KEYS: u32 = 20;
         let used = cpu()?;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use dns_kit::files::bounded;
+use dns_kit::files::{FileStamp, bounded};
 
 use crate::{
     guard::Guard,
@@ -25,8 +25,8 @@ const RETRY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Descriptions {
     folder: PathBuf,
-    /// Applied descriptions by guid.
-    applied: BTreeMap<Guid, Container>,
+    /// Applied descriptions by guid, with the stamps of files that need not be read again.
+    applied: BTreeMap<Guid, (Container, Option<FileStamp>)>,
     /// Failures by file and the time of the last attempt, so that each is reported once.
     problems: BTreeMap<PathBuf, (String, SystemTime)>,
     guard: Guard,
@@ -108,11 +108,16 @@ impl Descriptions {
         rotator: &mut Rotator,
         now: SystemTime,
     ) -> Result<(), (String, Option<RotatorError>)> {
-        let container = read(path, &guid).map_err(|error| (error.to_string(), None))?;
-        if self.applied.get(&guid) != Some(&container) {
-            rotator.create(container.clone(), now).map_err(|error| (error.to_string(), Some(error)))?;
-            self.applied.insert(guid, container);
+        let stamp = FileStamp::of(path).filter(is_settled);
+        let applied = self.applied.get(&guid);
+        if stamp.is_some() && applied.is_some_and(|(_, before)| *before == stamp) {
+            return Ok(());
         }
+        let container = read(path, &guid).map_err(|error| (error.to_string(), None))?;
+        if applied.is_none_or(|(before, _)| *before != container) {
+            rotator.create(container.clone(), now).map_err(|error| (error.to_string(), Some(error)))?;
+        }
+        self.applied.insert(guid, (container, stamp));
         Ok(())
     }
 
@@ -125,6 +130,13 @@ impl Descriptions {
         }
         is_new
     }
+}
+
+/// Returns whether every later change of the file changes its stamp: time stamps have a resolution of
+/// up to 10 ms.
+fn is_settled(stamp: &FileStamp) -> bool {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).is_ok_and(|now| stamp.changed.0 + 1 < now)
 }
 
 /// Defect of a description.

@@ -25,6 +25,15 @@ pub struct KeyPool {
     shared: Arc<Shared>,
 }
 
+/// Priority of the thread that generates keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Behind all other threads of the machine.
+    Idle,
+    /// That of the process, for measurements beside other programs.
+    Normal,
+}
+
 struct Shared {
     size: usize,
     state: Mutex<State>,
@@ -49,9 +58,14 @@ impl KeyPool {
     /// divides a core equally between sessions (autogroup) and between control groups. The thread
     /// therefore also pauses whenever it had to wait for its core.
     pub fn start(kind: KeyType, size: usize) -> std::io::Result<Self> {
+        Self::start_with(kind, size, Priority::Idle)
+    }
+
+    /// Starts filling a pool with this priority.
+    pub fn start_with(kind: KeyType, size: usize, priority: Priority) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { size, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
-        thread::Builder::new().name("key-pool".to_owned()).spawn(move || of_thread.fill(kind))?;
+        thread::Builder::new().name("key-pool".to_owned()).spawn(move || of_thread.fill(kind, priority))?;
         Ok(Self { kind, shared })
     }
 
@@ -120,8 +134,10 @@ impl Drop for KeyPool {
 }
 
 impl Shared {
-    fn fill(&self, kind: KeyType) {
-        if let Err(error) = be_idle() {
+    fn fill(&self, kind: KeyType, priority: Priority) {
+        if priority == Priority::Idle
+            && let Err(error) = be_idle()
+        {
             tracing::warn!(%error, "key pool runs at normal priority: SCHED_IDLE is not permitted");
         }
         let mut window = Window::begin();
@@ -139,7 +155,7 @@ impl Shared {
             }
             let generated = PrivateKey::generate(kind);
             let pause = match &generated {
-                Ok(_) => window.pause(),
+                Ok(_) => window.pause().filter(|_| priority == Priority::Idle),
                 Err(error) => {
                     tracing::error!(%error, "key pool cannot generate a key; retrying in 10 s");
                     Some(Duration::from_secs(10))

@@ -18,12 +18,15 @@ use crate::{
     folder::{lock, make_folders},
     keys::KeyType,
     metrics::{self, Exposition},
-    pool::KeyPool,
+    pool::{KeyPool, thread_time},
     rotator::{Next, Rotator, Settings},
 };
 
-/// Interval at which the folder of descriptions is read even without a change notification.
+/// Interval at which the folder of descriptions is read even without a change notification; longer if
+/// reading takes more than a 500th of it.
 const RESCAN: Duration = Duration::from_secs(10);
+const RESCAN_SHARE: u32 = 500;
+const LONGEST_RESCAN: Duration = Duration::from_secs(60);
 
 /// Maximum number of events between two steps.
 const EVENTS_A_STEP: usize = 64;
@@ -191,8 +194,10 @@ fn work(mut rotator: Rotator, mut descriptions: Option<Descriptions>, inbox: &mp
         if let Some(descriptions) = &mut descriptions
             && rescan_at <= Instant::now()
         {
+            let used = thread_time();
             descriptions.reconcile(&mut rotator, SystemTime::now());
-            rescan_at = Instant::now() + RESCAN;
+            let used = thread_time().saturating_sub(used);
+            rescan_at = Instant::now() + RESCAN.max(used * RESCAN_SHARE).min(LONGEST_RESCAN);
         }
         let pause = match rotator.step(SystemTime::now()) {
             Next::At(next) => next.duration_since(SystemTime::now()).unwrap_or_default(),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    fs::File,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,6 +23,7 @@ use dns_kit::{
     files::FileStamp,
     http_server::{Client, Limits, Listener, Server},
 };
+use nix::fcntl::Flock;
 use parking_lot::Mutex;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
@@ -30,7 +32,7 @@ use tokio::net::TcpListener;
 use super::{
     policy,
     protocol::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
-    state::{IssuerFacts, StateFolder},
+    state::{IssuerFacts, MembersFile, StateFolder},
     trust::Trust,
 };
 use crate::{
@@ -60,6 +62,10 @@ const MOST_ISSUERS: usize = 8;
 /// Delay before renewed certificates are saved: pairs are renewed at least 20 minutes before they end,
 /// so the older end in the file is still in the future.
 const SAVE_DELAY: Duration = Duration::from_secs(600);
+
+/// Ends of validity are saved as multiples of the validity over this number, rounded up: after a restart,
+/// a member without a sign of life may count as one by so much longer.
+const SAVED_SHARE: u64 = 4;
 
 /// Minimum time between two log lines with the same reason of refusal.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
@@ -102,11 +108,14 @@ pub struct IssuerOptions {
 /// State shared by all connections.
 struct IssuerService {
     state: StateFolder,
+    _lock: Flock<File>,
     records: PathBuf,
     name: String,
     roles: Vec<String>,
     validity: Duration,
     backdate: Duration,
+    /// Locked before the shared state, so that older members never replace newer ones.
+    file: Mutex<MembersFile>,
     shared: Mutex<Shared>,
 }
 
@@ -172,46 +181,8 @@ struct Refusal {
 
 /// Serves agents until SIGTERM or SIGINT.
 pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
-    let IssuerOptions { state, ca, ca_key, records, listen, name, roles, validity, backdate, metrics } =
-        options;
-    let now = SystemTime::now();
-    let (state, _lock) = StateFolder::create(state)?;
-    let trust = match (state.trust()?, ca.zip(ca_key)) {
-        (Some(trust), _) => trust,
-        (None, Some((certificate, key))) => {
-            let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
-            state.set_trust(&trust)?;
-            trust
-        }
-        (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
-    };
-    state.set_facts(&IssuerFacts { records: std::path::absolute(&records)? })?;
-    let fleet_stamp = FileStamp::of(&records);
-    let fleet = Arc::new(Fleet::read(&records)?);
-    let authority = state.authority(&trust.issuing, now)?;
-    let bundle = bundle(&state, &trust)?;
-    let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
-    let members = state.members()?;
-    let shared = Shared {
-        trust,
-        authority: Arc::new(authority),
-        bundle,
-        pending: Some(fleet.clone()),
-        fleet,
-        fleet_stamp,
-        guard: Guard::default(),
-        members,
-        unsaved: Unsaved::Nothing,
-        saved_at: now,
-        tls,
-        tls_until: now + OWN_VALIDITY / 2,
-        issued: 0,
-        refused: BTreeMap::new(),
-        logged: BTreeMap::new(),
-        problem: None,
-    };
-    let shared = Mutex::new(shared);
-    let service = Arc::new(IssuerService { state, records, name, roles, validity, backdate, shared });
+    let (listen, metrics) = (options.listen, options.metrics);
+    let service = Arc::new(IssuerService::open(options, SystemTime::now())?);
     if let Some(address) = metrics {
         let service = service.clone();
         metrics::serve(address, move || service.metrics()).await?;
@@ -224,7 +195,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
         () = accept(listener, service.clone()) => {}
         () = dns_kit::signals::ended() => {}
     }
-    service.save(Unsaved::Renewals);
+    service.save(Unsaved::Renewals, SystemTime::now());
     Ok(())
 }
 
@@ -289,6 +260,59 @@ fn server_config(
 }
 
 impl IssuerService {
+    /// Reads the state; imports the first CA.
+    fn open(options: IssuerOptions, now: SystemTime) -> anyhow::Result<Self> {
+        let IssuerOptions {
+            state,
+            ca,
+            ca_key,
+            records,
+            listen: _,
+            name,
+            roles,
+            validity,
+            backdate,
+            metrics: _,
+        } = options;
+        let (state, lock) = StateFolder::create(state)?;
+        let trust = match (state.trust()?, ca.zip(ca_key)) {
+            (Some(trust), _) => trust,
+            (None, Some((certificate, key))) => {
+                let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
+                state.set_trust(&trust)?;
+                trust
+            }
+            (None, None) => anyhow::bail!("no CA is installed; start once with --ca and --ca-key"),
+        };
+        state.set_facts(&IssuerFacts { records: std::path::absolute(&records)? })?;
+        let fleet_stamp = FileStamp::of(&records);
+        let fleet = Arc::new(Fleet::read(&records)?);
+        let authority = state.authority(&trust.issuing, now)?;
+        let bundle = bundle(&state, &trust)?;
+        let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
+        let file = MembersFile::open(&state)?;
+        let shared = Shared {
+            trust,
+            authority: Arc::new(authority),
+            bundle,
+            pending: Some(fleet.clone()),
+            fleet,
+            fleet_stamp,
+            guard: Guard::default(),
+            members: file.members().clone(),
+            unsaved: Unsaved::Nothing,
+            saved_at: now,
+            tls,
+            tls_until: now + OWN_VALIDITY / 2,
+            issued: 0,
+            refused: BTreeMap::new(),
+            logged: BTreeMap::new(),
+            problem: None,
+        };
+        let (file, shared) = (Mutex::new(file), Mutex::new(shared));
+        Ok(Self { state, _lock: lock, records, name, roles, validity, backdate, file, shared })
+    }
+
     /// Reads changed files; if a file cannot be used, the last good state stays.
     fn follow(&self, now: SystemTime) {
         if let Err(error) = self.try_follow(now) {
@@ -305,7 +329,7 @@ impl IssuerService {
         // A time in the future dates from before the clock was set back.
         let late = shared.saved_at + SAVE_DELAY <= now || now < shared.saved_at;
         drop(shared);
-        self.save(if late { Unsaved::Renewals } else { Unsaved::Progress });
+        self.save(if late { Unsaved::Renewals } else { Unsaved::Progress }, now);
     }
 
     fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
@@ -359,29 +383,31 @@ impl IssuerService {
     }
 
     /// Writes members with differences of at least this kind to the file for `rotate-ca`.
-    fn save(&self, least: Unsaved) {
+    fn save(&self, least: Unsaved, now: SystemTime) {
+        let mut file = self.file.lock();
         let members = {
             let mut shared = self.shared.lock();
             if shared.unsaved < least {
                 return;
             }
             shared.unsaved = Unsaved::Nothing;
-            shared.saved_at = SystemTime::now();
+            shared.saved_at = now;
             shared.members.clone()
         };
-        if let Err(error) = self.state.set_members(&members) {
+        let grain = self.validity.as_secs() / SAVED_SHARE;
+        if let Err(error) = file.save(&members, grain) {
             tracing::error!("members not saved; rotate-ca misses the newest reports: {error}");
             self.shared.lock().unsaved = Unsaved::Progress;
         }
     }
 
-    fn orders(&self) -> Orders {
+    fn orders(&self, now: SystemTime) -> Orders {
         let shared = self.shared.lock();
         Orders {
             generation: shared.trust.generation,
             bundle: shared.bundle.clone(),
             issuing: shared.trust.issuing.clone(),
-            now: Some(seconds(SystemTime::now())),
+            now: Some(seconds(now)),
         }
     }
 
@@ -406,8 +432,13 @@ impl IssuerService {
     }
 
     /// Issues a pair to a client that has proved to be the instance.
-    fn pair(&self, peer: &Peer, token: Option<&str>, request: &PairRequest) -> Result<PairReply, Refusal> {
-        let now = SystemTime::now();
+    fn pair(
+        &self,
+        peer: &Peer,
+        token: Option<&str>,
+        request: &PairRequest,
+        now: SystemTime,
+    ) -> Result<PairReply, Refusal> {
         let refuse = |status, reason, error: String| Refusal { status, reason, error };
         let (fleet, authority) = {
             let shared = self.shared.lock();
@@ -464,21 +495,20 @@ impl IssuerService {
         let end = seconds(issued.validity.not_after);
         let before = shared.members.get(&request.instance);
         let is_new = before.is_none();
-        let (issuers, reported_at) = (issuers.collect(), seconds(now));
-        let mut member =
-            before.cloned().unwrap_or(Member { generation: 0, issuers, not_after: end, reported_at });
+        let issuers = issuers.collect();
+        let mut member = before.cloned().unwrap_or(Member { generation: 0, issuers, not_after: end });
         member.issuers.insert(authority.fingerprint().clone());
         member.not_after = member.not_after.max(end);
         shared.set_member(request.instance.clone(), member);
         drop(shared);
         if is_new {
             // A rotation must know a member before the member gets a certificate.
-            self.save(Unsaved::Progress);
+            self.save(Unsaved::Progress, now);
         }
-        Ok(PairReply { certificate: issued.pem, orders: self.orders() })
+        Ok(PairReply { certificate: issued.pem, orders: self.orders(now) })
     }
 
-    fn report(&self, peer: &Peer, report: Report) -> Result<Orders, Refusal> {
+    fn report(&self, peer: &Peer, report: Report, now: SystemTime) -> Result<Orders, Refusal> {
         let refuse = |status, error: String| Refusal { status, reason: "identity", error };
         let instance = peer.0.clone().ok_or_else(|| {
             refuse(StatusCode::UNAUTHORIZED, "present the instance's certificate".to_owned())
@@ -495,12 +525,11 @@ impl IssuerService {
             return Err(Refusal { status: StatusCode::BAD_REQUEST, reason: "report", error });
         }
         // No pair ends later than the last one issued; a rotation would wait for it.
-        let now = SystemTime::now();
         let issued = shared.members.get(&instance).map_or(0, |member| member.not_after);
         let not_after = not_after.min(issued.max(seconds(now + self.validity)));
-        shared.set_member(instance, Member { generation, issuers, not_after, reported_at: seconds(now) });
+        shared.set_member(instance, Member { generation, issuers, not_after });
         drop(shared);
-        Ok(self.orders())
+        Ok(self.orders(now))
     }
 
     fn refused(&self, refusal: Refusal) -> Response {
@@ -527,7 +556,7 @@ impl Shared {
             self.unsaved = Unsaved::Progress;
             return;
         };
-        let Member { generation, issuers, not_after, reported_at: _ } = member;
+        let Member { generation, issuers, not_after } = member;
         if (generation, &issuers) != (before.generation, &before.issuers) {
             self.unsaved = Unsaved::Progress;
         } else if not_after != before.not_after {
@@ -545,7 +574,8 @@ async fn pair(
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
     let worker = service.clone();
-    let done = tokio::task::spawn_blocking(move || worker.pair(&peer, token.as_deref(), &request)).await;
+    let issue = move || worker.pair(&peer, token.as_deref(), &request, SystemTime::now());
+    let done = tokio::task::spawn_blocking(issue).await;
     match done {
         Ok(Ok(reply)) => Json(reply).into_response(),
         Ok(Err(refusal)) => service.refused(refusal),
@@ -558,8 +588,11 @@ async fn report(
     Extension(peer): Extension<Peer>,
     Json(report): Json<Report>,
 ) -> Response {
-    match service.report(&peer, report) {
+    match service.report(&peer, report, SystemTime::now()) {
         Ok(orders) => Json(orders).into_response(),
         Err(refusal) => service.refused(refusal),
     }
 }
+
+#[cfg(test)]
+mod tests;

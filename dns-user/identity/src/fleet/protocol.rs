@@ -90,8 +90,6 @@ pub struct Member {
     pub issuers: BTreeSet<Fingerprint>,
     /// Latest end of validity of its pairs, in seconds since 1970.
     pub not_after: u64,
-    /// Time of the last report, in seconds since 1970.
-    pub reported_at: u64,
 }
 
 /// All instances that hold certificates, by id.

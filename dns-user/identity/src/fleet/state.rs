@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! authorities/FINGERPRINT/ca.crt, ca.key
-//! trust.json, members.json, issuer.json, confirmed-removals.json
+//! trust.json, members.jsonl, issuer.json, confirmed-removals.json
 //! tokens/SHA-256-OF-THE-TOKEN.json
 //! ```
 
@@ -21,7 +21,10 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeroize::Zeroizing;
 
-use super::{protocol::Members, trust::Trust};
+use super::{
+    protocol::{Member, Members},
+    trust::Trust,
+};
 use crate::{
     authority::{Authority, Fingerprint},
     ca_files::{CaError, CaFiles},
@@ -214,12 +217,7 @@ impl StateFolder {
 
     /// Returns the members as last written by the issuer.
     pub fn members(&self) -> Result<Members, StateError> {
-        Ok(self.read("members.json")?.unwrap_or_default())
-    }
-
-    /// Replaces the stored list of members.
-    pub fn set_members(&self, members: &Members) -> Result<(), StateError> {
-        self.write("members.json", members)
+        Ok(MembersFile::open(self)?.held)
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
@@ -296,11 +294,214 @@ impl StateFolder {
     }
 }
 
+//----------- MembersFile -----------------------------------------------------
+
+/// Number of lines, beside four per member, that the file of members may grow to.
+const SPARE_LINES: usize = 1000;
+
+/// The file of the fleet's members, `members.jsonl`: changes are appended, so that the renewals of a day
+/// cost less than a hundred bytes each. Only the issuer may write it.
+///
+/// A line that was cut off by a kill is the last one and is ignored: its change was not completed.
+pub struct MembersFile {
+    path: PathBuf,
+    held: Members,
+    /// Number of lines; `None` if the file must be replaced before anything is appended.
+    lines: Option<usize>,
+}
+
+/// A change of the members. Later lines take precedence.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Change {
+    /// The member is new, or takes part in a rotation.
+    Member(String, Member),
+    /// Later end of validity, in seconds since 1970.
+    Renewed(String, u64),
+    /// The member left the fleet, or its pairs expired.
+    Removed(String),
+}
+
+impl MembersFile {
+    /// Reads the file of a state folder.
+    pub fn open(state: &StateFolder) -> Result<Self, StateError> {
+        let path = state.path.join("members.jsonl");
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Self { path, held: Members::new(), lines: None });
+            }
+            Err(cause) => return Err(StateError::File { path, cause }),
+        };
+        let (mut held, mut lines, mut damaged) = (Members::new(), 0, None);
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            match (serde_json::from_slice(line), damaged.take()) {
+                (Ok(change), None) if line.ends_with(b"\n") => apply(&mut held, change),
+                // Damage before a complete line is not the trace of a kill.
+                (Ok::<Change, _>(_), Some(cause)) => return Err(StateError::Json { path, cause }),
+                (Ok(_), None) => damaged = Some(serde::de::Error::custom("incomplete line")),
+                (Err(cause), before) => damaged = before.or(Some(cause)),
+            }
+            lines += 1;
+        }
+        let lines = damaged.is_none().then_some(lines);
+        Ok(Self { path, held, lines })
+    }
+
+    /// Returns the members of the file.
+    pub fn members(&self) -> &Members {
+        &self.held
+    }
+
+    /// Saves the differences of `members` from the file. Ends of validity are rounded up to multiples
+    /// of `grain` seconds: a member whose pairs are renewed one after the other is saved once.
+    pub fn save(&mut self, members: &Members, grain: u64) -> Result<(), StateError> {
+        let mut changes = Vec::new();
+        for (id, member) in members {
+            let not_after = member.not_after.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
+            let member = Member { not_after, ..member.clone() };
+            match self.held.get(id) {
+                Some(held) if *held == member => {}
+                Some(held) if Member { not_after, ..held.clone() } == member => {
+                    changes.push(Change::Renewed(id.clone(), not_after));
+                }
+                _ => changes.push(Change::Member(id.clone(), member)),
+            }
+        }
+        let left = self.held.keys().filter(|id| !members.contains_key(*id));
+        changes.extend(left.map(|id| Change::Removed(id.clone())));
+        if changes.is_empty() && self.lines.is_some() {
+            return Ok(());
+        }
+        let added = changes.len();
+        let mut text = lines_of(&changes);
+        changes.into_iter().for_each(|change| apply(&mut self.held, change));
+        // After an error, it is unknown how much was written.
+        let lines = self.lines.take().map(|lines| lines + added);
+        if let Some(lines) = lines.filter(|lines| *lines <= 4 * members.len() + SPARE_LINES) {
+            let write = || {
+                let mut file = OpenOptions::new().append(true).open(&self.path)?;
+                file.write_all(&text)?;
+                file.sync_data()
+            };
+            write().map_err(|cause| StateError::File { path: self.path.clone(), cause })?;
+            self.lines = Some(lines);
+        } else {
+            text = lines_of(self.held.iter().map(|(id, member)| Change::Member(id.clone(), member.clone())));
+            atomic::replace(&self.path, &text, Attributes::PRIVATE)?;
+            self.lines = Some(self.held.len());
+        }
+        Ok(())
+    }
+}
+
+fn apply(members: &mut Members, change: Change) {
+    match change {
+        Change::Member(id, member) => drop(members.insert(id, member)),
+        Change::Renewed(id, not_after) => {
+            members.entry(id).and_modify(|member| member.not_after = not_after);
+        }
+        Change::Removed(id) => drop(members.remove(&id)),
+    }
+}
+
+fn lines_of(changes: impl IntoIterator<Item = impl Serialize>) -> Vec<u8> {
+    let mut text = Vec::new();
+    for change in changes {
+        serde_json::to_writer(&mut text, &change).expect("a change has text keys");
+        text.push(b'\n');
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{collections::BTreeSet, thread};
 
     use super::*;
+
+    /// A state folder in which one of two members left, was replaced, and the other was renewed.
+    fn written() -> (tempfile::TempDir, StateFolder, Vec<Members>) {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let state = StateFolder::create(folder.path().join("state")).unwrap().0;
+        let member = |generation, not_after| Member {
+            generation,
+            issuers: BTreeSet::from([Fingerprint::of(b"ca")]),
+            not_after,
+        };
+        let mut file = MembersFile::open(&state).unwrap();
+        let mut states = vec![Members::from([("a".to_owned(), member(1, 50))])];
+        file.save(&states[0], 1).unwrap();
+        let last = states[0].clone();
+        for (id, next) in [("b", Some(member(0, 90))), ("a", Some(member(1, 99))), ("a", None)] {
+            let mut members = states.last().unwrap_or(&last).clone();
+            match next {
+                Some(member) => drop(members.insert(id.to_owned(), member)),
+                None => drop(members.remove(id)),
+            }
+            file.save(&members, 1).unwrap();
+            states.push(members);
+        }
+        (folder, state, states)
+    }
+
+    #[test]
+    fn interrupted_append_loses_itself_only() {
+        let (_folder, state, states) = written();
+        let path = state.path.join("members.jsonl");
+        let text = fs::read(&path).unwrap();
+        for length in 0..=text.len() {
+            fs::write(&path, &text[..length]).unwrap();
+            let complete = text[..length].iter().filter(|byte| **byte == b'\n').count();
+            let expected = complete.checked_sub(1).map(|at| states[at].clone()).unwrap_or_default();
+            let mut file = MembersFile::open(&state).unwrap();
+            assert_eq!(*file.members(), expected, "{length} bytes");
+            // The next change is readable, whatever it follows.
+            file.save(&states[1], 1).unwrap();
+            assert_eq!(state.members().unwrap(), states[1], "{length} bytes");
+        }
+        // After a power failure, the end may also be a block of zeros.
+        fs::write(&path, [&text[..], &[0; 100]].concat()).unwrap();
+        assert_eq!(state.members().unwrap(), states[3]);
+        fs::write(&path, [b"{\n", &text[..]].concat()).unwrap();
+        assert!(state.members().is_err(), "damage in the middle");
+    }
+
+    #[test]
+    fn failed_append_is_repaired() {
+        let (_folder, state, states) = written();
+        let path = state.path.join("members.jsonl");
+        let mut file = MembersFile::open(&state).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(file.save(&states[0], 1).is_err());
+        file.save(&states[0], 1).unwrap();
+        assert_eq!(state.members().unwrap(), states[0]);
+    }
+
+    #[test]
+    fn long_file_is_written_anew() {
+        let (_folder, state, states) = written();
+        let mut file = MembersFile::open(&state).unwrap();
+        let (path, mut longest) = (state.path.join("members.jsonl"), 0);
+        let mut member = states[1]["b"].clone();
+        for end in 0..3000 {
+            member.not_after = 100 + end;
+            let members = Members::from([("b".to_owned(), member.clone())]);
+            file.save(&members, 1).unwrap();
+            longest = longest.max(fs::metadata(&path).unwrap().len());
+            assert_eq!(*file.members(), members);
+        }
+        assert!(longest < 40_000, "{longest}");
+        assert_eq!(state.members().unwrap(), *file.members());
+        // Rounded up, many renewals are one change.
+        let before = fs::metadata(&path).unwrap().len();
+        for end in 10_001..10_099 {
+            member.not_after = end;
+            file.save(&Members::from([("b".to_owned(), member.clone())]), 100).unwrap();
+        }
+        assert_eq!(state.members().unwrap()["b"].not_after, 10_100);
+        assert!(fs::metadata(&path).unwrap().len() < before + 100);
+    }
 
     #[test]
     fn token_works_once() {

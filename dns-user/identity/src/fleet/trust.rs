@@ -237,7 +237,6 @@ mod tests {
             generation,
             issuers: BTreeSet::from([ca(issuer)]),
             not_after,
-            reported_at: 0,
         };
         let members = Members::from([
             ("converged".to_owned(), member(3, "new", 200)),

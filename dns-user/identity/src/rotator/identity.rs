@@ -23,6 +23,8 @@ pub(super) struct Identity {
     pub(super) container: Container,
     pub(super) folder: IdentityFolder,
     pub(super) schedule: Schedule,
+    /// Time in the queue of all identities, at or before the due time.
+    pub(super) queued: SystemTime,
     /// CA of the pair in use; `None` without a pair.
     pub(super) issuer: Option<IssuedBy>,
     /// Trust bundle in the folder.
@@ -47,7 +49,8 @@ pub(super) struct UnusableFolder {
 impl Identity {
     pub(super) fn new(container: Container, folder: IdentityFolder) -> Self {
         let schedule = Schedule::new(Share::of(container.guid.as_str()), None);
-        Self { container, folder, schedule, issuer: None, bundle: Arc::from("") }
+        let queued = SystemTime::UNIX_EPOCH;
+        Self { container, folder, schedule, queued, issuer: None, bundle: Arc::from("") }
     }
 
     /// Reads an identity written by an earlier process; `None` if the folder is of another kind.

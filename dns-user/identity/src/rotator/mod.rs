@@ -1,6 +1,7 @@
 //! Maintains the pairs of a set of identities. Time is an argument of every step, so that tests can
 //! simulate a day in seconds.
 
+mod identities;
 mod identity;
 mod trusted;
 
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::identity::IdentityStatus;
 use self::{
+    identities::{Identities, REISSUE_SPREAD},
     identity::{Contents, Identity, IssuedBy},
     trusted::Trusted,
 };
@@ -35,17 +37,14 @@ const PAIRS_A_STEP: usize = 16;
 /// Maximum number of trust bundles rewritten per step.
 const BUNDLES_A_STEP: usize = 256;
 
-/// Maximum number of overdue identities that are queued at once.
-const BACKLOG: usize = 256;
-
-/// Period over which identities are reissued after a change of the CA.
-const REISSUE_SPREAD: Duration = Duration::from_secs(300);
-
 /// Maximum interval between checks of the clock and of the CA's files.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Number of seconds in which all identities are checked for lost files.
+/// Number of seconds in which a few identities are checked for lost files.
 const CHECK_PERIOD: usize = 10;
+
+/// Maximum number of identities checked for lost files per second.
+const MOST_CHECKS: usize = 64;
 
 /// Settings of a rotator.
 #[derive(Clone, Debug)]
@@ -78,9 +77,11 @@ pub struct Rotator {
     /// Whether an identity may have another bundle.
     stale_bundles: bool,
     pool: KeyPool,
-    identities: BTreeMap<Guid, Identity>,
+    identities: Identities,
     /// Overdue identities, the most urgent last.
     backlog: Vec<Guid>,
+    /// Time at which the backlog was listed: more urgent ones may have become due since.
+    listed: SystemTime,
     /// The last identity checked for lost files, and the time of the next check.
     checked: (Option<Guid>, SystemTime),
     /// Folders whose identity could not be taken over.
@@ -162,7 +163,7 @@ impl Rotator {
         make_folders(&settings.folder).map_err(failed)?;
         sweep_interrupted(&settings.folder).map_err(failed)?;
         let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone())?;
-        let (mut identities, mut problems) = (BTreeMap::new(), Vec::new());
+        let (mut identities, mut problems) = (Identities::new(now), Vec::new());
         for entry in fs::read_dir(&settings.folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             match Identity::take_over(IdentityFolder::new(path.clone())) {
@@ -170,7 +171,7 @@ impl Rotator {
                     if let Some(issuer) = &identity.issuer {
                         trusted.add(&issuer.chain);
                     }
-                    identities.insert(identity.container.guid.clone(), identity);
+                    identities.insert(identity, now);
                 }
                 Ok(None) => {}
                 Err(problem) => {
@@ -198,6 +199,7 @@ impl Rotator {
             pool,
             identities,
             backlog: Vec::new(),
+            listed: now,
             checked: (None, now),
             problems,
             renewals: 0,
@@ -210,7 +212,7 @@ impl Rotator {
     /// Creates an identity, or changes an existing one to this description. If the first pair
     /// cannot be issued, nothing is left behind.
     pub fn create(&mut self, container: Container, now: SystemTime) -> Result<(), RotatorError> {
-        if self.identities.contains_key(&container.guid) {
+        if self.identities.get(&container.guid).is_some() {
             return self.update(container, now);
         }
         let guid = container.guid.clone();
@@ -219,7 +221,7 @@ impl Rotator {
         match self.issue(&mut identity, now, Renew::All) {
             Ok(()) => {
                 self.problems.retain(|problem| problem.path != identity.folder.path());
-                self.identities.insert(guid, identity);
+                self.identities.insert(identity, now);
                 Ok(())
             }
             Err(error) => {
@@ -255,7 +257,7 @@ impl Rotator {
                 identity.container = before;
             }
         }
-        self.identities.insert(identity.container.guid.clone(), identity);
+        self.identities.insert(identity, now);
         result
     }
 
@@ -279,62 +281,43 @@ impl Rotator {
 
     /// Returns the ids of all identities.
     pub fn guids(&self) -> BTreeSet<Guid> {
-        self.identities.keys().cloned().collect()
+        self.identities.guids().cloned().collect()
     }
 
     /// Reloads changed CA files, updates trust bundles, and renews pairs that are due.
     pub fn step(&mut self, now: SystemTime) -> Next {
+        self.identities.begin_step(now);
         self.reload_authority(now);
         if self.trusted.reload(now) {
             self.renew_bundle();
         }
         let distributed = self.distribute_bundle(now);
         self.check_files(now);
-        if self.backlog.is_empty() {
-            self.backlog = self.overdue(now);
+        if self.backlog.is_empty() || now < self.listed || self.listed + LONGEST_SLEEP <= now {
+            (self.backlog, self.listed) = (self.identities.overdue(now), now);
         }
         for _ in 0..PAIRS_A_STEP {
             let Some(guid) = self.backlog.pop() else { break };
             if self.renew(&guid, now, distributed) == Renewal::NeedsKey {
-                // More urgent ones may become due before the key is ready.
-                self.backlog.clear();
+                self.backlog.push(guid);
                 return Next::Key;
             }
         }
         if !self.backlog.is_empty() || distributed == Distributed::InPart {
             return Next::At(now);
         }
-        let next = self.next_renewal(now);
+        let next = self.next_renewal();
         Next::At(next.map_or(now + LONGEST_SLEEP, |next| next.clamp(now, now + LONGEST_SLEEP)))
     }
 
-    /// Returns the earliest time at which an identity is due; `None` without identities.
-    pub fn next_renewal(&self, now: SystemTime) -> Option<SystemTime> {
-        self.identities.values().map(|identity| identity.schedule.due(now)).min()
+    /// Returns a time before which no identity is due; `None` without identities.
+    pub fn next_renewal(&self) -> Option<SystemTime> {
+        self.identities.next_due()
     }
 
     /// Returns the pool of keys.
     pub fn pool(&self) -> &KeyPool {
         &self.pool
-    }
-
-    /// Returns the most urgent identities that are due, the first to renew last: those at the end of
-    /// their window, then by due time.
-    fn overdue(&self, now: SystemTime) -> Vec<Guid> {
-        let mut due: Vec<(bool, SystemTime, &Guid)> = self
-            .identities
-            .iter()
-            .map(|(guid, identity)| {
-                (identity.schedule.can_wait(now, REISSUE_SPREAD), identity.schedule.due(now), guid)
-            })
-            .filter(|(_, due, _)| *due <= now)
-            .collect();
-        if due.len() > BACKLOG {
-            due.select_nth_unstable(BACKLOG);
-            due.truncate(BACKLOG);
-        }
-        due.sort_unstable_by(|one, other| other.cmp(one));
-        due.into_iter().map(|(_, _, guid)| guid.clone()).collect()
     }
 
     fn renew(&mut self, guid: &Guid, now: SystemTime, distributed: Distributed) -> Renewal {
@@ -348,7 +331,7 @@ impl Rotator {
         let keys = if identity.container.internal_routes.is_some() { 2 } else { 1 };
         let has_key = !can_wait || self.pool.call_when(keys.min(self.pool.size()));
         if !has_key || can_wait && distributed == Distributed::InPart {
-            self.identities.insert(guid.clone(), identity);
+            self.identities.insert(identity, now);
             return if has_key { Renewal::Done } else { Renewal::NeedsKey };
         }
         let failed_before = identity.schedule.failure().is_some();
@@ -372,7 +355,7 @@ impl Rotator {
                 }
             }
         }
-        self.identities.insert(guid.clone(), identity);
+        self.identities.insert(identity, now);
         Renewal::Done
     }
 
@@ -467,11 +450,12 @@ impl Rotator {
 
     /// Requests a renewal of every identity whose certificate is from another CA.
     fn request_reissue(&mut self, now: SystemTime) {
-        for identity in self.identities.values_mut() {
-            if !identity.is_from(self.authority.fingerprint()) {
+        let authority = self.authority.fingerprint();
+        self.identities.change_all(now, |identity| {
+            if !identity.is_from(authority) {
                 identity.schedule.request(now, REISSUE_SPREAD);
             }
-        }
+        });
     }
 
     fn renew_bundle(&mut self) {
@@ -490,7 +474,7 @@ impl Rotator {
         }
         let (bundle, envoy, failures) = (&self.bundle, self.settings.envoy, &mut self.failures);
         let (mut written, mut failing) = (0, false);
-        for (guid, identity) in &mut self.identities {
+        for (guid, identity) in self.identities.iter_mut() {
             if Arc::ptr_eq(&identity.bundle, bundle) || identity.issuer.is_none() {
                 continue;
             }
@@ -529,20 +513,13 @@ impl Rotator {
             return;
         }
         *next = now + LONGEST_SLEEP;
-        let count = self.identities.len().div_ceil(CHECK_PERIOD);
-        let from = after.take().map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-        let mut passed = 0;
-        for (guid, identity) in self.identities.range_mut((from, std::ops::Bound::Unbounded)).take(count) {
-            passed += 1;
-            *after = Some(guid.clone());
+        let count = self.identities.len().div_ceil(CHECK_PERIOD).min(MOST_CHECKS);
+        *after = self.identities.change_next(after.as_ref(), count, now, |guid, identity| {
             if identity.schedule.validity().is_some() && !identity.has_files() {
                 tracing::warn!(%guid, "files of the identity were removed; a new pair is issued");
                 identity.schedule.lost();
             }
-        }
-        if passed < count {
-            *after = None;
-        }
+        });
     }
 
     /// Returns the state of the CA, the pool and every identity.
@@ -558,7 +535,7 @@ impl Rotator {
             pool_size: self.pool.size(),
             renewals: self.renewals,
             failures: self.failures.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
-            identities: self.identities.values().map(|identity| identity.status(now)).collect(),
+            identities: self.identities.iter().map(|identity| identity.status(now)).collect(),
             problems: self.problems.clone(),
         }
     }

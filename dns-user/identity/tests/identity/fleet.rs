@@ -11,7 +11,7 @@ use std::{
 };
 use test_support::free_address;
 
-use dns_identity::folder::read_pair;
+use dns_identity::{fleet::state::StateFolder, folder::read_pair};
 use tempfile::TempDir;
 
 use crate::{
@@ -248,8 +248,8 @@ pub(crate) fn converged(instances: &[&str]) -> Fleet {
     }
     until("all pairs", || instances.iter().all(|instance| fleet.has_pairs(instance)));
     until("reports of all agents", || {
-        let members = fs::read_to_string(fleet.path("state/members.json")).unwrap_or_default();
-        members.matches("\"generation\": 1").count() == instances.len()
+        let members = StateFolder::open(fleet.path("state")).unwrap().members().unwrap();
+        members.values().filter(|member| member.generation == 1).count() == instances.len()
     });
     fleet
 }

@@ -88,7 +88,7 @@ impl World {
         while self.now < end {
             self.rotator.step(self.now);
             // Keys are generated in real time, for which the simulated clock does not wait.
-            let next = self.rotator.next_renewal(self.now);
+            let next = self.rotator.next_renewal();
             let next = next.map_or(end, |next| next.min(end));
             self.now = next.max(self.now + Duration::from_millis(1));
         }
