@@ -26,7 +26,8 @@ const BUDGETS: [(&str, usize); 20] = [
     // The list of local replies, each client's allowance, and the wait for a slow server.
     ("dns-user/fastpath", 15_330),
     ("dns-user/health", 2_970),
-    ("dns-user/identity", 6_500),
+    // The queue of due identities and the file of appended changes of members.
+    ("dns-user/identity", 6_790),
     ("dns-user/kit", 4_650),
     ("dns-user/load", 680),
     ("dns-user/publish", 15_090),
