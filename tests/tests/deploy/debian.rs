@@ -152,9 +152,12 @@ fn five_commands_reach_interface_answer() {
         assert!(contents.contains(&format!("./{path}\n")), "{path}: {contents}");
     }
     let release = "tar --extract --to-stdout --gzip --file dist/bosh-dns-xdp-*.tgz";
-    for (part, path) in
-        [("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-sync"), ("./jobs/bosh-dns-sync.tgz", "monit")]
-    {
+    for (part, path) in [
+        ("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-sync"),
+        ("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-publish"),
+        ("./jobs/bosh-dns-sync.tgz", "monit"),
+        ("./jobs/bosh-dns-publish.tgz", "monit"),
+    ] {
         let listed = machine.run(&format!("{release} {part} | tar --list --gzip")).unwrap();
         assert!(listed.lines().any(|line| line.trim_start_matches("./") == path), "{path}: {listed}");
     }

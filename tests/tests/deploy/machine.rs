@@ -114,8 +114,10 @@ fn install_package(vcap: &Path) -> Result<()> {
     let program = server::program()?;
     let stripped = work.join("bosh-dns/bosh-dns-xdp");
     run(Command::new("objcopy").arg("--strip-debug").arg(&program).arg(stripped))?;
-    let sync = server::companion("bosh-dns-sync")?;
-    run(Command::new("objcopy").arg("--strip-debug").arg(sync).arg(work.join("bosh-dns/bosh-dns-sync")))?;
+    for name in ["bosh-dns-sync", "bosh-dns-publish"] {
+        let program = server::companion(name)?;
+        run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(work.join("bosh-dns").join(name)))?;
+    }
     run(Command::new("bash")
         .arg(source.join("packaging"))
         .env("BOSH_INSTALL_TARGET", vcap.join("packages/bosh-dns"))

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
 //! | `bosh-dns-identity_VERSION_amd64.deb` | one Debian or Ubuntu machine, for certificates |
-//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns` and `bosh-dns-sync` |
+//! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync` and `bosh-dns-publish` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
 //! | `bosh-dns-xdp` | the bare binary, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug` | debug information of the binary, found by build id |
@@ -140,7 +140,8 @@ pub(crate) fn build(programs: Programs, out: PathBuf, version: Option<&str>) -> 
     if let Some(identity) = &identity {
         deb::write_identity(&release, identity)?;
     }
-    bosh::write(&release, &server, sync.as_deref())?;
+    let companions = [(binary::SYNC[1], sync.as_deref()), (binary::PUBLISHER[1], publisher.as_deref())];
+    bosh::write(&release, &server, &companions)?;
     match (&binary, image, &sync) {
         (Some(_), Some(server), Some(sync)) => oci::write(&release, &server, sync)?,
         (Some(_), ..) => {}
