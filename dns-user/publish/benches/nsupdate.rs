@@ -27,16 +27,20 @@ fn main() {
             (0..rounds).map(|round| runtime.block_on(scale::measure(program, round % 2 == 1))).collect();
         let of = |figure: fn(&Figures) -> Duration| median(all.iter().map(figure).collect());
         let ratio = median(all.iter().map(|one| one.first.div_duration_f64(one.nsupdate)).collect());
+        let whole = median(all.iter().map(|one| one.command.div_duration_f64(one.nsupdate)).collect());
         println!(
-            "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; nothing to do {:.2?}, \
+            "{program:?}: first publication {:.2?}, nsupdate {:.2?}, ratio {ratio:.2}; whole command {:.2?}, ratio {whole:.2}; nothing to do {:.2?}, \
              one change {:.2?}",
             of(|one| one.first),
             of(|one| one.nsupdate),
+            of(|one| one.command),
             of(|one| one.nothing),
             of(|one| one.one),
         );
         let each = all.iter().map(|one| format!("{:.2}", one.first.div_duration_f64(one.nsupdate)));
         println!("  ratios of the rounds: {}", each.collect::<Vec<_>>().join(", "));
+        let each = all.iter().map(|one| format!("{:.2}", one.command.div_duration_f64(one.nsupdate)));
+        println!("  of the whole command: {}", each.collect::<Vec<_>>().join(", "));
     }
 }
 

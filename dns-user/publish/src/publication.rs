@@ -198,9 +198,10 @@ impl Target {
 
     /// Notes the document as the origin of records, and labels them with it.
     fn mark(&mut self, document: &Document, mut records: Vec<Record>) -> Vec<Record> {
+        let resource = document.id.resource();
         for record in &mut records {
             self.origins.entry(record.name.clone()).or_default().insert(document.id.clone());
-            record.labels.0.insert(Labels::RESOURCE.to_owned(), document.id.resource());
+            record.labels.0.insert(Labels::RESOURCE.to_owned(), resource.clone());
         }
         records
     }

@@ -1,6 +1,6 @@
 //! A single document of a file. Pure.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -64,8 +64,8 @@ pub struct Document {
 /// Content of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Record sets of a `DNSEndpoint`.
-    Endpoints(Endpoints),
+    /// Record sets of a `DNSEndpoint`, shared by the scans that keep them.
+    Endpoints(Arc<Endpoints>),
     /// Mappings of external names to fleet names.
     Fleet(FleetNames),
     /// A DNS Update Record.
@@ -218,7 +218,7 @@ fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option
             finish(fields);
             Some(match kind {
                 Kind::Fleet => Content::Fleet(fleet::read(&spec)),
-                _ => Content::Endpoints(endpoint::read(&spec)),
+                _ => Content::Endpoints(Arc::new(endpoint::read(&spec))),
             })
         }
         Kind::UpdateRecord => {

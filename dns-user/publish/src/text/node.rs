@@ -7,10 +7,10 @@ use serde_saphyr::Spanned;
 
 use super::Problems;
 
-/// A value and its first line.
+/// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Line in the file, from 1.
+    /// Line in the file, from 1: of the value, or of its name in a map.
     pub line: u64,
     /// Parsed value, a scalar or a collection.
     pub value: Value,
@@ -205,8 +205,10 @@ impl<'de> Visitor<'de> for BareVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Bare, A::Error> {
         let mut members = Vec::new();
-        while let Some((name, Tree(node))) = entries.next_entry::<Spanned<String>, Tree>()? {
-            members.push(Member { line: name.referenced.line(), name: name.value, node });
+        // The position of a name costs as much as the name, so a value does not have another one.
+        while let Some((name, Bare(value))) = entries.next_entry::<Spanned<String>, Bare>()? {
+            let line = name.referenced.line();
+            members.push(Member { line, name: name.value, node: Node { line, value } });
         }
         Ok(Bare(Value::Map(members)))
     }
