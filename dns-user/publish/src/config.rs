@@ -12,6 +12,7 @@ use dns_core::config::TlsFiles;
 use crate::{
     record::RecordType,
     text::{self, Problem, Problems, Reader},
+    webhook::Domains,
 };
 
 /// Path of the configuration unless `--config` is given.
@@ -63,8 +64,8 @@ pub struct ApiConfig {
 pub struct WebhookConfig {
     /// Loopback address to listen on: external-dns does not authenticate itself.
     pub address: SocketAddr,
-    /// Domains of the names that external-dns may write, at least one.
-    pub domains: Vec<String>,
+    /// Names that external-dns may write.
+    pub domains: Domains,
     /// Alias file of the DNS server that holds the names.
     pub alias_file: PathBuf,
 }
@@ -203,21 +204,33 @@ fn read_webhook(reader: &Reader<'_>) -> Option<WebhookConfig> {
         }
         found
     });
-    let domains = fields.required("domains").map(|list| {
-        let names = list
-            .items()
-            .into_iter()
-            .flatten()
-            .filter_map(|item| crate::endpoint::read_name(&item).map(|name| name.to_string()));
-        let names: Vec<String> = names.collect();
-        if names.is_empty() {
-            list.problem("no domain is named", "name the domains that external-dns may write to");
-        }
-        names
-    });
+    let mut names = |member: &str| -> Vec<String> {
+        let list = fields.optional(member);
+        let items = list.into_iter().filter_map(|list| list.items()).flatten();
+        items.filter_map(|item| Some(crate::endpoint::read_name(&item)?.to_string())).collect()
+    };
+    let [include, exclude] = ["domains", "exclude_domains"].map(&mut names);
+    let mut text = |member: &str| {
+        fields.optional(member).and_then(|text| text.filled_text().map(str::to_owned)).unwrap_or_default()
+    };
+    let [regex_include, regex_exclude] = ["regex_domain_filter", "regex_domain_exclusion"].map(&mut text);
+    let domains = Domains { include, exclude, regex_include, regex_exclude };
+    if let Err(error) = domains.filter() {
+        reader.problem(error.to_string(), "correct it; external-dns would refuse the filter");
+    } else if domains.include.is_empty() && domains.regex_include.is_empty() {
+        reader
+            .problem("no domain is named", "name the domains that external-dns may write to in \"domains\"");
+    }
     let alias_file = fields.required("alias_file").and_then(|path| read_path(&path));
-    fields.finish(&["address", "domains", "alias_file"]);
-    Some(WebhookConfig { address: address?, domains: domains?, alias_file: alias_file? })
+    fields.finish(&[
+        "address",
+        "domains",
+        "exclude_domains",
+        "regex_domain_filter",
+        "regex_domain_exclusion",
+        "alias_file",
+    ]);
+    Some(WebhookConfig { address: address?, domains, alias_file: alias_file? })
 }
 
 fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
@@ -269,7 +282,7 @@ mod tests {
         let config = parse(
             "documents: [a.yml, d]\nserver: config.json\nstore: s\ncontrol: {socket: c, group: g}\n\
              api: {address: '127.0.0.1:1', certificate_file: a, private_key_file: b, ca_file: c, clients: [x]}\n\
-             webhook: {domains: [apps.internal], alias_file: f}\n\
+             webhook: {domains: [apps.internal], exclude_domains: [x.apps.internal], alias_file: f}\n\
              metrics: {address: ':7979'}\nmanaged_record_types: [A, TXT]\ntxt_encryption_key_file: k\n\
              provider_settings: {shop/bind: {rfc2136-port: '5300'}}\n",
         )
@@ -279,7 +292,11 @@ mod tests {
         assert_eq!(config.metrics, Some("[::]:7979".parse().unwrap()));
         assert_eq!(config.managed, BTreeSet::from([RecordType::A, RecordType::TXT]));
         let webhook = config.webhook.unwrap();
-        assert_eq!((webhook.address, &*webhook.domains[0]), (WEBHOOK, "apps.internal"));
+        assert_eq!(webhook.address, WEBHOOK);
+        assert_eq!(
+            (&*webhook.domains.include[0], &*webhook.domains.exclude[0]),
+            ("apps.internal", "x.apps.internal")
+        );
         assert_eq!(config.api.unwrap().clients, Some(vec!["x".to_owned()]));
         assert_eq!(
             (config.group.as_deref(), config.txt_encryption_key),

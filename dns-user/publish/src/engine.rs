@@ -1,6 +1,7 @@
 //! Reconciles the zones of one provider with the sources: list, plan, guard, apply.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, SystemTime},
@@ -196,7 +197,10 @@ impl Engine {
             record.ttl = Some(record.ttl.unwrap_or(0).max(self.rules.min_ttl));
         }
         if self.rules.creates_pointers {
-            let addresses = records.iter().filter(|record| record.record_type.is_address());
+            // An address that is not published has no pointer to it either.
+            let is_published =
+                |record: &&Record| record.record_type.is_address() && self.rules.manages(record);
+            let addresses = records.iter().filter(is_published);
             let pointers: Vec<Record> = addresses.flat_map(pointers).collect();
             records.extend(pointers);
         }
@@ -212,16 +216,22 @@ impl Engine {
         let mut per_zone: Vec<Desired> = vec![Desired::default(); listing.len()];
         let mut stray = Plan::default();
         for record in records {
-            let zones = zones_of(listing, &record.name);
+            let mut zones = self.zones_of(listing, &record.name);
             if zones.is_empty() && self.rules.domains.matches(&record.name) {
                 stray.note(&record, Reason::NoZone);
             }
-            for zone in zones {
-                if record.record_type == RecordType::NS && record.name == listing[zone].apex {
+            zones.retain(|zone| {
+                let is_apex = record.record_type == RecordType::NS && record.name == listing[*zone].apex;
+                if is_apex {
                     stray.note(&record, Reason::ApexServers);
-                } else {
-                    per_zone[zone].records.push(record.clone());
                 }
+                !is_apex
+            });
+            if let Some((last, others)) = zones.split_last() {
+                for zone in others {
+                    per_zone[*zone].records.push(record.clone());
+                }
+                per_zone[*last].records.push(record);
             }
         }
         let mut zones = Vec::new();
@@ -232,7 +242,7 @@ impl Engine {
             let ours: Vec<Record> = view
                 .records
                 .iter()
-                .filter(|record| zones_of(listing, &record.name).contains(&index))
+                .filter(|record| self.zones_of(listing, &record.name).contains(&index))
                 .cloned()
                 .collect();
             let owned = self.owned(&ours);
@@ -246,6 +256,11 @@ impl Engine {
             zones.push(ZonePlan { id, plan, owned, recent });
         }
         Planned { zones, notes: stray.notes, wanted }
+    }
+
+    /// Returns the zones of a name: the longest public one, and all private ones that contain it.
+    fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
+        if self.provider.serves(name) { zones_of(listing, name) } else { Vec::new() }
     }
 
     /// Drops deletions that another writer has undone repeatedly.
@@ -293,8 +308,8 @@ impl Engine {
                         result.notes.clone_from(&of_zone.plan.notes);
                         result.refusal = planned.check(of_zone, confirmed).err();
                         let plan = match result.refusal {
-                            None => of_zone.plan.clone(),
-                            Some(_) => of_zone.plan.without_deletions(),
+                            None => Cow::Borrowed(&of_zone.plan),
+                            Some(_) => Cow::Owned(of_zone.plan.without_deletions()),
                         };
                         let batch = Batch { zone: zone.id.clone(), isolate, transactions: Vec::new() };
                         let deleted = self.apply_zone(view, &plan, batch, progress, &mut result).await;
@@ -435,7 +450,6 @@ impl Engine {
     }
 }
 
-/// Returns the zones of a name: the longest public one, and all private ones that contain it.
 fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
     let fits = |zone: &ZoneListing| name.is_within(&zone.apex);
     let public =

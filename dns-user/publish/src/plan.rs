@@ -86,7 +86,8 @@ impl Rules {
                 .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
     }
 
-    fn manages(&self, record: &Record) -> bool {
+    /// Returns whether records of this name and type are managed.
+    pub(crate) fn manages(&self, record: &Record) -> bool {
         self.managed.contains(&record.record_type) && self.domains.matches(&record.name)
     }
 }

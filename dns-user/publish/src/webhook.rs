@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::record::{Record, RecordError, RecordType, Target};
+use crate::{
+    domain::DomainFilter,
+    record::{NameError, Record, RecordError, RecordType, Target},
+};
 
 /// Media type of the protocol.
 pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";
@@ -12,11 +15,51 @@ pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;versi
 /// Maximum size of a message in octets.
 pub(crate) const MAX_MESSAGE: usize = 32 << 20;
 
-/// Domains that a provider serves, in the form of `GET /`.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Domains {
-    #[serde(default, alias = "filters", deserialize_with = "or_default")]
-    pub(crate) include: Vec<String>,
+/// Domains that a provider serves, in the form of `GET /`: lists of suffixes, or regular expressions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Domains {
+    /// Suffixes of names to include; all if it is empty.
+    #[serde(alias = "filters", skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    pub include: Vec<String>,
+    /// Suffixes of names to exclude.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    pub exclude: Vec<String>,
+    /// Regular expression of names to include; all if it is empty.
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
+    pub regex_include: String,
+    /// Regular expression of names to exclude.
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
+    pub regex_exclude: String,
+}
+
+/// Reason why a domain filter is unusable.
+#[derive(Debug, thiserror::Error)]
+pub enum DomainsError {
+    /// The protocol leaves their combination undefined.
+    #[error("the domain filter has suffixes and regular expressions; use either")]
+    Mixed,
+    /// A suffix is not a name.
+    #[error("the domain filter has an invalid suffix: {0}")]
+    Suffix(#[from] NameError),
+    /// An expression cannot be parsed.
+    #[error("the domain filter has an invalid regular expression: {0}")]
+    Regex(#[from] regex::Error),
+}
+
+impl Domains {
+    /// Compiles the filter.
+    pub fn filter(&self) -> Result<DomainFilter, DomainsError> {
+        let Self { include, exclude, regex_include, regex_exclude } = self;
+        let has_regex = !regex_include.is_empty() || !regex_exclude.is_empty();
+        if has_regex && !(include.is_empty() && exclude.is_empty()) {
+            return Err(DomainsError::Mixed);
+        }
+        let [include, exclude] = [include, exclude].map(|list| list.iter().map(String::as_str));
+        let [regex_include, regex_exclude] =
+            [regex_include, regex_exclude].map(|text| Some(text.as_str()).filter(|text| !text.is_empty()));
+        Ok(DomainFilter::new(include, exclude)?.with_patterns(regex_include, regex_exclude)?)
+    }
 }
 
 /// A record set on the wire.
@@ -110,6 +153,7 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Name;
 
     #[test]
     fn endpoints_keep_their_members() {
@@ -140,5 +184,41 @@ mod tests {
         assert!(changes.delete[0].targets.is_empty() && changes.delete[0].labels.is_empty());
         let domains: Domains = serde_json::from_str(r#"{"filters": ["example.org"]}"#).unwrap();
         assert_eq!(domains.include, ["example.org"]);
+    }
+
+    #[test]
+    fn filters_have_suffixes_or_expressions() {
+        let read = |text: &str| serde_json::from_str::<Domains>(text).unwrap();
+        for (text, matching, other) in [
+            ("{}", "a.example.net", None),
+            (r#"{"include": null, "exclude": ["b.example.org"]}"#, "example.org", Some("a.b.example.org")),
+            (
+                r#"{"include": ["example.org."], "exclude": [".b.example.org"]}"#,
+                "b.example.org",
+                Some("a.b.example.org"),
+            ),
+            (r#"{"regexInclude": "^a[.]"}"#, "a.example.org", Some("b.example.org")),
+            (
+                r#"{"regexInclude": "[.]org$", "regexExclude": "^b[.]"}"#,
+                "a.example.org",
+                Some("b.example.org"),
+            ),
+            (r#"{"regexExclude": "^b[.]"}"#, "a.example.net", Some("b.example.org")),
+        ] {
+            let filter = read(text).filter().unwrap();
+            let matches = |name: &str| filter.matches(&Name::parse(name).unwrap());
+            assert!(matches(matching) && !other.is_some_and(matches), "{text}");
+            let again = serde_json::to_string(&read(text)).unwrap();
+            assert_eq!(read(&again), read(text));
+        }
+        assert_eq!(serde_json::to_string(&Domains::default()).unwrap(), "{}");
+        for (text, reason) in [
+            (r#"{"include": ["example.org"], "regexExclude": "^b"}"#, "use either"),
+            (r#"{"regexInclude": "("}"#, "invalid regular expression"),
+            (r#"{"exclude": ["a..b"]}"#, "invalid suffix"),
+        ] {
+            let error = read(text).filter().unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }

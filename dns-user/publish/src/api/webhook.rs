@@ -57,7 +57,7 @@ fn refuse_media_type(headers: &HeaderMap) -> Option<Response> {
 }
 
 async fn negotiate(State(writer): State<Shared>) -> Response {
-    let mut response = reply(&writer.lock().domains());
+    let mut response = reply(writer.lock().domains());
     // external-dns before 0.15 requires it.
     response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
     response

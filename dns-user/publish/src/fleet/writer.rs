@@ -33,7 +33,7 @@ type Records = BTreeMap<Key, Record>;
 /// Writer of one alias file.
 #[derive(Debug)]
 pub(crate) struct AliasWriter {
-    domains: Vec<String>,
+    domains: Domains,
     filter: DomainFilter,
     alias_file: PathBuf,
     state_file: PathBuf,
@@ -73,10 +73,10 @@ impl AliasWriter {
                 server.display()
             ));
         }
-        let filter = DomainFilter::new(domains.iter().map(String::as_str), []);
+        let filter = domains.filter().map_err(|error| format!("webhook: {error}"))?;
         Ok(Self {
             domains: domains.clone(),
-            filter: filter.map_err(|error| format!("webhook.domains: {error}"))?,
+            filter,
             alias_file: alias_file.clone(),
             state_file,
             files,
@@ -85,8 +85,8 @@ impl AliasWriter {
         })
     }
 
-    pub(crate) fn domains(&self) -> Domains {
-        Domains { include: self.domains.clone() }
+    pub(crate) fn domains(&self) -> &Domains {
+        &self.domains
     }
 
     /// Returns all records, after the alias file agrees with them.
@@ -210,7 +210,8 @@ impl AliasWriter {
             return Err(format!("an alias has no records of type {record_type}; use A, AAAA or CNAME"));
         }
         if !self.filter.matches(name) {
-            return Err(format!("it is outside of webhook.domains {:?}", self.domains));
+            let domains = serde_json::to_string(&self.domains).unwrap_or_default();
+            return Err(format!("it is outside of the webhook's domains {domains}"));
         }
         if !set_identifier.is_empty() {
             return Err("an alias has no set identifier; use one set of targets".to_owned());
@@ -360,7 +361,11 @@ mod tests {
         fn try_open(&self, alias_file: &str) -> Result<AliasWriter, String> {
             let config = WebhookConfig {
                 address: "127.0.0.1:8888".parse().unwrap(),
-                domains: vec!["apps.internal".to_owned()],
+                domains: Domains {
+                    include: vec!["apps.internal".to_owned()],
+                    exclude: vec!["closed.apps.internal".to_owned()],
+                    ..Domains::default()
+                },
                 alias_file: self.path(alias_file),
             };
             AliasWriter::new(&config, &self.path("config.json"), self.path("webhook.json"))
@@ -429,7 +434,8 @@ mod tests {
         let mut identified = endpoint("x.apps.internal", "A", &["192.0.2.1"]);
         identified["setIdentifier"] = "blue".into();
         for (endpoint, reason) in [
-            (endpoint("x.example.org", "A", &["192.0.2.1"]), "outside of webhook.domains"),
+            (endpoint("x.example.org", "A", &["192.0.2.1"]), "outside of the webhook's domains"),
+            (endpoint("x.closed.apps.internal", "A", &["192.0.2.1"]), "outside of the webhook's domains"),
             (endpoint("x.apps.internal", "SRV", &["0 0 80 a.apps.internal"]), "no records of type SRV"),
             (endpoint("x.apps.internal", "CNAME", &["elb.amazonaws.com"]), "not a name of the fleet"),
             (endpoint("_.apps.internal", "A", &["192.0.2.1"]), "cannot express"),

@@ -64,6 +64,11 @@ pub trait Provider: Send {
     /// It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}
 
+    /// Returns whether the service may hold records of a name, once it was listed.
+    fn serves(&self, _name: &Name) -> bool {
+        true
+    }
+
     /// Lists all zones. An error means that not even the zones are known; a zone that cannot be
     /// listed completely carries its own error.
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>>;

@@ -18,6 +18,7 @@ use super::{
     TransactionResult, Visibility, Zone, http::Http, send_groups,
 };
 use crate::{
+    domain::DomainFilter,
     record::{Key, Labels, Name, Record, RecordType},
     webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
@@ -62,6 +63,8 @@ impl Settings {
 pub struct Webhook {
     settings: Settings,
     http: Http,
+    /// Names that the peer serves, from its last listing.
+    served: DomainFilter,
     /// Wanted records, and what the peer made of them.
     adjusted: Option<(Vec<Record>, Vec<Record>)>,
 }
@@ -70,7 +73,7 @@ impl Webhook {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
         let http = Http::new(std::iter::once(settings.url.as_str()), &settings.files, settings.timeout)?;
-        Ok(Self { settings, http, adjusted: None })
+        Ok(Self { settings, http, served: DomainFilter::default(), adjusted: None })
     }
 
     /// Sends a request. A response of the class 5xx is temporary, any other failure permanent.
@@ -114,6 +117,10 @@ impl Webhook {
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
         let filter: Domains = self.read("/", None).await?;
+        self.served = filter.filter().map_err(|error| ProviderError::BadAnswer {
+            server: self.settings.url.clone(),
+            reason: error.to_string(),
+        })?;
         let named = filter.include.iter().filter_map(|text| Name::parse(text.trim_start_matches('.')).ok());
         let mut apexes: Vec<Name> = named.filter(|apex| !apex.is_root()).collect();
         if apexes.is_empty() {
@@ -280,6 +287,10 @@ impl Provider for Webhook {
         if let Some((_, adjusted)) = self.adjusted.as_ref().filter(|(before, _)| before == desired) {
             desired.clone_from(adjusted);
         }
+    }
+
+    fn serves(&self, name: &Name) -> bool {
+        self.served.matches(name)
     }
 
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {

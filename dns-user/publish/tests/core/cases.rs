@@ -17,11 +17,15 @@ use dns_publish::{
 use serde::Deserialize;
 use serde_json::Value;
 
+/// Returns the folder of the cases.
+fn folder() -> PathBuf {
+    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
+    env::var_os("BOSH_DNS_EXTERNAL_CASES").map_or(default, PathBuf::from)
+}
+
 /// Reads a file of cases.
 pub(crate) fn cases(file: &str) -> Value {
-    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
-    let folder = env::var_os("BOSH_DNS_EXTERNAL_CASES").map_or(default, PathBuf::from);
-    let path = folder.join(file);
+    let path = folder().join(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
@@ -32,6 +36,38 @@ pub(crate) fn array(value: &Value) -> &Vec<Value> {
 
 pub(crate) fn text_of<'a>(case: &'a Value, member: &str) -> &'a str {
     case[member].as_str().unwrap_or("")
+}
+
+/// Groups of cases in `registry_cases.json`.
+const REGISTRY_GROUPS: [&str; 5] = ["txt_name", "record_of_txt", "parse", "write", "encrypted"];
+
+/// Files with cases, each read by a test (README.md beside them).
+const FILES: [&str; 6] = [
+    "coredns_cases.json",
+    "domain_filter_cases.json",
+    "plan_cases.json",
+    "registry_cases.json",
+    "rfc2136_cases.json",
+    "route53_cases.json",
+];
+
+#[test]
+fn unread_cases_are_named() {
+    let mut unread: Vec<String> = fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".json") && !FILES.contains(&name.as_str()))
+        .collect();
+    let registry = cases("registry_cases.json");
+    let groups =
+        registry.as_object().unwrap().keys().filter(|name| !REGISTRY_GROUPS.contains(&name.as_str()));
+    unread.extend(groups.map(|name| format!("registry_cases.json: {name}")));
+    println!("no test reads {unread:?}");
+    // The cases of this crate are all read.
+    assert!(
+        unread.is_empty() || env::var_os("BOSH_DNS_EXTERNAL_CASES").is_some(),
+        "no test reads {unread:?}"
+    );
 }
 
 /// Compares two values and collects the differences.

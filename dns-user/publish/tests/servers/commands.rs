@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    name_server::{NameServer, Program},
+    name_server::{NameServer, Options, Program},
     publisher::Publisher,
 };
 
@@ -319,4 +319,65 @@ fn default_targets_fill_empty_entries() {
     assert!(!zone.contains("192.0.2.9\n") && !zone.contains("2001:db8::1\n"), "{zone}");
     settings("x.example.net, y.example.net'");
     assert!(publisher.expect(1, "check").errors.contains("default-targets"));
+}
+
+#[test]
+fn settings_narrow_publication() {
+    let zones = vec!["example.org", "2.0.192.in-addr.arpa"];
+    let server = NameServer::with(Program::Bind, Options { zones, ..Options::default() });
+    let publisher = Publisher::of(&server);
+    publisher.provider(&server, &json!({"rfc2136-zone": "example.org, 2.0.192.in-addr.arpa"}));
+    let settings = json!({
+        "managed-record-types": "A, AAAA, MX, DNAME",
+        "exclude-record-types": "AAAA",
+        "regex-domain-filter": "(^|[.])[amdx][.]example[.]org$|in-addr",
+        "regex-domain-exclusion": "^x[.]",
+        "min-ttl": "5m",
+        "create-ptr": "true",
+    });
+    let config = json!({
+        "documents": ["documents"],
+        "store": "state/store",
+        "control": {"socket": "control.sock"},
+        "provider_settings": {"default/bind": settings},
+    });
+    publisher.write("publish.yml", &config.to_string());
+    let wanted = |name: &str, kind: &str, target: &str| json!({"dnsName": name, "recordType": kind, "recordTTL": 60, "targets": [target]});
+    let document = json!({
+        "apiVersion": "externaldns.k8s.io/v1alpha1",
+        "kind": "DNSEndpoint",
+        "metadata": {"name": "all", "labels": {"dnsprovider": "bind"}},
+        "spec": {"endpoints": [
+            wanted("a.example.org", "A", "192.0.2.1"),
+            wanted("a.example.org", "AAAA", "2001:db8::1"),
+            wanted("m.example.org", "MX", "10 mail.example.net"),
+            wanted("d.example.org", "DNAME", "example.net"),
+            wanted("b.example.org", "A", "192.0.2.2"),
+            wanted("x.example.org", "A", "192.0.2.3"),
+        ]},
+    });
+    publisher.write("documents/all.json", &document.to_string());
+    // Exit code 1: wanted records are held back.
+    let plan = publisher.expect(1, "plan").out;
+    for held in ["# a.example.org AAAA: ", "# b.example.org A: ", "# x.example.org A: "] {
+        assert!(plan.contains(held), "{held}: {plan}");
+    }
+    assert_eq!(publisher.call("apply").out, "default/bind: 4 names changed\n");
+    let (forward, reverse) = (server.transfer("example.org"), server.transfer("2.0.192.in-addr.arpa"));
+    let has = |zone: &str, words: &[&str]| {
+        zone.lines().any(|line| line.split_whitespace().eq(words.iter().copied()))
+    };
+    for words in [
+        ["a.example.org.", "300", "IN", "A", "192.0.2.1"].as_slice(),
+        &["m.example.org.", "300", "IN", "MX", "10", "mail.example.net."],
+        &["d.example.org.", "300", "IN", "DNAME", "example.net."],
+    ] {
+        assert!(has(&forward, words), "{words:?}: {forward}");
+    }
+    let pointer = ["1.2.0.192.in-addr.arpa.", "300", "IN", "PTR", "a.example.org."];
+    assert!(has(&reverse, &pointer), "{reverse}");
+    for absent in ["2001:db8::1", "192.0.2.2", "192.0.2.3"] {
+        assert!(!forward.contains(absent) && !reverse.contains("x.example.org"), "{absent}: {forward}");
+    }
+    assert_eq!(publisher.call("apply").out, "default/bind: 0 names changed\n");
 }

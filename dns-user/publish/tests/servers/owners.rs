@@ -372,7 +372,7 @@ async fn addresses_get_pointers() {
 
 /// Length of the soak in seconds; an hour finds more.
 fn soak_time() -> Duration {
-    let seconds = std::env::var("SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let seconds = std::env::var("PUBLISH_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 

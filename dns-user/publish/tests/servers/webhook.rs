@@ -1,7 +1,7 @@
 //! Publishing through external-dns's webhook protocol, to a strict double of a provider.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
@@ -47,6 +47,8 @@ struct Peer {
     refused: Option<String>,
     /// Changes are acknowledged and dropped.
     forgets: bool,
+    /// Domain filter in place of the usual one.
+    filter: Option<Value>,
 }
 
 type Shared = Arc<Mutex<Peer>>;
@@ -60,7 +62,7 @@ impl Double {
     async fn start() -> Self {
         let peer = Shared::default();
         let router = Router::new()
-            .route("/", get(async || reply(&json!({"include": ["example.org", "example.net"]}))))
+            .route("/", get(negotiate))
             .route("/records", get(list).post(change))
             .route("/adjustendpoints", post(adjust))
             .with_state(peer.clone());
@@ -92,6 +94,14 @@ fn reply(body: &Value) -> Response {
 fn key(endpoint: &Value) -> (String, String) {
     let text = |member: &str| endpoint[member].as_str().unwrap().to_owned();
     (text("dnsName"), text("recordType"))
+}
+
+async fn negotiate(State(peer): State<Shared>, headers: HeaderMap) -> Response {
+    if headers[header::ACCEPT] != MEDIA_TYPE {
+        return StatusCode::NOT_ACCEPTABLE.into_response();
+    }
+    let usual = || json!({"include": ["example.org", "example.net"]});
+    reply(&peer.lock().unwrap().filter.clone().unwrap_or_else(usual))
 }
 
 async fn list(State(peer): State<Shared>, headers: HeaderMap) -> Response {
@@ -215,37 +225,121 @@ async fn failures_are_temporary_or_isolated() {
     assert_eq!(report.zones.iter().map(|zone| zone.conflicts).sum::<usize>(), 1, "{report:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn azure_is_published_through_its_peer() {
+#[tokio::test]
+async fn peer_filter_limits_names() {
+    let names = ["a.example.org", "b.example.org", "x.b.example.org", "c.example.net"];
+    for (filter, served) in [
+        (json!({}), &names[..]),
+        (json!({"include": ["example.org"], "exclude": ["b.example.org"]}), &names[..1]),
+        (json!({"include": ["example.org"], "exclude": [".b.example.org"]}), &names[..2]),
+        (json!({"exclude": ["example.org"]}), &names[3..]),
+        (json!({"regexInclude": "^[ab][.]example"}), &names[..2]),
+        (json!({"regexInclude": "[.]example[.]org$", "regexExclude": "^(x|b)[.]"}), &names[..1]),
+        (json!({"regexExclude": "[.]net$"}), &names[..3]),
+    ] {
+        let double = Double::start().await;
+        let mut engine = double.engine();
+        let wanted = || wish(names.map(|name| record(name, RecordType::A, "192.0.2.1")));
+        double.with(|peer| peer.filter = Some(filter.clone()));
+        let report = publish(&mut engine, &wanted()).await;
+        let written = || {
+            let of_type = |(name, kind): &(String, String)| (kind == "A").then(|| name.clone());
+            double.with(|peer| peer.sets.keys().filter_map(of_type).collect::<Vec<_>>())
+        };
+        let sorted = |is_wanted: &dyn Fn(&&str) -> bool| {
+            let chosen = names.iter().filter(|name| is_wanted(name)).map(ToString::to_string);
+            chosen.collect::<BTreeSet<String>>().into_iter().collect::<Vec<_>>()
+        };
+        let expected = sorted(&|name| served.contains(name));
+        assert_eq!((report.applied(), written()), (served.len(), expected), "{filter}");
+        let mut noted: Vec<String> = report.notes.iter().map(|note| note.name.to_string()).collect();
+        noted.sort();
+        assert_eq!(noted, sorted(&|name| !served.contains(name)), "{filter}");
+        // Names that the peer serves no longer are left alone, even if nothing wants them.
+        double.with(|peer| peer.filter = Some(json!({"exclude": names})));
+        assert_eq!(publish(&mut engine, &wish([])).await.applied(), 0, "{filter}");
+        assert_eq!(written().len(), served.len(), "{filter}");
+    }
+    // A filter that cannot be understood allows nothing.
     let double = Double::start().await;
-    let publisher = Publisher::new();
-    let settings = json!({
-        "documents": ["documents"],
-        "store": "state/store",
-        "control": {"socket": "control.sock"},
-        "provider_settings": {"default/azure": {"webhook-provider-url": double.url}},
-    });
-    publisher.write("publish.yml", &settings.to_string());
-    publisher.write(
-        "documents/azure.yml",
-        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: azure}\n\
-         spec: {provider: azure, selector: dnsprovider=bind, external-dns-parameters: {azure-config-file: f, txt-owner-id: me}}\n",
-    );
-    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
-    tokio::task::block_in_place(|| {
-        publisher.expect(0, "check");
-        assert!(publisher.expect(2, "plan").out.contains("+ a.example.org 60 A 192.0.2.1"));
-        let before = double.with(|peer| peer.listings);
-        assert_eq!(publisher.expect(0, "apply").out, "default/azure: 1 names changed\n");
-        assert_eq!(
-            double.with(|peer| peer.listings) - before,
-            3,
-            "for the plan, before and after the changes"
+    for filter in [
+        json!({"include": ["example.org"], "regexInclude": "a"}),
+        json!({"regexExclude": "("}),
+        json!({"include": ["a..b"]}),
+    ] {
+        double.with(|peer| peer.filter = Some(filter));
+        let error = double.engine().list().await.err().unwrap().to_string();
+        assert!(error.contains("the domain filter has"), "{error}");
+    }
+}
+
+/// Provider values of document 003 that external-dns serves, their parameters, and the part of the
+/// advised command that configures the peer.
+const SERVED_BY_PEER: [(&str, &str, &str); 4] = [
+    ("aws-sd", "{txt-owner-id: me, domain-filter: example.org}", "--domain-filter=example.org"),
+    ("azure", "{azure-config-file: f, txt-owner-id: me}", "--azure-config-file=f"),
+    (
+        "azure-dns",
+        "{azure-config-file: f, azure-resource-group: g, txt-owner-id: me}",
+        "--azure-config-file=f --azure-resource-group=g",
+    ),
+    (
+        "azure-private-dns",
+        "{azure-resource-group: g, azure-subscription-id: s, txt-owner-id: me}",
+        "--azure-resource-group=g --azure-subscription-id=s",
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn external_dns_serves_other_providers() {
+    for (provider, parameters, arguments) in SERVED_BY_PEER {
+        let double = Double::start().await;
+        let publisher = Publisher::new();
+        let configure = |settings: Value| {
+            let config = json!({
+                "documents": ["documents"],
+                "store": "state/store",
+                "control": {"socket": "control.sock"},
+                "provider_settings": {"default/cloud": settings},
+            });
+            publisher.write("publish.yml", &config.to_string());
+        };
+        configure(json!({}));
+        publisher.write(
+            "documents/cloud.yml",
+            &format!(
+                "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {{name: cloud}}\n\
+                 spec: {{provider: {provider}, selector: dnsprovider=bind, external-dns-parameters: {parameters}}}\n"
+            ),
         );
-        assert!(publisher.expect(0, "plan").out.contains("nothing to do"));
-        publisher.expect(0, "retire --confirm-deletions 1");
-    });
-    assert_eq!(double.with(|peer| peer.sets.len()), 0);
+        publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+        tokio::task::block_in_place(|| {
+            let advice = publisher.expect(1, "check").errors;
+            let command = format!("external-dns --webhook-server --provider={provider} ");
+            for part in
+                [command.as_str(), arguments, "set webhook-provider-url in provider_settings.default/cloud"]
+            {
+                assert!(advice.contains(part), "{part}: {advice}");
+            }
+            assert!(!advice.contains("--txt-owner-id"), "the publisher keeps the ownership: {advice}");
+            publisher.expect(1, "apply");
+            configure(json!({"webhook-provider-url": double.url}));
+            publisher.expect(0, "check");
+            assert!(publisher.expect(2, "plan").out.contains("+ a.example.org 60 A 192.0.2.1"));
+            let before = double.with(|peer| peer.listings);
+            assert_eq!(publisher.expect(0, "apply").out, "default/cloud: 1 names changed\n");
+            let listings = double.with(|peer| peer.listings) - before;
+            assert_eq!(listings, 3, "for the plan, before and after the changes");
+            assert!(publisher.expect(0, "plan").out.contains("nothing to do"));
+            publisher.endpoints("web", &[("a.example.org", "192.0.2.2")]);
+            publisher.expect(0, "apply");
+            let targets =
+                double.with(|peer| peer.sets[&("a.example.org".into(), "A".into())]["targets"].clone());
+            assert_eq!(targets, json!(["192.0.2.2"]), "{provider}");
+            publisher.expect(0, "retire --confirm-deletions 1");
+        });
+        assert_eq!(double.with(|peer| peer.sets.len()), 0);
+    }
 }
 
 /// Returns a publisher whose webhook writes names of example.org to an alias file, and its URL.
@@ -264,7 +358,12 @@ fn fleet_writer() -> (Publisher, String) {
         "store": "state/store",
         "control": {"socket": "control.sock"},
         "server": "config.json",
-        "webhook": {"address": address, "domains": ["example.org"], "alias_file": alias_file},
+        "webhook": {
+            "address": address,
+            "domains": ["example.org"],
+            "exclude_domains": ["closed.example.org"],
+            "alias_file": alias_file,
+        },
     });
     publisher.write("publish.yml", &settings.to_string());
     (publisher, format!("http://{address}"))
@@ -287,7 +386,9 @@ async fn fleet_names_are_written_by_the_protocol() {
     desired.records[5].targets = record("x", RecordType::A, "203.0.113.9").targets;
     desired.records.remove(7);
     desired.records.push(record("elsewhere.example.org", RecordType::CNAME, "lb.example.net"));
-    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last one cannot be an alias");
+    // The domain filter that the writer receives excludes it.
+    desired.records.push(record("a.closed.example.org", RecordType::A, "192.0.2.1"));
+    assert_eq!(publish(&mut writer, &desired).await.applied(), 3, "the last two are left out");
     assert_eq!(
         (&aliases()["n3.example.org"], &aliases()["n5.example.org"], aliases().get("n7.example.org")),
         (&json!(["n4.example.org"]), &json!(["203.0.113.9"]), None)
@@ -316,7 +417,8 @@ fn webhook_refuses_other_messages() {
     let filter = call(&["--header", &format!("Accept: {MEDIA_TYPE}")], "/");
     let filter = filter.to_lowercase();
     assert!(
-        filter.contains("vary: content-type") && filter.contains("{\"include\":[\"example.org\"]}"),
+        filter.contains("vary: content-type")
+            && filter.contains(r#"{"include":["example.org"],"exclude":["closed.example.org"]}"#),
         "{filter}"
     );
     assert!(filter.contains(&typed.to_lowercase()), "{filter}");
@@ -324,12 +426,14 @@ fn webhook_refuses_other_messages() {
         format!("{{\"dnsName\": \"{name}\", \"targets\": [\"192.0.2.1\"], \"recordType\": \"A\"}}")
     };
     let create = |name: &str| format!("{{\"create\": [{}]}}", set(name));
+    let closed = create("a.closed.example.org");
     let (foreign, absent) = (create("a.example.net"), format!("{{\"delete\": [{}]}}", set("a.example.org")));
     for (arguments, path, expected) in [
         (&["--header", "Accept: text/html"][..], "/", "406"),
         (&["--data", "[]"], "/adjustendpoints", "415"),
         (&["--header", &typed, "--data", "{"], "/records", "400"),
         (&["--header", &typed, "--data", &foreign], "/records", "400"),
+        (&["--header", &typed, "--data", &closed], "/records", "400"),
         (&["--header", &typed, "--data", &absent], "/records", "503"),
         (&["--header", &typed, "--data", &create("a.example.org")], "/records", "204"),
         (&[], "/healthz", "200"),
