@@ -213,6 +213,12 @@ fn image_answers_with_and_without_privileges() {
     for page in [include_str!("../../../README.md"), include_str!("../../../docs/one-machine.md")] {
         assert!(page.contains(&PRIVILEGES.join(" ")), "the documented command has other options");
     }
+    let options = PRIVILEGES.chunks(2);
+    let capabilities: Vec<&str> =
+        options.filter(|option| option[0] == "--cap-add").map(|option| option[1]).collect();
+    let compose = include_str!("../../../deploy/container/compose.yml");
+    assert!(compose.contains(&format!("cap_add: [{}]", capabilities.join(", "))), "{compose}");
+    assert!(compose.contains("network_mode: host") && compose.contains("security_opt: [seccomp=unconfined]"));
     let folder = TempDir::with_prefix("bdx-image-").unwrap();
     let out = release(folder.path()).unwrap();
     let podman = Podman {
