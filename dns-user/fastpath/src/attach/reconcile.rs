@@ -458,8 +458,7 @@ impl Follower {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        // Queries on an interface that is no longer served pass to userspace at once; its program
-        // is detached later.
+        // Queries on an interface no longer served pass to userspace at once; its program is detached later.
         let unwanted: Vec<u32> =
             self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
         for &ifindex in &unwanted {
@@ -479,15 +478,13 @@ impl Follower {
                 self.refuse(link, "its index collides with too many other served interfaces".to_owned());
                 continue;
             }
-            // Before attaching, so that a program that replaces a predecessor's answers
-            // immediately.
+            // Before attaching, so that a program that replaces a predecessor's answers immediately.
             self.setting.scope.admit(link.ifindex, wanted[&link.ifindex]);
             if !self.attached.contains_key(&link.ifindex) && self.may_attach(link, now) {
                 waiting.push(link);
             }
         }
-        // Attaching and detaching wait for the RTNL lock, which others may hold for seconds, while the programs
-        // obey already.
+        // Others may hold the RTNL lock, for which the changes below wait, for seconds.
         self.publish_status(now);
         self.announce();
         let limit = Instant::now() + BATCH;
@@ -571,8 +568,7 @@ impl Follower {
         wanted
     }
 
-    /// Returns whether to attach to an interface immediately: it is named in the configuration, or
-    /// a predecessor's program must be replaced.
+    /// Returns whether to attach to an interface at once: it is named, or replaces a predecessor's program.
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
             || self.earlier_filters.contains(&link.ifindex)
