@@ -258,7 +258,7 @@ impl Engine {
         Planned { zones, notes: stray.notes, wanted }
     }
 
-    /// Returns the zones of a name: the longest public one, and all private ones that contain it.
+    /// Returns the zones of a name that the service may hold.
     fn zones_of(&self, listing: &[ZoneListing], name: &Name) -> Vec<usize> {
         if self.provider.serves(name) { zones_of(listing, name) } else { Vec::new() }
     }
@@ -450,6 +450,7 @@ impl Engine {
     }
 }
 
+/// Returns the zones of a name: the longest public one, and all private ones that contain it.
 fn zones_of(listing: &[ZoneListing], name: &Name) -> Vec<usize> {
     let fits = |zone: &ZoneListing| name.is_within(&zone.apex);
     let public =

@@ -485,8 +485,10 @@ impl Follower {
             }
         }
         // Others may hold the RTNL lock, for which the changes below wait, for seconds.
-        self.publish_status(now);
-        self.announce();
+        if !(waiting.is_empty() && unwanted.is_empty() && self.complete) {
+            self.publish_status(now);
+            self.announce();
+        }
         let limit = Instant::now() + BATCH;
         self.attach_waiting(&waiting, limit, now);
         self.detach_unwanted(&unwanted, limit);
