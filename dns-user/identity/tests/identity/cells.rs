@@ -12,8 +12,6 @@ use std::{
 use dns_identity::{
     authority::certificates,
     folder::read_pair,
-    keys::KeyType,
-    pool::KeyPool,
     rotator::{Rotator, Settings},
 };
 use rustls::{
@@ -25,7 +23,7 @@ use tempfile::TempDir;
 
 use crate::{
     authorities::TestAuthority,
-    rotator::{container, files, memory, replace, settings},
+    rotator::{container, files, filled_pool, memory, replace, settings},
 };
 
 const CELLS: usize = 3;
@@ -122,7 +120,7 @@ fn cells_change_cas_one_after_another() {
                 keep_old_ca: Duration::from_secs(1800),
                 ..settings(folder.path())
             };
-            let pool = KeyPool::start(KeyType::P256, 4).unwrap();
+            let pool = filled_pool(4);
             let mut rotator = Rotator::open(settings, files(&authority), pool, now).unwrap();
             for number in 0..CONTAINERS {
                 let container = container(serde_json::json!({ "guid": format!("g{number}") }));
@@ -176,7 +174,7 @@ fn former_ca_stays_trusted_after_restart() {
     let now = SystemTime::now();
     let with_time = |time: Duration| Settings { keep_old_ca: time, ..settings(folder.path()) };
     let open = |now: SystemTime| {
-        let pool = KeyPool::start(KeyType::P256, 1).unwrap();
+        let pool = filled_pool(1);
         Rotator::open(with_time(Duration::from_secs(3600)), files(&authority), pool, now).unwrap()
     };
     let mut rotator = open(now);

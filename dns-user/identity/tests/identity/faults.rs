@@ -175,12 +175,12 @@ fn unusable_authority_keeps_last() {
     fs::write(world.authority.certificate_path(), other).unwrap();
     // The other CA is valid from the real time on.
     world.now = SystemTime::now();
-    world.rotator.step(world.now);
+    world.step();
     let problem = world.rotator.status(world.now).authority.problem.unwrap();
     assert!(problem.contains("does not match") && problem.contains("ca.key"), "{problem}");
     world.now += 24 * HOUR - Duration::from_secs(1200);
-    world.rotator.step(world.now);
-    world.rotator.step(world.now);
+    world.step();
+    world.step();
     let status = world.rotator.status(world.now);
     assert_eq!((status.renewals, status.failures["authority"]), (1, 1), "renewed by the last good CA");
     assert!(read_pair(&world.path("g1"), "instance").unwrap().certificate.ends_with(&before));
@@ -220,7 +220,7 @@ fn clock_jumps_renew_at_once() {
     }
     // Forward, past the end of every pair.
     world.now += 100 * HOUR;
-    world.rotator.step(world.now);
+    world.step();
     for name in ["g1", "g2", "g3"] {
         let validity = world.validity(name);
         assert!(validity.not_before <= world.now && world.now < validity.not_after);
@@ -228,7 +228,7 @@ fn clock_jumps_renew_at_once() {
     }
     // Backward: pairs from the future are not valid yet.
     world.now -= 99 * HOUR;
-    world.rotator.step(world.now);
+    world.step();
     for name in ["g1", "g2", "g3"] {
         let validity = world.validity(name);
         assert!(validity.not_before <= world.now && world.now < validity.not_after, "{validity:?}");

@@ -15,7 +15,7 @@ use dns_identity::{
 };
 use tempfile::TempDir;
 
-use crate::rotator::{HOUR, World, container, files, matches, memory, settings};
+use crate::rotator::{HOUR, World, container, files, filled_pool, matches, memory, settings};
 
 /// A rotator that follows a folder of descriptions.
 struct Cell {
@@ -127,7 +127,7 @@ fn lost_folder_is_restored() {
     fs::remove_file(world.path("g3").join("..data/instance.key")).unwrap();
     for _ in 0..12 {
         world.now += Duration::from_secs(1);
-        world.rotator.step(world.now);
+        world.step();
     }
     for name in ["g1", "g2", "g3"] {
         assert!(matches(&read_pair(&world.path(name), "instance").unwrap()), "{name}");
@@ -181,7 +181,7 @@ fn slow_peers_accept_new_pairs() {
         backdate: Duration::from_secs(300),
         ..settings(&world.folder.path().join("identities"))
     };
-    let pool = KeyPool::start(KeyType::P256, 1).unwrap();
+    let pool = filled_pool(1);
     let mut rotator = Rotator::open(backdated, files(&world.authority), pool, world.now).unwrap();
     rotator.create(container(serde_json::json!({ "guid": "g1" })), world.now).unwrap();
     let pair = read_pair(&world.folder.path().join("identities/g1"), "instance").unwrap();

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use dns_identity::{
@@ -17,9 +17,9 @@ use dns_identity::{
     check,
     folder::{Pair, read_pair},
     keys::{KeyType, PrivateKey},
-    pool::{KeyPool, thread_time},
+    pool::{KeyPool, Priority, thread_time},
     profile::{Container, Guid},
-    rotator::{Rotator, Settings},
+    rotator::{Next, Rotator, Settings},
     schedule::{RenewalWindow, Share},
 };
 use serde_json::json;
@@ -47,8 +47,19 @@ pub(crate) fn memory() -> TempDir {
 }
 
 pub(crate) fn open(folder: &Path, authority: &TestAuthority, pool: usize, now: SystemTime) -> Rotator {
-    let pool = KeyPool::start(KeyType::P256, pool).unwrap();
+    let pool = filled_pool(pool);
     Rotator::open(settings(folder), files(authority), pool, now).unwrap()
+}
+
+/// A full pool of keys. At idle priority, a busy machine would delay them for as long as it is busy.
+pub(crate) fn filled_pool(size: usize) -> KeyPool {
+    let pool = KeyPool::start_with(KeyType::P256, size, Priority::Normal).unwrap();
+    wait_for_keys(&pool);
+    pool
+}
+
+fn wait_for_keys(pool: &KeyPool) {
+    assert!(pool.wait(pool.size(), Duration::from_secs(300)), "{} of {} keys", pool.ready(), pool.size());
 }
 
 /// Settings for tests: certificates start now, and a replaced CA leaves the bundles with its last pair.
@@ -83,11 +94,18 @@ impl World {
         validity_of(&read_pair(&self.path(guid), "instance").unwrap())
     }
 
+    /// Does what is due. Keys are generated in real time, for which the simulated clock waits.
+    pub(crate) fn step(&mut self) {
+        wait_for_keys(self.rotator.pool());
+        while self.rotator.step(self.now) == Next::Key {
+            wait_for_keys(self.rotator.pool());
+        }
+    }
+
     /// Steps at the times requested by the rotator until a time is reached.
     pub(crate) fn run_until(&mut self, end: SystemTime) {
         while self.now < end {
-            self.rotator.step(self.now);
-            // Keys are generated in real time, for which the simulated clock does not wait.
+            self.step();
             let next = self.rotator.next_renewal();
             let next = next.map_or(end, |next| next.min(end));
             self.now = next.max(self.now + Duration::from_millis(1));
@@ -277,7 +295,7 @@ fn replaced_authority_spreads_in_steps() {
     };
     // The first step spreads trust; pairs change only afterwards.
     let mut mixed = 0;
-    world.rotator.step(world.now);
+    world.step();
     let begun = world.now;
     while !names.iter().all(|name| issuer_is_new(&world, name)) {
         assert!(world.now < begun + HOUR, "not converged within an hour");
@@ -286,25 +304,14 @@ fn replaced_authority_spreads_in_steps() {
             assert!(bundle.contains(&old) && bundle.contains(&new.certificate()), "{name}");
         }
         mixed += 1;
-        // Keys are generated in real time, at idle priority.
-        wait_for_key(&world);
         world.now += Duration::from_secs(5);
-        world.rotator.step(world.now);
+        world.step();
     }
     assert!(mixed > 5, "reissues are spread");
-    world.rotator.step(world.now);
+    world.step();
     for name in &names {
         assert_eq!(bundle(&world, name), new.certificate(), "{name}");
         assert_eq!(check::folder(&world.path(name), world.now), check::Findings::default());
-    }
-}
-
-/// Waits until the pool holds a key.
-fn wait_for_key(world: &World) {
-    let begun = Instant::now();
-    while world.rotator.status(world.now).pool_ready == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(120), "the pool stays empty");
-        thread::sleep(Duration::from_millis(1));
     }
 }
 
