@@ -243,8 +243,10 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
     let folder = folder.display();
     let Options { algorithm, zones, refused, primary, .. } = options;
     let (ip, port) = (address.ip(), address.port());
+    // By default, Knot closes the connection of a client that does not read for half a second.
     let mut text = format!(
-        "server:\n    rundir: {folder}\n    listen: {ip}@{port}\ndatabase:\n    storage: {folder}\n\
+        "server:\n    rundir: {folder}\n    listen: {ip}@{port}\n    tcp-io-timeout: 0\n    tcp-idle-timeout: 600\n\
+         database:\n    storage: {folder}\n\
          key:\n  - id: publisher\n    algorithm: {algorithm}\n    secret: {SECRET}\n"
     );
     if let Some(primary) = primary {
