@@ -19,8 +19,8 @@ mod watcher;
 pub use self::{
     metrics::HealthMetrics,
     service::{HealthError, HealthService},
-    states::{HealthStates, InstanceHealth},
-    tracker::{Limits, Order, Tracker},
+    states::{HealthStates, InstanceHealth, InstanceSet},
+    tracker::{Limits, Order, Tracked, Tracker},
 };
 pub use check::Report;
 

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use dns_core::resolve::{Health, HealthState};
 
@@ -22,8 +22,25 @@ const SHARDS: usize = 32;
 pub struct HealthStates {
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
     hasher: RandomState,
-    /// Incremented after each change.
+    /// Held while a state changes, so that changes have numbers in the order in which they are announced.
+    changing: Mutex<()>,
+    /// Number of the latest change of each part of the instances ([`InstanceSet`]), written before `changes`.
+    changed: [AtomicU64; InstanceSet::PARTS],
+    /// Number of changes.
     changes: AtomicU64,
+}
+
+/// A superset of some instances: the parts, of [`Self::PARTS`] by hash of the address, in which they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InstanceSet(u64);
+
+impl InstanceSet {
+    const PARTS: usize = u64::BITS as usize;
+
+    /// Returns the numbers of the parts.
+    fn parts(self) -> impl Iterator<Item = usize> {
+        (0..Self::PARTS).filter(move |part| self.0 >> part & 1 != 0)
+    }
 }
 
 /// Health reported by one instance.
@@ -54,6 +71,8 @@ impl HealthStates {
         Self {
             shards: std::array::from_fn(|_| RwLock::default()),
             hasher: RandomState::new(),
+            changing: Mutex::default(),
+            changed: [const { AtomicU64::new(0) }; InstanceSet::PARTS],
             changes: AtomicU64::new(0),
         }
     }
@@ -62,6 +81,7 @@ impl HealthStates {
     /// first report differs unless it is "unchecked".
     pub fn set(&self, ip: IpAddr, health: InstanceHealth) -> bool {
         let health = health.condensed();
+        let _in_order = self.changing.lock();
         let mut shard = self.write(ip);
         let changed = match shard.get(&ip) {
             Some(old) => *old != health,
@@ -70,24 +90,44 @@ impl HealthStates {
         shard.insert(ip, health);
         drop(shard);
         if changed {
-            self.changes.fetch_add(1, Ordering::Release);
+            self.announce(ip);
         }
         changed
     }
 
     /// Forgets the instance, which becomes unchecked again. Returns whether it was known.
     pub fn remove(&self, ip: IpAddr) -> bool {
+        let _in_order = self.changing.lock();
         let was_known = self.write(ip).remove(&ip).is_some();
         if was_known {
-            self.changes.fetch_add(1, Ordering::Release);
+            self.announce(ip);
         }
         was_known
+    }
+
+    /// Counts a change of an instance, while `changing` is held.
+    fn announce(&self, ip: IpAddr) {
+        let number = self.changes.load(Ordering::Relaxed) + 1;
+        // First: a reader that sees the number must see in which part the change was.
+        self.changed[self.part(ip)].store(number, Ordering::Release);
+        self.changes.store(number, Ordering::Release);
     }
 
     /// Returns the number of changes so far. A reader that sees the number after a change also sees
     /// the changed state.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+
+    /// Returns the parts in which these instances are.
+    pub fn set_of(&self, instances: &[IpAddr]) -> InstanceSet {
+        InstanceSet(instances.iter().fold(0, |set, ip| set | 1 << self.part(*ip)))
+    }
+
+    /// Returns whether an instance of the set may have changed after the first `changes` changes. Writes
+    /// nothing, so any number of CPUs may ask.
+    pub fn has_changed(&self, set: InstanceSet, changes: u64) -> bool {
+        set.parts().any(|part| self.changed[part].load(Ordering::Acquire) > changes)
     }
 
     /// Returns whether the instance has been checked since tracking began.
@@ -128,6 +168,11 @@ impl HealthStates {
         // The remainder is below SHARDS, so it fits.
         (self.hasher.hash_one(ip) % SHARDS as u64) as usize
     }
+
+    /// Returns the number of the part of `ip`.
+    fn part(&self, ip: IpAddr) -> usize {
+        (self.hasher.hash_one(ip) % InstanceSet::PARTS as u64) as usize
+    }
 }
 
 impl Default for HealthStates {
@@ -167,6 +212,24 @@ mod tests {
         assert_eq!(states.state(ip, Some("7")), HealthState::Running);
         assert_eq!(states.state(ip, Some("8")), HealthState::Failing);
         assert_eq!(states.counts(), [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn changes_concern_few_instances() {
+        let states = HealthStates::new();
+        let ips: Vec<IpAddr> = (0..=255).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        let sets: Vec<InstanceSet> = ips.iter().map(|ip| states.set_of(&[*ip])).collect();
+        assert!(states.set(ips[0], InstanceHealth::unknown()));
+        let after = states.changes();
+        let changed = sets.iter().filter(|set| states.has_changed(**set, after - 1)).count();
+        assert!(states.has_changed(sets[0], after - 1) && !states.has_changed(sets[0], after));
+        // One of 64 on average.
+        assert!(changed < ips.len() / 4, "{changed}");
+        assert!(states.has_changed(states.set_of(&ips), after - 1));
+        assert!(!states.has_changed(InstanceSet::default(), 0), "a name without checks");
+        assert!(!states.set(ips[0], InstanceHealth::unknown()));
+        assert_eq!(states.changes(), after, "nothing has changed");
+        assert!(states.remove(ips[0]) && states.has_changed(sets[0], after));
     }
 
     #[test]

@@ -8,9 +8,19 @@ use nix::time::{ClockId, clock_gettime};
 /// without the offset of the time namespace (kernel 5.6). Programs ignore time namespaces, so a
 /// lease in the process's own time would expire too late, or immediately.
 pub fn kernel_monotonic_ns() -> u64 {
+    kernel_ns(ClockId::CLOCK_MONOTONIC)
+}
+
+/// Returns the same time as of the kernel's last tick, up to 10 ms ago (`bpf_ktime_get_coarse_ns`).
+pub fn kernel_coarse_ns() -> u64 {
+    kernel_ns(ClockId::CLOCK_MONOTONIC_COARSE)
+}
+
+/// Returns the time of a monotonic clock without the offset of the time namespace.
+fn kernel_ns(clock: ClockId) -> u64 {
     static OFFSET: OnceLock<i128> = OnceLock::new();
     let offset = OFFSET.get_or_init(|| namespace_offset_ns("monotonic"));
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux kernel has CLOCK_MONOTONIC");
+    let time = clock_gettime(clock).expect("every Linux kernel since 2.6.32 has both clocks");
     let own = i128::from(time.tv_sec()) * 1_000_000_000 + i128::from(time.tv_nsec());
     // The kernel's clock starts at 0, so the result is not negative.
     u64::try_from(own - offset).unwrap_or(0)
@@ -79,6 +89,8 @@ mod tests {
     fn clock_runs_forward() {
         let first = kernel_monotonic_ns();
         assert!(first > 0 && kernel_monotonic_ns() >= first);
+        let coarse = kernel_coarse_ns();
+        assert!(coarse <= kernel_monotonic_ns() && coarse + 1_000_000_000 > first);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The object's requirements on the kernel.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use aya::util::KernelVersion;
+use nix::time::{ClockId, clock_getres};
 use whole_system_tests::program::{Hook, Program};
 
 use crate::{
@@ -101,6 +105,24 @@ fn answer_stamps_entry() {
     // Queried but not answered: not stamped.
     let other = program.entry(&wire("v4-10.bosh")).expect("published").last_used_ns;
     assert_eq!(other, 0);
+}
+
+#[test]
+fn entry_is_stamped_once_per_tick() {
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    let name = wire("v4-3.bosh");
+    let query = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
+    let tick =
+        std::time::Duration::from(clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).expect("Linux has it"));
+    let (begun, mut stamps) = (Instant::now(), BTreeSet::new());
+    for number in 0..2000 {
+        program.run(HOOKS[number % HOOKS.len()], &query).expect("the program runs");
+        stamps.insert(program.entry(&name).expect("published").last_used_ns);
+    }
+    // Each write of the stamp changes it; CPUs that answer the same name would otherwise contend for its line.
+    let ticks = begun.elapsed().as_nanos() / tick.as_nanos() + 2;
+    assert!(stamps.len() as u128 <= ticks, "{} writes in {ticks} ticks", stamps.len());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -21,11 +21,11 @@ use tokio::sync::{Notify, mpsc};
 use super::states::{HealthStates, InstanceHealth};
 use dns_core::{
     catalog::Snapshot,
-    name::{Name, NameRef},
+    name::Name,
     resolve::{AllRunning, Checks, Resolution, resolve},
 };
 use dns_fastpath::{Admission, FastPathHandle};
-use dns_kit::clock::kernel_monotonic_ns;
+use dns_kit::clock::{kernel_coarse_ns, kernel_monotonic_ns};
 
 /// Bounds of the tracker.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +40,9 @@ pub struct Limits {
 
 /// The most recently queried names, up to a limit, and the instances that they need.
 ///
-/// Query paths never wait for checks: a known name costs a look-up and a store, a new one a few map
-/// changes under a briefly held lock.
+/// Query paths never wait for checks. A UDP worker keeps the [`Tracked`] of each name that it has answered:
+/// another query for it takes no lock and writes at most once per tick of the clock, unless the order of
+/// names within a tick matters. A new name costs a few map changes under a briefly held lock.
 pub struct Tracker {
     limits: Limits,
     /// States of the instances.
@@ -50,8 +51,8 @@ pub struct Tracker {
     names: RwLock<HashMap<Name, Arc<Tracked>>>,
     /// The order of use and the instances. Locked before `names`.
     registry: Mutex<Registry>,
-    /// Time of the latest use; every use gets a distinct time.
-    latest_use: AtomicU64,
+    /// Whether the order of uses within a tick of the clock matters, see [`Self::set_precision`].
+    is_exact: AtomicBool,
     /// The fast path, whose answers count as uses as well.
     fast_path: FastPathHandle,
     /// Channel to the watcher's thread.
@@ -60,11 +61,15 @@ pub struct Tracker {
     queued: AtomicUsize,
 }
 
+/// A tracked name. Read by every CPU that answers it, so in cache lines of its own.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct Tracked {
     name: Name,
     /// Time of the last use in userspace, `CLOCK_MONOTONIC` in ns.
     last_use: AtomicU64,
+    /// Whether the name has been dropped, and its next query must be looked up.
+    is_dropped: AtomicBool,
     /// Instances that it needs checked, without duplicates. Changed under the registry's lock.
     instances: Mutex<Box<[IpAddr]>>,
     /// Queries that wait for the first checks of its instances.
@@ -74,6 +79,10 @@ pub struct Tracked {
 /// Number of queued orders above which no new names are tracked until the watcher's thread has
 /// caught up. An order takes about 40 bytes.
 const MAX_QUEUED: usize = 65_536;
+
+/// Age of the oldest use, in nanoseconds, from which on the order of uses within a tick cannot decide which
+/// name is dropped next, or hardly: ticks take at most 10 ms.
+const EXACT_WITHIN_NS: u64 = 1_000_000_000;
 
 /// An order to the watcher's thread.
 pub enum Order {
@@ -117,7 +126,7 @@ impl Tracker {
             states,
             names: RwLock::default(),
             registry: Mutex::default(),
-            latest_use: AtomicU64::new(0),
+            is_exact: AtomicBool::new(false),
             fast_path,
             orders,
             queued: AtomicUsize::new(0),
@@ -136,26 +145,32 @@ impl Tracker {
         if !resolution.checks.tracked || self.limits.names == 0 {
             return;
         }
-        let now = self.use_now();
-        if !self.used(name.into(), now) {
+        let now = kernel_monotonic_ns();
+        let is_tracked = match self.names().get(name) {
+            Some(tracked) => tracked.touch(now),
+            None => false,
+        };
+        if !is_tracked {
             self.begin(name, &resolution.checks, now);
         }
     }
 
-    /// Does the same as [`Self::asked`] for a tracked name, or if tracking is disabled; `false` if
-    /// the name is not tracked.
-    pub fn asked_again(&self, name: NameRef<'_>) -> bool {
-        self.limits.names == 0 || self.used(name, self.use_now())
+    /// Does the same as [`Self::asked`] for a name that was tracked; `false` if it no longer is, so that it
+    /// must be looked up.
+    #[inline]
+    pub fn asked_again(&self, tracked: &Tracked) -> bool {
+        let is_exact = self.is_exact.load(Ordering::Relaxed);
+        tracked.touch(if is_exact { kernel_monotonic_ns() } else { kernel_coarse_ns() })
     }
 
-    /// Records a use of a name; `false` if it is not tracked.
-    fn used(&self, name: NameRef<'_>, now: u64) -> bool {
-        let names = self.names();
-        let tracked = names.get(name.as_wire());
-        if let Some(tracked) = tracked {
-            tracked.last_use.fetch_max(now, Ordering::Relaxed);
-        }
-        tracked.is_some()
+    /// Returns the name as it is tracked now, for [`Self::asked_again`].
+    pub fn tracked(&self, name: &Name) -> Option<Arc<Tracked>> {
+        self.names().get(name).cloned()
+    }
+
+    /// Returns whether names are tracked at all.
+    pub fn is_on(&self) -> bool {
+        self.limits.names > 0
     }
 
     /// Waits until all instances of the name have been checked once, for at most
@@ -218,12 +233,13 @@ impl Tracker {
         let mut registry = self.registry();
         if let Some(tracked) = self.names().get(name) {
             // Another thread was faster.
-            tracked.last_use.fetch_max(now, Ordering::Relaxed);
+            tracked.touch(now);
             return;
         }
         let tracked = Arc::new(Tracked {
             name: name.clone(),
             last_use: AtomicU64::new(now),
+            is_dropped: AtomicBool::new(false),
             instances: Mutex::default(),
             first_checks: Mutex::default(),
         });
@@ -238,12 +254,24 @@ impl Tracker {
         };
         self.order(Order::Began(tracked));
         // At the limit, the least recently used name is dropped.
-        self.fast_path.keep_exact_last_used(count >= self.limits.names);
+        self.set_precision(&mut registry, count >= self.limits.names, now);
         for _ in self.limits.names..count {
             let last_use = |tracked: &Tracked| self.last_use(tracked);
             if let Some(oldest) = registry.pop_oldest(last_use) {
                 self.drop_name(&mut registry, &oldest);
             }
+        }
+    }
+
+    /// Decides whether times of uses must be exact: if the next name is dropped soon, and the oldest use was so
+    /// recent that the order within a tick may decide. Exact times are written by every query, so CPUs that
+    /// answer the same name would pass its cache line around.
+    fn set_precision(&self, registry: &mut Registry, is_full: bool, now: u64) {
+        let is_recent = |oldest| now.saturating_sub(oldest) < EXACT_WITHIN_NS;
+        let is_exact =
+            is_full && registry.oldest_use(|tracked| self.last_use(tracked)).is_some_and(is_recent);
+        if self.is_exact.swap(is_exact, Ordering::Relaxed) != is_exact {
+            self.fast_path.keep_exact_last_used(is_exact);
         }
     }
 
@@ -261,6 +289,7 @@ impl Tracker {
     /// Removes a name and the instances that no other name needs.
     fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
         self.names.write().remove(&tracked.name);
+        tracked.is_dropped.store(true, Ordering::Release);
         let instances = self.release(registry, &tracked.replace_instances(Box::default()));
         self.order(Order::Dropped { names: vec![tracked.name.clone()], instances });
     }
@@ -365,16 +394,6 @@ impl Tracker {
         tracked.last_use.load(Ordering::Relaxed).max(used_there)
     }
 
-    /// Returns the time for a use: now, but later than any previous use, so that uses have a total
-    /// order.
-    fn use_now(&self) -> u64 {
-        let now = kernel_monotonic_ns();
-        let next = |latest: u64| Some(now.max(latest + 1));
-        self.latest_use
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .map_or(now, |latest| now.max(latest + 1))
-    }
-
     /// Sends an order to the watcher's thread. Orders are dropped after the thread has ended.
     fn order(&self, order: Order) {
         if self.orders.send(order).is_ok() {
@@ -404,6 +423,17 @@ impl Admission for Tracker {
 }
 
 impl Tracked {
+    /// Records a use at this time, unless a later one, or one in the same tick, is known. Returns whether the
+    /// name is still tracked.
+    #[inline]
+    fn touch(&self, now: u64) -> bool {
+        // A plain load, because an atomic maximum takes the cache line from other CPUs even if it changes nothing.
+        if self.last_use.load(Ordering::Relaxed) < now {
+            self.last_use.fetch_max(now, Ordering::Relaxed);
+        }
+        !self.is_dropped.load(Ordering::Acquire)
+    }
+
     /// Locks the instances that the name needs checked.
     fn instances(&self) -> MutexGuard<'_, Box<[IpAddr]>> {
         self.instances.lock()
@@ -476,15 +506,21 @@ impl Registry {
 
     /// Removes the least recently used name if its last use was before `moment`.
     fn pop_before(&mut self, moment: u64, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
-        while self.order.peek().is_some_and(|Reverse(oldest)| oldest.at < moment) {
-            let Reverse(Use { at, tracked }) = self.order.pop()?;
-            let used = last_use(&tracked);
-            if used <= at {
-                return Some(tracked);
+        let oldest = self.oldest_use(last_use)?;
+        (oldest < moment).then(|| self.order.pop()).flatten().map(|Reverse(Use { tracked, .. })| tracked)
+    }
+
+    /// Returns the time of the least recent use, and moves that name to the top.
+    fn oldest_use(&mut self, last_use: impl Fn(&Tracked) -> u64) -> Option<u64> {
+        loop {
+            let mut top = self.order.peek_mut()?;
+            let used = last_use(&top.0.tracked);
+            if used <= top.0.at {
+                return Some(top.0.at);
             }
-            self.push(used, tracked);
+            // It sinks when `top` is dropped.
+            top.0.at = used;
         }
-        None
     }
 
     /// Adds a name that needs the instance; returns whether it is the first.

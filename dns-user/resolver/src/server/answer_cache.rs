@@ -12,24 +12,28 @@ use std::{
 };
 
 use dns_common::name::MAX_NAME_LEN;
-use hashbrown::HashTable;
+use hashbrown::{HashTable, hash_table};
 
+use crate::state::{Dependence, Generation};
 use dns_core::{
     name::NameRef,
     resolve::{Existence, LocalAnswer},
 };
+use dns_health::{InstanceSet, Tracked};
 
 /// Minimum size of each half, in bytes.
 const HALF: usize = 4 << 20;
+/// Most bytes of all workers' halves, for small fleets, if there are many workers.
+const ALL_HALVES: usize = 128 << 20;
 /// Size of each half per instance in bytes, if larger than the minimum: a fleet of 100,000
 /// instances has too many busy names for [`HALF`].
 const PER_INSTANCE: usize = 80;
 /// Bytes of an entry other than its name and addresses: its fields and its share of the hash table.
 const ENTRY_WEIGHT: usize = size_of::<Entry>() + 12;
 
-/// Names and their resolutions, all of one generation. When the younger half is full, it replaces
-/// the older one, which is dropped. Names in use move to the younger half, so unused names are
-/// dropped first.
+/// Names and their resolutions, all from the same records and routes. A change of an instance's health voids
+/// only the answers that depend on it. When the younger half is full, it replaces the older one, which is
+/// dropped. Names in use move to the younger half, so unused names are dropped first.
 pub(super) struct AnswerCache {
     /// Entries used since the halves were last exchanged.
     young: Half,
@@ -37,19 +41,28 @@ pub(super) struct AnswerCache {
     old: Half,
     /// Maximum size of each half, in bytes.
     room: usize,
-    /// The generation of all entries.
-    generation: u64,
+    /// Maximum size of each half for a small fleet.
+    least_room: usize,
+    /// The current generation. Entries are of the same state, and know with which health they were resolved.
+    generation: Generation,
     /// Seeded per worker, so that clients cannot choose colliding names.
     hasher: foldhash::fast::RandomState,
 }
 
 /// The cached answer for a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) struct Remembered<'a> {
     pub(super) name: NameRef<'a>,
     pub(super) answer: LocalAnswer<'a>,
-    /// Whether a query for the name starts health checks.
-    pub(super) is_tracked: bool,
+    /// What it depends on.
+    dependence: &'a Dependence,
+}
+
+impl<'a> Remembered<'a> {
+    /// Returns the tracked name, if a query for the name starts health checks.
+    pub(super) fn tracked(&self) -> Option<&'a Tracked> {
+        self.dependence.tracked.as_deref()
+    }
 }
 
 /// A name in lower case, on the stack.
@@ -79,66 +92,82 @@ impl LowerName {
 }
 
 impl AnswerCache {
-    pub(super) fn new() -> Self {
+    /// Creates the cache of one of `workers` workers.
+    pub(super) fn new(workers: usize) -> Self {
+        let least_room = HALF.min(ALL_HALVES / workers.max(1));
         Self {
             young: Half::default(),
             old: Half::default(),
-            room: HALF,
-            generation: 0,
+            room: least_room,
+            least_room,
+            generation: Generation::default(),
             hasher: foldhash::fast::RandomState::default(),
         }
     }
 
-    /// Drops all entries unless they are of `generation`, and sizes the halves for `instances`.
+    /// Enters a generation: drops all entries of other records and routes, and sizes the halves for `instances`.
     #[inline]
-    pub(super) fn keep_only(&mut self, generation: u64, instances: impl FnOnce() -> usize) {
-        if self.generation != generation {
-            self.generation = generation;
-            self.room = HALF.max(PER_INSTANCE * instances());
+    pub(super) fn enter(&mut self, generation: Generation, instances: impl FnOnce() -> usize) {
+        if self.generation.state != generation.state {
+            self.room = self.least_room.max(PER_INSTANCE * instances());
             self.young.clear();
             self.old.clear();
         }
+        self.generation = generation;
     }
 
-    /// Returns the cached answer for a name.
+    /// Returns the cached answer for a name, if it is still valid. `has_changed` returns whether the health
+    /// of some instances has changed since a number of changes.
     #[inline]
-    pub(super) fn get(&mut self, name: &LowerName) -> Option<Remembered<'_>> {
+    pub(super) fn get(
+        &mut self,
+        name: &LowerName,
+        has_changed: impl Fn(InstanceSet, u64) -> bool,
+    ) -> Option<Remembered<'_>> {
         let hash = self.hasher.hash_one(name.as_wire());
         match self.young.find(hash, name.as_wire()) {
-            Some(at) => Some(self.young.remembered(at)),
-            None => self.get_old(hash, name),
+            Some(at) => {
+                self.young.validate(at, self.generation, has_changed).then(|| self.young.remembered(at))
+            }
+            None => self.get_old(hash, name, has_changed),
         }
     }
 
     /// Looks up the name in the older half and copies it to the younger half if there is room.
     #[cold]
-    fn get_old(&mut self, hash: u64, name: &LowerName) -> Option<Remembered<'_>> {
+    fn get_old(
+        &mut self,
+        hash: u64,
+        name: &LowerName,
+        has_changed: impl Fn(InstanceSet, u64) -> bool,
+    ) -> Option<Remembered<'_>> {
         let at = self.old.find(hash, name.as_wire())?;
+        if !self.old.validate(at, self.generation, has_changed) {
+            return None;
+        }
         let remembered = self.old.remembered(at);
         if self.young.weight() + weight(&remembered) > self.room {
             return Some(remembered);
         }
-        let at = self.young.push(hash, &remembered);
+        let at = self.young.push(hash, &remembered, self.generation.health);
         Some(self.young.remembered(at))
     }
 
-    /// Inserts an answer of the current generation. An existing entry for the name stays.
-    pub(super) fn insert(&mut self, name: &LowerName, answer: LocalAnswer<'_>, is_tracked: bool) {
+    /// Inserts an answer that was resolved in the current generation. It replaces one whose instances' health
+    /// has changed.
+    pub(super) fn insert(&mut self, name: &LowerName, answer: LocalAnswer<'_>, dependence: &Dependence) {
         let hash = self.hasher.hash_one(name.as_wire());
-        if self.young.find(hash, name.as_wire()).is_some() {
-            return;
-        }
-        let new = Remembered { name: NameRef::of_wire(name.as_wire()), answer, is_tracked };
+        let new = Remembered { name: NameRef::of_wire(name.as_wire()), answer, dependence };
         if self.young.weight() + weight(&new) > self.room {
             mem::swap(&mut self.young, &mut self.old);
             self.young.clear();
         }
-        self.young.push(hash, &new);
+        self.young.push(hash, &new, self.generation.health);
     }
 }
 
 /// Returns the size of an entry in bytes.
-fn weight(Remembered { name, answer, is_tracked: _ }: &Remembered<'_>) -> usize {
+fn weight(Remembered { name, answer, dependence: _ }: &Remembered<'_>) -> usize {
     ENTRY_WEIGHT + name.as_wire().len() + size_of_val(answer.v4) + size_of_val(answer.v6)
 }
 
@@ -162,13 +191,15 @@ struct Half {
 struct Entry {
     /// Hash of the name.
     hash: u64,
+    /// Number of health changes when the answer was last valid.
+    health: u64,
+    dependence: Dependence,
     name: u32,
     v4: u32,
     v6: u32,
     /// Length of the name in bytes.
     name_len: u8,
     existence: Existence,
-    is_tracked: bool,
 }
 
 impl Half {
@@ -180,6 +211,25 @@ impl Half {
             entry.hash == hash && self.names[entry.name_range()] == *wire
         };
         self.positions.find(hash, same).map(|at| *at as usize)
+    }
+
+    /// Returns whether the answer at an index is valid in a generation.
+    #[inline]
+    fn validate(
+        &mut self,
+        at: usize,
+        generation: Generation,
+        has_changed: impl Fn(InstanceSet, u64) -> bool,
+    ) -> bool {
+        let entry = &mut self.entries[at];
+        if entry.health == generation.health {
+            return true;
+        }
+        let is_valid = !has_changed(entry.dependence.instances, entry.health);
+        if is_valid {
+            entry.health = generation.health;
+        }
+        is_valid
     }
 
     /// Returns the entry at an index.
@@ -197,29 +247,40 @@ impl Half {
                 v4: &self.v4[entry.v4 as usize..v4_end],
                 v6: &self.v6[entry.v6 as usize..v6_end],
             },
-            is_tracked: entry.is_tracked,
+            dependence: &entry.dependence,
         }
     }
 
-    /// Adds an entry for a name that has none, and returns its index.
-    fn push(&mut self, hash: u64, new: &Remembered<'_>) -> usize {
-        let Remembered { name, answer: LocalAnswer { existence, v4, v6 }, is_tracked } = *new;
+    /// Adds an entry in place of the name's previous one, if there is one, and returns its index.
+    fn push(&mut self, hash: u64, new: &Remembered<'_>, health: u64) -> usize {
+        let Remembered { name, answer: LocalAnswer { existence, v4, v6 }, dependence } = *new;
         let at = self.entries.len();
         self.entries.push(Entry {
             hash,
+            health,
+            dependence: dependence.clone(),
             name: self.names.len() as u32,
             v4: self.v4.len() as u32,
             v6: self.v6.len() as u32,
             // A name has at most 255 bytes.
             name_len: name.as_wire().len() as u8,
             existence,
-            is_tracked,
         });
         self.names.extend_from_slice(name.as_wire());
         self.v4.extend_from_slice(v4);
         self.v6.extend_from_slice(v6);
-        let entries = &self.entries;
-        self.positions.insert_unique(hash, at as u32, |at| entries[*at as usize].hash);
+        let (entries, names) = (&self.entries, &self.names);
+        let is_same = |other: &u32| {
+            let entry = &entries[*other as usize];
+            entry.hash == hash && names[entry.name_range()] == *name.as_wire()
+        };
+        // The bytes of a replaced entry stay until the half is dropped.
+        match self.positions.entry(hash, is_same, |at| entries[*at as usize].hash) {
+            hash_table::Entry::Occupied(mut position) => *position.get_mut() = at as u32,
+            hash_table::Entry::Vacant(position) => {
+                position.insert(at as u32);
+            }
+        }
         at
     }
 
@@ -268,62 +329,106 @@ mod tests {
         LowerName::new(&Name::from_text(text).unwrap().as_wire().to_ascii_uppercase())
     }
 
-    #[test]
-    fn lookup_is_case_insensitive() {
-        let mut cache = AnswerCache::new();
-        let web = Name::from_text("q-s0.web.bosh").unwrap();
-        let (v4, v6) = (addresses(3), [Ipv6Addr::LOCALHOST]);
-        cache.keep_only(1, || 0);
-        cache.insert(&name("q-s0.db.bosh"), found(&v4[..1], &[]), false);
-        cache.insert(&name("q-s0.web.bosh"), found(&v4, &v6), true);
-        cache.insert(
-            &name("none.bosh"),
-            LocalAnswer { existence: Existence::NoSuchName, v4: &[], v6: &[] },
-            false,
-        );
-        let remembered = Remembered { name: (&web).into(), answer: found(&v4, &v6), is_tracked: true };
-        assert_eq!(cache.get(&name("q-s0.web.bosh")), Some(remembered));
-        assert_eq!(cache.get(&name("q-s0.db.bosh")).unwrap().answer, found(&v4[..1], &[]));
-        assert_eq!(cache.get(&name("none.bosh")).unwrap().answer.existence, Existence::NoSuchName);
-        assert!(cache.get(&name("other.bosh")).is_none());
-        cache.keep_only(1, || 0);
-        assert!(cache.get(&name("q-s0.web.bosh")).is_some());
-        cache.keep_only(2, || 0);
-        assert!(cache.get(&name("q-s0.web.bosh")).is_none());
+    fn generation(state: u64, health: u64) -> Generation {
+        Generation { state, health }
+    }
+
+    /// Looks up a name whose instances have not changed.
+    fn get<'c>(cache: &'c mut AnswerCache, name: &LowerName) -> Option<Remembered<'c>> {
+        cache.get(name, |_, _| false)
     }
 
     #[test]
-    fn existing_entry_is_kept() {
-        let mut cache = AnswerCache::new();
+    fn lookup_is_case_insensitive() {
+        let mut cache = AnswerCache::new(1);
+        let web = Name::from_text("q-s0.web.bosh").unwrap();
+        let (v4, v6) = (addresses(3), [Ipv6Addr::LOCALHOST]);
+        cache.enter(generation(1, 0), || 0);
+        cache.insert(&name("q-s0.db.bosh"), found(&v4[..1], &[]), &Dependence::default());
+        cache.insert(&name("q-s0.web.bosh"), found(&v4, &v6), &Dependence::default());
+        cache.insert(
+            &name("none.bosh"),
+            LocalAnswer { existence: Existence::NoSuchName, v4: &[], v6: &[] },
+            &Dependence::default(),
+        );
+        let remembered = get(&mut cache, &name("q-s0.web.bosh")).unwrap();
+        assert_eq!((remembered.name, remembered.answer), ((&web).into(), found(&v4, &v6)));
+        assert_eq!(get(&mut cache, &name("q-s0.db.bosh")).unwrap().answer, found(&v4[..1], &[]));
+        assert_eq!(get(&mut cache, &name("none.bosh")).unwrap().answer.existence, Existence::NoSuchName);
+        assert!(get(&mut cache, &name("other.bosh")).is_none());
+        cache.enter(generation(1, 0), || 0);
+        assert!(get(&mut cache, &name("q-s0.web.bosh")).is_some());
+        cache.enter(generation(2, 0), || 0);
+        assert!(get(&mut cache, &name("q-s0.web.bosh")).is_none());
+    }
+
+    #[test]
+    fn newer_answer_replaces_older() {
+        let mut cache = AnswerCache::new(1);
         let v4 = addresses(2);
-        cache.insert(&name("web.bosh"), found(&v4, &[]), true);
-        cache.insert(&name("web.bosh"), found(&v4[..1], &[]), true);
-        assert_eq!(cache.young.entries.len(), 1);
-        assert_eq!(cache.get(&name("web.bosh")).unwrap().answer, found(&v4, &[]));
+        cache.insert(&name("web.bosh"), found(&v4, &[]), &Dependence::default());
+        cache.insert(&name("web.bosh"), found(&v4[..1], &[]), &Dependence::default());
+        assert_eq!(cache.young.positions.len(), 1);
+        assert_eq!(get(&mut cache, &name("web.bosh")).unwrap().answer, found(&v4[..1], &[]));
+    }
+
+    #[test]
+    fn health_change_voids_dependent_answers_only() {
+        use dns_core::resolve::HealthState;
+        use dns_health::{HealthStates, InstanceHealth};
+        use std::net::IpAddr;
+
+        let states = HealthStates::new();
+        let set = |ip: IpAddr, state| states.set(ip, InstanceHealth { state, groups: Box::default() });
+        let instances: Vec<IpAddr> = (0..64).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        let mut cache = AnswerCache::new(1);
+        let v4 = addresses(1);
+        let label = |number: usize| name(&format!("q-m{number}.bosh"));
+        for (number, ip) in instances.iter().enumerate() {
+            let dependence = Dependence { instances: states.set_of(&[*ip]), tracked: None };
+            cache.insert(&label(number), found(&v4, &[]), &dependence);
+        }
+        // In the older half the rules are the same.
+        for half in 0..2 {
+            let state = [HealthState::Failing, HealthState::Running][half];
+            assert!(set(instances[7], state));
+            cache.enter(generation(0, states.changes()), || 0);
+            let kept = (0..instances.len())
+                .filter(|&number| {
+                    cache.get(&label(number), |set, since| states.has_changed(set, since)).is_some()
+                })
+                .collect::<Vec<_>>();
+            assert!(!kept.contains(&7));
+            assert!(kept.len() > instances.len() / 2, "{} of {} answers stay", kept.len(), instances.len());
+            let dependence = Dependence { instances: states.set_of(&instances[7..8]), tracked: None };
+            cache.insert(&label(7), found(&v4, &[]), &dependence);
+            assert!(cache.get(&label(7), |set, since| states.has_changed(set, since)).is_some());
+            mem::swap(&mut cache.young, &mut cache.old);
+        }
     }
 
     #[test]
     fn unused_names_are_evicted_first() {
-        let mut cache = AnswerCache::new();
+        let mut cache = AnswerCache::new(1);
         let v4 = addresses(1);
-        cache.insert(&name("hot.bosh"), found(&v4, &[]), false);
-        cache.insert(&name("cold.bosh"), found(&v4, &[]), false);
+        cache.insert(&name("hot.bosh"), found(&v4, &[]), &Dependence::default());
+        cache.insert(&name("cold.bosh"), found(&v4, &[]), &Dependence::default());
         let large = addresses(1 << 16);
         for number in 0..200 {
-            cache.insert(&name(&format!("x{number}.bosh")), found(&large, &[]), false);
-            assert_eq!(cache.get(&name("hot.bosh")).unwrap().answer, found(&v4, &[]));
+            cache.insert(&name(&format!("x{number}.bosh")), found(&large, &[]), &Dependence::default());
+            assert_eq!(get(&mut cache, &name("hot.bosh")).unwrap().answer, found(&v4, &[]));
         }
-        assert!(cache.get(&name("cold.bosh")).is_none());
+        assert!(get(&mut cache, &name("cold.bosh")).is_none());
         assert!(cache.young.weight() <= HALF && cache.old.weight() <= HALF);
     }
 
     #[test]
     fn name_flood_stays_within_limit() {
-        let mut cache = AnswerCache::new();
+        let mut cache = AnswerCache::new(1);
         let v4 = addresses(250);
         let mut most = 0;
         for number in 0..20_000 {
-            cache.insert(&name(&format!("q-s0n{number}.q-g1.bosh")), found(&v4, &[]), true);
+            cache.insert(&name(&format!("q-s0n{number}.q-g1.bosh")), found(&v4, &[]), &Dependence::default());
             if number % 500 == 0 {
                 most = most.max(cache.young.weight() + cache.old.weight());
             }
@@ -334,14 +439,14 @@ mod tests {
     #[test]
     fn limit_grows_with_fleet() {
         const INSTANCES: usize = 100_000;
-        let mut cache = AnswerCache::new();
-        cache.keep_only(1, || INSTANCES);
+        let mut cache = AnswerCache::new(1);
+        cache.enter(generation(1, 0), || INSTANCES);
         let v4 = addresses(5);
         let names = || (0..INSTANCES).map(|number| name(&format!("{number}.q-g1234.q-n1.bosh")));
         for name in names() {
-            cache.insert(&name, found(&v4, &[]), false);
+            cache.insert(&name, found(&v4, &[]), &Dependence::default());
         }
-        assert!(names().all(|name| cache.get(&name).is_some()));
+        assert!(names().all(|name| get(&mut cache, &name).is_some()));
         assert!(cache.young.weight() + cache.old.weight() <= 2 * PER_INSTANCE * INSTANCES);
     }
 }

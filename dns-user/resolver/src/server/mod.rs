@@ -108,8 +108,9 @@ impl Default for Options {
 /// Default limit of queries that wait for recursors, handlers or first checks.
 const MAX_WAITING: usize = 32_768;
 
-/// Maximum number of UDP threads per listen address, for any number of CPUs.
-const MAX_WORKERS: usize = 32;
+/// Maximum number of UDP threads per listen address, for any number of CPUs. A thread takes about 200 KB,
+/// and its cache of answers a share of a limit that all threads divide.
+const MAX_WORKERS: usize = 128;
 
 /// Error opening a listen socket.
 #[derive(Debug, thiserror::Error)]
@@ -170,10 +171,11 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut listeners = JoinSet::new();
         let mut workers = Workers::default();
+        let all = endpoints.iter().map(|endpoint| endpoint.udp.len()).sum();
         for Endpoint { address, tcp, udp } in endpoints {
             listeners.spawn(tcp::serve(tcp, handler.clone(), stopped.clone()));
             for socket in udp {
-                workers.start(address, Arc::new(socket), &handler);
+                workers.start(address, Arc::new(socket), &handler, all);
             }
         }
         shutdown.await;
@@ -195,8 +197,15 @@ struct Workers {
 }
 
 impl Workers {
-    fn start(&mut self, address: SocketAddr, socket: Arc<udp::Socket>, handler: &Arc<QueryHandler>) {
-        let worker = udp::Worker::new(socket.clone(), handler.clone());
+    /// Starts the thread of a socket, one of `all`.
+    fn start(
+        &mut self,
+        address: SocketAddr,
+        socket: Arc<udp::Socket>,
+        handler: &Arc<QueryHandler>,
+        all: usize,
+    ) {
+        let worker = udp::Worker::new(socket.clone(), handler.clone(), all);
         let name = format!("dns-udp-{}", self.threads.len());
         let started = threads::spawn(name, OnPanic::Continue, move || worker.run());
         match started {

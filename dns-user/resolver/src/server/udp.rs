@@ -131,8 +131,10 @@ pub(super) struct Worker {
     handler: Arc<QueryHandler>,
     /// Runs queries that must wait.
     runtime: Handle,
-    /// Answers of the current generation.
+    /// Answers from the current records.
     cache: AnswerCache,
+    /// Number of workers.
+    workers: usize,
     shuffle: Shuffle,
     /// Clients without a limit on the reply size.
     near: NearClients,
@@ -146,11 +148,13 @@ pub(super) struct Worker {
 
 impl Worker {
     /// Creates a worker for `socket` without starting it. Must be called inside a tokio runtime.
-    pub(super) fn new(socket: Arc<Socket>, handler: Arc<QueryHandler>) -> Self {
+    /// It is one of `workers`.
+    pub(super) fn new(socket: Arc<Socket>, handler: Arc<QueryHandler>, workers: usize) -> Self {
         Self {
             socket,
             runtime: Handle::current(),
-            cache: AnswerCache::new(),
+            cache: AnswerCache::new(workers),
+            workers,
             shuffle: Shuffle::default(),
             near: NearClients::default(),
             queue: QueueWatch::new(handler.options.overload.clone()),
@@ -168,7 +172,7 @@ impl Worker {
             tracing::error!(
                 "a UDP thread panicked between queries and continues; replies of one batch may be lost"
             );
-            self.cache = AnswerCache::new();
+            self.cache = AnswerCache::new(self.workers);
         }
     }
 
@@ -194,7 +198,7 @@ impl Worker {
             };
             let mut clock = Clock::start();
             let server_state = &self.handler.server_state;
-            self.cache.keep_only(server_state.generation(), || server_state.snapshot().instances().len());
+            self.cache.enter(server_state.generation(), || server_state.snapshot().instances().len());
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
@@ -206,7 +210,7 @@ impl Worker {
                         "a UDP thread panicked on a query, which got no reply; other queries are not affected"
                     );
                     datagram.reply.clear();
-                    self.cache = AnswerCache::new();
+                    self.cache = AnswerCache::new(self.workers);
                 }
                 if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len) {
                     let endpoint = SocketAddr::new(address, self.socket.port);
@@ -277,9 +281,12 @@ impl Worker {
         if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
             return None;
         }
-        let remembered = self.cache.get(&LowerName::new(query.question.raw_name))?;
-        let Remembered { name, answer, is_tracked } = remembered;
-        if !self.handler.server_state.asked_again(name, answer.existence, is_tracked, query.client) {
+        let server_state = &self.handler.server_state;
+        let remembered = self.cache.get(&LowerName::new(query.question.raw_name), |instances, changes| {
+            server_state.has_health_changed(instances, changes)
+        })?;
+        let (Remembered { name, answer, .. }, tracked) = (remembered, remembered.tracked());
+        if !server_state.asked_again(name, answer.existence, tracked, query.client) {
             return None;
         }
         let limit = query.limit(Transport::Udp);
@@ -301,7 +308,12 @@ impl Worker {
                     && query.question.qtype != TYPE_DS
                 {
                     let name = LowerName::new(query.question.raw_name);
-                    self.cache.insert(&name, resolution.answer(), resolution.checks.tracked);
+                    let server_state = &self.handler.server_state;
+                    if let Some(dependence) =
+                        server_state.dependence(&query.question.name(), &resolution.checks)
+                    {
+                        self.cache.insert(&name, resolution.answer(), &dependence);
+                    }
                 }
                 Some(by)
             }

@@ -30,7 +30,7 @@ use dns_core::{
     wire::{ExtendedError, InfoCode, Query, TYPE_A, TYPE_DS, Transport, error_reply},
 };
 use dns_fastpath::{FastPathHandle, NameSource};
-use dns_health::Tracker;
+use dns_health::{InstanceSet, Tracked, Tracker};
 use dns_upstream::{Answer, reverse_reply};
 
 /// The data from which queries are answered at one moment; never changed, only replaced.
@@ -212,17 +212,20 @@ impl ServerState {
     }
 
     /// Reports a query for a name with a cached answer to the tracker and to the fast path, which
-    /// may have withdrawn the name since. Returns false if the tracker does not know the name (any
-    /// more), so that the caller must look it up.
+    /// may have withdrawn the name since. Returns false if the name is no longer tracked, so that the
+    /// caller must look it up.
     #[inline]
     pub(crate) fn asked_again(
         &self,
         name: NameRef<'_>,
         existence: Existence,
-        is_tracked: bool,
+        tracked: Option<&Tracked>,
         client: Option<IpAddr>,
     ) -> bool {
-        let is_known = !is_tracked || self.tracker.as_ref().is_none_or(|tracker| tracker.asked_again(name));
+        let is_known = match (&self.tracker, tracked) {
+            (Some(tracker), Some(tracked)) => tracker.asked_again(tracked),
+            _ => true,
+        };
         if is_known {
             self.learn(name, existence, client);
         }
@@ -238,13 +241,49 @@ impl ServerState {
         }
     }
 
-    /// Returns a number that increases whenever a resolution may change. Must be read before
-    /// resolving: a cached answer is valid as long as the number stays the same.
+    /// Returns the generation of resolutions. Must be read before resolving: a cached answer is valid as
+    /// long as the routes and records are the same, and the health of its instances.
     #[inline]
-    pub(crate) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> Generation {
         let health = self.tracker.as_ref().map_or(0, |tracker| tracker.states().changes());
-        self.generation.load(Ordering::Acquire).wrapping_add(health)
+        Generation { state: self.generation.load(Ordering::Acquire), health }
     }
+
+    /// Returns whether the health of these instances may have changed after the first `changes` changes.
+    #[inline]
+    pub(crate) fn has_health_changed(&self, instances: InstanceSet, changes: u64) -> bool {
+        self.tracker.as_ref().is_some_and(|tracker| tracker.states().has_changed(instances, changes))
+    }
+
+    /// Returns what a cache must keep with the resolution of a name; `None` if it must not keep it, because
+    /// the name should be tracked and is not yet.
+    pub(crate) fn dependence(&self, name: &Name, checks: &Checks) -> Option<Dependence> {
+        match &self.tracker {
+            Some(tracker) if checks.tracked => Some(Dependence {
+                instances: tracker.states().set_of(&checks.instances),
+                tracked: if tracker.is_on() { Some(tracker.tracked(name)?) } else { None },
+            }),
+            _ => Some(Dependence::default()),
+        }
+    }
+}
+
+/// The generation of resolutions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Generation {
+    /// Increases with each change of records or routes.
+    pub(crate) state: u64,
+    /// Number of changes of instances' health.
+    pub(crate) health: u64,
+}
+
+/// What a resolution depends on within a generation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dependence {
+    /// Instances whose health it depends on.
+    pub(crate) instances: InstanceSet,
+    /// The tracked name; `None` if it needs no tracking.
+    pub(crate) tracked: Option<Arc<Tracked>>,
 }
 
 //----------- Route ----------------------------------------------------------

@@ -1,5 +1,6 @@
 //! The server with real sockets on loopback.
 
+mod lines;
 mod replies;
 mod tcp;
 mod waiting;
