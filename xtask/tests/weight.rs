@@ -23,8 +23,8 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/consul-source", 3_070),
     ("dns-user/core", 7_720),
     ("dns-user/dnstap", 760),
-    // The list of local replies, each client's allowance, and the wait for a slow server.
-    ("dns-user/fastpath", 15_340),
+    // The list of local replies, each client's allowance, the wait for a slow server, and programs loaded early.
+    ("dns-user/fastpath", 15_380),
     ("dns-user/health", 2_970),
     // The queue of due identities and the file of appended changes of members.
     ("dns-user/identity", 6_790),

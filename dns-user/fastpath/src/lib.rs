@@ -65,7 +65,7 @@ use self::{
 };
 pub use self::{
     attach::{
-        gate::{Arrival, MOST_CLIENTS},
+        gate::{Arrival, ENOUGH as EVIDENCE, MOST_CLIENTS},
         hook::Hook,
         kinds::InterfaceKinds,
         pins::FolderState,

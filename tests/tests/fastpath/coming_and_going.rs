@@ -1,7 +1,11 @@
 //! Start, stop, crash and takeover; interfaces that appear and disappear; the lease.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     net::IpAddr,
+    os::unix::net::UnixStream,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,7 +17,7 @@ use std::{
 use anyhow::{Context, Result};
 use aya::programs::{Xdp, XdpMode, links::FdLink};
 use dns_core::config::{HookMode, OnStop};
-use dns_fastpath::detach_all;
+use dns_fastpath::{Authority, ReadAuthority, detach_all};
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{
     bpffs::{Bpffs, config},
@@ -48,6 +52,31 @@ fn stop_detaches_shared_programs() -> Result<()> {
     assert_eq!(pair.server.attached_programs()?, NOTHING);
     assert!(held.is_ready() && held.status().interfaces.interfaces.is_empty());
     assert!(!held.publisher().is_published(&name_of("a.bosh")));
+    Ok(())
+}
+
+/// Returns the numbers of the programs that this process holds.
+fn held_programs() -> BTreeSet<String> {
+    let files = fs::read_dir("/proc/self/fdinfo").into_iter().flatten().flatten();
+    // A descriptor may be closed meanwhile.
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    texts.filter_map(|text| Some(text.split_once("prog_id:")?.1.lines().next()?.trim().to_owned())).collect()
+}
+
+#[test]
+fn own_attacher_loads_before_request() -> Result<()> {
+    requires!(namespaces, bpf);
+    let bpffs = Bpffs::new()?;
+    let (ours, servers) = UnixStream::pair()?;
+    let authority = Authority { xdp: config(HookMode::Auto, &bpffs), main: v4(), listen: None };
+    let read: ReadAuthority = Box::new(move || Ok(authority.clone()));
+    let attacher = thread::spawn(move || dns_fastpath::serve(&ours, &read));
+    // The server reads its files and asks for nothing, while the kernel verifies both programs of tc.
+    wait_until("two loaded programs", ALL_ATTACHED, || held_programs().len() >= 2)?;
+    assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new(), "pins of a running server are not touched");
+    drop(servers);
+    let served = attacher.join().expect("no panic");
+    assert!(served.is_err(), "the server has ended without a request");
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::map::scope::Probed;
 
 /// Number of queries within [`WINDOW`] that open a door; fewer do not justify a program.
-pub(crate) const ENOUGH: u32 = 5;
+pub const ENOUGH: u32 = 5;
 
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 

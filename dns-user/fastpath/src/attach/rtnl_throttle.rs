@@ -27,7 +27,7 @@ const HURRIED_PAUSE: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long an interface may wait for its program. Pauses shrink as far as that needs.
-const DEADLINE: Duration = Duration::from_millis(2500);
+const DEADLINE: Duration = Duration::from_millis(2000);
 
 /// Decides how long to gather events.
 pub(super) struct EventPace {

@@ -23,11 +23,11 @@ use crate::{
     map::{counters::CounterPages, scope::ScopePage},
     object::{KEPT_MAPS, Object},
     observe::messages::Messages,
-    programs::{ProgramBoard, Programs},
+    programs::{Program, ProgramBoard, Programs},
     protocol::{AttacherStatus, SHARED_MAPS},
     publish::table::Limits,
 };
-use dns_core::config::{OnStop, XdpConfig};
+use dns_core::config::{HookMode, OnStop, XdpConfig};
 
 /// Maps of one server, with programs that are not attached yet.
 pub(super) struct Loaded {
@@ -48,22 +48,10 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Loads the maps for a server with this main address. `changed` is rung when the state of
-    /// programs or interfaces changes.
+    /// Loads the maps for a server with this main address, and touches nothing of a running server. `changed` is
+    /// rung when the state of programs or interfaces changes.
     pub(super) fn load(config: &XdpConfig, main: SocketAddr, changed: Ringer) -> Result<Self, FastPathError> {
         let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } = Object::load(config)?;
-        let pins = Pins::prepare(&config.bpffs, main)
-            .inspect_err(|error| {
-                tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
-            })
-            .ok();
-        if let Some(pins) = &pins {
-            pins.end_forwarded_answers();
-        }
-        let predecessor = pins.as_ref().map(|pins| pins.pinned_links(None)).unwrap_or_default();
-        if !predecessor.is_empty() {
-            tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
-        }
         let board = ProgramBoard::new(changed.clone());
         let programs = Programs::start(
             ebpf,
@@ -82,10 +70,37 @@ impl Loaded {
             counters,
             messages,
             limits,
-            pins,
-            predecessor,
+            pins: None,
+            predecessor: Vec::new(),
             changed,
         })
+    }
+
+    /// Lets the kernel verify the program that most interfaces need in this mode, before they are known.
+    pub(super) fn order_programs(&mut self, config: &XdpConfig) {
+        let program = match config.mode {
+            HookMode::Auto | HookMode::Tc => Program::Tc,
+            HookMode::Native => Program::Xdp,
+            HookMode::Off => return,
+        };
+        if config.interfaces.as_ref().is_none_or(|names| !names.is_empty()) {
+            self.programs.order(program);
+        }
+    }
+
+    /// Opens the folder of pins of this main address, and finds what a predecessor left there.
+    pub(super) fn find_predecessor(&mut self, config: &XdpConfig, main: SocketAddr) {
+        self.pins = Pins::prepare(&config.bpffs, main)
+            .inspect_err(|error| {
+                tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
+            })
+            .ok();
+        let Some(pins) = &self.pins else { return };
+        pins.end_forwarded_answers();
+        self.predecessor = pins.pinned_links(None);
+        if !self.predecessor.is_empty() {
+            tracing::info!(links = self.predecessor.len(), "taking over the predecessor's pinned links");
+        }
     }
 
     /// Returns the maps that the server needs, in the protocol's order.

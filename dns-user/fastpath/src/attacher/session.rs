@@ -48,12 +48,14 @@ pub(super) fn serve(
     patience: Option<Duration>,
 ) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
+    // The server is starting and reads its files meanwhile.
+    let early = if patience.is_none() { load_early(read) } else { None };
     let mut lines = Lines::default();
     let Request { layout, listen } = match patience {
         Some(patience) => lines.next_within(stream, patience)?,
         None => lines.next(stream)?,
     };
-    let (authority, listen, loaded, bell) = match load(layout, &listen, read) {
+    let (authority, listen, loaded, bell) = match load(layout, &listen, read, early) {
         Ok(loaded) => loaded,
         Err(why) => {
             tracing::warn!(why, "server refused: it gets no programs and answers every query from userspace");
@@ -74,11 +76,29 @@ pub(super) fn serve(
     on_stop.map(drop)
 }
 
-/// Loads the maps requested by a server; the error is the reason for a refusal.
+/// Maps and programs that are loaded before a server requests them.
+struct Early {
+    authority: Authority,
+    loaded: Loaded,
+    bell: Bell,
+}
+
+/// Loads maps, and lets the kernel verify programs, for the server that has started this attacher; `None` if that
+/// fails: its request will show the reason.
+fn load_early(read: &ReadAuthority) -> Option<Early> {
+    let authority = read().ok()?;
+    let (ringer, bell) = mailbox::bell().ok()?;
+    let mut loaded = Loaded::load(&authority.xdp, authority.main, ringer).ok()?;
+    loaded.order_programs(&authority.xdp);
+    Some(Early { authority, loaded, bell })
+}
+
+/// Loads the maps requested by a server, unless they were loaded early; the error is the reason for a refusal.
 fn load(
     layout: u32,
     listen: &[SocketAddr],
     read: &ReadAuthority,
+    early: Option<Early>,
 ) -> Result<(Authority, Vec<SocketAddr>, Loaded, Bell), String> {
     if layout != LAYOUT_VERSION {
         return Err(format!(
@@ -90,8 +110,19 @@ fn load(
     if listen.is_empty() {
         return Err("the attacher's configuration names none of the server's addresses".to_owned());
     }
-    let (ringer, bell) = mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
-    let loaded = Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
+    let is_same =
+        |early: &Early| (&early.authority.xdp, early.authority.main) == (&authority.xdp, authority.main);
+    let (mut loaded, bell) = match early.filter(is_same) {
+        Some(Early { authority: _, loaded, bell }) => (loaded, bell),
+        None => {
+            let (ringer, bell) =
+                mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
+            let loaded =
+                Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
+            (loaded, bell)
+        }
+    };
+    loaded.find_predecessor(&authority.xdp, authority.main);
     Ok((authority, listen, loaded, bell))
 }
 
@@ -209,11 +240,12 @@ mod tests {
 
     use super::*;
     use crate::protocol::receive_descriptors;
+    use dns_core::config::ConfigErrors;
 
     #[test]
     fn own_attacher_waits_for_slow_server() {
         let (ours, servers) = UnixStream::pair().unwrap();
-        let read: ReadAuthority = Box::new(|| unreachable!("the layout is wrong"));
+        let read: ReadAuthority = Box::new(|| Err(ConfigErrors(Vec::new())));
         let attacher = thread::spawn(move || super::super::serve(&ours, &read));
         // Longer than a server may take that connects to a service.
         thread::sleep(PATIENCE + Duration::from_millis(200));

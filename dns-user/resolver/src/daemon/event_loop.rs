@@ -106,6 +106,9 @@ impl Daemon<'_> {
         loop {
             tokio::select! {
                 _ = reports.tick() => self.fast_path.report(self.listeners.arrivals()),
+                () = self.listeners.arrivals().evidence(), if self.fast_path.awaits_evidence() => {
+                    self.fast_path.report_evidence(self.listeners.arrivals());
+                }
                 _ = beats.tick() => {
                     self.fast_path.heartbeat();
                     service_manager::tell(service_manager::State::Alive);

@@ -68,6 +68,9 @@ pub(super) struct Lifecycle {
     /// Last logged reason why no interface is served.
     unserved: Option<String>,
     current: Option<Arc<FastPath>>,
+    /// Whether the current fast path has yet to learn where queries arrive. Its first report does not wait for
+    /// its turn; later ones keep their pace, by which the attacher measures how long probes take.
+    awaits_evidence: bool,
     /// Previous fast path, until the current one's programs are attached.
     retiring: Option<Arc<FastPath>>,
     /// Task that feeds the interfaces' queries to the tap.
@@ -131,6 +134,7 @@ impl Lifecycle {
             problem: None,
             unserved: None,
             current: None,
+            awaits_evidence: false,
             retiring: None,
             feeder: None,
             missed_heartbeats: 0,
@@ -259,6 +263,7 @@ impl Lifecycle {
             before.abort();
         }
         self.retiring = self.current.replace(fast_path);
+        self.awaits_evidence = true;
     }
 
     /// Logs each new reason once and schedules another attempt after `pause`, if there is one.
@@ -361,6 +366,17 @@ impl Lifecycle {
         for fast_path in self.current.iter().chain(&self.retiring) {
             fast_path.report(arrivals.clone());
         }
+    }
+
+    /// Returns whether [`Self::report_evidence`] should be called as soon as queries have arrived.
+    pub(super) fn awaits_evidence(&self) -> bool {
+        self.awaits_evidence
+    }
+
+    /// Reports the first queries, which open the first door.
+    pub(super) fn report_evidence(&mut self, arrivals: &Arrivals) {
+        self.awaits_evidence = false;
+        self.report(arrivals);
     }
 
     /// Replaces the set of addresses for which the interfaces answer.

@@ -5,11 +5,15 @@ use std::{
     collections::BTreeMap,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use dns_fastpath::{Arrival, MOST_CLIENTS};
+use dns_fastpath::{Arrival, EVIDENCE, MOST_CLIENTS};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 /// Maximum number of pairs of interface and endpoint per report. Further pairs appear in the next
 /// report.
@@ -18,10 +22,23 @@ const MOST_PAIRS: usize = 2048;
 /// Arrivals since the last report, by interface and endpoint. Each UDP worker has counts of its own,
 /// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
 #[derive(Clone, Default)]
-pub struct Arrivals(Option<Arc<Mutex<Vec<WorkerPairs>>>>);
+pub struct Arrivals(Option<Arc<Shared>>);
+
+#[derive(Default)]
+struct Shared {
+    workers: Mutex<Vec<WorkerPairs>>,
+    /// Whether [`Arrivals::evidence`] waits. Workers read it, and write it once.
+    is_awaited: AtomicBool,
+    evidence: Notify,
+}
 
 /// The counts of one worker.
-type WorkerPairs = Arc<Mutex<Pairs>>;
+type WorkerPairs = Arc<OwnLines<Mutex<Pairs>>>;
+
+/// A value in cache lines that hold nothing else, because one worker writes it for each batch.
+#[derive(Default)]
+#[repr(align(128))]
+struct OwnLines<T>(T);
 
 type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
 
@@ -68,10 +85,10 @@ impl Arrivals {
 
     /// Returns the arrivals since the last call, and resets them.
     pub fn take(&self) -> Vec<Arrival> {
-        let Some(workers) = &self.0 else { return Vec::new() };
+        let Some(shared) = &self.0 else { return Vec::new() };
         let mut pairs = Pairs::new();
-        workers.lock().retain(|worker| {
-            for (pair, seen) in std::mem::take(&mut *worker.lock()) {
+        shared.workers.lock().retain(|worker| {
+            for (pair, seen) in std::mem::take(&mut *worker.0.lock()) {
                 pairs.entry(pair).or_default().add(seen);
             }
             // The counts of a worker that has ended have just been taken.
@@ -86,6 +103,14 @@ impl Arrivals {
         };
         pairs.into_iter().map(arrival).collect()
     }
+
+    /// Waits until a worker has answered as many queries at one endpoint through one interface, since the last
+    /// report, as open its door. Cancel-safe.
+    pub async fn evidence(&self) {
+        let Some(shared) = &self.0 else { return std::future::pending().await };
+        shared.is_awaited.store(true, Ordering::Relaxed);
+        shared.evidence.notified().await;
+    }
 }
 
 impl fmt::Debug for Arrivals {
@@ -96,8 +121,8 @@ impl fmt::Debug for Arrivals {
 
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
-    /// This worker's counts; `None` if nothing is counted.
-    pairs: Option<WorkerPairs>,
+    /// This worker's counts, and those of all; `None` if nothing is counted.
+    pairs: Option<(WorkerPairs, Arc<Shared>)>,
     /// The datagrams of the current batch; the flag is set if one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
@@ -105,10 +130,10 @@ pub(super) struct ArrivalCounter {
 impl ArrivalCounter {
     /// Creates the counts of a worker, which are part of `all`.
     pub(super) fn new(all: &Arrivals) -> Self {
-        let pairs = all.0.as_ref().map(|workers| {
-            let pairs = Arc::default();
-            workers.lock().push(Arc::clone(&pairs));
-            pairs
+        let pairs = all.0.as_ref().map(|shared| {
+            let pairs = WorkerPairs::default();
+            shared.workers.lock().push(Arc::clone(&pairs));
+            (pairs, Arc::clone(shared))
         });
         Self { pairs, batch: Vec::new() }
     }
@@ -122,11 +147,12 @@ impl ArrivalCounter {
 
     /// Adds the batch to the counts.
     pub(super) fn batch_ended(&mut self) {
-        let Some(pairs) = &self.pairs else { return };
+        let Some((pairs, shared)) = &self.pairs else { return };
         if self.batch.is_empty() {
             return;
         }
-        let mut pairs = pairs.lock();
+        let is_awaited = shared.is_awaited.load(Ordering::Relaxed);
+        let mut pairs = pairs.0.lock();
         for (ifindex, endpoint, client, answered) in self.batch.drain(..) {
             if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&(ifindex, endpoint)) {
                 continue;
@@ -134,6 +160,9 @@ impl ArrivalCounter {
             let seen = pairs.entry((ifindex, endpoint)).or_default();
             seen.queries = seen.queries.saturating_add(u32::from(answered));
             seen.add_client(client);
+            if is_awaited && seen.queries >= EVIDENCE && shared.is_awaited.swap(false, Ordering::Relaxed) {
+                shared.evidence.notify_one();
+            }
         }
     }
 }
@@ -169,8 +198,8 @@ mod tests {
         let mut workers = [ArrivalCounter::new(&all), ArrivalCounter::new(&all)];
         let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
         // The lock of the first worker is taken, which must not keep the second one waiting.
-        let first = workers[0].pairs.clone().unwrap();
-        let held = first.lock();
+        let first = workers[0].pairs.clone().unwrap().0;
+        let held = first.0.lock();
         workers[1].arrived(7, endpoint, IpAddr::from([10, 0, 0, 1]), true);
         workers[1].batch_ended();
         drop(held);
@@ -179,6 +208,34 @@ mod tests {
         drop((first, workers));
         let taken = all.take();
         assert_eq!((taken.len(), taken[0].queries, taken[0].clients.len()), (1, 2, 2));
-        assert_eq!(all.0.unwrap().lock().len(), 0, "workers that have ended are forgotten");
+        assert_eq!(all.0.unwrap().workers.lock().len(), 0, "workers that have ended are forgotten");
+    }
+
+    #[test]
+    fn fifth_query_is_evidence() {
+        use futures_util::FutureExt as _;
+        let all = Arrivals::on();
+        let mut worker = ArrivalCounter::new(&all);
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        let mut ask = |number: u32| {
+            for number in 0..number {
+                worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number as u8]), true);
+            }
+            worker.batch_ended();
+        };
+        let is_evident = || all.evidence().now_or_never().is_some();
+        assert!(!is_evident());
+        ask(EVIDENCE - 1);
+        assert!(!is_evident());
+        ask(1);
+        assert!(is_evident());
+        assert!(!is_evident(), "announced once");
+        // The counts go on until they are taken.
+        ask(1);
+        assert!(is_evident());
+        assert_eq!(all.take()[0].queries, EVIDENCE + 1);
+        assert!(!is_evident());
+        ask(1);
+        assert!(!is_evident());
     }
 }
