@@ -93,7 +93,7 @@ fn stop_removes_pins_and_links() -> Result<()> {
         }
         fast_path.stop();
         assert_eq!(pair.server.attached_programs()?, NOTHING, "{mode:?}");
-        assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new(), "{mode:?}");
+        assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new(), "{mode:?}");
         assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None);
     }
     Ok(())
@@ -216,7 +216,7 @@ fn detach_removes_orphaned_programs() -> Result<()> {
     let detached = pair.server.run(|| detach_all(&keep, &[v4()]))??;
     assert_eq!(detached.links, 2, "srv and lo");
     assert_eq!(pair.server.attached_programs()?, NOTHING);
-    assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new());
     let again = pair.server.run(|| detach_all(&keep, &[v4()]))??;
     assert_eq!((again.links, again.filters), (0, 0), "nothing is left to detach");
     Ok(())
@@ -233,7 +233,7 @@ fn old_server_respects_takeover() -> Result<()> {
     assert!(!bpffs.pinned().is_empty());
     new.stop();
     assert_eq!(pair.server.attached_programs()?, NOTHING);
-    assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(bpffs.pinned(), Vec::<PathBuf>::new());
     Ok(())
 }
 
@@ -287,7 +287,7 @@ fn thousand_veths_share_a_program() -> Result<()> {
     let script: String =
         (0..COUNT / 2).map(|n| format!("link add x{n} type veth peer name y{n}\n")).collect();
     let batch = tempfile::NamedTempFile::new()?;
-    std::fs::write(batch.path(), script)?;
+    fs::write(batch.path(), script)?;
     let begun = Instant::now();
     host.ip(&["-batch", batch.path().to_str().context("a plain path")?])?;
     let made = begun.elapsed();
