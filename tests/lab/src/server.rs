@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{Read as _, Seek as _, SeekFrom},
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -215,6 +216,23 @@ impl Server {
     /// Returns the log written so far. A thread writes it, some time after the event.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Returns the length of the log in bytes, for [`Self::log_after`].
+    pub fn log_length(&self) -> Result<u64> {
+        Ok(fs::metadata(self.folder.path().join("log"))?.len())
+    }
+
+    /// Returns the log from `length` on, so that a long run need not read all of it again and again.
+    pub fn log_after(&self, length: u64) -> String {
+        let read = || -> std::io::Result<String> {
+            let mut log = fs::File::open(self.folder.path().join("log"))?;
+            log.seek(SeekFrom::Start(length))?;
+            let mut text = String::new();
+            log.read_to_string(&mut text)?;
+            Ok(text)
+        };
+        read().unwrap_or_default()
     }
 
     /// Waits until the log contains a text; the error contains the log.

@@ -17,6 +17,7 @@ use hickory_proto::{
 };
 use nix::{
     sys::signal::{Signal, kill},
+    time::{ClockId, clock_gettime},
     unistd::Pid,
 };
 use serde_json::{Value, json};
@@ -161,6 +162,59 @@ fn interface_gives_other_types() -> Result<()> {
     Ok(())
 }
 
+/// Userspace gives the first two answers, and hands the question over with the second.
+#[test]
+fn third_query_is_answered_by_interface() -> Result<()> {
+    requires!(namespaces, bpf);
+    let folder = tempfile::TempDir::with_prefix("bdx-")?;
+    let definitions = folder.path().join("services.json");
+    fs::write(&definitions, services(&[("few", 3), ("some", 20), ("many", 100)], 8080))?;
+    let lab = Lab::start("consul-third", &definitions, &json!({}))?;
+    // Names of the fleet have an entry for every type: from the start, or after the first query.
+    let (reply, denial) = ((names::FAST_PATH_LOCAL_REPLIES, ""), (names::FAST_PATH_ENTRIES, "negative"));
+    for (name, kind, edns, grows) in [
+        ("few.service.consul.", RecordType::SRV, None, Some(reply)),
+        ("some.service.consul.", RecordType::SRV, Some(1232), Some(reply)),
+        ("many.service.consul.", RecordType::SRV, Some(4096), Some(reply)),
+        ("_some._tcp.service.consul.", RecordType::SRV, Some(1232), Some(reply)),
+        ("here.node.consul.", RecordType::TXT, None, Some(reply)),
+        ("1.3.0.10.in-addr.arpa.", RecordType::PTR, Some(1232), Some(reply)),
+        ("_grpclb._tcp.q-s0.q-g3.bosh.", RecordType::SRV, Some(1232), Some(denial)),
+        ("first.cf.internal.", RecordType::HTTPS, None, None),
+    ] {
+        let before = Metrics::read(&lab.namespace)?;
+        for _ in 0..2 {
+            lab.ask(name, kind, edns)?;
+        }
+        let early = lab.fast_replies() - before.fast_path_replies();
+        ensure!(
+            early == 0 || grows != Some(reply),
+            "{name} {kind}: the interface gave {early} of the first two"
+        );
+        wait_until("the reply to be published", EVENTUALLY, || {
+            let is_larger =
+                |now: &Metrics, (family, label)| now.sum(family, label) > before.sum(family, label);
+            Metrics::read(&lab.namespace).is_ok_and(|now| grows.is_none_or(|grows| is_larger(&now, grows)))
+        })
+        .with_context(|| format!("{name} {kind}: {}", lab.server.log()))?;
+        // One query a second may be a probe.
+        let mut given = 0;
+        for _ in 0..20 {
+            let before = Metrics::read(&lab.namespace)?;
+            lab.ask(name, kind, edns)?;
+            let after = Metrics::read(&lab.namespace)?;
+            given += after.fast_path_replies() - before.fast_path_replies();
+            let probes = after.probes() - before.probes();
+            ensure!(given + probes > 0, "{name} {kind}: {:?}", after.outcomes_since(&before));
+            if given > 0 {
+                break;
+            }
+        }
+        ensure!(given == 1, "{name} {kind}: only probes");
+    }
+    Ok(())
+}
+
 #[test]
 fn other_types_are_switched_off() -> Result<()> {
     requires!(namespaces, bpf);
@@ -175,25 +229,38 @@ fn other_types_are_switched_off() -> Result<()> {
     Ok(())
 }
 
+/// Names of a group that comes and goes, each with a type that interfaces answer.
+const FLEET: [(&str, RecordType); 3] = [
+    ("q-s0.web-4.default.dep.bosh.", RecordType::SRV),
+    ("q-s0.q-g4.bosh.", RecordType::ANY),
+    ("q-a1s0.q-g4.bosh.", RecordType::PTR),
+];
+
+/// Instances of each service.
+const INSTANCES: usize = 4;
+
 /// What the server's files say.
 struct Files {
     port: u16,
-    are_healthy: bool,
+    /// Services with failing health checks.
+    ailing: BTreeSet<usize>,
     ttl: u32,
     /// Whether an alias has the address 10.0.5.1.
     has_alias: bool,
+    /// Whether the fleet has a group of four.
+    has_group: bool,
 }
 
 impl Files {
     /// Writes the files of which one part differs, and makes the server read them.
     fn write(&self, lab: &Lab, definitions: &Path, counts: &[(&str, usize)]) -> Result<()> {
-        let Self { port, are_healthy, ttl, has_alias } = *self;
+        let &Self { port, ref ailing, ttl, has_alias, has_group } = self;
         let mut services: Value = serde_json::from_str(&services(counts, port))?;
         let all = services["services"].as_array_mut().context("services")?;
-        // Every second instance of each service.
-        for service in all.iter_mut().step_by(2) {
-            service["check"] =
-                json!({"id": "up", "status": if are_healthy { "passing" } else { "critical" }});
+        // Every second instance of each service has a check.
+        for (index, service) in all.iter_mut().enumerate().step_by(2) {
+            let is_ailing = ailing.contains(&(index / INSTANCES));
+            service["check"] = json!({"id": "up", "status": if is_ailing { "critical" } else { "passing" }});
         }
         fs::write(definitions, services.to_string())?;
         let folder = lab.server.folder.path();
@@ -202,22 +269,29 @@ impl Files {
         fs::write(folder.join("config.json"), config.to_string())?;
         let address = if has_alias { "10.0.5.1" } else { "10.0.6.1" };
         fs::write(folder.join("aliases/aliases.json"), json!({"first.cf.internal": [address]}).to_string())?;
+        let groups: &[u16] = if has_group { &[3, 4] } else { &[3] };
+        fs::write(folder.join("records.json"), server::records_of_groups(groups))?;
         Ok(kill(Pid::from_raw(i32::try_from(lab.server.pid())?), Signal::SIGHUP)?)
     }
 
     /// Checks that the first replies after the reload are not older.
     fn check(&self, lab: &Lab, names: &[String]) -> Result<()> {
-        for name in names {
+        for (number, name) in names.iter().enumerate() {
             let reply = lab.ask(&format!("{name}.service.consul."), RecordType::SRV, None)?;
             let is_new = reply.answers.iter().all(|record| {
                 record.ttl == self.ttl && matches!(&record.data, RData::SRV(srv) if srv.port == self.port)
             });
             // Consul gives three to clients without EDNS.
-            let count = if self.are_healthy { 3 } else { 2 };
+            let count = if self.ailing.contains(&number) { 2 } else { 3 };
             ensure!(is_new && reply.answers.len() == count, "{reply:?}");
         }
         let pointer = lab.ask("1.5.0.10.in-addr.arpa.", RecordType::PTR, None)?;
         ensure!(pointer.answers.is_empty() != self.has_alias, "{pointer:?}");
+        for (name, kind) in FLEET {
+            let reply = lab.ask(name, kind, None)?;
+            let exists = reply.metadata.response_code == ResponseCode::NoError;
+            ensure!(exists == self.has_group, "{reply:?}");
+        }
         Ok(())
     }
 }
@@ -225,14 +299,23 @@ impl Files {
 /// Lease of the programs in the test of changes.
 const LEASE: Duration = Duration::from_secs(2);
 
+/// Two ticks of the slowest kernel: a CPU may have read the coarse clock just before its last update.
+const TICKS: Duration = Duration::from_millis(20);
+
+fn monotonic(clock: ClockId) -> Result<Duration> {
+    Ok(clock_gettime(clock)?.into())
+}
+
 /// Stops the server's process for longer than a lease: the interface falls silent.
 fn lose_publisher(lab: &Lab, name: &str) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(lab.server.pid())?);
     kill(pid, Signal::SIGSTOP)?;
     let is_stopped = || status_line(pid, "State").is_ok_and(|state| state.starts_with('T'));
     wait_until("the stopped server", EVENTUALLY, is_stopped)?;
-    // The lease was renewed before.
-    thread::sleep(LEASE);
+    // The lease was renewed before. The programs read the coarse clock, which a busy machine updates late.
+    let ended = monotonic(ClockId::CLOCK_MONOTONIC)? + LEASE + TICKS;
+    let is_ended = || monotonic(ClockId::CLOCK_MONOTONIC_COARSE).is_ok_and(|now| now >= ended);
+    wait_until("the end of the lease", EVENTUALLY, is_ended)?;
     let query = client::query(name, RecordType::SRV, None)?.to_vec()?;
     let late = lab.namespace.run(|| client::ask_raw(OURS, &query, Duration::from_millis(100)));
     kill(pid, Signal::SIGCONT)?;
@@ -248,7 +331,7 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
     let folder = tempfile::TempDir::with_prefix("bdx-")?;
     let definitions = folder.path().join("services.json");
     let names: Vec<String> = (0..20).map(|number| format!("web{number}")).collect();
-    let counts: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 4)).collect();
+    let counts: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), INSTANCES)).collect();
     fs::write(&definitions, services(&counts, 1000))?;
     let seed =
         std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
@@ -269,24 +352,38 @@ fn finished_reload_leaves_no_older_reply() -> Result<()> {
                     drop(lab.ask(&format!("{name}.service.consul."), RecordType::SRV, None));
                 }
                 drop(lab.ask("1.5.0.10.in-addr.arpa.", RecordType::PTR, None));
+                for (name, kind) in FLEET {
+                    drop(lab.ask(name, kind, None));
+                }
             }
         });
-        let mut files = Files { port: 1000, are_healthy: true, ttl: 0, has_alias: false };
+        let mut files =
+            Files { port: 1000, ailing: BTreeSet::new(), ttl: 0, has_alias: false, has_group: false };
         let turns = (0..).take_while(|&turn| turn < 12 || Instant::now() < end);
-        let mut turns = turns.map(|turn| (turn, if turn < 4 { turn } else { random.usize(..4) }));
+        let mut turns = turns.map(|turn| (turn, if turn < 5 { turn } else { random.usize(..5) }));
         let changed = turns.try_for_each(|(turn, kind)| -> Result<()> {
             if turn % 10 == 5 {
                 lose_publisher(&lab, "web0.service.consul.")?;
             }
             match kind {
                 0 => files.port += 1,
-                1 => files.are_healthy = !files.are_healthy,
+                1 => {
+                    let changed = turn % names.len();
+                    if !files.ailing.remove(&changed) {
+                        files.ailing.insert(changed);
+                    }
+                }
                 2 => files.ttl += 1,
-                _ => files.has_alias = !files.has_alias,
+                3 => files.has_alias = !files.has_alias,
+                _ => files.has_group = !files.has_group,
             }
+            let logged = lab.server.log_length()?;
             files.write(&lab, &definitions, &counts)?;
-            let finished = || lab.server.log().matches("reload finished").count() == turn + 1;
+            let finished = || lab.server.log_after(logged).contains("reload finished");
             wait_until("the reload", EVENTUALLY, finished)?;
+            if turn % 100 == 99 {
+                println!("{} changes, {} replies by the interface", turn + 1, lab.hits() - before);
+            }
             files.check(&lab, &names).with_context(|| format!("seed {seed}, after reload {turn}"))
         });
         is_over.store(true, Ordering::Relaxed);

@@ -911,6 +911,45 @@ mod tests {
     }
 
     #[test]
+    fn change_leaves_other_replies_alone() {
+        /// A newer source, which differs only for one name.
+        struct OneChanged(Ports);
+        impl NameSource for OneChanged {
+            fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+                self.0.published_names()
+            }
+            fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
+                self.0.resolve(health, name)
+            }
+            fn gives_same_replies(&self, _older: &dyn NameSource, name: &Name) -> bool {
+                *name != "n7.test".parse().unwrap()
+            }
+            fn reply(&self, query: &Query<'_>, serial: u32, seed: u64) -> Option<Vec<u8>> {
+                assert!(
+                    query.question.raw_name.starts_with(b"\x02n7")
+                        || query.question.raw_name.starts_with(b"\x02N7")
+                );
+                self.0.reply(query, serial, seed)
+            }
+        }
+        let mut bench = Bench::with_replies(10, 100);
+        let (old, new) = (Ports(&[1]), OneChanged(Ports(&[2])));
+        let names: Vec<String> = (0..50).map(|number| format!("n{number}.test")).collect();
+        let keys: Vec<u64> = names.iter().map(|name| bench.learn(&old, name)).collect();
+        bench.table.refresh(&old, &new, SECOND, &mut || {});
+        for (number, (key, name)) in keys.into_iter().zip(&names).enumerate() {
+            let port = if number == 7 { 2 } else { 1 };
+            let replies = bench.replies(key, name);
+            // No time is set here: the changed reply may be withdrawn instead on a busy machine.
+            assert!(number == 7 || !replies.is_empty(), "{name} was withdrawn");
+            assert!(
+                replies.iter().all(|reply| reply.ends_with(&[port, 1, b'a', 0])),
+                "{name}: {replies:02x?}"
+            );
+        }
+    }
+
+    #[test]
     fn unfinished_replies_are_withdrawn_and_caught_up() {
         /// A source so slow that a refresh has no time for a second reply.
         struct Slow(Ports);
