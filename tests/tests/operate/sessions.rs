@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A session: command lines with their output and exit codes.
 struct Session<'a> {

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Time limit, reached only on failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns status and body of `/readyz`.
 fn readyz(running: &Running) -> Result<(String, String)> {

@@ -58,9 +58,11 @@ fn compare(
     for hook in FORWARDING {
         for (v6, vlan) in [(false, None), (true, None), (false, Some(5)), (true, Some(7))] {
             for _ in 0..times {
-                let age = BootInstant::now().kernel_ns() - since_ns;
-                let allowed = models(entry, &query, age);
+                let at = || models(entry, &query, BootInstant::now().kernel_ns() - since_ns);
+                let mut allowed = at();
                 let (reply, outcome) = run_message(program, hook, bytes.clone(), v6, vlan);
+                // A second may have begun in between.
+                allowed.extend(at());
                 let path = format!("{outcome:?} at {hook:?}, IPv6 {v6}, VLAN {vlan:?}");
                 match reply {
                     Some(reply) => {
@@ -227,7 +229,8 @@ fn serial_follows_clock() {
         let entry = publish(&mut program, &local, &question(name, 28));
         for opt in [None, Some(Opt::new(1232))] {
             let client = Query { opt, ..denied.clone() };
-            assert_eq!(compare(&mut program, &entry, &client, since_ns, 1).len(), 1, "{name}");
+            let found = compare(&mut program, &entry, &client, since_ns, 1);
+            assert!((1..=2).contains(&found.len()), "{name}: {found:02x?}");
         }
     }
 }

@@ -23,7 +23,7 @@ use whole_system_tests::{
 use super::lab::{Lab, loopback, namespace};
 
 /// Time limit for a server's start.
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
 
 /// The name in the servers' certificates.
 const NAME: &str = "dns.encrypted.test";
