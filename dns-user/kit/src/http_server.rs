@@ -297,10 +297,10 @@ impl Context {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let router = TowerToHyperService::new((self.routes)(&client));
+        let (router, peer) = (TowerToHyperService::new((self.routes)(&client)), client.peer);
         let service = service_fn(move |request| {
             let (response, close) = (router.call(request), close.clone());
-            async move { response.await.map(|response| self.responses.count(response, close)) }
+            async move { response.await.map(|response| self.responses.count(response, peer, close)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -21,10 +21,15 @@ use tokio::{
     time::{self, Sleep},
 };
 
+use crate::peer::Peer;
+
 /// Maximum bytes of unread responses per server. A further response closes connections that have
 /// stalled; if that is not enough, it is refused with status 503, so that clients that read are never
 /// cut off. A single larger response is still sent.
 const MAX_WAITING: usize = 16 << 20;
+
+/// Maximum bytes of unread responses per peer, in the same way: no peer takes the room of the others.
+const MAX_OF_PEER: usize = MAX_WAITING / 2;
 
 /// Time without progress after which a response counts as stalled.
 const STALLED: Duration = Duration::from_secs(1);
@@ -43,6 +48,7 @@ pub(super) struct Responses(Arc<Mutex<Vec<Waiting>>>);
 
 struct Waiting {
     number: u64,
+    peer: Peer,
     bytes: usize,
     /// Time at which the client last took a part.
     progress: Instant,
@@ -51,36 +57,44 @@ struct Waiting {
 
 impl Responses {
     /// Counts the body of a response until its client has taken it.
-    pub(super) fn count(&self, response: Response, close: Arc<Notify>) -> Response {
+    pub(super) fn count(&self, response: Response, peer: Peer, close: Arc<Notify>) -> Response {
         let bytes = response.body().size_hint().lower() as usize;
-        match self.admit(bytes, close, Instant::now()) {
+        match self.admit(peer, bytes, close, Instant::now()) {
             Some(place) => response.map(|body| Body::new(CountedBody { body, rest: Bytes::new(), place })),
             None => {
-                let text = "other clients leave too much unread; try again in a second\n";
+                let text = "too much is left unread; try again in a second\n";
                 (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], text).into_response()
             }
         }
     }
 
     /// Admits a response of `bytes` bytes; `None` if it must be refused.
-    fn admit(&self, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
+    fn admit(&self, peer: Peer, bytes: usize, close: Arc<Notify>, now: Instant) -> Option<Place> {
         let mut waiting = self.0.lock();
-        let mut total: usize = waiting.iter().map(|waiting| waiting.bytes).sum();
+        let (mut total, mut own) = (0, 0);
+        for waiting in waiting.iter() {
+            total += waiting.bytes;
+            own += if waiting.peer == peer { waiting.bytes } else { 0 };
+        }
         waiting.sort_by_key(|waiting| waiting.progress);
         waiting.retain(|waiting| {
+            let is_own = waiting.peer == peer;
+            let is_needed = total + bytes > MAX_WAITING || is_own && own + bytes > MAX_OF_PEER;
             let is_stalled = now.saturating_duration_since(waiting.progress) >= STALLED;
-            let is_closed = total + bytes > MAX_WAITING && waiting.bytes > 0 && is_stalled;
+            let is_closed = is_needed && waiting.bytes > 0 && is_stalled;
             if is_closed {
                 total -= waiting.bytes;
+                own -= if is_own { waiting.bytes } else { 0 };
                 waiting.close.notify_one();
             }
             !is_closed
         });
-        if total > 0 && total + bytes > MAX_WAITING && bytes > SMALL {
+        let is_too_much = total > 0 && total + bytes > MAX_WAITING || own > 0 && own + bytes > MAX_OF_PEER;
+        if is_too_much && bytes > SMALL {
             return None;
         }
         let number = waiting.iter().map(|waiting| waiting.number + 1).max().unwrap_or(0);
-        waiting.push(Waiting { number, bytes, progress: now, close });
+        waiting.push(Waiting { number, peer, bytes, progress: now, close });
         Some(Place { responses: self.clone(), number })
     }
 }
@@ -240,7 +254,9 @@ mod tests {
         let (responses, begin) = (Responses::default(), Instant::now());
         let closes: Vec<_> = (0..5).map(|_| Arc::new(Notify::new())).collect();
         let closed = |index: usize| closes[index].notified().now_or_never().is_some();
-        let admit = |index: usize, bytes, now| responses.admit(bytes, closes[index].clone(), now);
+        let admit = |index: usize, bytes, now| {
+            responses.admit(Peer::User(index as u32), bytes, closes[index].clone(), now)
+        };
         let places: Vec<_> = (0..4).map(|index| admit(index, MAX_WAITING / 4, begin).unwrap()).collect();
         assert!(admit(4, MAX_WAITING / 2, begin).is_none(), "all of them may still read");
         assert!(admit(4, SMALL, begin).is_some());
@@ -252,5 +268,24 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(closed), [false, true, true, false]);
         drop(places);
         assert_eq!(responses.0.lock().len(), 0);
+    }
+
+    #[test]
+    fn peer_leaves_room_for_others() {
+        let (responses, begin) = (Responses::default(), Instant::now());
+        let closes: Vec<_> = (0..4).map(|_| Arc::new(Notify::new())).collect();
+        let closed = |index: usize| closes[index].notified().now_or_never().is_some();
+        let admit = |peer, index: usize, bytes, now| {
+            responses.admit(Peer::User(peer), bytes, closes[index].clone(), now)
+        };
+        let first = admit(1, 0, MAX_OF_PEER, begin);
+        assert!(first.is_some() && admit(1, 1, SMALL + 1, begin).is_none(), "one peer has half of the room");
+        let other = admit(2, 2, MAX_OF_PEER, begin);
+        assert!(other.is_some(), "the other half is for others");
+        // Only its own stalled responses are closed for its next one.
+        drop(other);
+        let later = begin + STALLED;
+        assert!(admit(3, 3, SMALL + 1, later).is_some() && !closed(0));
+        assert!(admit(1, 1, MAX_OF_PEER, later).is_some() && closed(0) && !closed(3));
     }
 }
