@@ -57,7 +57,7 @@ fn lost_address_stops_no_server() -> Result<()> {
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
     namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
-    wait_until("the address that came back", Duration::from_secs(30), || answers(GOES))?;
+    wait_until("the address that came back", Duration::from_secs(60), || answers(GOES))?;
 
     // Without any listen address the server cannot start.
     server.process().stop(Duration::from_secs(60))?;

@@ -132,12 +132,15 @@ fn silent_recursors_spare_handlers() -> Result<()> {
             })?
         });
         let asking = || -> Result<()> {
-            wait_until("refusals", Duration::from_secs(30), || {
+            wait_until("refusals", Duration::from_secs(60), || {
                 lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")
                     .is_ok_and(|count| count > 1000)
             })?;
             for number in 0..100 {
-                let reply = lab.ask_for(&format!("n{number}.healthy."), RecordType::A)?;
+                // The socket of a server on a busy machine may overflow; stub resolvers ask again as well.
+                let name = format!("n{number}.healthy.");
+                let reply = (0..5).find_map(|_| lab.ask_for(&name, RecordType::A).ok());
+                let reply = reply.with_context(|| format!("{name}: no reply"))?;
                 ensure!(reply.metadata.response_code == ResponseCode::NoError, "{number}: {reply}");
             }
             Ok(())
@@ -147,7 +150,7 @@ fn silent_recursors_spare_handlers() -> Result<()> {
         let sent = flooding.join().expect("no panic");
         asked.and(sent)
     })?;
-    ensure!(handler.count() == 100 && sent > 2 * SHARE, "{} of 100, {sent} in the flood", handler.count());
+    ensure!(handler.count() >= 100 && sent > 2 * SHARE, "{} of 100, {sent} in the flood", handler.count());
     let peak = memory(lab.server.pid(), "VmHWM")?;
     ensure!(peak < 128 << 20, "{} MiB under the flood", peak >> 20);
     Ok(())

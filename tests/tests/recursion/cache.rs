@@ -118,13 +118,15 @@ fn ttls_count_down() -> Result<()> {
         let reply = lab.ask_for(name, RecordType::A)?;
         ensure!(reply.metadata.response_code == rcode && ttl(&reply) == Some(full), "{reply}");
     }
+    // On a busy machine, the last one is cached long after the first.
+    let all_cached = Instant::now();
     // Without an SOA, a negative answer has no TTL and is not cached.
     for _ in 0..2 {
         ensure!(lab.ask_for("bare.test.", RecordType::A)?.metadata.response_code == ResponseCode::NXDomain);
     }
     ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
 
-    thread::sleep(Duration::from_millis(2100).saturating_sub(start.elapsed()));
+    thread::sleep(Duration::from_millis(2100).saturating_sub(all_cached.elapsed()));
     for (name, rcode, full) in kept {
         let reply = lab.ask_for(name, RecordType::A)?;
         let passed = u32::try_from(start.elapsed().as_secs())?;
@@ -137,7 +139,7 @@ fn ttls_count_down() -> Result<()> {
     }
     ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
 
-    thread::sleep(Duration::from_millis(5500).saturating_sub(start.elapsed()));
+    thread::sleep(Duration::from_millis(5500).saturating_sub(all_cached.elapsed()));
     lab.ask_for("brief.test.", RecordType::A)?;
     ensure!(recursor.count() == kept.len() + 3, "a denial outlived its SOA's minimum");
     Ok(())

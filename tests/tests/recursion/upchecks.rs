@@ -47,7 +47,7 @@ fn failed_self_check_ends_server() -> Result<()> {
     let started = Lab::start(&namespace, &[], &settings);
     let log = match started {
         Ok(mut lab) => {
-            let status = lab.server.process().wait(std::time::Duration::from_secs(10))?;
+            let status = lab.server.process().wait(std::time::Duration::from_secs(60))?;
             ensure!(status.code() == Some(1), "{status}");
             lab.server.log()
         }
