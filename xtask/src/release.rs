@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
+    arm64,
     dist::{self, Programs},
     packages,
     process::{capture, root, run as run_command},
@@ -23,8 +24,9 @@ const SIGNER: &str = "releases@bosh-dns-xdp";
 
 /// Checks, builds, and signs a release.
 ///
-/// The tree must be clean, Cargo.toml must name this version and CHANGELOG.md describe it. After the full
-/// check and an hour of soak tests all artifacts of `cargo xtask dist` are built with exactly this version, and SHA256SUMS is signed.
+/// The tree must be clean, Cargo.toml must name this version and CHANGELOG.md describe it. After the full check, the
+/// same on arm64 in emulated machines and an hour of soak tests all artifacts of `cargo xtask dist --arm64` are built
+/// with exactly this version, and SHA256SUMS is signed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Version, as in Cargo.toml, such as 1.0.0 or 1.0.0-rc.1
@@ -59,11 +61,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<()> {
         ensure!(changes.is_empty(), "a release is built from a clean tree; commit or remove:\n{changes}");
         if !checked {
             test::run(&[])?;
+            arm64::Arm64::Test { unit: false }.run()?;
             test::run_soaks()?;
         }
     }
     packages::ensure(&["openssh-client"])?;
-    let out = dist::build(programs, out.unwrap_or_else(|| root.join("dist")), Some(&version))?;
+    let out = dist::build(programs, &dist::BOTH, out.unwrap_or_else(|| root.join("dist")), Some(&version))?;
     if let Some(key) = &key {
         sign(&out, key)?;
     }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    debian, docs, kernel, moto, packages,
+    arm64, debian, docs, kernel, moto, packages,
     process::{capture, cargo, cargo_home, install, root, run as run_command},
     setup::Step,
     toolchain,
@@ -29,7 +29,8 @@ const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
 /// Checks that are not part of this command.
-const NEVER_RUN: [&str; 2] = [
+const NEVER_RUN: [&str; 3] = [
+    "the programs on arm64 kernels, which are emulated for minutes: `cargo xtask arm64 test`",
     "reproducibility of the distribution, which takes half an hour: `cargo xtask dist --twice`",
     "the programs on a custom kernel: `cargo xtask kernel-test IMAGE` (Debian's kernels are tested)",
 ];
@@ -72,10 +73,18 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
         cargo([&["build", "--quiet"][..], &ALL].concat())?;
         cargo(["nextest", "run", "--workspace", "--no-run", "--cargo-quiet"])
     })?;
-    times.step("set-up: kernels, a Debian root, moto", || set_up.finish())?;
+    times.step("set-up: kernels, a Debian root, moto, arm64", || set_up.finish())?;
+    let mut not_run = String::new();
+    if filters.is_empty() {
+        // Debian's archive has only the newest version of the compiler's libraries.
+        match arm64::ensure() {
+            Ok(()) => times.step("arm64: unit tests of the wire format, emulated", arm64::unit_tests)?,
+            Err(problem) => not_run = format!("the wire format's unit tests on arm64: {problem:#}\n"),
+        }
+    }
     let mut nextest = Command::new("cargo");
     nextest.args(["nextest", "run", "--workspace"]).args(filters);
-    run_tests(times, crate::name_server(&mut nextest)?)
+    run_tests(times, crate::name_server(&mut nextest)?, &not_run)
 }
 
 /// Programs and tests, in one build: without tests, dependencies would be compiled with other features.
@@ -98,7 +107,7 @@ pub(crate) fn run_quick() -> Result<()> {
     let mut nextest = Command::new("cargo");
     nextest.args(["nextest", "run", "--workspace", "--lib", "--bins"]).args(tests);
     nextest.env("BOSH_DNS_XDP", root().canonicalize()?.join("target/debug/bosh-dns-xdp"));
-    let passed = run_tests(times, &mut nextest);
+    let passed = run_tests(times, &mut nextest, "");
     println!("\nA quick run: `cargo xtask test` runs everything.");
     passed
 }
@@ -118,12 +127,12 @@ pub(crate) fn run_soaks() -> Result<()> {
     run_command(crate::name_server(nextest.env("SOAK_SECONDS", "3600").current_dir(root()))?)
 }
 
-/// Runs nextest, then prints all times and the tests that could not run.
-fn run_tests(mut times: Times, nextest: &mut Command) -> Result<()> {
+/// Runs nextest, then prints all times and the tests that could not run, after the lines of `first`.
+fn run_tests(mut times: Times, nextest: &mut Command, first: &str) -> Result<()> {
     let target = root().canonicalize()?.join("target");
     let not_run = target.join("not-run.txt");
     fs::create_dir_all(&target).with_context(|| target.display().to_string())?;
-    fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
+    fs::write(&not_run, first).with_context(|| not_run.display().to_string())?;
     let passed = times.step("tests", || {
         run_command(
             nextest
@@ -156,12 +165,15 @@ impl SetUp {
             let _ = ready.send(());
             ensure_nextest()
         });
-        let rest = Step::start("kernels, a Debian root, moto", move || {
+        let rest = Step::start("kernels, a Debian root, moto, arm64", move || {
             // Without packages nothing else can be set up, and the error is the first step's.
             let Ok(()) = begin.recv() else { return Ok(()) };
             kernel::ensure()?;
             debian::ensure()?;
-            moto::ensure()
+            moto::ensure()?;
+            // Failures are reported where it is needed.
+            let _ = arm64::ensure();
+            Ok(())
         });
         Self { tools, rest }
     }

@@ -19,7 +19,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use dns_kit::command_line;
 
 use crate::{
     frames::{Route, frames},
@@ -50,6 +51,10 @@ enum Command {
     Run(Run),
     /// Writes a query file for dnsperf, kxdpgun and `run`: a line `name type` for each query.
     Querygen(Querygen),
+    /// Prints the manual page, or writes a page for each command.
+    Man(command_line::Man),
+    /// Prints a script that completes commands and options in a shell.
+    Completions(command_line::Completions),
 }
 
 #[derive(Debug, Args)]
@@ -100,21 +105,23 @@ struct Querygen {
 }
 
 fn main() -> ExitCode {
-    let Cli { command } = dns_kit::command_line::parse();
+    let Cli { command } = command_line::parse();
     let done = match command {
         Command::Run(options) => run(&options),
         Command::Querygen(options) => querygen(&options),
+        Command::Man(man) => man.run(Cli::command()),
+        Command::Completions(completions) => completions.run(Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => dns_kit::command_line::failed("bosh-dns-xdp-load", &problem),
+        Err(problem) => command_line::failed("bosh-dns-xdp-load", &problem),
     }
 }
 
 fn querygen(options: &Querygen) -> Result<()> {
     let queries = queries::of_records(&options.records, &options.types, options.names)?;
     let lines: String = queries.iter().map(|query| format!("{query}\n")).collect();
-    Ok(dns_kit::command_line::print(lines.as_bytes())?)
+    Ok(command_line::print(lines.as_bytes())?)
 }
 
 fn run(options: &Run) -> Result<()> {
@@ -141,7 +148,7 @@ fn run(options: &Run) -> Result<()> {
         generator.run(load, length, DRAIN, |over| probe::measure(&socket, &queries, options.edns, over))?;
     let report = Report::new(options.rate, &measured, latencies);
     let text = if options.json { report.json()? } else { report.table() };
-    Ok(dns_kit::command_line::print(text.as_bytes())?)
+    Ok(command_line::print(text.as_bytes())?)
 }
 
 /// Returns a socket for probes, on a port of the kernel's choice.
@@ -150,4 +157,16 @@ fn probe_socket(server: SocketAddrV4) -> Result<UdpSocket> {
     socket.connect(server).with_context(|| format!("no route to {server}"))?;
     socket.set_read_timeout(Some(probe::TIMEOUT))?;
     Ok(socket)
+}
+
+#[cfg(test)]
+#[path = "../../resolver/src/cli/command_page.rs"]
+#[expect(dead_code, reason = "this program has no metrics")]
+mod command_page;
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    let page = command_page::commands(Cli::command());
+    command_page::compare("load-commands.md", &page);
 }

@@ -32,8 +32,12 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The other programs: options of `cargo xtask dist`, and names of the files.
-pub(crate) const COMPANIONS: [(&str, &str); 3] =
-    [("publisher", "bosh-dns-publish"), ("sync", "bosh-dns-sync"), ("identity", "bosh-dns-identity")];
+pub(crate) const COMPANIONS: [(&str, &str); 4] = [
+    ("publisher", "bosh-dns-publish"),
+    ("sync", "bosh-dns-sync"),
+    ("identity", "bosh-dns-identity"),
+    ("load", "bosh-dns-xdp-load"),
+];
 
 /// Runs a command of xtask that packs the server and companions, each given as an option and the program's file
 /// name, into `folder`.
@@ -153,8 +157,8 @@ fn five_commands_reach_interface_answer() {
     }
     let release = "tar --extract --to-stdout --gzip --file dist/bosh-dns-xdp-*.tgz";
     for (part, path) in [
-        ("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-sync"),
-        ("./packages/bosh-dns.tgz", "bosh-dns/bosh-dns-publish"),
+        ("./packages/bosh-dns.tgz", "bosh-dns/x86_64/bosh-dns-sync"),
+        ("./packages/bosh-dns.tgz", "bosh-dns/x86_64/bosh-dns-publish"),
         ("./jobs/bosh-dns-sync.tgz", "monit"),
         ("./jobs/bosh-dns-publish.tgz", "monit"),
     ] {
@@ -482,6 +486,11 @@ fn package_build_is_reproducible() {
 #[test]
 fn package_passes_lintian() {
     assert_lintian_passes(package);
+}
+
+#[test]
+fn load_package_passes_lintian() {
+    assert_lintian_passes(|epoch, folder| pack(epoch, folder, &COMPANIONS[3..], "bosh-dns-xdp-load"));
 }
 
 /// Builds a package and checks it with lintian.

@@ -36,7 +36,7 @@ const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deploy
     "record_infos":[["i1","web","default","app","10.0.0.1","bosh"]]}"#;
 
 fn package(epoch: u32, folder: &Path) -> PathBuf {
-    pack(epoch, folder, &COMPANIONS[2..], "bosh-dns-identity")
+    pack(epoch, folder, &COMPANIONS[2..3], "bosh-dns-identity")
 }
 
 fn write_authority(folder: &Path) {

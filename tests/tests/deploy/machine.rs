@@ -109,14 +109,15 @@ impl Machine {
 fn install_package(vcap: &Path) -> Result<()> {
     let source = crate::job::bosh().join("packages/bosh-dns");
     let work = vcap.join("data/compile");
-    fs::create_dir_all(work.join("bosh-dns"))?;
+    let programs = work.join("bosh-dns").join(std::env::consts::ARCH);
+    fs::create_dir_all(&programs)?;
     fs::copy(source.join("process.sh"), work.join("bosh-dns/process.sh"))?;
     let program = server::program()?;
-    let stripped = work.join("bosh-dns/bosh-dns-xdp");
+    let stripped = programs.join("bosh-dns-xdp");
     run(Command::new("objcopy").arg("--strip-debug").arg(&program).arg(stripped))?;
     for name in ["bosh-dns-sync", "bosh-dns-publish"] {
         let program = server::companion(name)?;
-        run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(work.join("bosh-dns").join(name)))?;
+        run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(programs.join(name)))?;
     }
     run(Command::new("bash")
         .arg(source.join("packaging"))
@@ -129,20 +130,37 @@ fn install_package(vcap: &Path) -> Result<()> {
 fn packaging_refuses_unsuitable_stemcell() {
     let folder = tempfile::tempdir().unwrap();
     let source = crate::job::bosh().join("packages/bosh-dns");
-    fs::create_dir(folder.path().join("bosh-dns")).unwrap();
-    fs::copy(source.join("process.sh"), folder.path().join("bosh-dns/process.sh")).unwrap();
+    let write = |path: &Path, text: &str| {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    write(&folder.path().join("bosh-dns/process.sh"), "");
     // As the dynamic linker of an older system fails.
-    let program = folder.path().join("bosh-dns/bosh-dns-xdp");
-    fs::write(&program, "#!/bin/sh\necho \"version GLIBC_2.31 not found\" >&2\nexit 1\n").unwrap();
-    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let packaged = Command::new("bash")
-        .arg(source.join("packaging"))
-        .env("BOSH_INSTALL_TARGET", folder.path().join("target"))
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&packaged.stderr);
-    assert!(!packaged.status.success());
-    assert!(said.contains("does not start on this stemcell: it needs x86-64 and glibc 2.31"), "{said}");
-    assert!(!folder.path().join("target/bin/bosh-dns-xdp").exists());
+    let old = "#!/bin/sh\necho \"version GLIBC_2.31 not found\" >&2\nexit 1\n";
+    write(&folder.path().join("bosh-dns/x86_64/bosh-dns-xdp"), old);
+    write(&folder.path().join("bosh-dns/aarch64/bosh-dns-xdp"), "#!/bin/sh\nexit 0\n");
+    for (machine, problem) in [
+        ("x86_64", Some("does not start on this stemcell: it needs glibc 2.31")),
+        ("s390x", Some("no programs for a stemcell of s390x, only for: aarch64 x86_64\n")),
+        ("aarch64", None),
+    ] {
+        write(&folder.path().join("tools/uname"), &format!("#!/bin/sh\necho {machine}\n"));
+        let path = std::env::var("PATH").unwrap();
+        let packaged = Command::new("bash")
+            .arg(source.join("packaging"))
+            .env("BOSH_INSTALL_TARGET", folder.path().join("target"))
+            .env("PATH", format!("{}:{path}", folder.path().join("tools").display()))
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&packaged.stderr);
+        let is_installed = folder.path().join("target/bin/bosh-dns-xdp").exists();
+        assert_eq!(
+            (packaged.status.success(), is_installed),
+            (problem.is_none(), problem.is_none()),
+            "{said}"
+        );
+        assert!(said.contains(problem.unwrap_or_default()), "{machine}: {said}");
+    }
 }

@@ -94,9 +94,9 @@ fn release_is_signed_and_installable() {
 
     // Licences and notices are in each artifact.
     let debian_version = VERSION.replacen('-', "~", 1);
-    let main = out.join(format!("bosh-dns-xdp_{debian_version}_amd64.deb"));
-    let identity = out.join(format!("bosh-dns-identity_{debian_version}_amd64.deb"));
-    for (package, name) in [(&main, "bosh-dns-xdp"), (&identity, "bosh-dns-identity")] {
+    let packages = ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"]
+        .map(|name| (out.join(format!("{name}_{debian_version}_amd64.deb")), name));
+    for (package, name) in &packages {
         let notices = format!("./usr/share/doc/{name}/third-party-notices.gz");
         let script = format!("dpkg-deb --fsys-tarfile \"$1\" | tar --extract --to-stdout {notices} | zcat");
         assert_noticed(&shell(&script, &[package]).unwrap());
@@ -128,19 +128,25 @@ fn release_is_signed_and_installable() {
         let of_name = components.iter().find(|component| component["name"] == name).unwrap();
         of_name["properties"][0]["value"].as_str().unwrap()
     };
-    assert!(programs_of("async-nats") == "bosh-dns-sync" && programs_of("aya-ebpf") == "bosh-dns-xdp");
+    assert!(
+        programs_of("async-nats") == "bosh-dns-sync"
+            && programs_of("aya-ebpf") == "bosh-dns-xdp bosh-dns-xdp-load"
+    );
 
     // The package of exactly this version.
-    for package in [&main, &identity] {
+    for (package, _) in &packages {
         fs::copy(package, machine.shared().join(package.file_name().unwrap())).unwrap();
     }
     machine.run("dpkg --install *.deb").unwrap();
-    for (package, program) in [("bosh-dns-xdp", "bosh-dns-xdp"), ("bosh-dns-identity", "bosh-dns-identity")] {
+    for (_, package) in packages {
         let installed =
             machine.run(&format!("dpkg-query --show --showformat '${{Version}}' {package}")).unwrap();
         assert_eq!(installed.trim(), debian_version);
-        let said = machine.run(&format!("{program} --version")).unwrap();
+        let said = machine.run(&format!("{package} --version")).unwrap();
         assert!(said.split_whitespace().nth(1) == Some(VERSION), "{said}");
+        let manual = machine.run(&format!("zcat /usr/share/man/man[18]/{package}.[18].gz")).unwrap();
+        assert!(manual.contains(VERSION), "{manual}");
+        machine.run(&format!("bash -n /usr/share/bash-completion/completions/{package}")).unwrap();
     }
 }
 
@@ -255,6 +261,53 @@ fn image_answers_with_and_without_privileges() {
             .unwrap_or_else(|error| panic!("{name}: {error}\n{}", explained()));
         }
         podman.run(&["rm", "--force", "--time", "10", name]).unwrap();
+    }
+}
+
+/// With stripped arm64 programs in the folder `ARM64_PROGRAMS`, which run in an emulator here.
+#[test]
+#[ignore = "`cargo xtask arm64 test` builds the programs"]
+fn artifacts_hold_both_architectures() {
+    requires!(namespaces);
+    let programs = PathBuf::from(std::env::var_os("ARM64_PROGRAMS").unwrap());
+    let folder = TempDir::with_prefix("bdx-arm64-").unwrap();
+    let (out, image) = (folder.path().join("dist"), server::program().unwrap());
+    let options =
+        ["dist", "--image", image.to_str().unwrap(), "--arm64-programs", programs.to_str().unwrap()];
+    dist(&options, 1_700_000_000, &out, &COMPANIONS).unwrap();
+    for package in ["bosh-dns-xdp", "bosh-dns-identity", "bosh-dns-xdp-load"] {
+        let deb = artifact(&out, &format!("{package}_"), "_arm64.deb").unwrap();
+        assert_eq!(shell("dpkg-deb --field \"$1\" Architecture", &[&deb]).unwrap().trim(), "arm64");
+        let unpacked = folder.path().join(package);
+        run(Command::new("dpkg").arg("-x").arg(&deb).arg(&unpacked)).unwrap();
+        let program = unpacked.join("usr/bin").join(package);
+        let said = capture(
+            Command::new("qemu-aarch64-static")
+                .args(["-L", "/usr/aarch64-linux-gnu"])
+                .arg(program)
+                .arg("--version"),
+        );
+        assert_eq!(said.unwrap().split_whitespace().nth(1), Some(VERSION));
+        run(Command::new("lintian").args(["--allow-root", "--fail-on", "error,warning"]).arg(deb)).unwrap();
+    }
+    let bosh = artifact(&out, "bosh-dns-xdp-", ".tgz").unwrap();
+    let listed = "tar --extract --to-stdout --gzip --file \"$1\" ./packages/bosh-dns.tgz | tar --list --gzip";
+    let listed = shell(listed, &[&bosh]).unwrap();
+    for machine in ["x86_64", "aarch64"] {
+        for program in ["bosh-dns-xdp", "bosh-dns-sync"] {
+            assert!(listed.contains(&format!("bosh-dns/{machine}/{program}\n")), "{listed}");
+        }
+    }
+    let image = artifact(&out, "bosh-dns-xdp-", "-oci.tar").unwrap();
+    let podman = Podman {
+        folder: TempDir::with_prefix("bdx-podman-").unwrap(),
+        namespace: Namespace::new("images").unwrap(),
+    };
+    let source = format!("oci-archive:{}", image.display());
+    for architecture in ["amd64", "arm64"] {
+        let id = podman.run(&["pull", "--quiet", "--arch", architecture, &source]).unwrap();
+        let shown = podman.run(&["image", "inspect", "--format", "{{.Architecture}}", id.trim()]).unwrap();
+        assert_eq!(shown.trim(), architecture);
     }
 }
 

@@ -8,61 +8,93 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Release, archive::copy, glibc};
+use super::{
+    Release,
+    architecture::{Architecture, Built},
+    archive::copy,
+    glibc,
+};
 use crate::{
-    packages,
+    arm64, packages,
     process::{capture, cargo_home, root, run},
     toolchain,
 };
 
-/// The target is given explicitly although it is the host's, so that cargo does not apply the flags
-/// to build scripts.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Builds all programs of an architecture.
+pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result<Built> {
+    let companion = |program| build_companion(release, program, architecture).map(Some);
+    Ok(Built {
+        architecture,
+        server: build(release, architecture)?,
+        publisher: companion(PUBLISHER)?,
+        identity: companion(IDENTITY)?,
+        load: companion(LOAD)?,
+        sync: companion(SYNC)?,
+    })
+}
 
 /// Builds the binary against the old C library and verifies that it starts with it.
-pub(super) fn build(release: &Release) -> Result<PathBuf> {
-    let old = glibc::ensure()?;
-    let built = cargo(release, SERVER, &glibc::link_arguments(&old))?;
-    let server = split(&built, release)?;
+fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
+    let old = glibc::ensure(architecture)?;
+    let flags = glibc::link_arguments(&old, architecture);
+    let server = split(&cargo(release, SERVER, &flags, architecture)?, release, architecture)?;
     check_symbols(&server)?;
-    check_start(&server, &old)?;
+    check_start(&server, &old, architecture)?;
     Ok(server)
 }
 
 /// Builds another program (package, binary) against the old C library, without debug information.
-pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
-    let old = glibc::ensure()?;
-    let built = cargo(release, program, &glibc::link_arguments(&old))?;
-    let stripped = release.staging(program[0])?.join(program[1]);
-    run(Command::new("objcopy").arg("--strip-all").arg(&built).arg(&stripped))?;
+pub(super) fn build_companion(
+    release: &Release,
+    program: [&str; 2],
+    architecture: Architecture,
+) -> Result<PathBuf> {
+    let old = glibc::ensure(architecture)?;
+    let built = cargo(release, program, &glibc::link_arguments(&old, architecture), architecture)?;
+    let stripped = strip(release, &built, program[0], architecture)?;
     check_symbols(&stripped)?;
-    check_start(&stripped, &old)?;
+    check_start(&stripped, &old, architecture)?;
     Ok(stripped)
 }
 
 /// Builds a program statically, for images without a C library. Other builds link dynamically,
 /// because the machine's name service (nsswitch.conf) loads modules.
-pub(super) fn build_static(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
-    let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()])?;
-    let stripped = release.staging(&format!("static-{}", program[1]))?.join(program[1]);
-    run(Command::new("objcopy").arg("--strip-all").arg(&built).arg(&stripped))?;
-    ensure!(!capture(Command::new("objdump").arg("-p").arg(&stripped))?.contains("NEEDED"), "not static");
+pub(super) fn build_static(
+    release: &Release,
+    program: [&str; 2],
+    architecture: Architecture,
+) -> Result<PathBuf> {
+    let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()], architecture)?;
+    let stripped = strip(release, &built, &format!("static-{}", program[1]), architecture)?;
+    let sections = capture(architecture.binutils("objdump").arg("-p").arg(&stripped))?;
+    ensure!(!sections.contains("NEEDED"), "{} is not static", stripped.display());
+    Ok(stripped)
+}
+
+/// Copies a program without symbols into a folder of its own.
+fn strip(release: &Release, built: &Path, folder: &str, architecture: Architecture) -> Result<PathBuf> {
+    let name = built.file_name().context("a program has a name")?;
+    let stripped = release.staging(&format!("{folder}-{}", architecture.name()))?.join(name);
+    run(architecture.binutils("objcopy").arg("--strip-all").args([built, &stripped]))?;
     Ok(stripped)
 }
 
 /// Moves debug information and symbols of `built` into `dist/`; returns the stripped binary there.
 ///
 /// Debuggers find the file by build id and name.
-pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
-    let server = release.out.join("bosh-dns-xdp");
-    let debug = release.out.join("bosh-dns-xdp.debug");
-    run(Command::new("objcopy")
-        .args(["--only-keep-debug", "--compress-debug-sections"])
-        .args([built, &debug]))?;
+pub(super) fn split(built: &Path, release: &Release, architecture: Architecture) -> Result<PathBuf> {
+    let name = match architecture {
+        Architecture::Amd64 => "bosh-dns-xdp",
+        Architecture::Arm64 => "bosh-dns-xdp-arm64",
+    };
+    let (server, debug) = (release.out.join(name), release.out.join(format!("{name}.debug")));
+    let keep = ["--only-keep-debug", "--compress-debug-sections"];
+    run(architecture.binutils("objcopy").args(keep).args([built, &debug]))?;
     copy(built, &server, 0o755)?;
-    run(Command::new("objcopy")
+    run(architecture
+        .binutils("objcopy")
         .arg("--strip-all")
-        .arg("--add-gnu-debuglink=bosh-dns-xdp.debug")
+        .arg(format!("--add-gnu-debuglink={name}.debug"))
         .arg(&server)
         .current_dir(&release.out))?;
     Ok(server)
@@ -80,8 +112,16 @@ pub(super) const IDENTITY: [&str; 2] = ["dns-identity", "bosh-dns-identity"];
 /// Package and binary name of the record distribution.
 pub(super) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
 
+/// Package and binary name of the load generator.
+pub(super) const LOAD: [&str; 2] = ["dns-load", "bosh-dns-xdp-load"];
+
 /// Builds with this machine's paths removed; returns the binary's path.
-fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> Result<PathBuf> {
+fn cargo(
+    release: &Release,
+    [package, program]: [&str; 2],
+    flags: &[String],
+    architecture: Architecture,
+) -> Result<PathBuf> {
     packages::ensure(&["binutils"])?;
     toolchain::ensure()?;
     let here = root().canonicalize()?;
@@ -91,16 +131,18 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
     if let Some(home) = cargo_home() {
         all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
     }
-    run(Command::new("cargo")
+    let target = architecture.target();
+    run(architecture
+        .cargo()?
         .args(["build", "--profile", "dist", "--locked", "--package", package, "--bin", program])
-        .args(["--target", TARGET])
+        .args(["--target", target])
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions in C code contain the paths of their source files.
         .env("CFLAGS", format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()))
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .current_dir(&here))?;
-    Ok(here.join("target").join(TARGET).join("dist").join(program))
+    Ok(here.join("target").join(target).join("dist").join(program))
 }
 
 /// Fails if the binary needs a symbol newer than [`glibc::VERSION`].
@@ -121,7 +163,7 @@ fn check_symbols(server: &Path) -> Result<()> {
 
 /// Returns the minimum glibc version of a binary.
 pub(super) fn needed_glibc(server: &Path) -> Result<(u32, u32)> {
-    let symbols = capture(Command::new("objdump").arg("-T").arg(server))?;
+    let symbols = capture(Architecture::of(server)?.binutils("objdump").arg("-T").arg(server))?;
     newest_glibc(&symbols).context("no symbol of glibc: is the binary static?")
 }
 
@@ -136,10 +178,16 @@ fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
 }
 
 /// Runs the binary in the old root, which has only the old C library.
-fn check_start(server: &Path, old: &Path) -> Result<()> {
+fn check_start(server: &Path, old: &Path, architecture: Architecture) -> Result<()> {
     let inside = old.join("program");
     fs::copy(server, &inside)?;
-    let said = capture(Command::new("chroot").arg(old).args(["/program", "--version"]));
+    let mut start = Command::new("chroot");
+    start.arg(old);
+    if architecture == Architecture::Arm64 {
+        fs::copy(Path::new("/usr/bin").join(arm64::EMULATOR), old.join("emulator"))?;
+        start.arg("/emulator");
+    }
+    let said = capture(start.args(["/program", "--version"]));
     fs::remove_file(&inside)?;
     println!("  starts beside glibc {}.{}: {}", glibc::VERSION.0, glibc::VERSION.1, said?.trim());
     Ok(())

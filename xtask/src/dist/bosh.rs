@@ -10,24 +10,23 @@ use std::{
 
 use anyhow::Result;
 
-use super::{Release, archive};
+use super::{Release, architecture::Built, archive};
 use crate::process::root;
 
 /// Name of the server's job and of the package, the same as in bosh-dns, because other jobs use its path.
 const NAME: &str = "bosh-dns";
 
-/// Writes the release; `server` is the stripped binary. Each companion has a job of its own name.
-pub(super) fn write(release: &Release, server: &Path, companions: &[(&str, Option<&Path>)]) -> Result<()> {
+/// Writes the release with the programs of these architectures. Each companion has a job of its own name.
+pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
     // Without its program a job would not start.
-    let given: Vec<(&str, &Path)> =
-        companions.iter().filter_map(|(name, program)| Some((*name, (*program)?))).collect();
+    let companions = built.first().into_iter().flat_map(Built::companions).map(|(name, _)| name);
     let jobs = std::iter::once(NAME)
-        .chain(given.iter().map(|(name, _)| *name))
+        .chain(companions)
         .map(|job| Ok((job, pack_job(release, &source.join("jobs"), job, &tarball)?)))
         .collect::<Result<Vec<_>>>()?;
-    let package = pack_package(release, &source.join("packages").join(NAME), server, &given, &tarball)?;
+    let package = pack_package(release, &source.join("packages").join(NAME), built, &tarball)?;
     let license = pack_license(release, &tarball)?;
     archive::put(&tarball.join("release.MF"), manifest(release, &jobs, &package, &license), 0o644)?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
@@ -47,20 +46,18 @@ fn pack_job(release: &Release, jobs: &Path, name: &str, tarball: &Path) -> Resul
     pack(release, &job, &tarball.join("jobs"), name)
 }
 
-/// Packs the package: the binaries and its packaging script; returns the checksum of the archive.
-fn pack_package(
-    release: &Release,
-    source: &Path,
-    server: &Path,
-    companions: &[(&str, &Path)],
-    tarball: &Path,
-) -> Result<String> {
+/// Packs the package: the binaries in a folder for each architecture, and the packaging script; returns the checksum
+/// of the archive.
+fn pack_package(release: &Release, source: &Path, built: &[Built], tarball: &Path) -> Result<String> {
     let package = release.staging("bosh-package")?;
     archive::copy(&source.join("packaging"), &package.join("packaging"), 0o755)?;
     archive::copy(&source.join("process.sh"), &package.join("bosh-dns/process.sh"), 0o644)?;
-    archive::copy(server, &package.join("bosh-dns/bosh-dns-xdp"), 0o755)?;
-    for (name, program) in companions {
-        archive::copy(program, &package.join("bosh-dns").join(name), 0o755)?;
+    for built in built {
+        let folder = package.join("bosh-dns").join(built.architecture.machine());
+        archive::copy(&built.server, &folder.join("bosh-dns-xdp"), 0o755)?;
+        for (name, program) in built.companions() {
+            archive::copy(program, &folder.join(name), 0o755)?;
+        }
     }
     pack(release, &package, &tarball.join("packages"), NAME)
 }

@@ -122,6 +122,8 @@ fn linked_crates() -> Result<BTreeMap<String, Crate>> {
     }
     let bpf = cargo_metadata(&root().join("dns-ebpf"), &[])?;
     add_linked(&bpf, "dns-ebpf", binary::SERVER[1], &mut crates);
+    let bpf = cargo_metadata(&root().join("benches/programs/ebpf"), &[])?;
+    add_linked(&bpf, "bench-ebpf", binary::LOAD[1], &mut crates);
     Ok(crates)
 }
 
@@ -184,6 +186,6 @@ mod tests {
             linked.programs.iter().copied().collect::<Vec<_>>()
         };
         assert_eq!(programs("async-nats"), ["bosh-dns-sync"]);
-        assert!(programs("dns-core").contains(&"bosh-dns-xdp") && programs("dns-core").len() == 4);
+        assert!(programs("dns-core").contains(&"bosh-dns-xdp") && programs("dns-core").len() == 5);
     }
 }

@@ -9,7 +9,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{Release, archive, binary};
+use super::{
+    Release,
+    architecture::{Architecture, Built, run_with_emulator},
+    archive, binary,
+};
 use crate::{
     docs,
     process::{capture, root, run},
@@ -18,39 +22,33 @@ use crate::{
 /// Contact in the packages' control files and changelogs.
 const MAINTAINER: &str = "bosh-dns-xdp maintainers <bosh-dns-xdp@users.noreply.github.com>";
 
-/// Writes the package of the stripped binaries. For tests all but the server are optional.
-pub(super) fn write(
-    release: &Release,
-    server: &Path,
-    publisher: Option<&Path>,
-    sync: Option<&Path>,
-) -> Result<()> {
+/// Writes the packages of an architecture.
+pub(super) fn write(release: &Release, built: &Built) -> Result<()> {
+    write_server(release, built)?;
+    built.identity.as_deref().map_or(Ok(()), |program| write_identity(release, program))?;
+    built.load.as_deref().map_or(Ok(()), |program| write_load(release, program))
+}
+
+/// Writes the package of server, publisher and record distribution.
+fn write_server(release: &Release, built: &Built) -> Result<()> {
+    let server = &built.server;
     let package = release.staging("deb")?;
-    put_files(&package, server, release)?;
-    for (program, name) in [(publisher, "bosh-dns-publish"), (sync, "bosh-dns-sync")] {
-        let Some(program) = program else { continue };
+    put_files(&package, server)?;
+    for (name, program) in built.companions() {
         archive::copy(program, &package.join("usr/bin").join(name), 0o755)?;
         put_manual(&package, program)?;
         put_completions(&package, program, name)?;
     }
-    let control = package.join("DEBIAN");
-    let scripts = root().join("deploy/debian");
-    for script in ["postinst", "prerm", "postrm"] {
-        archive::copy(&scripts.join(script), &control.join(script), 0o755)?;
-    }
-    archive::put(&control.join("conffiles"), "/etc/bosh-dns-xdp/config.json\n", 0o644)?;
-    archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
+    archive::put(&package.join("DEBIAN/conffiles"), "/etc/bosh-dns-xdp/config.json\n", 0o644)?;
     let text = "Recommends: bind9-dnsutils\n\
          Description: DNS server for the VMs of a BOSH-managed fleet\n \
          A drop-in replacement for bosh-dns. A BPF program on the interface answers\n \
          hot names from a map; everything else goes to a full resolver in userspace.\n";
-    let control_file = description(release, &package, server, "bosh-dns-xdp", text)?;
-    archive::put(&control.join("control"), control_file, 0o644)?;
-    pack(release, &package, "bosh-dns-xdp")
+    pack(release, &package, "bosh-dns-xdp", server, text, Some("deploy/debian"))
 }
 
 /// Writes the package of `bosh-dns-identity`; `program` is the stripped binary.
-pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
+fn write_identity(release: &Release, program: &Path) -> Result<()> {
     let package = release.staging("deb-identity")?;
     let below = |path: &str| package.join(path);
     let source = root().join("deploy/identity");
@@ -61,7 +59,6 @@ pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
     }
     let documents = below("usr/share/doc/bosh-dns-identity");
     for (from, to) in [
-        ("deploy/identity/debian/copyright", "copyright"),
         ("deploy/identity/prometheus/rules.yml", "examples/prometheus-rules.yml"),
         ("deploy/identity/debian/run.env", "examples/run.env"),
         ("deploy/identity/debian/issuer.env", "examples/issuer.env"),
@@ -71,30 +68,52 @@ pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
         archive::copy(&root().join(from), &documents.join(to), 0o644)?;
     }
     fs::create_dir_all(below("etc/bosh-dns-identity"))?;
-    put_notices(&package, release, "bosh-dns-identity")?;
-    put_manual(&package, program)?;
-    put_completions(&package, program, "bosh-dns-identity")?;
-    put_changelog(&package, release, "bosh-dns-identity")?;
-    let control = package.join("DEBIAN");
-    for script in ["postinst", "prerm", "postrm"] {
-        archive::copy(&source.join("debian").join(script), &control.join(script), 0o755)?;
-    }
-    archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
     let text = "Description: certificates for instances, renewed automatically\n \
          Issues certificates that identify containers and machines, renews them\n \
          before they expire, and rotates the CA of a fleet's health checks without a\n \
          redeploy.\n";
-    archive::put(
-        &control.join("control"),
-        description(release, &package, program, "bosh-dns-identity", text)?,
-        0o644,
-    )?;
-    pack(release, &package, "bosh-dns-identity")
+    pack(release, &package, "bosh-dns-identity", program, text, Some("deploy/identity/debian"))
 }
 
-/// Builds the `.deb` from a staged package.
-fn pack(release: &Release, package: &Path, name: &str) -> Result<()> {
-    let file = format!("{name}_{}_amd64.deb", release.debian_version());
+/// Writes the package of `bosh-dns-xdp-load`; `program` is the stripped binary.
+fn write_load(release: &Release, program: &Path) -> Result<()> {
+    let package = release.staging("deb-load")?;
+    archive::copy(program, &package.join("usr/bin/bosh-dns-xdp-load"), 0o755)?;
+    let page = "usr/share/doc/bosh-dns-xdp-load/load-testing.md";
+    archive::copy(&root().join("docs/load-testing.md"), &package.join(page), 0o644)?;
+    let text = "Suggests: dnsperf, knot-dnsutils\n\
+         Description: load generator for DNS servers\n \
+         Sends DNS queries from inside the kernel at a rate or saturating, counts\n \
+         replies and losses, measures latency, and writes query files for dnsperf and\n \
+         kxdpgun.\n";
+    pack(release, &package, "bosh-dns-xdp-load", program, text, None)
+}
+
+/// Completes a staged package and builds the `.deb`. `text` contains the fields after the dependencies; `scripts`
+/// is the folder of the maintainer scripts, if it has any.
+fn pack(
+    release: &Release,
+    package: &Path,
+    name: &str,
+    program: &Path,
+    text: &str,
+    scripts: Option<&str>,
+) -> Result<()> {
+    put_copyright(package, name)?;
+    put_notices(package, release, name)?;
+    put_manual(package, program)?;
+    put_completions(package, program, name)?;
+    put_changelog(package, release, name)?;
+    let control = package.join("DEBIAN");
+    if let Some(folder) = scripts {
+        for script in ["postinst", "prerm", "postrm"] {
+            archive::copy(&root().join(folder).join(script), &control.join(script), 0o755)?;
+        }
+    }
+    archive::put(&control.join("md5sums"), md5sums(package)?, 0o644)?;
+    archive::put(&control.join("control"), description(release, package, program, name, text)?, 0o644)?;
+    let architecture = Architecture::of(program)?.name();
+    let file = format!("{name}_{}_{architecture}.deb", release.debian_version());
     run(Command::new("dpkg-deb")
         .args(["--root-owner-group", "--uniform-compression"])
         .args(if release.is_trial { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] })
@@ -106,7 +125,7 @@ fn pack(release: &Release, package: &Path, name: &str) -> Result<()> {
 }
 
 /// Stages the installed files below `package`.
-fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
+fn put_files(package: &Path, server: &Path) -> Result<()> {
     let below = |path: &str| package.join(path);
     let source = |path: &str| root().join("deploy").join(path);
     archive::copy(server, &below("usr/bin/bosh-dns-xdp"), 0o755)?;
@@ -120,7 +139,6 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
         ("debian/sysusers.conf", "usr/lib/sysusers.d/bosh-dns-xdp.conf"),
         ("debian/tmpfiles.conf", "usr/lib/tmpfiles.d/bosh-dns-xdp.conf"),
         ("debian/config.json", "etc/bosh-dns-xdp/config.json"),
-        ("debian/copyright", "usr/share/doc/bosh-dns-xdp/copyright"),
         ("grafana/bosh-dns-xdp.json", "usr/share/doc/bosh-dns-xdp/examples/grafana.json"),
         ("debian/publish.yml", "usr/share/doc/bosh-dns-xdp/examples/publish.yml"),
         ("grafana/bosh-dns-publish.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json"),
@@ -136,11 +154,14 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
     for folder in ["aliases.d", "handlers.d", "addresses.d", "publish.d"] {
         fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
     }
-    docs::put_pages(&below("usr/share/doc/bosh-dns-xdp"))?;
-    put_notices(package, release, "bosh-dns-xdp")?;
-    put_manual(package, server)?;
-    put_completions(package, server, "bosh-dns-xdp")?;
-    put_changelog(package, release, "bosh-dns-xdp")
+    docs::put_pages(&below("usr/share/doc/bosh-dns-xdp"))
+}
+
+/// Adds the copyright file.
+fn put_copyright(package: &Path, name: &str) -> Result<()> {
+    let text = fs::read_to_string(root().join("deploy/debian/copyright"))?;
+    let text = text.replace("/doc/bosh-dns-xdp/", &format!("/doc/{name}/"));
+    archive::put(&package.join("usr/share/doc").join(name).join("copyright"), text, 0o644)
 }
 
 /// Adds the manual pages, generated by the binary itself, each to the folder of its section.
@@ -148,7 +169,7 @@ fn put_manual(package: &Path, server: &Path) -> Result<()> {
     let manual = package.join("usr/share/man");
     let fresh = manual.join("fresh");
     fs::create_dir_all(&fresh)?;
-    run(Command::new(server).args(["man", "--folder"]).arg(&fresh))?;
+    run(run_with_emulator(server)?.args(["man", "--folder"]).arg(&fresh))?;
     for page in fs::read_dir(&fresh)? {
         let page = page?.path();
         let section =
@@ -176,7 +197,7 @@ fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
         ("zsh", format!("usr/share/zsh/vendor-completions/_{name}")),
         ("fish", format!("usr/share/fish/vendor_completions.d/{name}.fish")),
     ] {
-        let text = capture(Command::new(program).args(["completions", shell]))?;
+        let text = capture(run_with_emulator(program)?.args(["completions", shell]))?;
         archive::put(&package.join(file), text, 0o644)?;
     }
     Ok(())
@@ -213,10 +234,11 @@ fn description(release: &Release, package: &Path, program: &Path, name: &str, te
     )?;
     let size = size.split_whitespace().next().context("du said nothing")?;
     let (major, minor) = binary::needed_glibc(program)?;
+    let architecture = Architecture::of(program)?.name();
     Ok(format!(
         "Package: {name}\n\
          Version: {}\n\
-         Architecture: amd64\n\
+         Architecture: {architecture}\n\
          Maintainer: {MAINTAINER}\n\
          Section: net\n\
          Priority: optional\n\

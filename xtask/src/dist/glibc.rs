@@ -1,7 +1,7 @@
 //! The C library for linking: Debian 11's, so the binary starts on every newer system (Ubuntu
 //! 22.04, the oldest stemcell, has glibc 2.35).
 //!
-//! Debian's packages are unpacked, not installed, in `.toolchain/glibc-2.31`. This folder also
+//! Debian's packages are unpacked, not installed, in `.toolchain/glibc-2.31-ARCHITECTURE`. This folder also
 //! serves as the root in which the binary is started for verification.
 
 use std::{
@@ -13,8 +13,9 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use super::architecture::Architecture;
 use crate::{
-    packages::{Lists, THIS_ARCHITECTURE, unpack},
+    packages::{Lists, unpack},
     process::{capture, root},
 };
 
@@ -28,13 +29,14 @@ pub(super) const VERSION: (u32, u32) = (2, 31);
 const PACKAGES: &[&str] = &["libc6", "libc6-dev", "libcrypt1", "libgcc-s1", "linux-libc-dev"];
 
 /// Returns the root with the old C library, unpacking it if necessary.
-pub(super) fn ensure() -> Result<PathBuf> {
-    let folder = root().join(format!(".toolchain/glibc-{}.{}", VERSION.0, VERSION.1));
+pub(super) fn ensure(architecture: Architecture) -> Result<PathBuf> {
+    let name = architecture.name();
+    let folder = root().join(format!(".toolchain/glibc-{}.{}-{name}", VERSION.0, VERSION.1));
     if !folder.exists() {
-        println!("downloading the C library of Debian {SUITE} to link against");
-        let apt = root().join("target/dist/apt");
+        println!("downloading the C library of Debian {SUITE} for {name} to link against");
+        let apt = root().join("target/dist").join(format!("apt-{name}"));
         let downloads = apt.join("downloads");
-        let lists = Lists::of_suite(SUITE, THIS_ARCHITECTURE, &apt)?;
+        let lists = Lists::of_suite(SUITE, name, &apt)?;
         lists.update().context("the old C library is unavailable")?;
         lists.download(PACKAGES, &downloads)?;
         unpack(&downloads, &folder)?;
@@ -46,14 +48,14 @@ pub(super) fn ensure() -> Result<PathBuf> {
 
 /// Returns rustc's linker arguments for the old C library. Without the search paths gcc's defaults
 /// would come first and select the machine's library.
-pub(super) fn link_arguments(old: &Path) -> Vec<String> {
-    let old = old.display();
-    let libraries = format!("{old}/usr/lib/x86_64-linux-gnu");
+pub(super) fn link_arguments(old: &Path, architecture: Architecture) -> Vec<String> {
+    let (old, triplet) = (old.display(), architecture.triplet());
+    let libraries = format!("{old}/usr/lib/{triplet}");
     [
         format!("--sysroot={old}"),
         format!("-B{libraries}"),
         format!("-L{libraries}"),
-        format!("-L{old}/lib/x86_64-linux-gnu"),
+        format!("-L{old}/lib/{triplet}"),
     ]
     .map(|argument| format!("-Clink-arg={argument}"))
     .into()

@@ -2,21 +2,26 @@
 //!
 //! | File | For |
 //! |---|---|
-//! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
-//! | `bosh-dns-identity_VERSION_amd64.deb` | one Debian or Ubuntu machine, for certificates |
+//! | `bosh-dns-xdp_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine |
+//! | `bosh-dns-identity_VERSION_ARCHITECTURE.deb` | one Debian or Ubuntu machine, for certificates |
+//! | `bosh-dns-xdp-load_VERSION_ARCHITECTURE.deb` | machines that send load to DNS servers |
 //! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the jobs `bosh-dns`, `bosh-dns-sync` and `bosh-dns-publish` |
-//! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
-//! | `bosh-dns-xdp` | the bare binary, for glibc 2.31 and newer |
-//! | `bosh-dns-xdp.debug` | debug information of the binary, found by build id |
+//! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static; an index |
+//! | `bosh-dns-xdp`, `bosh-dns-xdp-arm64` | the bare binary, for glibc 2.31 and newer |
+//! | `bosh-dns-xdp.debug`, `bosh-dns-xdp-arm64.debug` | debug information of the binary, found by build id |
 //! | `bosh-dns-xdp.cdx.json` | CycloneDX bill of materials of all programs |
 //! | `LICENSE`, `third-party-notices.txt` | licences of the programs; each archive contains them too |
 //! | `SHA256SUMS` | checksums of all artifacts |
+//!
+//! ARCHITECTURE is amd64 and, with `--arm64`, arm64. The BOSH release contains the programs of each, and its package
+//! picks those of the compilation worker. A release always has both.
 //!
 //! The same commit, toolchain and Debian packages produce the same bytes: times are the commit's
 //! (or `SOURCE_DATE_EPOCH`), paths of the build machine are removed, and archives are sorted and
 //! owned by root. `--twice` verifies it.
 
 mod again;
+mod architecture;
 pub(crate) mod archive;
 mod binary;
 mod bosh;
@@ -33,13 +38,14 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use self::architecture::{Architecture, Built};
 use crate::{
     packages::make_anew,
     process::{capture, root},
 };
 
 /// Programs beside the server: package and binary name.
-const COMPANIONS: [[&str; 2]; 3] = [binary::PUBLISHER, binary::IDENTITY, binary::SYNC];
+const COMPANIONS: [[&str; 2]; 4] = [binary::PUBLISHER, binary::IDENTITY, binary::SYNC, binary::LOAD];
 
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
@@ -50,6 +56,9 @@ pub(crate) struct Dist {
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["binary", "twice"],
         value_parser = clap::builder::PossibleValuesParser::new(COMPANIONS.map(|[_, program]| program)))]
     only: Vec<String>,
+    /// Build everything for arm64 as well, with Debian's cross compiler
+    #[arg(long, conflicts_with = "binary")]
+    arm64: bool,
     /// Output folder, deleted first if it exists
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -71,12 +80,18 @@ pub(crate) struct Programs {
     /// package
     #[arg(long, value_name = "FILE", requires = "binary")]
     identity: Option<PathBuf>,
+    /// Pack this `bosh-dns-xdp-load` into a separate package; without it `--binary` builds no such package
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    load: Option<PathBuf>,
     /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
     #[arg(long, value_name = "FILE", requires = "binary")]
     sync: Option<PathBuf>,
     /// Pack this statically linked server, and `--sync`, into an image; without it `--binary` builds none
     #[arg(long, value_name = "FILE", requires_all = ["binary", "sync"])]
     image: Option<PathBuf>,
+    /// Pack the programs in this folder as arm64 programs (`cargo xtask arm64 build`)
+    #[arg(long, value_name = "FOLDER", requires_all = ["binary", "sync"])]
+    arm64_programs: Option<PathBuf>,
 }
 
 /// Properties common to all artifacts.
@@ -98,62 +113,92 @@ struct Release {
 impl Dist {
     /// Builds and packs all artifacts, and lists them.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { programs, only, out, twice } = self;
+        let Self { programs, only, arm64, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         if !only.is_empty() {
             make_anew(&out)?;
             let release = Release::of_this_commit(out.canonicalize()?, false, None)?;
             for program in COMPANIONS.into_iter().filter(|[_, name]| only.iter().any(|wanted| wanted == name))
             {
-                let built = binary::build_companion(&release, program)?;
+                let built = binary::build_companion(&release, program, Architecture::Amd64)?;
                 archive::copy(&built, &release.out.join(program[1]), 0o755)?;
             }
             return list(&release);
         }
-        let out = build(programs, out, None)?;
+        let architectures: &[Architecture] = if arm64 { &BOTH } else { &BOTH[..1] };
+        let out = build(programs, architectures, out, None)?;
         if twice {
-            again::build_and_compare(&Release::of_this_commit(out, false, None)?)?;
+            again::build_and_compare(&Release::of_this_commit(out, false, None)?, arm64)?;
         }
         Ok(())
     }
 }
 
-/// Builds and packs all artifacts with exactly this version, if one is given; returns their folder.
-pub(crate) fn build(programs: Programs, out: PathBuf, version: Option<&str>) -> Result<PathBuf> {
+/// The architectures of a release.
+pub(crate) const BOTH: [Architecture; 2] = [Architecture::Amd64, Architecture::Arm64];
+
+/// Builds and packs all artifacts with exactly this version, if one is given; returns their folder. Programs that were
+/// built before are packed in place of those of `architectures`.
+pub(crate) fn build(
+    programs: Programs,
+    architectures: &[Architecture],
+    out: PathBuf,
+    version: Option<&str>,
+) -> Result<PathBuf> {
     make_anew(&out)?;
-    let release = Release::of_this_commit(out.canonicalize()?, programs.binary.is_some(), version)?;
-    let Programs { binary, publisher, identity, sync, image } = programs;
-    let (server, publisher, identity, sync) = match &binary {
-        Some(given) => (binary::split(given, &release)?, publisher, identity, sync),
-        None => (
-            binary::build(&release)?,
-            Some(binary::build_companion(&release, binary::PUBLISHER)?),
-            Some(binary::build_companion(&release, binary::IDENTITY)?),
-            Some(binary::build_companion(&release, binary::SYNC)?),
-        ),
+    let is_trial = programs.binary.is_some();
+    let release = Release::of_this_commit(out.canonicalize()?, is_trial, version)?;
+    let (built, images) = if is_trial {
+        given(&release, programs)?
+    } else {
+        let all = |architecture: &Architecture| binary::build_all(&release, *architecture);
+        let image = |architecture: &Architecture| -> Result<oci::Programs> {
+            let [server, sync] = [binary::SERVER, binary::SYNC]
+                .map(|program| binary::build_static(&release, program, *architecture));
+            Ok(oci::Programs { architecture: *architecture, server: server?, sync: sync? })
+        };
+        (
+            architectures.iter().map(all).collect::<Result<_>>()?,
+            architectures.iter().map(image).collect::<Result<_>>()?,
+        )
     };
     crates::write_bill(&release)?;
     let notices = release.out.join("third-party-notices.txt");
     archive::put(&notices, crates::notices()?, 0o644)?;
     archive::copy(&root().join("LICENSE"), &release.out.join("LICENSE"), 0o644)?;
-    deb::write(&release, &server, publisher.as_deref(), sync.as_deref())?;
-    if let Some(identity) = &identity {
-        deb::write_identity(&release, identity)?;
-    }
-    let companions = [(binary::SYNC[1], sync.as_deref()), (binary::PUBLISHER[1], publisher.as_deref())];
-    bosh::write(&release, &server, &companions)?;
-    match (&binary, image, &sync) {
-        (Some(_), Some(server), Some(sync)) => oci::write(&release, &server, sync)?,
-        (Some(_), ..) => {}
-        (None, ..) => {
-            let [server, sync] =
-                [binary::SERVER, binary::SYNC].map(|program| binary::build_static(&release, program));
-            oci::write(&release, &server?, &sync?)?;
-        }
+    built.iter().try_for_each(|built| deb::write(&release, built))?;
+    bosh::write(&release, &built)?;
+    if !images.is_empty() {
+        oci::write(&release, &images)?;
     }
     archive::sums(&release.out)?;
     list(&release)?;
     Ok(release.out)
+}
+
+/// Returns the given programs, and those of the image.
+fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::Programs>)> {
+    let Programs { binary, publisher, identity, load, sync, image, arm64_programs } = programs;
+    let mut images = Vec::new();
+    if let (Some(server), Some(sync)) = (image, &sync) {
+        images.push(oci::Programs { architecture: Architecture::Amd64, server, sync: sync.clone() });
+    }
+    let binary = binary.context("a server to pack")?;
+    let server = binary::split(&binary, release, Architecture::Amd64)?;
+    let mut built =
+        vec![Built { architecture: Architecture::Amd64, server, publisher, identity, load, sync }];
+    if let Some(folder) = arm64_programs {
+        let architecture = Architecture::Arm64;
+        let there = |[_, name]: [&str; 2]| folder.join(name);
+        let server = binary::split(&there(binary::SERVER), release, architecture)?;
+        let [publisher, identity, load, sync] =
+            [binary::PUBLISHER, binary::IDENTITY, binary::LOAD, binary::SYNC].map(there).map(Some);
+        if let (false, Some(sync)) = (images.is_empty(), &sync) {
+            images.push(oci::Programs { architecture, server: there(binary::SERVER), sync: sync.clone() });
+        }
+        built.push(Built { architecture, server, publisher, identity, load, sync });
+    }
+    Ok((built, images))
 }
 
 impl Release {

@@ -11,10 +11,38 @@ use std::{
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Release, archive};
+use super::{Release, architecture::Architecture, archive};
 use crate::process::root;
 
-pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()> {
+/// A statically linked server and `bosh-dns-sync`.
+pub(super) struct Programs {
+    pub(super) architecture: Architecture,
+    pub(super) server: PathBuf,
+    pub(super) sync: PathBuf,
+}
+
+/// Writes the image: an index with a manifest for each architecture.
+pub(super) fn write(release: &Release, programs: &[Programs]) -> Result<()> {
+    let image = release.staging("image")?;
+    fs::create_dir_all(image.join("blobs/sha256"))?;
+    let manifests =
+        programs.iter().map(|programs| manifest(release, programs, &image)).collect::<Result<Vec<_>>>()?;
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests});
+    let mut index = keep_json(&image, &index, INDEX)?;
+    index["annotations"] = json!({"org.opencontainers.image.ref.name": "bosh-dns-xdp:latest"});
+    let layout = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [index]});
+    archive::put(&image.join("index.json"), layout.to_string(), 0o644)?;
+    archive::put(&image.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
+    let name = format!("bosh-dns-xdp-{}-oci.tar", release.version);
+    archive::tar(release, &image, &release.out.join(name))
+}
+
+/// Media type of a list of manifests.
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// Stores the image of one architecture; returns the descriptor of its manifest.
+fn manifest(release: &Release, programs: &Programs, image: &Path) -> Result<Value> {
+    let Programs { architecture, server, sync } = programs;
     let layer_files = release.staging("layer")?;
     for (program, name) in [(server, "bosh-dns-xdp"), (sync, "bosh-dns-sync")] {
         archive::copy(program, &layer_files.join(name), 0o755)?;
@@ -38,44 +66,33 @@ pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()>
     for folder in ["run", "tmp", "var/lib/bosh-dns-xdp"] {
         fs::create_dir_all(layer_files.join(folder))?;
     }
-    let image = release.staging("image")?;
-    fs::create_dir_all(image.join("blobs/sha256"))?;
     let layer_tar = image.join("layer");
     archive::tar(release, &layer_files, &layer_tar)?;
-    let layer = keep(&image, &layer_tar, "application/vnd.oci.image.layer.v1.tar")?;
+    let layer = keep(image, &layer_tar, "application/vnd.oci.image.layer.v1.tar")?;
     let labels = json!({
         "org.opencontainers.image.title": "bosh-dns-xdp",
         "org.opencontainers.image.version": release.version,
         "org.opencontainers.image.revision": release.commit,
         "org.opencontainers.image.licenses": "Apache-2.0",
     });
-    let config = json!({
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {
-            "Entrypoint": ["/bosh-dns-xdp"],
-            "Cmd": ["run", "--config", "/etc/bosh-dns-xdp/config.json"],
-            "Labels": labels,
-        },
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+    let platform = json!({"architecture": architecture.name(), "os": "linux"});
+    let mut config = platform.clone();
+    config["config"] = json!({
+        "Entrypoint": ["/bosh-dns-xdp"],
+        "Cmd": ["run", "--config", "/etc/bosh-dns-xdp/config.json"],
+        "Labels": labels,
     });
-    let config = keep_json(&image, &config, "application/vnd.oci.image.config.v1+json")?;
+    config["rootfs"] = json!({"type": "layers", "diff_ids": [layer["digest"]]});
+    let config = keep_json(image, &config, "application/vnd.oci.image.config.v1+json")?;
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": config,
         "layers": [layer],
     });
-    let mut manifest = keep_json(&image, &manifest, "application/vnd.oci.image.manifest.v1+json")?;
-    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": "bosh-dns-xdp:latest"});
-    archive::put(
-        &image.join("index.json"),
-        json!({"schemaVersion": 2, "manifests": [manifest]}).to_string(),
-        0o644,
-    )?;
-    archive::put(&image.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
-    let name = format!("bosh-dns-xdp-{}-oci.tar", release.version);
-    archive::tar(release, &image, &release.out.join(name))
+    let mut manifest = keep_json(image, &manifest, "application/vnd.oci.image.manifest.v1+json")?;
+    manifest["platform"] = platform;
+    Ok(manifest)
 }
 
 /// Returns the shared libraries of a program, the dynamic linker included; none if it is static.
