@@ -34,7 +34,7 @@ use whole_system_tests::interrupt;
 use self::{
     arguments::Arguments,
     part::{Measure, Part},
-    subject::Subject,
+    subject::{Extra, Subject},
 };
 
 /// The amount of measuring.
@@ -335,6 +335,31 @@ static TYPES: Part = Part {
     measure: Measure::Each(types::measure),
 };
 
+/// Also measured with `--against`, whose builds have no extras: what is off must cost nothing.
+static EXTRAS: Part = Part {
+    name: "extras",
+    about: "1,000 instances; group names, aliases and long forms at random, A, no EDNS, so that no query has a cookie. \
+            dnstap logs to a file: every query of userspace, one in 100 of interfaces.",
+    axis: "",
+    points: |_| vec![String::new()],
+    ordered: false,
+    quantities: &[
+        ("Saturated core with what is off by default", "queries/s"),
+        ("With what is off by default: CPU utilisation of that core", "%"),
+    ],
+    subjects: |plan| {
+        let modes = match &plan.builds[..] {
+            [] => vec!["tc", "off"],
+            builds => builds.iter().find_map(Subject::mode).into_iter().collect(),
+        };
+        let ours = modes.into_iter().flat_map(|mode| {
+            std::iter::once(Subject::Ours(mode)).chain(Extra::ALL.map(|extra| Subject::With(extra, mode)))
+        });
+        ours.chain(plan.builds.iter().skip(1).cloned()).collect()
+    },
+    measure: Measure::Together(one_core::extras),
+};
+
 /// `--against`: a mechanism without a gain beyond the spread at any point should be removed.
 static AGAINST: Part = Part {
     name: "against",
@@ -393,14 +418,16 @@ fn measure(arguments: &Arguments) -> Result<Report> {
             let mode = mode.context("clap lets no other modes through")?;
             let others = arguments.against.iter().map(|build| Subject::Build(build.clone(), mode));
             plan.builds = [Subject::Ours(mode)].into_iter().chain(others).collect();
-            for part in [&AGAINST, &TYPES].into_iter().filter(|part| is_wanted(&arguments.only, part.name)) {
+            for part in
+                [&AGAINST, &EXTRAS, &TYPES].into_iter().filter(|part| is_wanted(&arguments.only, part.name))
+            {
                 report.figures.extend(part.measure(&plan)?);
             }
         }
         return Ok(report);
     }
     let parts: Vec<&Part> =
-        PARTS.iter().chain([&TYPES]).filter(|part| is_wanted(&arguments.only, part.name)).collect();
+        PARTS.iter().chain([&EXTRAS, &TYPES]).filter(|part| is_wanted(&arguments.only, part.name)).collect();
     for (position, part) in parts.iter().enumerate() {
         let elapsed = started.elapsed().as_secs();
         println!("\n[{}/{}] {} ({elapsed} s so far)", position + 1, parts.len(), part.name);

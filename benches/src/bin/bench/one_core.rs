@@ -45,6 +45,12 @@ pub(crate) fn saturated(plan: &Plan, subjects: &[Subject], table: &mut Table) ->
     Ok(())
 }
 
+/// Rates with what is off by default.
+pub(crate) fn extras(plan: &Plan, subjects: &[Subject], table: &mut Table) -> Result<()> {
+    let setting = Setting::new(INSTANCES, Selection::Shared, &[Order::Random])?;
+    take_turns(plan, subjects, &setting, 0, table)
+}
+
 /// Sizes of the foundation, all of whose names are queried.
 fn sizes_of_scale(plan: &Plan) -> Vec<(usize, usize)> {
     let shape = |size: usize| (size, size);

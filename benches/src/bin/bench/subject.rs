@@ -37,6 +37,8 @@ const LATENCY_PARTS: usize = 4;
 pub(crate) enum Subject {
     /// This server, with this mode of the fast path.
     Ours(&'static str),
+    /// This server with something that is off by default, and the mode of the fast path.
+    With(Extra, &'static str),
     /// Another build of this server, with this mode of the fast path.
     Build(PathBuf, &'static str),
     Peer(Peer),
@@ -48,6 +50,34 @@ pub(crate) enum Subject {
     Constant(Hook),
     /// No server at all.
     Nothing,
+}
+
+/// What is off by default, with a label and its configuration. Logs of dnstap are in the server's folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extra {
+    Dnstap,
+    Cookies,
+    TopNames,
+}
+
+impl Extra {
+    pub(crate) const ALL: [Self; 3] = [Self::Dnstap, Self::Cookies, Self::TopNames];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Dnstap => "dnstap, defaults",
+            Self::Cookies => "cookies",
+            Self::TopNames => "20 top names",
+        }
+    }
+
+    fn configuration(self) -> Value {
+        match self {
+            Self::Dnstap => json!({"dnstap": {}}),
+            Self::Cookies => json!({"cookies": {"enabled": true}}),
+            Self::TopNames => json!({"metrics": {"top_names": 20}}),
+        }
+    }
 }
 
 /// A subject that answers in a lab.
@@ -72,6 +102,7 @@ impl Subject {
         match self {
             Self::Ours("off") => "ours, userspace only".to_owned(),
             Self::Ours(mode) => format!("ours, {mode}"),
+            Self::With(extra, mode) => format!("{}, {}", Self::Ours(mode).label(), extra.label()),
             Self::Build(program, mode) => format!("{}, {mode}", program.display()),
             Self::Peer(peer) => peer.label().to_owned(),
             Self::Reference(_) => "bosh-dns".to_owned(),
@@ -85,7 +116,7 @@ impl Subject {
     /// Returns the mode of the fast path, if the subject is a build of this server.
     pub(crate) fn mode(&self) -> Option<&'static str> {
         match self {
-            Self::Ours(mode) | Self::Build(_, mode) => Some(mode),
+            Self::Ours(mode) | Self::With(_, mode) | Self::Build(_, mode) => Some(mode),
             _ => None,
         }
     }
@@ -122,6 +153,10 @@ impl<'a> Cell<'a> {
         let running = |server: Server| (vec![server.pid()], Running::Server(server));
         let (processes, running) = match subject {
             Subject::Ours(mode) => running(start_build(server::program()?, &lab, foundation, mode)?),
+            Subject::With(extra, mode) => {
+                let configuration = extra.configuration();
+                running(start_configured(server::program()?, &lab, foundation, mode, &configuration)?)
+            }
             Subject::Build(program, mode) => running(start_build(program.clone(), &lab, foundation, mode)?),
             Subject::Peer(peer) => {
                 let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
@@ -220,6 +255,9 @@ pub(crate) fn start_configured(
         "metrics": {"enabled": true},
     });
     server::merge(&mut extra, configuration);
+    if let Some(dnstap) = extra.get_mut("dnstap") {
+        dnstap["file"] = json!(folder.path().join("queries.tap"));
+    }
     let listen = (SERVER_ADDRESS, 53).into();
     on_cpu(SERVER_CPU, || Server::start_program(program, Some(&lab.server), folder, listen, &extra, |_| {}))
 }
