@@ -7,7 +7,10 @@ mod parameters;
 pub mod rfc2136;
 pub mod webhook;
 
-use std::time::Duration;
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::BoxFuture;
 
@@ -229,48 +232,174 @@ trait GroupSender: Send {
     fn fitting(&self, transactions: &[Self::Item]) -> usize;
 
     fn send(&mut self, group: &[Self::Item]) -> impl Future<Output = TransactionResult> + Send;
+
+    /// Number of messages that may wait for their responses at the same time.
+    const WINDOW: usize = 1;
+
+    /// Sends at most [`Self::WINDOW`] groups; returns a result for each.
+    fn send_all(&mut self, groups: &[&[Self::Item]]) -> impl Future<Output = Vec<TransactionResult>> + Send {
+        async move {
+            let mut results = Vec::with_capacity(groups.len());
+            for group in groups {
+                results.push(self.send(group).await);
+            }
+            results
+        }
+    }
 }
+
+/// Time within which the responses to a window let it grow.
+const QUICK: Duration = Duration::from_secs(1);
 
 /// Sends all transactions.
 ///
 /// A refused group is halved until its failing transactions are isolated; a group in conflict with
 /// another writer is halved only if `isolate` is set. If the server is unreachable, or after too
 /// many refusals, the rest fails with the last error.
+///
+/// One message is sent first, and more at once only while all are applied.
 async fn send_groups<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: &[Sender::Item],
     isolate: bool,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {
-    let mut results = Vec::with_capacity(transactions.len());
-    let mut refusals = 0;
-    // Lengths of the next groups, the first one last.
-    let mut halves: Vec<usize> = Vec::new();
-    while results.len() < transactions.len() {
-        let rest = &transactions[results.len()..];
-        let fitting = sender.fitting(rest).clamp(1, rest.len());
-        let size = halves.pop().map_or(fitting, |half| half.min(fitting));
-        let result = sender.send(&rest[..size]).await;
-        let is_broken = matches!(
-            result,
-            TransactionResult::Failed(ProviderError::Unreachable { .. } | ProviderError::Throttled { .. })
-        );
-        refusals += usize::from(result != TransactionResult::Applied);
-        if is_broken || refusals > MAX_REFUSALS {
-            results.resize(transactions.len(), result);
-        } else if size > 1
-            && match result {
+    let mut results: Vec<Option<TransactionResult>> = vec![None; transactions.len()];
+    let (mut next, mut window, mut refusals) = (0, 1, 0);
+    // Halves of refused groups, the first one last.
+    let mut halves: Vec<Range<usize>> = Vec::new();
+    let mut failure = None;
+    while failure.is_none() && (next < transactions.len() || !halves.is_empty()) {
+        let mut groups = Vec::with_capacity(window);
+        while groups.len() < window {
+            let group = match halves.pop() {
+                Some(half) => half,
+                None if next < transactions.len() => {
+                    let rest = &transactions[next..];
+                    next..next + sender.fitting(rest).clamp(1, rest.len())
+                }
+                None => break,
+            };
+            next = next.max(group.end);
+            groups.push(group);
+        }
+        let contents: Vec<&[Sender::Item]> =
+            groups.iter().map(|group| &transactions[group.clone()]).collect();
+        let begin = Instant::now();
+        let sent = sender.send_all(&contents).await;
+        let is_quick = begin.elapsed() < QUICK && sent.iter().all(|one| *one == TransactionResult::Applied);
+        window = if is_quick { (2 * window).min(Sender::WINDOW) } else { 1 };
+        for (group, result) in groups.into_iter().zip(sent).rev() {
+            let is_broken = matches!(
+                result,
+                TransactionResult::Failed(
+                    ProviderError::Unreachable { .. } | ProviderError::Throttled { .. }
+                )
+            );
+            refusals += usize::from(result != TransactionResult::Applied);
+            let is_divided = match result {
                 TransactionResult::Applied => false,
                 TransactionResult::Conflict => isolate,
                 TransactionResult::Failed(_) => true,
+            };
+            if is_broken || refusals > MAX_REFUSALS {
+                failure = Some(result);
+            } else if is_divided && group.len() > 1 {
+                let middle = group.start + group.len() / 2;
+                halves.extend([middle..group.end, group.start..middle]);
+            } else {
+                progress(group.len());
+                results[group].fill(Some(result));
             }
-        {
-            halves.extend([size - size / 2, size / 2]);
-            continue;
-        } else {
-            results.resize(results.len() + size, result);
         }
-        progress(size);
     }
-    results
+    let result = |result: Option<_>| result.or(failure.clone()).unwrap_or(TransactionResult::Conflict);
+    results.into_iter().map(result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that takes three items per message and refuses messages with an item in `refused`.
+    #[derive(Default)]
+    struct Server {
+        refused: Vec<u8>,
+        /// The connection breaks at this item.
+        broken: Option<u8>,
+        /// Messages by the calls that sent them.
+        sent: Vec<Vec<Vec<u8>>>,
+    }
+
+    impl Server {
+        /// Sends 20 items; returns the results as letters.
+        async fn take_all(&mut self) -> String {
+            let items: Vec<u8> = (0..20).collect();
+            let results = send_groups(self, &items, false, &|_| {}).await;
+            let letter = |result: &TransactionResult| match result {
+                TransactionResult::Applied => 'A',
+                TransactionResult::Conflict => 'C',
+                TransactionResult::Failed(ProviderError::Unreachable { .. }) => 'U',
+                TransactionResult::Failed(_) => 'F',
+            };
+            results.iter().map(letter).collect()
+        }
+
+        fn counts(&self) -> Vec<usize> {
+            self.sent.iter().map(Vec::len).collect()
+        }
+    }
+
+    impl GroupSender for Server {
+        type Item = u8;
+
+        const WINDOW: usize = 4;
+
+        fn fitting(&self, transactions: &[u8]) -> usize {
+            transactions.len().min(3)
+        }
+
+        async fn send(&mut self, group: &[u8]) -> TransactionResult {
+            let (server, reason) = ("server".to_owned(), "test".to_owned());
+            if self.broken.is_some_and(|broken| group.iter().any(|item| *item >= broken)) {
+                TransactionResult::Failed(ProviderError::Unreachable { server, reason })
+            } else if group.iter().any(|item| self.refused.contains(item)) {
+                TransactionResult::Failed(ProviderError::Refused { server, reason })
+            } else {
+                TransactionResult::Applied
+            }
+        }
+
+        async fn send_all(&mut self, groups: &[&[u8]]) -> Vec<TransactionResult> {
+            self.sent.push(groups.iter().map(|group| group.to_vec()).collect());
+            let mut results = Vec::new();
+            for group in groups {
+                results.push(self.send(group).await);
+            }
+            results
+        }
+    }
+
+    #[tokio::test]
+    async fn window_grows_while_all_is_applied() {
+        let mut server = Server::default();
+        assert_eq!(server.take_all().await, "A".repeat(20));
+        assert_eq!(server.counts(), [1, 2, 4]);
+        assert_eq!(server.sent.concat().concat(), (0..20).collect::<Vec<u8>>(), "in order");
+    }
+
+    #[tokio::test]
+    async fn refused_items_are_isolated_one_by_one() {
+        let mut server = Server { refused: vec![4, 16], ..Server::default() };
+        assert_eq!(server.take_all().await, "AAAAFAAAAAAAAAAAFAAA");
+        let next = server.sent.iter().skip_while(|call| !call.concat().contains(&4)).nth(1).unwrap();
+        assert_eq!(*next, [[3]], "a refusal ends sending several messages at once");
+    }
+
+    #[tokio::test]
+    async fn broken_connection_fails_the_rest() {
+        let mut server = Server { broken: Some(10), ..Server::default() };
+        assert_eq!(server.take_all().await, "AAAAAAAAAUUUUUUUUUUU");
+        assert_eq!(server.counts(), [1, 2, 4], "nothing is sent afterwards");
+    }
 }

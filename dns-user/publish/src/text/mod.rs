@@ -4,6 +4,7 @@
 //! Files and API bodies share one reader, so errors have the same wording: position, cause and
 //! remedy.
 
+mod json;
 mod node;
 mod reader;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::Problems;
+use super::{Problems, json};
 
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,6 +84,11 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
 
 /// Parses one document; reports the reason if it is unreadable.
 pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
+    json::parse(document.text, document.line).or_else(|| parse_yaml(document, problems))
+}
+
+/// Parses one document with the parser of YAML.
+pub(super) fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
     // Without aliases, every event takes an octet of the text; a file may have 100,000 endpoints.
     let most = document.text.len().max(1_000);
     let options = serde_saphyr::options! {

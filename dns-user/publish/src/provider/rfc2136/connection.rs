@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use super::{
     Settings,
     tsig::{Key, TsigError},
-    wire::WireError,
+    wire::{Reader, WireError},
 };
 use crate::provider::ProviderError;
 
@@ -142,6 +142,35 @@ impl Connection {
         }
         if let Some(verifier) = &verifier {
             verifier.finish().map_err(ConnectionError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Sends messages with different ids, signed if there is a key, without waiting in between, and
+    /// passes every response to `take` with the number of its message. A server may respond in any
+    /// order (RFC 7766, section 7).
+    pub(super) async fn ask_all(
+        &mut self,
+        messages: impl Iterator<Item = Vec<u8>>,
+        key: Option<&Key>,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), ConnectionError>,
+    ) -> Result<(), ConnectionError> {
+        let mut waiting = Vec::new();
+        for mut message in messages {
+            let id = Reader::new(&message).header()?.id;
+            waiting.push(Some((id, key.map(|key| key.sign(&mut message, self.now())))));
+            self.send(&message).await?;
+        }
+        for _ in 0..waiting.len() {
+            let mut response = self.receive().await?;
+            let id = Reader::new(&response).header()?.id;
+            let asked = waiting.iter().position(|one| one.as_ref().is_some_and(|(asked, _)| *asked == id));
+            let number = asked.ok_or(WireError("a response to a different message"))?;
+            if let Some((_, Some(mut verifier))) = waiting[number].take() {
+                verifier.verify(&mut response, self.now())?;
+                verifier.finish()?;
+            }
+            take(number, &response)?;
         }
         Ok(())
     }

@@ -252,38 +252,50 @@ impl GroupSender for Sender<'_> {
     }
 
     async fn send(&mut self, group: &[Encoded]) -> TransactionResult {
-        match self.update(group).await {
-            Ok(code) => self.result(code, group),
-            Err(error) => {
-                self.connection = None;
-                TransactionResult::Failed(error)
-            }
+        self.send_all(&[group]).await.pop().unwrap_or(TransactionResult::Conflict)
+    }
+
+    const WINDOW: usize = 16;
+
+    async fn send_all(&mut self, groups: &[&[Encoded]]) -> Vec<TransactionResult> {
+        let mut codes = vec![None; groups.len()];
+        let failure = self.update(groups, &mut codes).await.err();
+        if failure.is_some() {
+            self.connection = None;
         }
+        let result = |(code, group): (Option<u8>, &&[Encoded])| match (code, &failure) {
+            (Some(code), _) => self.result(code, group),
+            (None, Some(error)) => TransactionResult::Failed(error.clone()),
+            // Without an error, every message has a response.
+            (None, None) => TransactionResult::Conflict,
+        };
+        codes.into_iter().zip(groups).map(result).collect()
     }
 }
 
 impl Sender<'_> {
-    /// Sends one message and returns the response code.
-    async fn update(&mut self, group: &[Encoded]) -> Result<u8, ProviderError> {
+    /// Sends one message for each group, and stores the response codes.
+    async fn update(&mut self, groups: &[&[Encoded]], codes: &mut [Option<u8>]) -> Result<(), ProviderError> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             empty => empty.insert(self.provider.connect(&self.zone).await?),
         };
-        let id = fastrand::u16(..);
-        let mut code = 0;
-        let take = |message: &[u8]| {
+        let first = fastrand::u16(..);
+        let zone = &self.zone;
+        let messages = groups.iter().zip(0_u16..);
+        let messages =
+            messages.map(|(group, number)| messages::message(first.wrapping_add(number), zone, group));
+        let take = |number: usize, message: &[u8]| {
             let header = Reader::new(message).header()?;
-            if header.id != id || !header.is_response() {
-                return Err(ConnectionError::Wire(WireError("a response to a different message")));
+            if !header.is_response() {
+                return Err(ConnectionError::Wire(WireError("no response")));
             }
-            code = header.rcode();
-            Ok(true)
+            codes[number] = Some(header.rcode());
+            Ok(())
         };
-        let message = messages::message(id, &self.zone, group);
         let Settings { key, .. } = &self.provider.settings;
-        let asked = connection.ask(message, key.as_ref(), take).await;
-        asked.map_err(|error| ListError::from(error).of(self.provider.settings.server(), &self.zone))?;
-        Ok(code)
+        let asked = connection.ask_all(messages, key.as_ref(), take).await;
+        asked.map_err(|error| ListError::from(error).of(self.provider.settings.server(), &self.zone))
     }
 
     fn result(&self, code: u8, group: &[Encoded]) -> TransactionResult {
