@@ -6,12 +6,12 @@
 //! are never dropped in favour of later ones, and an admission costs one table look-up.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     hash::Hash,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -44,13 +44,14 @@ pub struct Admission<K: Copy + Eq + Hash = Client> {
     /// Maximum number of waiting queries.
     limit: usize,
     held: Mutex<InFlight<K>>,
+    /// Number of waiting queries, readable without the lock, with which it is written.
+    total: AtomicUsize,
     /// Number of queries refused because their client held too many slots.
     refused: AtomicU64,
 }
 
 #[derive(Debug)]
 struct InFlight<K> {
-    total: usize,
     /// Slots by client; a client without slots has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
     /// Clients refused most recently, in no particular order.
@@ -99,29 +100,34 @@ pub struct LimitedClient {
 impl<K: Copy + Eq + Hash> Admission<K> {
     /// Creates a limit of `limit` waiting queries.
     pub fn new(limit: usize) -> Arc<Self> {
-        let held = InFlight { total: 0, by_client: HashMap::default(), limited: Vec::new() };
-        Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
+        let held = InFlight { by_client: HashMap::default(), limited: Vec::new() };
+        let (held, total) = (Mutex::new(held), AtomicUsize::new(0));
+        Arc::new(Self { limit, held, total, refused: AtomicU64::new(0) })
     }
 
     /// Returns a slot for another piece of work of `client`; `None` if the client holds as many as are free.
     pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
-        if self.refuses_now(&mut held, client) {
-            return None;
+        let free = self.free();
+        match held.by_client.entry(client) {
+            Entry::Occupied(mut count) if *count.get() < free => *count.get_mut() += 1,
+            Entry::Vacant(place) if free > 0 => _ = place.insert(1),
+            _ => {
+                self.refuse(&mut held, client);
+                return None;
+            }
         }
-        held.total += 1;
-        *held.by_client.entry(client).or_default() += 1;
+        self.total.fetch_add(1, Ordering::Relaxed);
         Some(Permit { admission: Arc::clone(self), client })
     }
 
-    /// Returns whether `client` gets no slot; counts a refusal if so.
-    fn refuses_now(&self, held: &mut InFlight<K>, client: K) -> bool {
-        let refuses = !held.has_room(client, self.limit);
-        if refuses {
-            held.refused(client);
-            self.refused.fetch_add(1, Ordering::Relaxed);
-        }
-        refuses
+    fn free(&self) -> usize {
+        self.limit.saturating_sub(self.total.load(Ordering::Relaxed))
+    }
+
+    fn refuse(&self, held: &mut InFlight<K>, client: K) {
+        held.refused(client);
+        self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of refusals since the start.
@@ -139,7 +145,18 @@ impl Admission {
     /// Returns whether [`Self::admit`] would refuse a query from this client; counts a refusal if
     /// so.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
-        self.refuses_now(&mut self.held.lock(), client_or_self(address))
+        let free = self.free();
+        if free > self.limit / 2 {
+            // No client can hold that many.
+            return false;
+        }
+        let client = client_or_self(address);
+        let mut held = self.held.lock();
+        let refuses = held.by_client.get(&client).copied().unwrap_or(0) >= free;
+        if refuses {
+            self.refuse(&mut held, client);
+        }
+        refuses
     }
 
     /// Returns the number of waiting queries, the limit, and the refusals so far.
@@ -157,7 +174,7 @@ impl Admission {
         limited.sort_by_key(|client| std::cmp::Reverse(client.refused));
         AdmissionStatus {
             limit: self.limit,
-            waiting: held.total,
+            waiting: self.total.load(Ordering::Relaxed),
             clients: held.by_client.len(),
             heaviest: held
                 .by_client
@@ -171,12 +188,6 @@ impl Admission {
 }
 
 impl<K: Copy + Eq + Hash> InFlight<K> {
-    /// Returns whether another query from `client` is admitted.
-    fn has_room(&self, client: K, limit: usize) -> bool {
-        let free = limit.saturating_sub(self.total);
-        self.by_client.get(&client).copied().unwrap_or(0) < free
-    }
-
     /// Records a refusal, in place of the client whose last refusal is the oldest.
     fn refused(&mut self, client: K) {
         let now = Instant::now();
@@ -215,11 +226,11 @@ pub struct Permit<K: Copy + Eq + Hash = Client> {
 impl<K: Copy + Eq + Hash> Drop for Permit<K> {
     fn drop(&mut self) {
         let mut held = self.admission.held.lock();
-        held.total -= 1;
-        if let Some(count) = held.by_client.get_mut(&self.client) {
-            *count -= 1;
-            if *count == 0 {
-                held.by_client.remove(&self.client);
+        self.admission.total.fetch_sub(1, Ordering::Relaxed);
+        if let Entry::Occupied(mut count) = held.by_client.entry(self.client) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }

@@ -9,6 +9,7 @@
 //! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per [`peer`].
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
+//! * [`eager`]: futures that are polled where they are created and woken.
 //! * [`clock`], [`limits`]: the kernel's clock; the limit on open files.
 //! * [`standstill`]: detects that the process did not run.
 //! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors.
@@ -19,6 +20,7 @@ pub mod admission;
 pub mod clock;
 pub mod command_line;
 pub mod connections;
+pub mod eager;
 pub mod files;
 pub mod http_client;
 pub mod http_server;

@@ -172,6 +172,11 @@ impl Cache {
         self.write_fresh(&self.key(&plain)?, query, &mut reply).then_some(reply)
     }
 
+    /// Returns whether [`Self::key`] equals [`Form::key`] where it returns a key.
+    pub(crate) fn has_keys_of_form(&self) -> bool {
+        !self.form.transparent && !self.compat.cache_as_authority
+    }
+
     /// Looks up an answer; counts a miss if there is none.
     pub(crate) fn get(&self, key: &Key, query: &Query<'_>, transport: Transport) -> Lookup {
         let entry = self.store.get(&key[..]);
@@ -476,7 +481,7 @@ impl Terms {
     /// Returns the lifetime of an answer to `query`; `None` if it must not be cached.
     fn of(query: &Query<'_>, reply: &[u8], index: &MessageIndex, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
-        let question = message::question_range(reply)?;
+        let question = index.question()?;
         let same = message::same_question(&query.message[query.question_range()], reply.get(question)?);
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;

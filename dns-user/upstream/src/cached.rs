@@ -213,7 +213,7 @@ impl CachedSource {
             (None, None) => Fetched::refused(query, transport).reply,
             (Some(permit), Some(entry)) => {
                 let place = Place { cache, key: &key, generation };
-                self.renew(permit, place, query, transport, &entry).await
+                Box::pin(self.renew(permit, place, query, transport, &entry)).await
             }
             (Some(_permit), None) => {
                 let place = Place { cache, key: &key, generation };
@@ -277,7 +277,8 @@ impl Answer for CachedSource {
         }
         let failures = common.failures.as_ref().filter(|failures| !failures.is_empty());
         let generation = cache.as_ref().map(|cache| cache.generation()).unwrap_or_default();
-        let failed = failures.and_then(|failures| failures.get(&common.flight(query, transport, generation)));
+        let failed =
+            failures.and_then(|failures| failures.get(&common.flight(query, transport, generation, None)));
         if let Some(result) = failed {
             *out = Fetched::of_cached_failure(&result, query, transport, common.form).reply;
             return true;
@@ -310,8 +311,17 @@ impl Answer for CachedSource {
 impl Common {
     /// Returns the key of a query's flight. A query after a flush does not join a flight that
     /// started before.
-    fn flight(&self, query: &Query<'_>, transport: Transport, generation: Generation) -> FlightKey {
-        let mut key = self.form.key(query);
+    fn flight(
+        &self,
+        query: &Query<'_>,
+        transport: Transport,
+        generation: Generation,
+        place: Option<Place<'_>>,
+    ) -> FlightKey {
+        let mut key = match place {
+            Some(Place { cache, key, .. }) if cache.has_keys_of_form() => Key::from_slice(key),
+            _ => self.form.key(query),
+        };
         key.push(u8::from(transport == Transport::Tcp));
         key.extend_from_slice(&generation.to_bytes());
         key
@@ -334,7 +344,7 @@ impl Shared {
         keep_failures: bool,
     ) -> Fetched {
         let generation = place.map(|place| place.generation).unwrap_or_default();
-        let key = self.common.flight(query, transport, generation);
+        let key = self.common.flight(query, transport, generation, place);
         loop {
             if let Some(result) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
                 return Fetched::of_cached_failure(&result, query, transport, self.common.form);
@@ -372,19 +382,21 @@ impl Shared {
             cache.admit(key, query, transport, (&mut reply, &mut index), recursor, generation);
             cache.update_interfaces(key, query, mirrored);
         }
-        let result = Arc::new(FlightResult { reply, index, failed, errors });
-        if failed
-            && !busy
-            && let Some(failures) = &self.common.failures
-        {
-            failures.insert(flight.clone(), Arc::clone(&result));
-        }
-        leader.finish(&result);
-        let has_opt = result.index.opt.is_some();
-        let (mut reply, errors) = match Arc::try_unwrap(result) {
-            Ok(result) => (result.reply, result.errors),
-            Err(result) => (result.reply.clone(), result.errors.clone()),
+        let has_opt = index.opt.is_some();
+        let share = || {
+            let (reply, index, errors) = (reply.clone(), index.clone(), errors.clone());
+            Arc::new(FlightResult { reply, index, failed, errors })
         };
+        let failures = self.common.failures.as_ref().filter(|_| failed && !busy);
+        let mut shared = failures.map(|failures| {
+            let result = share();
+            failures.insert(flight.clone(), Arc::clone(&result));
+            result
+        });
+        for follower in leader.end() {
+            // The client may be gone.
+            let _ = follower.send(Arc::clone(shared.get_or_insert_with(share)));
+        }
         if !self.common.form.transparent {
             message::set_own_flags(&mut reply, query);
         }
@@ -404,7 +416,7 @@ impl Fetched {
         let mut reply = reply.clone();
         message::remove_opt(&mut reply, &mut index.clone());
         message::set_id(&mut reply, query.id);
-        message::restore_case(&mut reply, query);
+        message::restore_case(&mut reply, index, query);
         if form.transparent {
             message::hide_authentic(&mut reply, query);
         } else {
@@ -436,8 +448,9 @@ impl Source {
     /// Fetches an answer from the source.
     async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         match self {
-            Self::Dns(forwarder) => forwarder.forward(query, transport).await,
-            Self::Http(http) => http.fetch(query).await,
+            // In two allocations, because that of all would be larger than those kept for a thread.
+            Self::Dns(forwarder) => Box::pin(forwarder.forward(query, transport)).await,
+            Self::Http(http) => Box::pin(http.fetch(query)).await,
             Self::Deny(denial) => {
                 let reply = message::begin_reply(query, true, true, denial.rcode());
                 Forwarded { errors: vec![BLOCKED], ..Forwarded::own(reply, false) }

@@ -4,7 +4,10 @@
 //! guess a reply (RFC 5452, section 5). Sharing also ends forwarding loops: if two servers forward
 //! to each other, a query that joins the flight of its predecessor goes no further.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -21,7 +24,7 @@ pub(crate) struct SingleFlight {
 }
 
 /// A client that waits for another client's query.
-type Follower = oneshot::Sender<Arc<FlightResult>>;
+pub(crate) type Follower = oneshot::Sender<Arc<FlightResult>>;
 
 /// Everything that distinguishes recursor queries, followed by the transport and the cache's
 /// generation.
@@ -52,20 +55,24 @@ pub(crate) struct Leader<'a> {
     /// The flights that it belongs to.
     flights: &'a SingleFlight,
     /// Key of the look-up in flight; `None` once it has a result.
-    key: Option<FlightKey>,
+    key: Option<&'a FlightKey>,
 }
 
 impl SingleFlight {
     /// Joins the flight for `key`, or starts it.
-    pub(crate) fn join(&self, key: &FlightKey) -> Part<'_> {
-        let mut flights = self.followers.lock();
-        let Some(followers) = flights.get_mut(key) else {
-            flights.insert(key.clone(), Vec::new());
-            return Part::Leader(Leader { flights: self, key: Some(key.clone()) });
-        };
-        let (sender, receiver) = oneshot::channel();
-        followers.push(sender);
-        Part::Follower(receiver)
+    pub(crate) fn join<'a>(&'a self, key: &'a FlightKey) -> Part<'a> {
+        // Copied as octets; `clone` copies one at a time.
+        match self.followers.lock().entry(FlightKey::from_slice(key)) {
+            Entry::Vacant(place) => {
+                place.insert(Vec::new());
+                Part::Leader(Leader { flights: self, key: Some(key) })
+            }
+            Entry::Occupied(mut followers) => {
+                let (sender, receiver) = oneshot::channel();
+                followers.get_mut().push(sender);
+                Part::Follower(receiver)
+            }
+        }
     }
 
     /// Ends a flight; returns the waiting clients.
@@ -75,19 +82,15 @@ impl SingleFlight {
 }
 
 impl Leader<'_> {
-    /// Delivers the reply to all waiting clients.
-    pub(crate) fn finish(mut self, result: &Arc<FlightResult>) {
-        let Some(key) = self.key.take() else { return };
-        for follower in self.flights.end(&key) {
-            // The client may be gone.
-            let _ = follower.send(Arc::clone(result));
-        }
+    /// Ends the flight; returns the clients that wait for its result.
+    pub(crate) fn end(mut self) -> Vec<Follower> {
+        self.key.take().map(|key| self.flights.end(key)).unwrap_or_default()
     }
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        if let Some(key) = &self.key {
+        if let Some(key) = self.key {
             drop(self.flights.end(key));
         }
     }

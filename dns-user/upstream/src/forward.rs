@@ -94,7 +94,7 @@ impl Forwarder {
             let mut outcome = recursor.ask(query, transport, &mut message).await;
             if matches!(outcome, Err(TryError::TimedOut))
                 && best.is_none()
-                && let Some(reply) = recursor.ask_without_edns(query, transport, &message).await
+                && let Some(reply) = Box::pin(recursor.ask_without_edns(query, transport, &message)).await
             {
                 outcome = Ok(reply);
             }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
-use super::sound::{FixedFields, is_sound_data, name_end};
+use super::sound::{FixedFields, is_sound_data, name_end, valid_name_end};
 use dns_core::wire::Query;
 
 pub(crate) const NOERROR: u8 = 0;
@@ -134,7 +134,7 @@ impl MessageIndex {
         let mut opt = None;
         for (section, count) in records.into_iter().enumerate() {
             for _ in 0..count {
-                let record = Record::at(message, at, &numbers)?;
+                let record = Record::at(message, at, name_end(message, at, &numbers)?)?;
                 let class = u16_at(message, record.ttl_at - 2)?;
                 numbers.add(record.fixed_fields());
                 if !is_sound_data(message, record.rtype, class, record.data.clone(), &numbers) {
@@ -151,16 +151,19 @@ impl MessageIndex {
         Some(Self { questions, records, question_end, opt, end: at })
     }
 
+    /// Returns the range of the only question: name, type, class.
+    pub(crate) fn question(&self) -> Option<Range<usize>> {
+        (self.questions == 1).then_some(HEADER_LEN..self.question_end)
+    }
+
     /// Iterates over the records in order, each with the number of its section: 0 answer, 1
     /// authority, 2 additional.
     pub(crate) fn walk<'a>(&self, message: &'a [u8]) -> impl Iterator<Item = (usize, Record)> + use<'a> {
         let counts = self.records;
         let mut at = self.question_end;
-        // The records have been validated.
-        let no_numbers = FixedFields::default();
         (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
             move |section| {
-                let record = Record::at(message, at, &no_numbers)?;
+                let record = Record::at(message, at, valid_name_end(message, at)?)?;
                 at = record.data.end;
                 Some((section, record))
             },
@@ -187,9 +190,8 @@ impl Record {
         self.ttl_at - 4..self.data.start
     }
 
-    /// Parses the record at `at`; `numbers` are the fixed fields before it.
-    fn at(message: &[u8], at: usize, numbers: &FixedFields) -> Option<Self> {
-        let fixed = name_end(message, at, numbers)?;
+    /// Parses the record at `at`, whose owner ends at `fixed`.
+    fn at(message: &[u8], at: usize, fixed: usize) -> Option<Self> {
         let start = fixed + 10;
         let end = start + usize::from(u16_at(message, fixed + 8)?);
         (end <= message.len()).then_some(())?;
@@ -281,9 +283,9 @@ pub(crate) fn hide_authentic(reply: &mut [u8], query: &Query<'_>) {
     }
 }
 
-/// Restores the client's letter case in the reply's question.
-pub(crate) fn restore_case(reply: &mut [u8], query: &Query<'_>) {
-    let Some(theirs) = question_range(reply) else { return };
+/// Restores the client's letter case in the question of a reply with this index.
+pub(crate) fn restore_case(reply: &mut [u8], index: &MessageIndex, query: &Query<'_>) {
+    let Some(theirs) = index.question() else { return };
     let ours = &query.message[query.question_range()];
     if same_question(ours, &reply[theirs.clone()]) {
         reply[theirs].copy_from_slice(ours);
@@ -340,7 +342,8 @@ pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
 /// has the format of that type. Returns whether it was kept. `numbers` contains the fixed fields
 /// before it, and afterwards also its own.
 pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
-    let is_sound = Record::at(message, start, numbers).is_some_and(|record| {
+    let record = name_end(message, start, numbers).and_then(|fixed| Record::at(message, start, fixed));
+    let is_sound = record.is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
         numbers.add(record.fixed_fields());

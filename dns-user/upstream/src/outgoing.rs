@@ -83,20 +83,20 @@ impl Form {
 
     /// Returns the key of the recursor query. Recursors cannot distinguish queries with equal keys.
     pub(crate) fn key(self, query: &Query<'_>) -> Key {
-        let mut key = Key::new();
         let mut flags = u8::from(query.dnssec_ok())
             | u8::from(query.checking_disabled()) << 1
             | u8::from(query.recursion_desired()) << 2;
         if self.transparent {
             flags |= u8::from(query.flags & AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
         }
-        key.push(flags);
-        key.extend_from_slice(&query.question.qtype.to_be_bytes());
-        key.extend_from_slice(&query.question.qclass.to_be_bytes());
-        let name = key.len();
+        let ([t, y], [c, l]) = (query.question.qtype.to_be_bytes(), query.question.qclass.to_be_bytes());
+        let fields = [flags, t, y, c, l];
+        let mut key = Key::from_slice(&fields);
         key.extend_from_slice(query.question.raw_name);
-        key[name..].make_ascii_lowercase();
-        key.extend_from_slice(self.subnet(query).unwrap_or_default());
+        key[fields.len()..].make_ascii_lowercase();
+        if let Some(subnet) = self.subnet(query) {
+            key.extend_from_slice(subnet);
+        }
         key
     }
 

@@ -269,13 +269,16 @@ impl Recursor {
         message: &mut [u8],
     ) -> Result<ValidatedReply, TryError> {
         let transport = self.transport(transport);
-        if transport == Transport::Tcp || !self.edns.is_dropped() {
-            return self.ask_again(query, transport, message).await;
+        let mut plain;
+        let mut message = message;
+        if transport == Transport::Udp && self.edns.is_dropped() {
+            if self.edns.check_is_due() {
+                self.check_edns(query, message);
+            }
+            plain = without_edns(query, message);
+            message = &mut plain;
         }
-        if self.edns.check_is_due() {
-            self.check_edns(query, message);
-        }
-        self.ask_again(query, transport, &mut without_edns(query, message)).await
+        self.ask_again(query, transport, message).await
     }
 
     /// Returns the transport of a query to this recursor.
@@ -302,7 +305,7 @@ impl Recursor {
         if self.edns.check_is_due() {
             self.check_edns(query, message);
         }
-        Some(self.retry_truncated(query, transport, &mut plain, reply).await)
+        Some(self.complete(query, transport, &mut plain, reply).await)
     }
 
     /// Queries with EDNS in the background, to find out whether such queries are still dropped.
@@ -339,28 +342,32 @@ impl Recursor {
                 outcome => break outcome?,
             }
         };
-        Ok(self.retry_truncated(query, transport, message, reply).await)
+        if !self.is_incomplete(transport, message, &reply) {
+            return Ok(reply);
+        }
+        // Boxed like other rare ways, because every query's future would have room for it.
+        Ok(Box::pin(self.complete(query, transport, message, reply)).await)
     }
 
-    /// Replaces a reply that rejects EDNS by one to a query without EDNS (RFC 6891, section 7), and a
+    /// Returns whether [`Self::complete`] may find a better reply.
+    fn is_incomplete(&self, transport: Transport, message: &[u8], reply: &ValidatedReply) -> bool {
+        let is_truncated = transport == Transport::Udp && reply.is_truncated();
+        !self.options.form.transparent && (is_truncated || rejects_edns(message, reply))
+    }
+
+    /// Replaces a reply that rejects EDNS by one to a query without EDNS, and a
     /// truncated one by the reply over TCP. A client without TCP, such as musl, gets as much of the
     /// complete answer as fits.
-    async fn retry_truncated(
+    async fn complete(
         &self,
         query: &Query<'_>,
         transport: Transport,
         message: &mut [u8],
         mut reply: ValidatedReply,
     ) -> ValidatedReply {
-        if self.options.form.transparent {
-            return reply;
-        }
-        let rejects_edns = matches!(reply.rcode(), message::FORMERR | message::NOTIMP)
-            && reply.index.opt.is_none()
-            && has_edns(message);
         let mut plain;
         let mut message = message;
-        if rejects_edns {
+        if rejects_edns(message, &reply) {
             plain = without_edns(query, message);
             message = &mut plain;
             if let Ok(better) = self.ask_once(query, transport, message, false).await {
@@ -398,11 +405,13 @@ impl Recursor {
             }
             Transport::Tcp if self.tls.is_some() => {
                 let mut padded = padded(message);
-                let reply = sockets.tcp.ask(&mut padded, question).await;
+                let reply = Box::pin(sockets.tcp.ask(&mut padded, question)).await;
                 message::set_id(message, message::id(&padded));
                 reply.and_then(ValidatedReply::new)
             }
-            Transport::Tcp => sockets.tcp.ask(message, question).await.and_then(ValidatedReply::new),
+            Transport::Tcp => {
+                Box::pin(sockets.tcp.ask(message, question)).await.and_then(ValidatedReply::new)
+            }
         };
         let took = start.elapsed();
         self.note(&outcome, took);
@@ -488,7 +497,8 @@ impl Recursor {
             // The address's zone was not an interface before.
             (None, None) => socket_address(&self.endpoint),
             (Some((host, port)), _) => {
-                host.address(self.options.timeout).await.map(|address| SocketAddr::new(address, *port))
+                let address = Box::pin(host.address(self.options.timeout)).await;
+                address.map(|address| SocketAddr::new(address, *port))
             }
         };
         let address = address.ok_or(TryError::Refused)?;
@@ -521,6 +531,13 @@ impl Sockets {
 /// Returns whether a query built by [`Form::message`] has an OPT, its only additional record.
 fn has_edns(message: &[u8]) -> bool {
     message.get(11).is_some_and(|&additionals| additionals != 0)
+}
+
+/// Returns whether a reply rejects the EDNS of its query (RFC 6891, section 7).
+fn rejects_edns(message: &[u8], reply: &ValidatedReply) -> bool {
+    matches!(reply.rcode(), message::FORMERR | message::NOTIMP)
+        && reply.index.opt.is_none()
+        && has_edns(message)
 }
 
 /// Pads a query with EDNS to a multiple of [`PADDING_BLOCK`] bytes.

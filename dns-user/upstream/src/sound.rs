@@ -76,6 +76,12 @@ pub(super) fn name_end(message: &[u8], at: usize, numbers: &FixedFields) -> Opti
     None
 }
 
+/// Returns the end of the name at `at` of a message that has been validated.
+pub(super) fn valid_name_end(message: &[u8], at: usize) -> Option<usize> {
+    let last = labels_end(message, at)?;
+    Some(last + if message[last] == 0 { 1 } else { 2 })
+}
+
 /// Returns the offset of the root label or pointer that ends the labels from `at`.
 fn labels_end(message: &[u8], mut at: usize) -> Option<usize> {
     let limit = at + MAX_NAME;

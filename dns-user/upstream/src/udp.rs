@@ -27,7 +27,10 @@ use tokio::{
 };
 
 use super::{TryError, message};
-use dns_kit::mmsg::{Incoming, ReceiveMetadata};
+use dns_kit::{
+    eager::resume_woken,
+    mmsg::{Incoming, ReceiveMetadata},
+};
 
 /// Number of sockets, and thus source ports, in use per recursor.
 const SOCKETS: usize = 8;
@@ -261,7 +264,8 @@ impl Socket {
             match self.io.get_ref().send(query) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    tokio::time::sleep(SEND_PAUSE).await;
+                    // Boxed, because every query's future would have room for it.
+                    Box::pin(tokio::time::sleep(SEND_PAUSE)).await;
                 }
                 Err(error) if errors == 2 => return Err(error.into()),
                 Err(_) => errors += 1,
@@ -284,7 +288,7 @@ impl Socket {
                     }
                     // `receive` has handled all errors except `WouldBlock`, which makes the runtime
                     // wait for more.
-                    let _ = ready.try_io(|_| self.receive(matching, &mismatched));
+                    let _ = resume_woken(|| ready.try_io(|_| self.receive(matching, &mismatched)));
                 }
                 () = &mut nap => {
                     let now = Instant::now();

@@ -69,7 +69,7 @@ impl ValidatedReply {
         let Self { mut reply, mut index } = self;
         reply.truncate(index.end);
         message::set_id(&mut reply, query.id);
-        message::restore_case(&mut reply, query);
+        message::restore_case(&mut reply, &index, query);
         if !form.transparent {
             message::remove_opt(&mut reply, &mut index);
         }

@@ -9,7 +9,6 @@
 
 mod answer_cache;
 mod arrivals;
-mod eager;
 pub mod metrics;
 mod near;
 mod overload;

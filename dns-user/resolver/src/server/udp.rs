@@ -17,14 +17,16 @@ use tokio::runtime::Handle;
 use super::{
     answer_cache::{AnswerCache, LowerName, Remembered},
     arrivals::ArrivalCounter,
-    eager::poll_then_spawn,
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
     service::{Deferred, Immediate, QueryHandler, WaitingPlace},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
-use dns_kit::mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address};
+use dns_kit::{
+    eager::poll_then_spawn,
+    mmsg::{self, ControlMessages, Incoming, ReceiveMetadata, socket_address},
+};
 
 /// Time that a task waits for room in the socket's send buffer, and the number of retries.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);

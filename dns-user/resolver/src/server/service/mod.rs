@@ -255,11 +255,16 @@ impl QueryHandler {
             match &deferred.source {
                 Source::Other(answer) => {
                     let mut reply = fit(query, answer.answer(query, transport).await, transport);
-                    admit_existence(&self.server_state.state(), query, &query.question.name(), &mut reply);
+                    if is_denial(&reply) {
+                        let name = query.question.name();
+                        admit_existence(&self.server_state.state(), query, &name, &mut reply);
+                    }
                     reply
                 }
                 Source::FirstChecks(state, name) => {
-                    let resolution = self.server_state.look_up_checked(state, name, query.client).await;
+                    // Boxed, because forwarded queries would have room for it.
+                    let checked = self.server_state.look_up_checked(state, name, query.client);
+                    let resolution = Box::pin(checked).await;
                     let mut out = Vec::new();
                     let limit = query.limit(transport);
                     local_reply(query, resolution.answer(), limit, &mut Shuffle::default(), &mut out);
@@ -298,14 +303,17 @@ fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
 /// are answered here: a resolver that minimises query names (RFC 9156) would never ask for them.
 /// Returns whether it did.
 fn admit_existence(state: &State, query: &Query<'_>, name: &Name, reply: &mut Vec<u8>) -> bool {
-    let rcode = rcode_of(reply);
-    let is_denial = rcode == ResponseCode::NXDomain.low() || rcode == ResponseCode::Refused.low();
     let is_in = matches!(query.question.qclass, CLASS_IN | CLASS_ANY);
-    if !is_denial || !is_in || !state.is_above_ours(name) {
+    if !is_denial(reply) || !is_in || !state.is_above_ours(name) {
         return false;
     }
     *reply = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
     true
+}
+
+fn is_denial(reply: &[u8]) -> bool {
+    let rcode = rcode_of(reply);
+    rcode == ResponseCode::NXDomain.low() || rcode == ResponseCode::Refused.low()
 }
 
 /// Reasons of refusals, failures and denials (RFC 8914).
