@@ -21,6 +21,9 @@ use crate::name_server::{NameServer, SECRET};
 /// Longest wait for an effect that needs no further action.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Library of the Debian package `faketime`, which changes the clock of a process.
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+
 pub(crate) struct Publisher {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -143,11 +146,10 @@ impl Publisher {
 
     /// Starts `run` with a clock that runs faster than the real one.
     pub(crate) fn start_fast(&self, factor: u32) -> Running {
-        // The process `faketime` would otherwise remain between test and publisher.
-        let mut library = Command::new("faketime");
-        let library = crate::process::run(library.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]), "");
+        // The program `faketime` would remain between test and publisher, and fails if a semaphore of an
+        // earlier process with the same id was left.
         let mut command = self.command("run");
-        command.env("LD_PRELOAD", library.trim()).env("FAKETIME", format!("+0 x{factor}"));
+        command.env("LD_PRELOAD", FAKETIME).env("FAKETIME", format!("+0 x{factor}"));
         self.start_by(command)
     }
 
