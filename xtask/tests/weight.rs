@@ -29,7 +29,7 @@ const BUDGETS: [(&str, usize); 20] = [
     // The queue of due identities and the file of appended changes of members.
     ("dns-user/identity", 6_790),
     // Tasks that resume where their reply is read, formerly part of dns-resolver.
-    ("dns-user/kit", 4_780),
+    ("dns-user/kit", 4_800),
     ("dns-user/load", 680),
     ("dns-user/publish", 15_090),
     ("dns-user/resolver", 16_570),
