@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    guard::{self, Quarrels, RecentDeletions, Refusal, Scale},
+    guard::{self, RecentDeletions, Refusal, Scale, UndoneChanges},
     ownership::{OwnershipError, Registry, View, remove_collisions},
     plan::{self, Action, Desired, NameChange, Note, Plan, Reason, Rules},
     provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
@@ -31,7 +31,7 @@ pub struct Engine {
     pub rules: Rules,
     /// Unconfirmed deletions of the last hour, which the caller keeps for the next process.
     pub deletions: RecentDeletions,
-    quarrels: Quarrels,
+    undone: UndoneChanges,
 }
 
 /// A zone with its ownership, or the reason why it is unavailable.
@@ -169,7 +169,7 @@ impl Engine {
     /// Creates an engine without a history.
     pub fn new(provider: Box<dyn Provider>, registry: Registry, rules: Rules) -> Self {
         let deletions = RecentDeletions::default();
-        Self { provider, registry, rules, deletions, quarrels: Quarrels::default() }
+        Self { provider, registry, rules, deletions, undone: UndoneChanges::default() }
     }
 
     /// Lists all zones and reads their ownership.
@@ -250,7 +250,7 @@ impl Engine {
             self.keep_contested(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();
-            let is_counted = |change: &&NameChange| self.quarrels.has_deleted(change, now);
+            let is_counted = |change: &&NameChange| self.undone.has_deleted(change, now);
             let counted = plan.changes.iter().filter(is_counted).count();
             let recent = self.deletions.count(&id, now).saturating_sub(counted);
             zones.push(ZonePlan { id, plan, owned, recent });
@@ -267,7 +267,7 @@ impl Engine {
     fn keep_contested(&self, plan: &mut Plan, now: SystemTime) {
         let changes = std::mem::take(&mut plan.changes);
         for change in changes {
-            let kept = change.deleted().next().filter(|_| self.quarrels.keeps(&change, now)).cloned();
+            let kept = change.deleted().next().filter(|_| self.undone.keeps(&change, now)).cloned();
             match kept {
                 Some(record) => plan.note(&record, Reason::Contested),
                 None => plan.changes.push(change),
@@ -275,7 +275,6 @@ impl Engine {
         }
     }
 
-    /// Returns the number of names that this publisher owns.
     fn owned(&self, records: &[Record]) -> usize {
         let ours = records.iter().filter(|record| self.is_ours(record));
         ours.map(|record| &record.name).collect::<BTreeSet<_>>().len()
@@ -362,14 +361,14 @@ impl Engine {
         let now = SystemTime::now();
         let mut deleted = 0;
         for change in &changes {
-            let is_new = change.is_deletion() && !self.quarrels.has_deleted(change, now);
+            let is_new = change.is_deletion() && !self.undone.has_deleted(change, now);
             deleted += usize::from(is_new);
-            if self.quarrels.applied(change, now) {
+            if self.undone.applied(change, now) {
                 result.contested.insert(change.name.clone());
             }
         }
         for note in plan.notes.iter().filter(|note| note.reason == Reason::Contested) {
-            self.quarrels.kept(&note.name, now);
+            self.undone.kept(&note.name, now);
             result.contested.insert(note.name.clone());
         }
         deleted

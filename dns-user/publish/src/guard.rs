@@ -18,7 +18,7 @@ const FREE_DELETIONS: usize = 10;
 /// Share of the owned names, in percent, that may be deleted within [`WINDOW`] without confirmation.
 const FREE_PERCENT: usize = 10;
 
-/// Time over which deletions, and quarrels over a name, are counted.
+/// Time over which deletions, and conflicts over a name, are counted.
 const WINDOW: Duration = Duration::from_hours(1);
 
 /// Number of deletions of a set after which it is kept if it exists again.
@@ -143,7 +143,7 @@ fn seconds(time: SystemTime) -> u64 {
 /// Own changes that another writer undoes. Such a writer has the same owner label, because changes
 /// of other owners are never touched.
 #[derive(Debug, Default)]
-pub struct Quarrels {
+pub struct UndoneChanges {
     deleted: HashMap<Key, Repeated>,
     created: HashMap<Key, Repeated>,
 }
@@ -155,7 +155,7 @@ struct Repeated {
     last: SystemTime,
 }
 
-impl Quarrels {
+impl UndoneChanges {
     /// Returns whether all sets of a deletion exist again after repeated deletions.
     pub fn keeps(&self, change: &NameChange, now: SystemTime) -> bool {
         self.deleted_before(change, now, MAX_REPEATED_DELETIONS)
@@ -175,7 +175,7 @@ impl Quarrels {
         change.is_deletion() && change.deleted().all(is_known)
     }
 
-    /// Records that the sets of a name were kept, which prolongs the quarrel.
+    /// Records that the sets of a name were kept, which prolongs the conflict.
     pub fn kept(&mut self, name: &Name, now: SystemTime) {
         for (_, deleted) in self.deleted.iter_mut().filter(|(key, _)| key.name == *name) {
             deleted.last = now;
@@ -259,20 +259,20 @@ mod tests {
     fn repeatedly_undone_deletion_is_kept() {
         let change = deletions(1).changes.remove(0);
         let now = SystemTime::now();
-        let mut quarrels = Quarrels::default();
+        let mut undone = UndoneChanges::default();
         for expected in [false, false, true] {
-            assert_eq!(quarrels.keeps(&change, now), expected);
-            quarrels.applied(&change, now);
+            assert_eq!(undone.keeps(&change, now), expected);
+            undone.applied(&change, now);
         }
-        assert!(!quarrels.keeps(&change, now + WINDOW));
+        assert!(!undone.keeps(&change, now + WINDOW));
         let mut of_both = change.clone();
         let other = Record::parse("n0.example.org", RecordType::TXT, ["text"]).unwrap();
         of_both.actions.push(Action::Delete(other));
-        assert!(!quarrels.keeps(&of_both, now), "sets of other types are counted apart");
+        assert!(!undone.keeps(&of_both, now), "sets of other types are counted apart");
         let Action::Delete(record) = change.actions[0].clone() else { unreachable!() };
         let created = NameChange { name: change.name.clone(), actions: vec![Action::Create(record)] };
-        // A creation of its own ends the quarrel.
-        assert!(!quarrels.applied(&created, now) && !quarrels.keeps(&change, now));
-        assert!(!quarrels.applied(&created, now) && quarrels.applied(&created, now));
+        // A creation of its own ends the conflict.
+        assert!(!undone.applied(&created, now) && !undone.keeps(&change, now));
+        assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }
 }

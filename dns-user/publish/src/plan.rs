@@ -5,10 +5,7 @@ mod change;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::change::{Action, NameChange, Note, Plan, Reason};
-use crate::{
-    domain::DomainFilter,
-    record::{Labels, Name, Record, RecordType},
-};
+use crate::record::{DomainFilter, Labels, Name, Record, RecordType};
 
 /// Changes that a publisher may make.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,7 +83,6 @@ impl Rules {
                 .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
     }
 
-    /// Returns whether records of this name and type are managed.
     pub(crate) fn manages(&self, record: &Record) -> bool {
         self.managed.contains(&record.record_type) && self.domains.matches(&record.name)
     }

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{
-    domain::DomainFilter,
-    record::{NameError, Record, RecordError, RecordType, Target},
-};
+use crate::record::{DomainFilter, NameError, Record, RecordError, RecordType, Target};
 
 /// Media type of the protocol.
 pub(crate) const MEDIA_TYPE: &str = "application/external.dns.webhook+json;version=1";

@@ -14,12 +14,11 @@
 //! `/v2/project/` is accepted for `/v2/projects/`, and a trailing slash is ignored, because
 //! document 003 writes its paths so.
 
-mod listen;
 mod resources;
 mod state;
 mod webhook;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -29,15 +28,19 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
+use dns_kit::{
+    http_server::{Listener, Server},
+    tls::RotatingTls,
+    unix_socket::{self, ControlSocket},
+};
+use nix::unistd::Group;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::net::TcpListener;
 
 use self::resources::{Page, Preconditions, Scope};
+pub use self::state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview};
 pub(crate) use self::webhook::webhook_routes;
-pub use self::{
-    listen::{Access, bind_control, serve_control, serve_tls},
-    state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview},
-};
 use crate::{documents::Kind, update_record::ListOwner};
 
 /// Maximum size of a request body in octets.
@@ -54,29 +57,29 @@ type ScopeOf = fn(&PathParams) -> Scope;
 
 /// Collections: their paths and scopes. `openapi.json` describes them.
 const COLLECTIONS: [(&str, ScopeOf); 4] = [
-    ("/v2/projects/{project}/dns-update-records", |places| {
-        Scope::of_project(Kind::UpdateRecord, place(places, "project"))
+    ("/v2/projects/{project}/dns-update-records", |params| {
+        Scope::of_project(Kind::UpdateRecord, param(params, "project"))
     }),
-    ("/v2/projects/{project}/inbound-intents", |places| {
-        Scope::of_project(Kind::Intent, place(places, "project"))
+    ("/v2/projects/{project}/inbound-intents", |params| {
+        Scope::of_project(Kind::Intent, param(params, "project"))
     }),
-    ("/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs", |places| {
+    ("/v2/projects/{project}/logical-clouds/{logical-cloud}/kv-pairs", |params| {
         Scope::of_list(ListOwner::LogicalCloud {
-            project: place(places, "project"),
-            name: place(places, "logical-cloud"),
+            project: param(params, "project"),
+            name: param(params, "logical-cloud"),
         })
     }),
-    ("/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs", |places| {
+    ("/v2/cluster-providers/{cluster-provider}/clusters/{cluster}/kv-pairs", |params| {
         Scope::of_list(ListOwner::Cluster {
-            provider: place(places, "cluster-provider"),
-            name: place(places, "cluster"),
+            provider: param(params, "cluster-provider"),
+            name: param(params, "cluster"),
         })
     }),
 ];
 
-fn place(places: &PathParams, name: &str) -> String {
+fn param(params: &PathParams, name: &str) -> String {
     // The router has matched the path, so every placeholder has a value.
-    places.get(name).cloned().unwrap_or_default()
+    params.get(name).cloned().unwrap_or_default()
 }
 
 /// Returns the router with all routes of the API.
@@ -125,26 +128,26 @@ fn plain_routes() -> Router<Arc<ApiState>> {
 fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     get(
         move |State(api_state): State<Arc<ApiState>>,
-              Path(places): Path<PathParams>,
+              Path(params): Path<PathParams>,
               uri: Uri,
               page: PageOf| async move {
             let page = match page {
                 Ok(Query(page)) => page,
                 Err(error) => return resources::refusal(StatusCode::BAD_REQUEST, &error.body_text()),
             };
-            blocking(move || resources::list(&api_state, &scope(&places), uri.path(), &page)).await
+            blocking(move || resources::list(&api_state, &scope(&params), uri.path(), &page)).await
         },
     )
     .post(
         move |State(api_state): State<Arc<ApiState>>,
-              Path(places): Path<PathParams>,
+              Path(params): Path<PathParams>,
               uri: Uri,
               body: Body| async move {
             let body = match read_body(body, MAX_BODY).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
-            blocking(move || resources::create(&api_state, &scope(&places), uri.path(), &body)).await
+            blocking(move || resources::create(&api_state, &scope(&params), uri.path(), &body)).await
         },
     )
 }
@@ -153,24 +156,24 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
 type PageOf = Result<Query<Page>, QueryRejection>;
 
 fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
-    get(move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap| async move {
+    get(move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap| async move {
         let conditions = Preconditions::of(&headers);
-        blocking(move || resources::read(&api_state, &scope(&places), &place(&places, "name"), &conditions)).await
+        blocking(move || resources::read(&api_state, &scope(&params), &param(&params, "name"), &conditions)).await
     })
     .put(
-        move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap, body: Body| async move {
+        move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap, body: Body| async move {
             let conditions = Preconditions::of(&headers);
             let body = match read_body(body, MAX_BODY).await {
                 Ok(body) => body,
                 Err(refusal) => return refusal,
             };
-            let name = place(&places, "name");
-            blocking(move || resources::replace(&api_state, &scope(&places), &name, &body, &conditions)).await
+            let name = param(&params, "name");
+            blocking(move || resources::replace(&api_state, &scope(&params), &name, &body, &conditions)).await
         },
     )
-    .delete(move |State(api_state): State<Arc<ApiState>>, Path(places): Path<PathParams>, headers: HeaderMap| async move {
+    .delete(move |State(api_state): State<Arc<ApiState>>, Path(params): Path<PathParams>, headers: HeaderMap| async move {
         let conditions = Preconditions::of(&headers);
-        blocking(move || resources::delete(&api_state, &scope(&places), &place(&places, "name"), &conditions)).await
+        blocking(move || resources::delete(&api_state, &scope(&params), &param(&params, "name"), &conditions)).await
     })
 }
 
@@ -258,6 +261,52 @@ async fn healthz(State(api_state): State<Arc<ApiState>>) -> Response {
 
 async fn metrics(State(api_state): State<Arc<ApiState>>) -> Response {
     api_state.metrics().text().into_response()
+}
+
+/// Clients that are admitted by their certificate.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// All clients with a certificate of the CA.
+    All,
+    /// Clients whose certificate has one of these common names.
+    Names(Arc<[String]>),
+}
+
+/// Binds the control socket for the process's user, and for a group if one is given.
+pub fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
+    let group = match group {
+        Some(name) => {
+            let unknown =
+                || io::Error::new(io::ErrorKind::NotFound, format!("group {name:?} does not exist"));
+            Some(Group::from_name(name)?.ok_or_else(unknown)?.gid)
+        }
+        None => None,
+    };
+    ControlSocket::bind(path, unix_socket::Access { user: None, group }, &[])
+}
+
+/// Serves the control socket until dropped.
+pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
+    let server = Server::new("the control socket", Listener::Control(socket.listen()?));
+    server.run(move |_| routes.clone(), std::future::pending()).await;
+    Ok(())
+}
+
+/// Serves mutual TLS until dropped.
+pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
+    let refused = Router::new().fallback(|| async {
+        (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
+    });
+    let listener = Listener::Tls(listener, Box::new(move || tls.server_config()));
+    let server = Server::new("the API", listener);
+    let routes = move |client: &dns_kit::http_server::Client| {
+        let is_admitted = match &access {
+            Access::All => true,
+            Access::Names(names) => client.common_name().is_some_and(|name| names.contains(&name)),
+        };
+        if is_admitted { routes.clone() } else { refused.clone() }
+    };
+    server.run(routes, std::future::pending()).await;
 }
 
 #[cfg(test)]

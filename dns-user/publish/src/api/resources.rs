@@ -51,7 +51,6 @@ impl Scope {
         }
     }
 
-    /// Returns the error if a part of the path is not a valid name.
     fn problem(&self) -> Option<String> {
         let parts: Vec<&str> = match &self.owner {
             None => vec![&self.project],
@@ -104,7 +103,6 @@ impl Preconditions {
         self.matching.as_deref().is_none_or(|tags| names_tag(tags, tag)) && !self.is_known(tag)
     }
 
-    /// Returns whether the client has the resource with this tag.
     fn is_known(&self, tag: Option<&str>) -> bool {
         self.none_matching.as_deref().is_some_and(|tags| names_tag(tags, tag))
     }
@@ -287,7 +285,6 @@ pub(super) fn delete(
     }
 }
 
-/// Returns a list that refers to a DNS Update Record.
 fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     if id.kind != Kind::UpdateRecord {
         return None;
@@ -356,7 +353,6 @@ fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
     }
 }
 
-/// Returns a document of the folder in the API's form.
 fn document_body(document: &Document) -> Option<Value> {
     match document.content.as_ref()? {
         Content::UpdateRecord(record) => Some(record.to_json()),

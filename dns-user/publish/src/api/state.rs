@@ -90,7 +90,7 @@ struct Rounds(BTreeMap<String, Round>);
 #[derive(Debug)]
 struct Round {
     /// Maximum time between successful rounds.
-    patience: Duration,
+    time_limit: Duration,
     /// Start of the wait: the first expectation, or the last successful round.
     since: Instant,
     problem: Option<String>,
@@ -200,12 +200,13 @@ impl ApiState {
     pub fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
         let mut before = std::mem::take(&mut rounds.0);
-        for (provider, patience) in providers {
+        for (provider, time_limit) in providers {
             let round = before.remove(&provider);
             let since = round.as_ref().map_or_else(Instant::now, |round| round.since);
-            rounds
-                .0
-                .insert(provider, Round { patience, since, problem: round.and_then(|round| round.problem) });
+            rounds.0.insert(
+                provider,
+                Round { time_limit, since, problem: round.and_then(|round| round.problem) },
+            );
         }
     }
 
@@ -222,7 +223,7 @@ impl ApiState {
     /// Returns whether every provider had a successful round in time.
     pub fn health(&self) -> Health {
         let rounds = self.rounds.lock();
-        let late = rounds.0.iter().filter(|(_, round)| round.since.elapsed() > round.patience);
+        let late = rounds.0.iter().filter(|(_, round)| round.since.elapsed() > round.time_limit);
         let reasons: Vec<String> = late
             .map(|(provider, Round { since, problem, .. })| {
                 let problem = problem.as_deref().unwrap_or("the round has not ended");

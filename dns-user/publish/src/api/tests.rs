@@ -416,8 +416,8 @@ async fn tls_admits_listed_clients() {
         private_key: folder.join("server.key"),
         ca: folder.join("ca.pem"),
     };
-    let tls = dns_kit::tls::RotatingTls::load("test", "localhost", &files).unwrap();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let tls = RotatingTls::load("test", "localhost", &files).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let access = Access::Names(Arc::from(["operator".to_owned()]));
     tokio::spawn(serve_tls(listener, tls, access, routes(lab.api_state.clone())));

@@ -22,7 +22,6 @@ use crate::{
 
 type Shared = Arc<Mutex<AliasWriter>>;
 
-/// Returns the routes of the protocol.
 pub(crate) fn webhook_routes(writer: AliasWriter) -> Router {
     Router::new()
         .route("/", get(negotiate))

@@ -3,7 +3,6 @@
 
 mod ownership;
 mod publish;
-mod show;
 
 use std::{
     io::{self, IsTerminal as _},
@@ -63,9 +62,9 @@ enum Command {
     /// Check configuration and documents
     Check,
     /// Write Kubernetes manifests for external-dns
-    Render(show::Render),
+    Render(publish::Render),
     /// Show the state of the running publisher
-    Status(show::Status),
+    Status(publish::Status),
     /// Print completions for a shell
     #[command(hide = true)]
     Completions(command_line::Completions),
@@ -156,7 +155,7 @@ fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> a
             Command::Adopt(adopt) => adopt.run(&config).await,
             Command::TransferOwner(transfer) => transfer.run(&config).await,
             Command::Retire(retire) => retire.run(&config).await,
-            Command::Check => show::check(&config).await,
+            Command::Check => publish::check(&config).await,
             Command::Render(render) => render.run(&config).await,
             Command::Status(status) => status.run(&config).await,
             Command::Completions(_) | Command::Man(_) => Ok(ExitCode::SUCCESS),

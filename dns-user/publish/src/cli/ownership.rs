@@ -6,12 +6,11 @@ use anyhow::bail;
 
 use super::{
     Colour, Selection, complain, print,
-    publish::{Prepared, prepare, unlisted},
+    publish::{Prepared, plan_text, prepare, unlisted},
     read_sources,
 };
 use crate::{
     config::Config,
-    diff,
     engine::{Planned, ZonePlan},
     plan::{self, Action},
     publication::Target,
@@ -82,7 +81,7 @@ struct InScope {
 type Change<'a> = &'a dyn Fn(&Target, &str, &InScope) -> plan::Plan;
 
 /// A change and its limits.
-struct Order<'a> {
+struct OwnershipChange<'a> {
     is_dry: bool,
     confirmed: Option<usize>,
     /// Domains that replace the provider's filters unless empty.
@@ -106,7 +105,7 @@ impl Adopt {
             plan::transfer(records.iter().filter(is_wanted), owner)
         };
         let nothing = Some("no wanted record without an owner matches; see `bosh-dns-publish plan`");
-        Order { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
+        OwnershipChange { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
             .run(config, &selection)
             .await
     }
@@ -128,7 +127,7 @@ impl Transfer {
             plan::transfer(records.iter().filter(is_meant), &to)
         };
         let nothing = Some("no record of the owner in --from matches; check the owner and the names");
-        Order { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
+        OwnershipChange { is_dry: dry_run, confirmed: None, domains: &[], change, nothing }
             .run(config, &selection)
             .await
     }
@@ -144,13 +143,13 @@ impl Retire {
             }
             None => plan::retire(records, owner),
         };
-        Order { is_dry: dry_run, confirmed, domains: &domains, change, nothing: None }
+        OwnershipChange { is_dry: dry_run, confirmed, domains: &domains, change, nothing: None }
             .run(config, &selection)
             .await
     }
 }
 
-impl Order<'_> {
+impl OwnershipChange<'_> {
     /// Plans the change in every zone of the selected providers, shows it, and applies it.
     async fn run(&self, config: &Config, selection: &Selection) -> anyhow::Result<ExitCode> {
         let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
@@ -194,7 +193,7 @@ impl Order<'_> {
         let planned = Planned { zones, notes: Vec::new(), wanted: 0 };
         let mut failures = unlisted(&listing);
         failures.extend(nothing.filter(|_| planned.is_empty()).map(str::to_owned));
-        print(&diff::text(&target.name(), &planned, &failures, confirmed, Colour::Auto.is_on()))?;
+        print(&plan_text(&target.name(), &planned, &failures, confirmed, Colour::Auto))?;
         for (found, wish) in differing(target, &planned) {
             complain(&format!("{}: the next `apply` changes {found} to the wanted {wish}", target.name()));
         }

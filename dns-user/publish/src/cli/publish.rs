@@ -1,9 +1,11 @@
-//! `plan` and `apply`.
+//! `plan`, `apply`, `check`, `render` and `status`.
 
 use std::{
     collections::BTreeMap,
+    fs,
     io::{self, IsTerminal as _},
     os::unix::net::UnixStream,
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
@@ -11,15 +13,18 @@ use std::{
 use anyhow::Context as _;
 use hyper::{Method, StatusCode};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
 
 use super::{Colour, Selection, complain, print, read_sources};
 use crate::{
-    api::{ConfirmRequest, Confirmed},
+    api::{ConfirmRequest, Confirmed, Overview, ProviderOverview},
     config::Config,
-    control, diff,
+    control,
     engine::{Engine, Planned, ZoneListing},
+    plan::Action,
     publication::Target,
-    runner::{LaunchOptions, ProviderState, launch},
+    render,
+    runner::{LaunchOptions, ProviderState, alias_writer, launch, options_problems},
 };
 
 #[derive(Debug, clap::Args)]
@@ -63,7 +68,6 @@ pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<
     Ok(Prepared { engine, listing })
 }
 
-/// Returns the errors of zones that could not be listed.
 pub(super) fn unlisted(listing: &[ZoneListing]) -> Vec<String> {
     let failed = listing.iter().filter_map(|zone| Some((zone, zone.view.as_ref().err()?)));
     failed.map(|(zone, error)| format!("zone {}: {error}", zone.id)).collect()
@@ -92,8 +96,8 @@ impl Plan {
             };
             failed |= !failures.is_empty() || holds_back(&planned, target);
             changes |= !planned.is_empty();
-            text.push_str(&diff::text(&target.name(), &planned, &failures, None, color.is_on()));
-            objects.insert(target.name(), diff::json(&planned, &failures));
+            text.push_str(&plan_text(&target.name(), &planned, &failures, None, color));
+            objects.insert(target.name(), plan_json(&planned, &failures));
         }
         match json {
             true => print(&(serde_json::to_string_pretty(&objects)? + "\n"))?,
@@ -129,7 +133,7 @@ impl Apply {
                 Ok(prepared) if target.record.parameters.is_set("dry-run") => {
                     let planned = prepared.engine.plan(&prepared.listing, &target.desired);
                     let failures = unlisted(&prepared.listing);
-                    print(&diff::text(&name, &planned, &failures, None, Colour::Auto.is_on()))?;
+                    print(&plan_text(&name, &planned, &failures, None, Colour::Auto))?;
                     eprintln!("{name}: nothing changed, because its parameter dry-run is true");
                     failures
                 }
@@ -196,5 +200,190 @@ async fn publish(
             state.problems(target)
         }
         Err(error) => vec![error.to_string()],
+    })
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Render {
+    #[command(flatten)]
+    selection: Selection,
+    /// Folder for the manifests; default: standard output
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Container image of external-dns
+    #[arg(long, value_name = "IMAGE", default_value = render::IMAGE)]
+    image: String,
+}
+
+/// `status`. Exit code 1 if something is not published.
+#[derive(Debug, clap::Args)]
+pub(super) struct Status {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks everything that can be checked without contacting a provider.
+pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
+    let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+    let (read, mut failed) = read_sources(config).await?;
+    for problem in options_problems(config, &read.publication) {
+        complain(&problem);
+        failed = true;
+    }
+    if let Some(Err(problem)) = config.webhook.as_ref().map(|webhook| alias_writer(config, webhook)) {
+        complain(&problem);
+        failed = true;
+    }
+    for target in read.publication.targets.values() {
+        let name = target.name();
+        if let Err(problem) = launch(target, &options) {
+            complain(&format!("{name}: {problem}"));
+            failed = true;
+        }
+        for remark in target.record.remarks() {
+            println!("{name}: {remark}");
+        }
+        let documents = target.counts.len();
+        println!("{name}: {} record sets from {documents} documents", target.counts.values().sum::<usize>());
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+impl Render {
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        let Self { selection, output, image } = self;
+        let (mut read, failed) = read_sources(config).await?;
+        let selected: Vec<String> = selection.of(&read)?.iter().map(|target| target.name()).collect();
+        read.publication.targets.retain(|name, _| selected.contains(name));
+        let manifests = render::manifests(&read.publication, &image)?;
+        match output {
+            None => print(&manifests.into_values().collect::<Vec<_>>().join("---\n"))?,
+            Some(folder) => {
+                fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+                for (name, text) in manifests {
+                    let path = folder.join(name);
+                    fs::write(&path, text).with_context(|| path.display().to_string())?;
+                    println!("{}", path.display());
+                }
+            }
+        }
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+impl Status {
+    pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
+        let body = control::get(&config.socket, "/status").await?;
+        let overview: Overview = serde_json::from_slice(&body).context("cannot parse the response")?;
+        let is_well = overview.problems.is_empty()
+            && overview.providers.values().all(|provider| provider.synced)
+            && overview.documents.iter().all(|document| document.last_error.is_none());
+        match self.json {
+            true => print(&(serde_json::to_string_pretty(&overview)? + "\n"))?,
+            false => print(&text(&overview))?,
+        }
+        Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Formats the overview as text.
+fn text(overview: &Overview) -> String {
+    let Overview { providers, documents, problems } = overview;
+    let mut text = String::new();
+    for (name, provider) in providers {
+        let ProviderOverview { provider, synced, wanted, owned, problems, remarks } = provider;
+        let state = if *synced { "published" } else { "NOT PUBLISHED" };
+        text.push_str(&format!(
+            "{name} ({provider}): {state}, {wanted} record sets wanted, {owned} names owned\n"
+        ));
+        text.extend(problems.iter().map(|problem| format!("  ! {problem}\n")));
+        text.extend(remarks.iter().map(|remark| format!("  # {remark}\n")));
+    }
+    for document in documents {
+        let state = match &document.last_error {
+            None => "ok".to_owned(),
+            Some(error) => error.clone(),
+        };
+        text.push_str(&format!("{} (generation {}): {state}\n", document.id, document.observed_generation));
+    }
+    text.extend(problems.iter().map(|problem| format!("! {problem}\n")));
+    if text.is_empty() {
+        text.push_str("no documents; add some to the folder named in the configuration\n");
+    }
+    text
+}
+
+/// Formats the plan of one provider as lines, coloured for terminals. `confirmed` is the number of
+/// deletions that the operator allows.
+pub(super) fn plan_text(
+    name: &str,
+    planned: &Planned,
+    failures: &[String],
+    confirmed: Option<usize>,
+    colour: Colour,
+) -> String {
+    let is_coloured = colour.is_on();
+    // Zones and servers belong to others, whose text must not reach the terminal raw.
+    let paint = |code: &str, line: &str| match (is_coloured, dns_core::terminal::line(line)) {
+        (true, line) => format!("\x1b[{code}m{line}\x1b[0m\n"),
+        (false, line) => format!("{line}\n"),
+    };
+    let mut shown = paint("1", &format!("{name}:"));
+    for zone in &planned.zones {
+        for action in zone.plan.actions() {
+            let code = match action {
+                Action::Create(_) => "32",
+                Action::Update { .. } => "33",
+                Action::Delete(_) | Action::DropOrphan(_) => "31",
+                Action::Release(_) => "36",
+            };
+            shown.push_str(&paint(code, &format!("  {}", action)));
+        }
+        for note in &zone.plan.notes {
+            shown.push_str(&paint("2", &format!("  # {note}")));
+        }
+        if let Err(refusal) = planned.check(zone, confirmed) {
+            shown.push_str(&paint("1;31", &format!("  ! {}: {refusal}", zone.id)));
+        }
+    }
+    for note in &planned.notes {
+        shown.push_str(&paint("2", &format!("  # {note}")));
+    }
+    for failure in failures {
+        shown.push_str(&paint("1;31", &format!("  ! {failure}")));
+    }
+    if planned.is_empty() && planned.notes().next().is_none() && failures.is_empty() {
+        shown.push_str("  nothing to do\n");
+    }
+    shown
+}
+
+/// Formats the plan of one provider as JSON.
+fn plan_json(planned: &Planned, failures: &[String]) -> Value {
+    let actions = planned.zones.iter().flat_map(|zone| zone.plan.actions());
+    let actions: Vec<(&str, Value)> = actions
+        .map(|action| match action {
+            Action::Create(record) => ("create", json!(record.to_string())),
+            Action::Update { before, after } => ("update", json!([before.to_string(), after.to_string()])),
+            Action::Delete(record) => ("delete", json!(record.to_string())),
+            Action::Release(record) => ("release", json!(record.to_string())),
+            Action::DropOrphan(record) => ("drop_orphan", json!(record.to_string())),
+        })
+        .collect();
+    let lines = |kind: &str| -> Vec<&Value> {
+        actions.iter().filter(|(found, _)| *found == kind).map(|(_, line)| line).collect()
+    };
+    let notes = planned.notes();
+    let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());
+    json!({
+        "create": lines("create"),
+        "update": lines("update"),
+        "delete": lines("delete"),
+        "release": lines("release"),
+        "drop_orphan": lines("drop_orphan"),
+        "notes": notes.map(ToString::to_string).collect::<Vec<_>>(),
+        "needs_confirmation": refusals.map(|refusal| refusal.to_string()).collect::<Vec<_>>(),
+        "errors": failures,
     })
 }

@@ -311,7 +311,6 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns whether a file of this name holds documents.
 pub(super) fn is_document_file(path: &Path) -> bool {
     let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
     let extension = path.extension().and_then(|extension| extension.to_str());

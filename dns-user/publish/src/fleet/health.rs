@@ -1,27 +1,38 @@
-//! Health with a hold time, and the resulting addresses. Pure.
+//! Health with a hold time, and the resulting addresses; and their sources: the running server's own files
+//! `records.json` and aliases, and the health that its control socket reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
+use anyhow::bail;
+use bytes::Bytes;
 use dns_core::{
-    catalog::Snapshot,
+    catalog::{AliasFiles, Records, Snapshot},
+    config::Config as ServerConfig,
     name::Name as FleetDomain,
     resolve::{AllRunning, Existence, Health, HealthState, Resolution},
 };
-
+use dns_kit::files::{FileStamp, bounded, glob::glob, load_config};
+use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
+use tokio::net::UdpSocket;
 
 use super::FleetName;
-use crate::record::{Record, RecordType, Target};
+use crate::{
+    control::exchange,
+    record::{Record, RecordType, Target},
+};
 
 /// Time since which each instance has been unhealthy, by fleet name, because a name may select the
 /// health of a single job.
 #[derive(Debug, Default)]
 pub struct HealthBook {
-    ill: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
+    unhealthy: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
 }
 
 /// A [`HealthBook`] saved for the next process: milliseconds since 1970 by name and address.
@@ -39,10 +50,10 @@ pub struct Resolved {
 
 impl HealthBook {
     /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
-    pub fn observe(&mut self, name: &FleetDomain, ill: &BTreeSet<IpAddr>, now: Instant) {
-        let known = self.ill.entry(name.clone()).or_default();
-        known.retain(|address, _| ill.contains(address));
-        for address in ill {
+    pub fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
+        let known = self.unhealthy.entry(name.clone()).or_default();
+        known.retain(|address, _| unhealthy.contains(address));
+        for address in unhealthy {
             known.entry(*address).or_insert(now);
         }
     }
@@ -54,9 +65,13 @@ impl HealthBook {
             let elapsed = now.saturating_duration_since(*since).as_millis();
             wall.saturating_sub(u64::try_from(elapsed).unwrap_or(u64::MAX))
         };
-        let names = self.ill.iter().filter(|(_, ill)| !ill.is_empty()).map(|(name, ill)| {
-            (name.to_string(), ill.iter().map(|(address, begin)| (*address, since(begin))).collect())
-        });
+        let names =
+            self.unhealthy.iter().filter(|(_, unhealthy)| !unhealthy.is_empty()).map(|(name, unhealthy)| {
+                (
+                    name.to_string(),
+                    unhealthy.iter().map(|(address, begin)| (*address, since(begin))).collect(),
+                )
+            });
         SavedHealth(names.collect())
     }
 
@@ -65,16 +80,16 @@ impl HealthBook {
         let wall = milliseconds(wall);
         let since =
             |since: u64| now.checked_sub(Duration::from_millis(wall.saturating_sub(since))).unwrap_or(now);
-        let names = saved.0.iter().filter_map(|(name, ill)| {
-            let ill = ill.iter().map(|(address, begin)| (*address, since(*begin))).collect();
-            Some((FleetDomain::from_text(name).ok()?, ill))
+        let names = saved.0.iter().filter_map(|(name, unhealthy)| {
+            let unhealthy = unhealthy.iter().map(|(address, begin)| (*address, since(*begin))).collect();
+            Some((FleetDomain::from_text(name).ok()?, unhealthy))
         });
-        Self { ill: names.collect() }
+        Self { unhealthy: names.collect() }
     }
 
     /// Removes names that are no longer published.
     pub fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
-        self.ill.retain(|name, _| names.contains(name));
+        self.unhealthy.retain(|name, _| names.contains(name));
     }
 }
 
@@ -82,8 +97,10 @@ impl SavedHealth {
     /// Returns whether the same instances are unhealthy.
     pub fn is_like(&self, other: &Self) -> bool {
         let addresses = |saved: &Self| -> BTreeSet<(String, IpAddr)> {
-            let pairs =
-                saved.0.iter().flat_map(|(name, ill)| ill.keys().map(|address| (name.clone(), *address)));
+            let pairs = saved
+                .0
+                .iter()
+                .flat_map(|(name, unhealthy)| unhealthy.keys().map(|address| (name.clone(), *address)));
             pairs.collect()
         };
         addresses(self) == addresses(other)
@@ -96,15 +113,15 @@ fn milliseconds(wall: SystemTime) -> u64 {
 }
 
 /// Health of a name's instances, unhealthy only after the hold time.
-struct Held<'a> {
-    ill: Option<&'a BTreeMap<IpAddr, Instant>>,
+struct HeldHealth<'a> {
+    unhealthy: Option<&'a BTreeMap<IpAddr, Instant>>,
     hold: Duration,
     now: Instant,
 }
 
-impl Health for Held<'_> {
+impl Health for HeldHealth<'_> {
     fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
-        let since = self.ill.and_then(|ill| ill.get(&ip));
+        let since = self.unhealthy.and_then(|unhealthy| unhealthy.get(&ip));
         match since {
             Some(since) if self.now.saturating_duration_since(*since) >= self.hold => HealthState::Failing,
             _ => HealthState::Running,
@@ -122,8 +139,8 @@ pub fn resolve(
     now: Instant,
 ) -> Result<Resolved, String> {
     let FleetName { external, internal, ttl, hold } = name;
-    let ill = book.ill.get(internal);
-    let held = Held { ill, hold: *hold, now };
+    let unhealthy = book.unhealthy.get(internal);
+    let held = HeldHealth { unhealthy, hold: *hold, now };
     let find = |health: &dyn Health| dns_core::resolve::resolve(snapshot, health, internal);
     let Some(mut found) = find(&held) else {
         return Err(format!(
@@ -155,12 +172,218 @@ pub fn resolve(
             "{internal} has no addresses: its instances have none, or its filter excludes all"
         ));
     }
-    let ends = ill.into_iter().flatten().map(|(_, since)| *since + *hold);
+    let ends = unhealthy.into_iter().flatten().map(|(_, since)| *since + *hold);
     Ok(Resolved { records, next_change: ends.filter(|end| *end > now).min() })
 }
 
 fn is_empty(resolution: &Resolution) -> bool {
     resolution.v4.is_empty() && resolution.v6.is_empty()
+}
+
+/// Timeout of a response.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum size of a response in bytes: an explanation of a group of 10,000 instances takes about 2
+/// MB.
+const LONGEST: usize = 64 << 20;
+
+/// A client of the server's control socket.
+#[derive(Debug)]
+pub struct ServerClient {
+    socket: PathBuf,
+    /// DNS address of the server. The server checks the health of instances whose names are
+    /// queried, so a query keeps a name's instances checked.
+    dns: Option<SocketAddr>,
+    queries: Option<UdpSocket>,
+}
+
+/// Failure to get the health of a name. The known state stays in use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {reason}", socket.display())]
+pub struct ServerError {
+    socket: PathBuf,
+    reason: String,
+}
+
+/// The relevant part of the server's response to `/resolve`.
+#[derive(Debug, Deserialize)]
+struct Explanation {
+    targets: Vec<ExplainedTarget>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainedTarget {
+    matches: Vec<ExplainedMatch>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainedMatch {
+    ip: Option<IpAddr>,
+    health: String,
+}
+
+impl ServerClient {
+    /// Creates a client of a control socket, which keeps names checked by queries to `dns`.
+    pub fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
+        Self { socket, dns, queries: None }
+    }
+
+    /// Returns the addresses of a name's unhealthy instances.
+    pub async fn unhealthy_addresses(&mut self, name: &FleetDomain) -> Result<BTreeSet<IpAddr>, ServerError> {
+        self.keep_checked(name).await;
+        let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
+        let answer = tokio::time::timeout(TIMEOUT, self.explain(name)).await;
+        let answer = answer.map_err(|_| failed(format!("no answer within {TIMEOUT:?}")))?;
+        let answer = answer.map_err(|error| failed(error.to_string()))?;
+        let Explanation { targets } = serde_json::from_slice(&answer)
+            .map_err(|error| failed(format!("cannot parse the response: {error}")))?;
+        let unhealthy = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
+            // `unchecked` does not mean unhealthy: nothing is known.
+            matches!(found.health.as_str(), "failing" | "unknown").then_some(found.ip?)
+        });
+        Ok(unhealthy.collect())
+    }
+
+    async fn explain(&self, name: &FleetDomain) -> anyhow::Result<Bytes> {
+        let name: String = url::form_urlencoded::byte_serialize(name.to_string().as_bytes()).collect();
+        let path = format!("/resolve?name={name}");
+        match exchange(&self.socket, Method::GET, &path, Bytes::new(), LONGEST).await? {
+            (StatusCode::OK, body) => Ok(body),
+            (status, body) => bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end()),
+        }
+    }
+
+    /// Sends a DNS query for the name to the server; the answer is ignored.
+    async fn keep_checked(&mut self, name: &FleetDomain) {
+        let Some(dns) = self.dns else { return };
+        if self.queries.is_none() {
+            let local = if dns.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            self.queries = UdpSocket::bind(local).await.ok();
+        }
+        let Some(socket) = &self.queries else { return };
+        let mut reply = [0; 512];
+        while socket.try_recv(&mut reply).is_ok() {}
+        // Header with id, RD and one question (RFC 1035, section 4.1.1); type A, class IN.
+        let mut query = vec![0x5a, 0x5a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        query.extend_from_slice(name.as_wire());
+        query.extend_from_slice(&[0, 1, 0, 1]);
+        if let Err(error) = socket.send_to(&query, dns).await {
+            tracing::debug!(%dns, %error, "query to the server failed; its health checks may lapse");
+        }
+    }
+}
+
+/// Follows the files; the last valid state of each stays in use.
+#[derive(Debug)]
+pub struct FleetFiles {
+    records: PathBuf,
+    /// Glob pattern of the alias files; empty for none.
+    aliases: String,
+    /// Stamps of the files at the last refresh.
+    stamps: Vec<(PathBuf, Option<FileStamp>)>,
+    good_records: Option<Vec<u8>>,
+    good_aliases: AliasFiles,
+    snapshot: Option<Arc<Snapshot>>,
+    problem: Option<SourceError>,
+}
+
+/// Failure to read the fleet's files. The last valid state stays in use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {reason}", file.display())]
+pub struct SourceError {
+    file: PathBuf,
+    reason: String,
+}
+
+impl FleetFiles {
+    /// Follows the files in a server's `config.json`; also returns that configuration.
+    pub fn of_server(path: &Path) -> Result<(Self, ServerConfig), String> {
+        let config = load_config(path).map_err(|error| error.to_string())?.config;
+        let records = config.records_file.clone().ok_or_else(|| {
+            format!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
+        })?;
+        Ok((Self::new(records, config.alias_files_glob.clone()), config))
+    }
+
+    /// Follows `records.json` and the alias files that match a glob pattern.
+    pub fn new(records: PathBuf, aliases: String) -> Self {
+        Self {
+            records,
+            aliases,
+            stamps: Vec::new(),
+            good_records: None,
+            good_aliases: AliasFiles::default(),
+            snapshot: None,
+            problem: None,
+        }
+    }
+
+    /// Reads changed files. Returns the latest valid state, if any, and the problem of the current
+    /// files.
+    pub fn refresh(&mut self) -> (Option<Arc<Snapshot>>, Option<SourceError>) {
+        let files = self.files();
+        let stamps: Vec<_> = files.iter().map(|path| (path.clone(), FileStamp::of(path))).collect();
+        if stamps != self.stamps || self.problem.is_some() {
+            self.stamps = stamps;
+            self.problem = self.read(&files[1..]).err();
+        }
+        (self.snapshot.clone(), self.problem.clone())
+    }
+
+    /// Returns `records.json`, followed by the alias files in order of precedence.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let mut files = vec![self.records.clone()];
+        // A malformed pattern matches no file; the server reports it.
+        files.extend(glob(&self.aliases).unwrap_or_default());
+        files
+    }
+
+    fn read(&mut self, alias_files: &[PathBuf]) -> Result<(), SourceError> {
+        let records = read(&self.records);
+        let mut contents = Vec::new();
+        let mut problem = None;
+        for path in alias_files {
+            match read(path) {
+                Ok(bytes) => contents.push((path.display().to_string(), bytes)),
+                Err(error) => problem = Some(error),
+            }
+        }
+        if problem.is_none() {
+            let files = contents.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice()));
+            match AliasFiles::parse(files) {
+                Ok((aliases, _)) => self.good_aliases = aliases,
+                Err(error) => {
+                    problem =
+                        Some(SourceError { file: PathBuf::from(&self.aliases), reason: error.to_string() });
+                }
+            }
+        }
+        let refused = |reason: String| SourceError { file: self.records.clone(), reason };
+        match records.and_then(|bytes| match Records::parse(&bytes) {
+            Ok(parsed) => Ok((bytes, parsed)),
+            Err(error) => Err(refused(error.to_string())),
+        }) {
+            Ok((bytes, (records, _))) => {
+                self.good_records = Some(bytes);
+                self.snapshot = Some(Arc::new(Snapshot::build(records, &self.good_aliases).0));
+            }
+            Err(error) => {
+                problem = Some(error);
+                // New aliases apply to the last valid records, which were parsed successfully
+                // before.
+                let good = self.good_records.as_deref().and_then(|bytes| Records::parse(bytes).ok());
+                if let Some((records, _)) = good {
+                    self.snapshot = Some(Arc::new(Snapshot::build(records, &self.good_aliases).0));
+                }
+            }
+        }
+        problem.map_or(Ok(()), Err)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
+    bounded::read(path)
+        .map_err(|error| SourceError { file: path.to_owned(), reason: format!("cannot be read: {error}") })
 }
 
 #[cfg(test)]
@@ -193,7 +416,7 @@ mod tests {
         }
     }
 
-    fn ill(addresses: &[&str]) -> BTreeSet<IpAddr> {
+    fn unhealthy(addresses: &[&str]) -> BTreeSet<IpAddr> {
         addresses.iter().map(|address| address.parse().unwrap()).collect()
     }
 
@@ -207,19 +430,19 @@ mod tests {
         let mut book = HealthBook::default();
         let begin = Instant::now();
         let both = ["x.example.org 60 A 10.0.0.1,10.0.0.2"];
-        book.observe(&name.internal, &ill(&["10.0.0.1"]), begin);
+        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
         let first = resolve(&name, &snapshot, &book, begin).unwrap();
         assert_eq!(first.next_change, Some(begin + name.hold));
         assert_eq!(shown(Ok(first)), both);
         let almost = begin + Duration::from_millis(29_999);
-        book.observe(&name.internal, &ill(&["10.0.0.1"]), almost);
+        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), almost);
         assert_eq!(shown(resolve(&name, &snapshot, &book, almost)), both);
         let after = begin + name.hold;
         assert_eq!(shown(resolve(&name, &snapshot, &book, after)), ["x.example.org 60 A 10.0.0.2"]);
         // Recovery takes effect at once, and a relapse must last for the hold time again.
-        book.observe(&name.internal, &ill(&[]), after);
+        book.observe(&name.internal, &unhealthy(&[]), after);
         assert_eq!(shown(resolve(&name, &snapshot, &book, after)), both);
-        book.observe(&name.internal, &ill(&["10.0.0.1"]), after);
+        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), after);
         assert_eq!(shown(resolve(&name, &snapshot, &book, after + Duration::from_secs(1))), both);
     }
 
@@ -228,7 +451,7 @@ mod tests {
         let (snapshot, name) = (snapshot(), mapping("q-s0.q-g1.bosh"));
         let mut book = HealthBook::default();
         let (begin, wall) = (Instant::now(), SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
-        book.observe(&name.internal, &ill(&["10.0.0.1"]), begin);
+        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
         let saved = book.save(begin + Duration::from_secs(20), wall);
         assert!(saved.is_like(&saved) && !saved.is_like(&SavedHealth::default()));
         let text = serde_json::to_string(&saved).unwrap();
@@ -247,7 +470,7 @@ mod tests {
         for query in ["q-s0.q-g1.bosh", "q-s3.q-g1.bosh", "q-s0.router.default.cf.bosh"] {
             let name = mapping(query);
             let mut book = HealthBook::default();
-            book.observe(&name.internal, &ill(&["10.0.0.1", "10.0.0.2"]), begin);
+            book.observe(&name.internal, &unhealthy(&["10.0.0.1", "10.0.0.2"]), begin);
             let later = begin + Duration::from_secs(3600);
             assert_eq!(
                 shown(resolve(&name, &snapshot, &book, later)),

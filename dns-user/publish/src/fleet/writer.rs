@@ -23,8 +23,7 @@ use dns_kit::files::{
 use super::FleetFiles;
 use crate::{
     config::WebhookConfig,
-    domain::DomainFilter,
-    record::{Key, Name, Record, RecordType, Target},
+    record::{DomainFilter, Key, Name, Record, RecordType, Target},
     webhook::{Changes, Domains, Endpoint},
 };
 
@@ -109,7 +108,7 @@ impl AliasWriter {
             let record = endpoint.record().map_err(|error| error.to_string()).and_then(|record| {
                 let is_text = record.record_type == RecordType::TXT;
                 let reason = if is_text { Err("an alias has no text".to_owned()) } else { Ok(()) };
-                reason.and_then(|()| self.fit(&record, &names, &snapshot)).map(|()| record)
+                reason.and_then(|()| self.check_alias(&record, &names, &snapshot)).map(|()| record)
             });
             match record {
                 Ok(record) => adjusted
@@ -144,7 +143,7 @@ impl AliasWriter {
             records.values().chain(&added).map(|record| record.name.clone()).collect();
         let snapshot = self.snapshot()?;
         for record in added {
-            self.fit(&record, &names, &snapshot)
+            self.check_alias(&record, &names, &snapshot)
                 .map_err(|reason| WriteError::Unfit { name: record.name.to_string(), reason })?;
             let name = record.name.clone();
             if records.insert(record.key(), record).is_some() {
@@ -200,7 +199,12 @@ impl AliasWriter {
     }
 
     /// Returns the reason why a record cannot be an alias. `names` are the names after the change.
-    fn fit(&self, record: &Record, names: &BTreeSet<Name>, snapshot: &Snapshot) -> Result<(), String> {
+    fn check_alias(
+        &self,
+        record: &Record,
+        names: &BTreeSet<Name>,
+        snapshot: &Snapshot,
+    ) -> Result<(), String> {
         let Record { name, record_type, set_identifier, targets, .. } = record;
         if *record_type == RecordType::TXT {
             // Ownership, which may be beside the domains.
@@ -270,7 +274,6 @@ impl AliasWriter {
     }
 }
 
-/// Returns whether a file may be found by a pattern.
 fn is_matched(pattern: &str, file: &Path) -> bool {
     let file = file.to_string_lossy();
     let (patterns, parts): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), file.split('/').collect());
@@ -289,7 +292,6 @@ fn read(endpoints: &[Endpoint]) -> Result<Vec<Record>, WriteError> {
     endpoints.iter().map(record).collect()
 }
 
-/// Returns a record with the members that an alias has.
 fn plain(record: Record) -> Record {
     Record { ttl: None, properties: BTreeMap::new(), ..record }
 }
@@ -311,7 +313,6 @@ fn alias_of(name: &Name) -> Option<String> {
     is_usable.then(|| format!("{below}{rest}"))
 }
 
-/// Returns the content of the alias file.
 fn alias_text(records: &Records) -> Vec<u8> {
     let mut aliases: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for record in records.values().filter(|record| record.record_type != RecordType::TXT) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Registry, Texts, View, text};
+use super::{Registry, Texts, View};
 use crate::{
     plan::{Action, NameChange},
     provider::{Step, Transaction},
@@ -130,7 +130,6 @@ impl Draft<'_> {
         }
     }
 
-    /// Returns the future state of a set.
     fn touch(&mut self, key: Key) -> &mut Option<Record> {
         let listed = self.view.listed.get(&key);
         self.sets.entry(key).or_insert_with(|| listed.cloned())
@@ -175,7 +174,7 @@ impl Draft<'_> {
             return Ok(());
         }
         for value in record.labels.0.values() {
-            text::check_value(value)?;
+            super::check_value(value)?;
         }
         let Some(key) = self.registry.owner_key(record, &self.view.apex) else {
             return Err(OwnershipError::NoName { name: record.name.clone() });
@@ -184,7 +183,7 @@ impl Draft<'_> {
         if texts.iter().any(|(_, labels)| *labels == record.labels) {
             return Ok(());
         }
-        let plain = text::write(&record.labels);
+        let plain = super::write_labels(&record.labels);
         let value = match &self.registry.cipher {
             Some(cipher) => cipher.encrypt(&plain)?,
             None => plain,
@@ -356,8 +355,8 @@ pub enum OwnershipError {
     },
     /// A label's value is invalid in an owner record.
     #[error(transparent)]
-    Value(#[from] text::ValueError),
+    Value(#[from] super::ValueError),
     /// The owner record cannot be encrypted.
     #[error(transparent)]
-    Cipher(#[from] text::CipherError),
+    Cipher(#[from] super::CipherError),
 }

@@ -95,6 +95,49 @@ pub enum Action {
     DropOrphan(Record),
 }
 
+/// One line that starts with `+`, `~`, `-` or `=`.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create(record) => write!(f, "+ {record}"),
+            Self::Update { before, after } => match change(before, after) {
+                Some(change) => write!(f, "~ {} {}: {change}", before.name, before.record_type),
+                None => write!(f, "~ {before} -> {after}"),
+            },
+            Self::Delete(record) => write!(f, "- {record}"),
+            Self::Release(record) => write!(f, "= {record}: remains without an owner"),
+            Self::DropOrphan(record) => {
+                write!(
+                    f,
+                    "- {} {}: owner record of {:?}",
+                    record.name,
+                    record.record_type,
+                    record.labels.owner()
+                )
+            }
+        }
+    }
+}
+
+fn change(before: &Record, after: &Record) -> Option<String> {
+    let mut parts = Vec::new();
+    if let (Some(new), old) = (after.ttl, before.ttl)
+        && Some(new) != old
+    {
+        parts.push(format!("ttl {} -> {new}", old.unwrap_or(0)));
+    }
+    parts.extend(before.targets.difference(&after.targets).map(|target| format!("-{target}")));
+    parts.extend(after.targets.difference(&before.targets).map(|target| format!("+{target}")));
+    if before.labels.owner() != after.labels.owner() {
+        let shown = |owner: &str| if owner.is_empty() { "none".to_owned() } else { format!("{owner:?}") };
+        parts.push(format!("owner {} -> {}", shown(before.labels.owner()), shown(after.labels.owner())));
+    }
+    if before.properties != after.properties {
+        parts.push(format!("properties {:?} -> {:?}", before.properties, after.properties));
+    }
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
 /// A wanted record without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {

@@ -18,8 +18,7 @@ use super::{
     TransactionResult, Visibility, Zone, http::Http, send_groups,
 };
 use crate::{
-    domain::DomainFilter,
-    record::{Key, Labels, Name, Record, RecordType},
+    record::{DomainFilter, Key, Labels, Name, Record, RecordType},
     webhook::{Changes, Domains, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
 };
 
@@ -256,7 +255,6 @@ fn has(records: &BTreeMap<Key, Record>, name: &Name, record_type: RecordType) ->
     sets.any(|(key, _)| key.record_type == record_type)
 }
 
-/// Returns whether the requirement of a step holds.
 fn holds(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
     match step {
         Step::Create(record) => !records.contains_key(&record.key()),
@@ -267,7 +265,6 @@ fn holds(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
     }
 }
 
-/// Returns whether the change of a step was made.
 fn is_done(step: &Step, records: &BTreeMap<Key, Record>) -> bool {
     match step {
         Step::Create(record) | Step::Replace { after: record, .. } => {

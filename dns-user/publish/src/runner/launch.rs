@@ -11,14 +11,13 @@ use std::{
 
 use crate::{
     config::Config,
-    domain::DomainFilter,
     engine::Engine,
     guard::RecentDeletions,
     ownership::{Cipher, Mapper, Registry},
     plan::{Policy, Rules},
     provider::{self, Parameters},
     publication::{DefaultTargets, Publication, Target},
-    record::{self, Name, RecordError, RecordType},
+    record::{self, DomainFilter, Name, RecordError, RecordType},
     store::write_json,
     text::remedy_for_unknown,
     update_record::{Parameter, UpdateRecord},

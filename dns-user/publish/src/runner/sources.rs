@@ -117,8 +117,8 @@ impl Sources {
             fleet.book.keep(&names);
             if let Some(server) = &mut fleet.server {
                 for name in &names {
-                    match server.ill(name).await {
-                        Ok(ill) => fleet.book.observe(name, &ill, now),
+                    match server.unhealthy_addresses(name).await {
+                        Ok(unhealthy) => fleet.book.observe(name, &unhealthy, now),
                         Err(error) => {
                             problem = Some(format!("the fleet's health is unknown: {error}"));
                             break;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::node::{Member, Node, Value};
+use super::{Member, Node, Value};
 
 /// Maximum depth of lists and maps. The parser of YAML has a limit of its own.
 const DEPTH: usize = 64;
@@ -152,7 +152,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        super::{Document, Problems, node::parse_yaml},
+        super::{Document, Problems, parse_yaml},
         *,
     };
 

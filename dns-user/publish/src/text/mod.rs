@@ -5,15 +5,18 @@
 //! remedy.
 
 mod json;
-mod node;
-mod reader;
 
-use std::{cell::RefCell, fmt, sync::Arc};
+use std::{
+    cell::RefCell,
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
-use serde::{Deserialize, Serialize};
-
-pub use node::{Document, Member, Node, Value, documents, parse};
-pub use reader::{Fields, Reader, remedy_for_unknown};
+use serde::{
+    Deserialize, Serialize,
+    de::{Deserializer, MapAccess, SeqAccess, Visitor},
+};
+use serde_saphyr::Spanned;
 
 /// A problem in a document. `Display` writes `file:line: path: reason; remedy`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -76,6 +79,428 @@ impl Problems {
     /// Returns all problems in the order of discovery.
     pub fn into_vec(self) -> Vec<Problem> {
         self.found.into_inner()
+    }
+}
+
+/// A node with its path and problem list.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    node: &'a Node,
+    path: String,
+    problems: &'a Problems,
+}
+
+/// The members of a map, each read at most once.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    map: Reader<'a>,
+    rest: Vec<&'a Member>,
+}
+
+impl<'a> Reader<'a> {
+    /// Creates a reader of a document's root.
+    pub fn root(node: &'a Node, problems: &'a Problems) -> Self {
+        Self { node, path: String::new(), problems }
+    }
+
+    /// Returns the unconverted value.
+    pub fn value(&self) -> &'a Value {
+        &self.node.value
+    }
+
+    /// Returns the line in the file, from 1.
+    pub fn line(&self) -> u64 {
+        self.node.line
+    }
+
+    /// Returns the problem list of this document.
+    pub fn problems(&self) -> &'a Problems {
+        self.problems
+    }
+
+    /// Reports a problem at this node.
+    pub fn problem(&self, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.problems.add(self.node.line, &self.path, reason, remedy);
+    }
+
+    /// Returns whether the value is null.
+    pub fn is_null(&self) -> bool {
+        self.node.value == Value::Null
+    }
+
+    /// Returns a text; reports any other type.
+    pub fn text(&self) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Text(text) => Some(text),
+            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => {
+                self.problem(
+                    format!("{} instead of text", self.found()),
+                    format!("put it in quotes: \"{}\"", self.scalar()),
+                );
+                None
+            }
+            _ => self.expected("text"),
+        }
+    }
+
+    /// Returns a non-empty text.
+    pub fn filled_text(&self) -> Option<&'a str> {
+        let text = self.text()?;
+        if text.trim().is_empty() {
+            self.problem("it is empty", "set a value, or remove the member");
+            return None;
+        }
+        Some(text)
+    }
+
+    /// Returns the value if it is a boolean.
+    pub fn boolean(&self) -> Option<bool> {
+        match self.node.value {
+            Value::Bool(value) => Some(value),
+            _ => self.expected("true or false"),
+        }
+    }
+
+    /// Returns an integer within a range.
+    pub fn integer<T>(&self, range: std::ops::RangeInclusive<T>) -> Option<T>
+    where
+        T: Copy + TryFrom<i128> + PartialOrd + fmt::Display,
+    {
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        let Value::Integer(value) = self.node.value else { return self.expected(&wanted) };
+        match T::try_from(value) {
+            Ok(number) if range.contains(&number) => Some(number),
+            _ => {
+                self.problem(format!("{value} is out of range"), format!("give {wanted}"));
+                None
+            }
+        }
+    }
+
+    /// Returns the items of a list; reports any other type.
+    pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Reader<'a>> + use<'a>> {
+        let Value::List(items) = &self.node.value else { return self.expected("a list") };
+        let (path, problems) = (self.path.clone(), self.problems);
+        Some(items.iter().enumerate().map(move |(index, node)| Reader {
+            node,
+            path: format!("{path}[{index}]"),
+            problems,
+        }))
+    }
+
+    /// Returns the members of a map; reports any other type.
+    pub fn fields(&self) -> Option<Fields<'a>> {
+        let Value::Map(members) = &self.node.value else { return self.expected("a map") };
+        Some(Fields { map: self.clone(), rest: members.iter().collect() })
+    }
+
+    /// Reports an unexpected value.
+    fn expected<T>(&self, wanted: &str) -> Option<T> {
+        self.problem(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"));
+        None
+    }
+
+    fn found(&self) -> String {
+        match &self.node.value {
+            Value::Null => "nothing".to_owned(),
+            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => self.scalar(),
+            Value::Text(text) => format!("the text {:?}", shortened(text)),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+        }
+    }
+
+    /// Formats a scalar as text.
+    fn scalar(&self) -> String {
+        match &self.node.value {
+            Value::Bool(value) => value.to_string(),
+            Value::Integer(value) => value.to_string(),
+            Value::Float(value) => value.to_string(),
+            Value::Text(text) => text.clone(),
+            Value::Null | Value::List(_) | Value::Map(_) => String::new(),
+        }
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// Returns the map itself, for problems that concern it.
+    pub fn map(&self) -> &Reader<'a> {
+        &self.map
+    }
+
+    /// Takes a member; null counts as absent.
+    pub fn optional(&mut self, name: &str) -> Option<Reader<'a>> {
+        let index = self.rest.iter().position(|member| member.name == name)?;
+        let member = self.rest.remove(index);
+        let reader = self.reader(member);
+        (!reader.is_null()).then_some(reader)
+    }
+
+    /// Takes a member; reports its absence.
+    pub fn required(&mut self, name: &str) -> Option<Reader<'a>> {
+        let found = self.optional(name);
+        if found.is_none() {
+            self.map.problem(format!("member {name:?} is missing"), format!("add {name:?}"));
+        }
+        found
+    }
+
+    /// Takes all remaining members.
+    pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
+        let rest = std::mem::take(&mut self.rest);
+        rest.into_iter().map(|member| (member.name.as_str(), self.reader(member))).collect()
+    }
+
+    /// Reports remaining members as unknown. `known` lists the allowed ones for the remedy.
+    pub fn finish(mut self, known: &[&str]) {
+        for (name, reader) in self.others() {
+            reader.problem(format!("unknown member {name:?}"), remedy_for_unknown(name, known));
+        }
+    }
+
+    fn reader(&self, member: &'a Member) -> Reader<'a> {
+        let mut path = self.map.path.clone();
+        if !path.is_empty() {
+            path.push('.');
+        }
+        // Writing to a String cannot fail.
+        let _ = write!(path, "{}", member.name);
+        // A problem is reported at the member's name even if the value begins on a later line.
+        Reader { node: &member.node, path, problems: self.map.problems }
+    }
+}
+
+/// Returns a remedy that suggests the known name closest to an unknown one.
+pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
+    let lower = name.to_lowercase();
+    let near = known.iter().map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word)).min();
+    match near {
+        Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
+            format!("did you mean {word:?}? If not, remove it")
+        }
+        _ if known.len() <= 12 => format!("remove it; known members are {}", known.join(", ")),
+        _ => "remove it".to_owned(),
+    }
+}
+
+/// Returns the beginning of a text, for messages.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A value and its line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Line in the file, from 1: of the value, or of its name in a map.
+    pub line: u64,
+    /// Parsed value, a scalar or a collection.
+    pub value: Value,
+}
+
+/// A value of YAML's core schema, which includes JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `null`, `~`, or an empty value.
+    Null,
+    /// The plain scalars `true` and `false`.
+    Bool(bool),
+    /// A number without fraction or exponent.
+    Integer(i128),
+    /// A number with fraction or exponent.
+    Float(f64),
+    /// Quoted text, or any other plain scalar.
+    Text(String),
+    /// Items in the order of the text.
+    List(Vec<Node>),
+    /// Members in the order of the text.
+    Map(Vec<Member>),
+}
+
+/// A member of a map.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Name of the member.
+    pub name: String,
+    /// Line of the name.
+    pub line: u64,
+    /// Value of the member, with its position.
+    pub node: Node,
+}
+
+/// One document of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Document<'a> {
+    /// First line in the file, from 1.
+    pub line: u64,
+    /// Text of this document only.
+    pub text: &'a str,
+}
+
+/// Splits a file at its `---` lines, skipping documents without content.
+///
+/// A syntax error therefore affects only its document.
+pub fn documents(text: &str) -> Vec<Document<'_>> {
+    let mut found = Vec::new();
+    let (mut start, mut first, mut line, mut at) = (0, 1, 0, 0);
+    for piece in text.split_inclusive('\n') {
+        line += 1;
+        let end = at + piece.len();
+        let marker = piece.trim_end();
+        if marker == "---" || marker.starts_with("--- ") {
+            found.push(Document { line: first, text: &text[start..at] });
+            // Text after the marker belongs to the document.
+            (start, first) = (at + 3, line);
+        } else if marker == "..." {
+            found.push(Document { line: first, text: &text[start..at] });
+            (start, first) = (end, line + 1);
+        }
+        at = end;
+    }
+    found.push(Document { line: first, text: &text[start..] });
+    found.retain(|document| {
+        document.text.lines().map(str::trim).any(|line| !line.is_empty() && !line.starts_with('#'))
+    });
+    found
+}
+
+/// Parses one document; reports the reason if it is unreadable.
+pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
+    json::parse(document.text, document.line).or_else(|| parse_yaml(document, problems))
+}
+
+/// Parses one document with the parser of YAML.
+fn parse_yaml(document: Document<'_>, problems: &Problems) -> Option<Node> {
+    // Without aliases, every event takes an octet of the text; a file may have 100,000 endpoints.
+    let most = document.text.len().max(1_000);
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_events: most, max_nodes: most },
+    };
+    match serde_saphyr::from_str_with_options::<Tree>(document.text, options) {
+        Ok(Tree(node)) => Some(shift(node, document.line - 1)),
+        Err(error) => {
+            let line = error.location().map_or(1, |location| location.line());
+            let reason = error.without_snippet().to_string();
+            problems.add(
+                document.line - 1 + line.max(1),
+                "",
+                format!("not valid YAML or JSON: {}", reason.lines().next().unwrap_or_default()),
+                "correct the syntax at this line",
+            );
+            None
+        }
+    }
+}
+
+/// Adds an offset to all lines of a tree.
+fn shift(mut node: Node, by: u64) -> Node {
+    if by > 0 {
+        shift_in_place(&mut node, by);
+    }
+    node
+}
+
+fn shift_in_place(node: &mut Node, by: u64) {
+    node.line += by;
+    match &mut node.value {
+        Value::List(items) => items.iter_mut().for_each(|item| shift_in_place(item, by)),
+        Value::Map(members) => {
+            for member in members {
+                member.line += by;
+                shift_in_place(&mut member.node, by);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) | Value::Text(_) => {}
+    }
+}
+
+/// A [`Node`] that serde can deserialize.
+struct Tree(Node);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = Spanned::<Bare>::deserialize(deserializer)?;
+        Ok(Self(Node { line: spanned.referenced.line(), value: spanned.value.0 }))
+    }
+}
+
+/// A [`Value`] that serde can deserialize.
+struct Bare(Value);
+
+impl<'de> Deserialize<'de> for Bare {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BareVisitor)
+    }
+}
+
+struct BareVisitor;
+
+impl<'de> Visitor<'de> for BareVisitor {
+    type Value = Bare;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value of YAML or JSON")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Bare, E> {
+        Ok(Bare(Value::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value.into())))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value.into())))
+    }
+
+    fn visit_i128<E>(self, value: i128) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value)))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Bare, E> {
+        Ok(Bare(Value::Float(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Bare, E> {
+        Ok(Bare(Value::Text(value.to_owned())))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Bare, E> {
+        Ok(Bare(Value::Text(value)))
+    }
+
+    fn visit_unit<E>(self) -> Result<Bare, E> {
+        Ok(Bare(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Bare, E> {
+        Ok(Bare(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Bare, D::Error> {
+        Bare::deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Bare, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Tree(node)) = items.next_element()? {
+            list.push(node);
+        }
+        Ok(Bare(Value::List(list)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Bare, A::Error> {
+        let mut members = Vec::new();
+        // The position of a name costs as much as the name, so a value does not have another one.
+        while let Some((name, Bare(value))) = entries.next_entry::<Spanned<String>, Bare>()? {
+            let line = name.referenced.line();
+            members.push(Member { line, name: name.value, node: Node { line, value } });
+        }
+        Ok(Bare(Value::Map(members)))
     }
 }
 

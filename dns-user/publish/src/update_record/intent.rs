@@ -214,7 +214,6 @@ impl IntentOutcome {
     }
 }
 
-/// Returns the record sets of a name with these addresses.
 fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<Vec<Record>, String> {
     let owner = Name::parse(name).map_err(|error| error.to_string())?;
     if addresses.is_empty() {

@@ -172,12 +172,10 @@ pub const PARAMETERS: &[Parameter] = &[
         .with_effect(Fixed("has no effect here: zones are always listed by AXFR, signed if there is a key")),
 ];
 
-/// Returns a parameter that the publisher uses.
 const fn used(group: Group, name: &'static str, kind: Kind) -> Parameter {
     Parameter { name, group, kind, default: None, effect: Used }
 }
 
-/// Returns a general parameter with another effect.
 const fn general(name: &'static str, kind: Kind, effect: Effect) -> Parameter {
     Parameter { name, group: General, kind, default: None, effect }
 }

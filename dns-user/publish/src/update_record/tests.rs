@@ -24,7 +24,6 @@ fn record(provider: &str, parameters: Value) -> Result<UpdateRecord, Vec<String>
     read(&body.to_string(), UpdateRecord::read)
 }
 
-/// Returns the general parameters of the document's example.
 fn general_example() -> Value {
     json!({
         "contour-load-balancer": "heptio-contour/contour", "fqdn-template": "template",

@@ -12,7 +12,7 @@ use std::{
 
 use dns_publish::{
     engine::Engine,
-    ownership::{Mapper, Registry, text},
+    ownership::{self, Mapper, Registry},
     plan::{Desired, Reason, Rules},
     provider::{
         Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility,
@@ -143,7 +143,7 @@ fn record_of(line: &str) -> Option<Record> {
 }
 
 fn is_owner_record(record: &Record) -> bool {
-    record.targets.first().is_some_and(|target| text::parse(target.as_str()).is_some())
+    record.targets.first().is_some_and(|target| ownership::parse_labels(target.as_str()).is_some())
 }
 
 /// Returns an engine on the zones of a case, its wishes, and the lines that it will send.
@@ -170,7 +170,7 @@ fn prepare(case: &Value, fault: Fault) -> (Engine, Desired, Sent) {
         let zone = zones.iter().filter(|zone| record.name.is_within(zone));
         let Some(zone) = zone.max_by_key(|zone| zone.labels().count()) else { continue };
         let owner = Mapper::default().owner_name(&record.name, record.record_type, zone).unwrap();
-        let target = Target::text(text::write(&Labels::of("me", "")).as_bytes());
+        let target = Target::text(ownership::write_labels(&Labels::of("me", "")).as_bytes());
         let model = models.get_mut(zone.as_str()).unwrap();
         for record in [Record { ttl: record.ttl, ..Record::new(owner, RecordType::TXT, [target]) }, record] {
             model.0.insert(record.key(), record);

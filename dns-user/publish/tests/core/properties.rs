@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use dns_publish::{
     guard::{self, Scale},
-    ownership::{Mapper, Registry, text},
+    ownership::{self, Cipher, Mapper, Registry},
     plan::{self, Desired, Plan, Rules},
     record::{Labels, Name, Record, RecordType, Target},
 };
@@ -80,7 +80,7 @@ fn registries() -> impl Strategy<Value = Registry> {
     let encrypted = prop::option::of(Just("kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"));
     (prop::sample::select(affixes), encrypted).prop_map(|((prefix, suffix), key)| Registry {
         mapper: Mapper::new(prefix, suffix, "").unwrap(),
-        cipher: key.map(|key| dns_publish::ownership::Cipher::new(key).unwrap()),
+        cipher: key.map(|key| Cipher::new(key).unwrap()),
     })
 }
 
@@ -99,7 +99,7 @@ fn build(registry: &Registry, records: &[(Record, Holder)], old_form: bool) -> Z
         // Without an affix the older form is a TXT record of the same name.
         let old = registry.mapper.old_owner_name(&record.name).filter(|_| is_old);
         let name = old.filter(|_| registry.mapper != Mapper::default()).unwrap_or_else(current);
-        let target = Target::text(text::write(&Labels::of(owner, "")).as_bytes());
+        let target = Target::text(ownership::write_labels(&Labels::of(owner, "")).as_bytes());
         let owner_record = Record { ttl: Some(60), ..Record::new(name, RecordType::TXT, [target]) };
         zone.0.insert(owner_record.key(), owner_record);
     }
@@ -215,7 +215,7 @@ proptest! {
     fn any_text_parses_without_panic(text in ".*", number in 0_u16..70) {
         let _ = Name::parse(&text);
         let _ = Target::parse(RecordType(number), &text);
-        let _ = text::parse(&text);
+        let _ = ownership::parse_labels(&text);
     }
 }
 

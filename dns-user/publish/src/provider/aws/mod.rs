@@ -4,10 +4,8 @@
 //! and creating the new one in one batch is a compare-and-set.
 
 mod api;
-mod batch;
 mod sets;
 mod sign;
-mod xml;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,18 +18,14 @@ use tokio::time::Instant;
 
 pub use self::sign::Credentials;
 use self::{
-    api::{Api, CallError},
-    batch::{Changes, MAX_CHANGES},
-    xml::Element,
+    api::{Api, CallError, Element},
+    sets::{Changes, MAX_CHANGES},
 };
 use super::{
     Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, TransactionResult,
     Visibility, Zone, send_groups,
 };
-use crate::{
-    domain::DomainFilter,
-    record::{Key, Name, Record, RecordType},
-};
+use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
 /// Number of zones in one request for tags.
 const TAGS_PER_CALL: usize = 10;
@@ -80,7 +74,7 @@ pub struct Settings {
     /// Certificates for the connection to AWS.
     pub files: TlsFiles,
     /// Timeout of a response.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Settings {
@@ -150,7 +144,7 @@ impl Settings {
             evaluate_health: parameters.text("aws-evaluate-target-health") != Some("false")
                 && !parameters.flag("no-aws-evaluate-target-health")?,
             files: TlsFiles::from_parameters(parameters)?,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         })
     }
 }
@@ -355,7 +349,7 @@ impl GroupSender for Sender<'_> {
     type Item = Changes;
 
     fn fitting(&self, transactions: &[Changes]) -> usize {
-        batch::fitting(transactions, self.aws.settings.batch_size)
+        sets::fitting(transactions, self.aws.settings.batch_size)
     }
 
     async fn send(&mut self, group: &[Changes]) -> TransactionResult {
@@ -363,7 +357,7 @@ impl GroupSender for Sender<'_> {
             tokio::time::sleep_until(last + self.aws.settings.batch_interval).await;
         }
         let path = format!("hostedzone/{}/rrset", self.zone);
-        let result = self.aws.api.post(&path, &batch::request(group)).await;
+        let result = self.aws.api.post(&path, &sets::request(group)).await;
         self.aws.last_batch = Some(Instant::now());
         match result {
             Ok(_) => TransactionResult::Applied,

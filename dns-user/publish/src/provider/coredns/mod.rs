@@ -5,7 +5,6 @@
 //! only, never a prefix.
 
 mod etcd;
-mod value;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,10 +13,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 
-use self::{
-    etcd::{Etcd, EtcdKey, Operation, Txn},
-    value::{Service, key_of, name_of},
-};
+use self::etcd::{Etcd, EtcdKey, Operation, Service, Txn, key_of, name_of};
 use super::{
     Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
     TransactionResult, Visibility, Zone, send_groups,
@@ -49,7 +45,7 @@ pub struct Settings {
     /// Certificates for the connection to etcd.
     pub files: TlsFiles,
     /// Timeout of a response.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Settings {
@@ -89,7 +85,7 @@ impl Settings {
             user,
             strict_owner,
             files,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         })
     }
 }
