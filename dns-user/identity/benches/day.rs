@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use dns_identity::{
-    ca_files::CaFiles,
+    authority::CaFiles,
     keys::{KeyType, PrivateKey},
     pool::{KeyPool, Priority},
     profile::Container,

@@ -1,15 +1,18 @@
-//! The certificate authority: verified when loaded, then issues certificates.
+//! The certificate authority: its files are verified when loaded and reloaded when they change; then it issues
+//! certificates.
 //!
 //! The reference performs none of these checks and issues certificates that peers reject.
 
 use std::{
     collections::HashSet,
-    fmt,
+    fmt, io,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use aws_lc_rs::digest;
+use dns_kit::files::{FileStamp, bounded};
 use rustls::{RootCertStore, server::WebPkiClientVerifier};
 use rustls_pki_types::{
     CertificateDer, UnixTime,
@@ -17,6 +20,7 @@ use rustls_pki_types::{
 };
 use serde::{Deserialize, Serialize};
 use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
+use zeroize::Zeroizing;
 
 use crate::{
     certificate::{self, Issuer, Standing, Validity, moment, seconds},
@@ -353,4 +357,65 @@ fn key_identifier<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> 
         ParsedExtension::SubjectKeyIdentifier(identifier) if !identifier.0.is_empty() => Some(identifier.0),
         _ => None,
     })
+}
+
+/// PEM files of a CA.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct CaFiles {
+    /// PEM file of the CA certificate, followed by its chain
+    #[arg(long = "ca", value_name = "FILE")]
+    pub certificate: PathBuf,
+    /// PEM file of the CA's private key: PKCS#1, SEC1 or PKCS#8
+    #[arg(long = "ca-key", value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// A CA that cannot be used.
+#[derive(Debug)]
+pub struct CaError(Vec<(PathBuf, String)>);
+
+impl CaError {
+    pub(crate) fn of(path: &Path, problem: String) -> Self {
+        Self(vec![(path.to_owned(), problem)])
+    }
+}
+
+impl fmt::Display for CaError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (path, problem)) in self.0.iter().enumerate() {
+            let separator = if number > 0 { "\n" } else { "" };
+            write!(out, "{separator}{}: {problem}", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CaError {}
+
+/// Stamps of certificate and key; `None` for a missing file.
+pub type Stamps = [Option<FileStamp>; 2];
+
+impl CaFiles {
+    /// Loads and checks the CA; the error lists every fault with its file.
+    pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
+        let read = |path: &Path| {
+            let failed = |error: io::Error| CaError::of(path, format!("{error}; choose a readable PEM file"));
+            bounded::read(path).map(Zeroizing::new).map_err(failed)
+        };
+        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
+        let with_path = |fault: Fault| {
+            let path = match fault {
+                Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
+                _ => &self.certificate,
+            };
+            (path.clone(), fault.to_string())
+        };
+        Authority::parse(&certificate, &key, now)
+            .map_err(|faults| CaError(faults.into_iter().map(with_path).collect()))
+    }
+
+    /// Returns the stamps of both files.
+    pub fn stamps(&self) -> Stamps {
+        [&self.certificate, &self.key].map(FileStamp::of)
+    }
 }

@@ -17,8 +17,7 @@ use dns_kit::files::bounded;
 use x509_parser::prelude::{GeneralName, X509Certificate};
 
 use crate::{
-    authority::{Fault, certificates, date, inspect, parse_all, validity},
-    ca_files::CaFiles,
+    authority::{CaFiles, Fault, certificates, date, inspect, parse_all, validity},
     certificate::Standing,
     folder::read_pair,
     keys::PrivateKey,

@@ -75,7 +75,6 @@ pub struct FolderError {
     pub cause: io::Error,
 }
 
-/// Returns the remedy for a file system error.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space or enlarge the file system",

@@ -18,7 +18,6 @@
 //! * [`check`], [`metrics`], and the command line, [`main`].
 
 pub mod authority;
-pub mod ca_files;
 pub mod certificate;
 pub mod check;
 mod cli;
@@ -26,7 +25,6 @@ pub mod control;
 pub mod descriptions;
 pub mod fleet;
 pub mod folder;
-mod guard;
 pub mod keys;
 pub mod manifest;
 pub mod metrics;

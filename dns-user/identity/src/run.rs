@@ -12,7 +12,7 @@ use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
 
 use crate::{
-    ca_files::CaFiles,
+    authority::CaFiles,
     control::{self, Command, Reply},
     descriptions::Descriptions,
     folder::{lock, make_folders},

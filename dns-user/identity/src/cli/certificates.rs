@@ -1,23 +1,28 @@
-//! `issue`, `check`, `token` and `confirm-removals`.
+//! `issue`, `check`, `san`, `token` and `confirm-removals`.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     path::PathBuf,
     process::ExitCode,
     time::{Duration, SystemTime},
 };
 
 use anyhow::Context;
+use dns_core::{catalog::Snapshot, link_address::canonical};
 
 use crate::{
-    ca_files::CaFiles,
+    authority::CaFiles,
     certificate::Validity,
-    check::{self, Findings, snapshot},
+    check::{self, Findings, snapshot, unresolved},
     control::{self, Command, Reply},
     descriptions::read_any,
     fleet::state::StateFolder,
     folder::{IdentityFolder, Pair},
     keys::PrivateKey,
+    manifest::{self, Provider},
     run::LeafOptions,
+    san::{Ids, Link, Names},
 };
 
 #[derive(Debug, clap::Args)]
@@ -174,4 +179,164 @@ impl ConfirmRemovals {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("provider").required(true)
+    .args(["instance_group", "link", "manual", "manifest"]))]
+pub(super) struct San {
+    /// BOSH manifest; prints the names for each variable of type certificate
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+    /// Deployment of the provider
+    #[arg(long, value_name = "NAME", default_value = "")]
+    deployment: String,
+    /// Instance group of the provider
+    #[arg(long, value_name = "NAME", requires = "deployment")]
+    instance_group: Option<String>,
+    /// Link of the provider, as NAME-TYPE (use_link_dns_names); needs the ids
+    #[arg(long, value_name = "NAME-TYPE", requires_all = ["network_id", "group_id"])]
+    link: Option<String>,
+    /// Address of a manual link
+    #[arg(long, value_name = "NAME")]
+    manual: Option<String>,
+    /// Network of the provider
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    network: String,
+    /// Domain that the names end in
+    #[arg(long, value_name = "NAME", default_value = "bosh")]
+    domain: String,
+    /// Id of the network, for the short form
+    #[arg(long, value_name = "ID", requires = "group_id")]
+    network_id: Option<u64>,
+    /// Id of the group, for the short form
+    #[arg(long, value_name = "ID", requires = "network_id")]
+    group_id: Option<u64>,
+    /// With --manifest: ids of a link's provider that --records does not contain, for short names; repeatable
+    #[arg(long, value_name = "LINK=NETWORK-ID/GROUP-ID", requires = "manifest", value_parser = parse_ids)]
+    ids: Vec<(String, Ids)>,
+    /// Put `*` in place of the first label
+    #[arg(long)]
+    wildcard: bool,
+    /// The fleet's records.json; reports names that no instance has
+    #[arg(long, value_name = "FILE")]
+    records: Option<PathBuf>,
+    /// Alias file of the fleet; repeatable
+    #[arg(long, value_name = "FILE", requires = "records")]
+    aliases: Vec<PathBuf>,
+    /// Exit with code 1 if a name does not resolve
+    #[arg(long, requires = "records")]
+    strict: bool,
+}
+
+impl San {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let fleet = match &self.records {
+            Some(records) => Some(snapshot(records, &self.aliases)?),
+            None => None,
+        };
+        let mut missing = false;
+        if let Some(path) = &self.manifest {
+            let named = || path.display().to_string();
+            let text = fs::read_to_string(path).with_context(named)?;
+            let find_ids = |link: &str, provider: &Provider| match self.ids.iter().find(|(of, _)| of == link)
+            {
+                Some((_, ids)) => Ok(*ids),
+                None => recorded_ids(fleet.as_ref(), link, provider),
+            };
+            for variable in manifest::variables(&text, &self.domain, &find_ids).with_context(named)? {
+                print_variable(&variable);
+                missing |= report(fleet.as_ref(), &variable.names);
+            }
+        } else {
+            let name = self.link().name(self.wildcard)?;
+            println!("{name}");
+            missing = report(fleet.as_ref(), &Names { dns: vec![name], ..Names::default() });
+        }
+        Ok(if missing && self.strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    fn link(&self) -> Link {
+        if let Some(address) = &self.manual {
+            return Link::Manual(address.clone());
+        }
+        let ids = self.network_id.zip(self.group_id);
+        let group = self.instance_group.as_ref().or(self.link.as_ref());
+        Link::Group {
+            instance_group: group.cloned().unwrap_or_default(),
+            network: self.network.clone(),
+            deployment: self.deployment.clone(),
+            domain: self.domain.clone(),
+            ids: ids.map(|(network, group)| Ids { network, group }),
+        }
+    }
+}
+
+/// Parses `LINK=NETWORK-ID/GROUP-ID`.
+fn parse_ids(text: &str) -> Result<(String, Ids), String> {
+    let parse = || {
+        let (link, ids) = text.split_once('=')?;
+        let (network, group) = ids.split_once('/')?;
+        Some((link.to_owned(), Ids { network: network.parse().ok()?, group: group.parse().ok()? }))
+    };
+    parse().ok_or_else(|| "use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7".to_owned())
+}
+
+/// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
+/// of its instances, so an instance in several groups yields no result.
+fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
+    let remedy = format!("add the ids: --ids {link}=NETWORK-ID/GROUP-ID");
+    let fleet = fleet.ok_or_else(|| {
+        format!("short names need ids, which a manifest does not contain; use --records, or {remedy}")
+    })?;
+    let Provider { instance_group, network, deployment, uses_link_group } = provider;
+    let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
+    let mut networks = BTreeSet::new();
+    let mut groups = BTreeSet::new();
+    for row in fleet.instances().filter(|row| {
+        is_same(row.instance_group, instance_group)
+            && is_same(row.network, network)
+            && is_same(row.deployment, deployment)
+    }) {
+        networks.extend(row.network_id.parse::<u64>());
+        groups.extend(row.group_ids().filter_map(|group| group.parse::<u64>().ok()));
+    }
+    let (networks, groups): (Vec<u64>, Vec<u64>) =
+        (networks.into_iter().collect(), groups.into_iter().collect());
+    match (&networks[..], &groups[..]) {
+        ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
+        ([], _) | (_, []) => Err(format!(
+            "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or {remedy}"
+        )),
+        _ => Err(format!(
+            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not \
+             show which group belongs to the link; {remedy}"
+        )),
+    }
+}
+
+fn print_variable(variable: &manifest::Variable) {
+    println!("{}", variable.name);
+    let Names { common_name, dns, addresses } = &variable.names;
+    if let Some(name) = common_name {
+        println!("  CN   {name}");
+    }
+    for name in dns {
+        println!("  DNS  {name}");
+    }
+    for address in addresses {
+        println!("  IP   {address}");
+    }
+}
+
+/// Prints the names that do not resolve; returns whether there are any.
+fn report(fleet: Option<&Snapshot>, names: &Names) -> bool {
+    let Some(fleet) = fleet else { return false };
+    let mut dns = names.dns.clone();
+    dns.extend(names.common_name.iter().filter(|name| name.contains('.') && !name.contains(' ')).cloned());
+    let missing = unresolved(fleet, &dns, &names.addresses);
+    for name in &missing {
+        println!("warning: {name}");
+    }
+    !missing.is_empty()
 }

@@ -1,7 +1,6 @@
 //! The command line. Exit codes: 0 success; 1 failure or findings; 2 the call is not understood.
 
 mod certificates;
-mod names;
 
 use std::{
     io::{self, IsTerminal},
@@ -14,7 +13,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use dns_kit::command_line;
 
 use crate::{
-    control::{self, Command as Order, Reply},
+    control::{self, Command as ControlCommand, Reply},
     descriptions::read_any,
     fleet::{
         agent::{self, AgentOptions},
@@ -50,7 +49,7 @@ enum Command {
     /// Show all identities of a running rotator; exit with code 1 if a renewal failed or a description has no identity
     Status(Status),
     /// Print the names of link providers for certificates
-    San(names::San),
+    San(certificates::San),
     /// Issue certificates to the agents of a fleet
     Issuer(Box<IssuerOptions>),
     /// Create a bootstrap token for one instance
@@ -113,10 +112,10 @@ impl Command {
             Self::Run(options) => block_on(run::run(*options)),
             Self::Issue(issue) => issue.run(),
             Self::Check(check) => check.run(),
-            Self::Create(describe) => describe.send(|container| Order::Create { container }),
-            Self::Update(describe) => describe.send(|container| Order::Update { container }),
+            Self::Create(describe) => describe.send(|container| ControlCommand::Create { container }),
+            Self::Update(describe) => describe.send(|container| ControlCommand::Update { container }),
             Self::Destroy(Destroy { control, guid }) => {
-                done(control::send(&control, &Order::Destroy { guid: Guid::try_from(guid)? })?)
+                done(control::send(&control, &ControlCommand::Destroy { guid: Guid::try_from(guid)? })?)
             }
             Self::Status(status) => status.run(),
             Self::San(san) => san.run(),
@@ -124,7 +123,7 @@ impl Command {
             Self::Token(token) => token.run(),
             Self::ConfirmRemovals(confirm) => confirm.run(),
             Self::Agent(options) => block_on(agent::run(*options)),
-            Self::RotateCa(options) => block_on(rotate::run(options)),
+            Self::RotateCa(options) => block_on(rotate::rotate_ca(options)),
             Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
             Self::Completions(completions) => {
                 completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
@@ -140,7 +139,10 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
 }
 
 impl Describe {
-    fn send(self, order: impl FnOnce(crate::profile::Container) -> Order) -> anyhow::Result<ExitCode> {
+    fn send(
+        self,
+        order: impl FnOnce(crate::profile::Container) -> ControlCommand,
+    ) -> anyhow::Result<ExitCode> {
         let Self { control, description } = self;
         let container = read_any(&description).with_context(|| description.display().to_string())?;
         done(control::send(&control, &order(container))?)
@@ -157,7 +159,7 @@ fn done(reply: Reply) -> anyhow::Result<ExitCode> {
 impl Status {
     fn run(self) -> anyhow::Result<ExitCode> {
         let Self { control, json } = self;
-        let status = match control::send(&control, &Order::Status)? {
+        let status = match control::send(&control, &ControlCommand::Status)? {
             Reply::Status(status) => status,
             Reply::Error(problem) => anyhow::bail!(problem),
             Reply::Done => anyhow::bail!("the rotator did not return its status"),

@@ -30,17 +30,15 @@ use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
 
 use super::{
-    policy,
     protocol::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
     state::{IssuerFacts, MembersFile, StateFolder},
     trust::Trust,
 };
 use crate::{
-    authority::{self, Authority, Fingerprint, certificates},
-    ca_files::CaFiles,
+    authority::{self, Authority, CaFiles, Fingerprint, certificates},
     certificate::{SigningRequest, Validity, seconds},
     check::snapshot,
-    guard::Guard,
+    descriptions::RemovalGuard,
     keys::{KeyType, PrivateKey},
     metrics::{self, Exposition, no_labels},
     profile::Profile,
@@ -127,7 +125,7 @@ struct Shared {
     fleet_stamp: Option<FileStamp>,
     /// New records that are not in use yet.
     pending: Option<Arc<Fleet>>,
-    guard: Guard,
+    guard: RemovalGuard,
     members: Members,
     /// Differences of the members from the file.
     unsaved: Unsaved,
@@ -298,7 +296,7 @@ impl IssuerService {
             pending: Some(fleet.clone()),
             fleet,
             fleet_stamp,
-            guard: Guard::default(),
+            guard: RemovalGuard::default(),
             members: file.members().clone(),
             unsaved: Unsaved::Nothing,
             saved_at: now,
@@ -467,7 +465,7 @@ impl IssuerService {
             }
             (_, Some(_)) => {}
         }
-        let profile = policy::profile(&fleet.snapshot, &self.roles, request)
+        let profile = super::permitted_profile(&fleet.snapshot, &self.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
         let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
         let proved = proved.ok_or_else(|| {
@@ -515,7 +513,7 @@ impl IssuerService {
         })?;
         let mut shared = self.shared.lock();
         if !shared.fleet.ids.contains(&instance) {
-            let error = policy::Refusal::UnknownInstance(instance).to_string();
+            let error = super::NameRefusal::UnknownInstance(instance).to_string();
             return Err(refuse(StatusCode::FORBIDDEN, error));
         }
         let Report { generation, issuers, not_after } = report;

@@ -12,7 +12,10 @@ use super::{
     state::StateFolder,
     trust::{Direction, Step, Trust},
 };
-use crate::{authority::Fingerprint, ca_files::CaFiles, certificate::seconds};
+use crate::{
+    authority::{CaFiles, Fingerprint},
+    certificate::seconds,
+};
 
 /// Options of `rotate-ca`.
 #[derive(Debug, clap::Args)]
@@ -42,7 +45,7 @@ pub struct RotateOptions {
 }
 
 /// Rotates until only the target is trusted; SIGINT and SIGTERM stop it in a consistent state.
-pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
+pub async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
     let _lock = state.lock_rotation()?.context("another rotate-ca is running; wait for it or stop it")?;

@@ -26,8 +26,7 @@ use super::{
     trust::Trust,
 };
 use crate::{
-    authority::{Authority, Fingerprint},
-    ca_files::{CaError, CaFiles},
+    authority::{Authority, CaError, CaFiles, Fingerprint},
     certificate::seconds,
     folder::lock,
 };

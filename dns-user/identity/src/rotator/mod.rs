@@ -1,7 +1,6 @@
 //! Maintains the pairs of a set of identities. Time is an argument of every step, so that tests can
 //! simulate a day in seconds.
 
-mod identities;
 mod identity;
 mod trusted;
 
@@ -17,13 +16,11 @@ use serde::{Deserialize, Serialize};
 
 pub use self::identity::IdentityStatus;
 use self::{
-    identities::{Identities, REISSUE_SPREAD},
-    identity::{Contents, Identity, IssuedBy},
+    identity::{Contents, Identities, Identity, IssuedBy, REISSUE_SPREAD},
     trusted::Trusted,
 };
 use crate::{
-    authority::{Authority, Fingerprint},
-    ca_files::{CaError, CaFiles, Stamps},
+    authority::{Authority, CaError, CaFiles, Fingerprint, Stamps},
     certificate::{Validity, unix},
     folder::{FolderError, IdentityFolder, Pair, make_folders, sweep_interrupted},
     keys::KeyError,
@@ -123,7 +120,6 @@ pub enum RotatorError {
 }
 
 impl RotatorError {
-    /// Returns the label for the failure metric.
     fn reason(&self) -> &'static str {
         match self {
             Self::Profile(_) => "profile",

@@ -18,8 +18,7 @@ use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    authority::{bundle, certificates, parse_all},
-    ca_files::CaError,
+    authority::{CaError, bundle, certificates, parse_all},
     certificate::unix,
 };
 
@@ -95,7 +94,6 @@ impl Trusted {
         changed
     }
 
-    /// Returns the reason why a changed file cannot be used.
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }

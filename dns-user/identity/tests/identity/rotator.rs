@@ -11,8 +11,7 @@ use std::{
 };
 
 use dns_identity::{
-    authority::{certificates, parse_all, validity},
-    ca_files::CaFiles,
+    authority::{CaFiles, certificates, parse_all, validity},
     certificate::Validity,
     check,
     folder::{Pair, read_pair},

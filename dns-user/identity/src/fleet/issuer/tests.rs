@@ -56,12 +56,10 @@ fn options(folder: &Path) -> IssuerOptions {
     }
 }
 
-/// Returns an id as long as BOSH's.
 fn id(number: u32) -> String {
     format!("6ca2be4f-7f27-4c4a-9f1c-{number:012}")
 }
 
-/// Returns the number of bytes that this thread wrote so far.
 fn written() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
