@@ -1,10 +1,28 @@
-//! Requests to blobstores and to the publisher's API.
+//! Requests to blobstores and to the publisher's API, with the paths and signatures of a director's WebDAV
+//! blobstore.
+//!
+//! Certificates of mutual TLS are polled at every connection (`dns_kit::tls`), so a rotation needs no restart.
 
-use base64::{Engine, engine::general_purpose::STANDARD};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use bytes::Bytes;
-use dns_kit::http_client::{ClientError, HttpClient, Limits};
+use dns_core::config;
+pub use dns_kit::tls::{AcceptedName, RotatingTls, TlsError};
+use dns_kit::{
+    http_client::{ClientError, HttpClient, Limits},
+    tls::ServerVerifier,
+};
 use http_body_util::Full;
 use hyper::{Method, Request, StatusCode, header};
+use ring::{digest, hmac};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Map, Value};
 
 /// A request to a blobstore or to the publisher's API.
@@ -73,6 +91,86 @@ pub async fn send(client: &HttpClient, call: Call<'_>, limits: Limits) -> Result
     }
 }
 
+/// Files of a client's CAs, certificate and private key.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct TlsFiles {
+    /// PEM file of the CAs that the peer's certificate is verified against
+    #[arg(long = "tls-ca", value_name = "FILE")]
+    pub ca: PathBuf,
+    /// PEM file of this program's certificate
+    #[arg(long = "tls-certificate", value_name = "FILE")]
+    pub certificate: PathBuf,
+    /// PEM file of this program's private key
+    #[arg(long = "tls-key", value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// As [`TlsFiles`], where there may be none: all three or nothing.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct TlsOptions {
+    /// PEM file of the CAs that the peer's certificate is verified against
+    #[arg(long = "tls-ca", value_name = "FILE", requires_all = ["certificate", "key"])]
+    ca: Option<PathBuf>,
+    /// PEM file of this program's certificate
+    #[arg(long = "tls-certificate", value_name = "FILE", requires = "ca")]
+    certificate: Option<PathBuf>,
+    /// PEM file of this program's private key
+    #[arg(long = "tls-key", value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// Returns the files, if they are given.
+    pub fn files(self) -> Option<TlsFiles> {
+        let Self { ca, certificate, key } = self;
+        Some(TlsFiles { ca: ca?, certificate: certificate?, key: key? })
+    }
+}
+
+impl TlsFiles {
+    /// Loads the files, which are polled from then on. `purpose` is a name for logs.
+    pub fn load(&self, purpose: &'static str, server: AcceptedName) -> Result<Arc<RotatingTls>, TlsError> {
+        let Self { ca, certificate, key } = self.clone();
+        RotatingTls::load(purpose, server, &config::TlsFiles { certificate, private_key: key, ca })
+    }
+}
+
+/// Returns the configuration for connections without a client certificate, to servers of `ca`; `None`
+/// trusts no server, so that only plain `http` works.
+pub fn anonymous_client(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
+    // The provider supports the requested versions.
+    let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring speaks TLS 1.2 and 1.3");
+    let Some(ca) = ca else {
+        return Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+    };
+    let verifier = ServerVerifier::of_file(ca);
+    // A missing file is a mistake now, and tolerated later.
+    verifier.roots()?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+}
+
+/// Returns the path `<first byte of sha1(blob id) as two hexadecimal digits>/<blob id>`.
+pub fn blob_path(blob: &str) -> String {
+    let hash = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, blob.as_bytes());
+    format!("{:02x}/{blob}", hash.as_ref()[0])
+}
+
+/// Returns `signed/<path>?e=<seconds>&st=<signature>&ts=<unix time>`: a GET that is valid for
+/// `seconds` from `now`.
+pub fn signed_blob_path(secret: &str, blob: &str, now: u64, seconds: u64) -> String {
+    let path = blob_path(blob);
+    let signature = signature(secret, &path, now, seconds);
+    format!("signed/{path}?e={seconds}&st={signature}&ts={now}")
+}
+
+/// Returns the unpadded base64url of HMAC-SHA256 over method, path, time and duration.
+fn signature(secret: &str, path: &str, now: u64, seconds: u64) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    URL_SAFE_NO_PAD.encode(hmac::sign(&key, format!("GET{path}{now}{seconds}").as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -83,7 +181,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::tls;
 
     /// Starts a server for one request that answers these bytes; returns its URL and the thread,
     /// which returns the request.
@@ -107,7 +204,7 @@ mod tests {
     /// Requests a blob of at most ten bytes.
     async fn got(answer: &'static [u8], limit: Duration) -> Result<Bytes, String> {
         let (url, served) = server(answer);
-        let client = HttpClient::new(tls::anonymous_client(None).unwrap(), 0);
+        let client = HttpClient::new(anonymous_client(None).unwrap(), 0);
         let call = Call { method: Method::GET, url: &url, basic: None, headers: None, body: Bytes::new() };
         let result =
             send(&client, call, Limits { time: limit, body: 10 }).await.map_err(|error| error.to_string());
@@ -152,12 +249,27 @@ mod tests {
             headers: Some(&headers),
             body: Bytes::from_static(b"blob"),
         };
-        let client = HttpClient::new(tls::anonymous_client(None).unwrap(), 0);
+        let client = HttpClient::new(anonymous_client(None).unwrap(), 0);
         send(&client, call, Limits { time: Duration::from_secs(20), body: 10 }).await.unwrap();
         let request = tokio::task::spawn_blocking(|| served.join().unwrap()).await.unwrap();
         assert!(request.starts_with("PUT /bucket/blob?secret=1 HTTP/1.1\r\n"), "{request}");
         for line in ["authorization: Basic YWdlbnQ6cGFzc3dvcmQ=", "x-amz-meta: v", "content-length: 4"] {
             assert!(request.contains(line), "{request}");
         }
+    }
+
+    #[test]
+    fn a_path_begins_with_the_hash_of_the_id() {
+        // sha1("abc") begins with a9.
+        assert_eq!(blob_path("abc"), "a9/abc");
+    }
+
+    #[test]
+    fn a_signature_is_golden() {
+        // printf GETa9/abc1700000000900 | openssl dgst -sha256 -hmac secret -binary | basenc --base64url
+        assert_eq!(
+            signed_blob_path("secret", "abc", 1_700_000_000, 900),
+            "signed/a9/abc?e=900&st=U6ru7hxdGD515dgIX0hCDSDNBJbFNsRlEdbNlP1nuQA&ts=1700000000"
+        );
     }
 }

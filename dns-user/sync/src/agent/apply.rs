@@ -9,9 +9,8 @@ use tokio::sync::watch;
 
 use super::disk::{Disk, DiskError};
 use crate::{
-    digest::MultiDigest,
+    digest::{self, MultiDigest},
     message::{Announcement, Extra, Patch, Report, Source},
-    patch,
     store::{Store, StoreError},
 };
 
@@ -53,7 +52,7 @@ pub(super) enum ApplyError {
     Overtaken,
     /// The announced digest has an unknown form.
     #[error("checking the blob: {0}")]
-    Digest(#[from] crate::digest::DigestError),
+    Digest(#[from] digest::DigestError),
     /// The patch is malformed.
     #[error("patch: {0}")]
     Patch(String),
@@ -207,7 +206,7 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let frame = STANDARD.decode(&patch.zstd).map_err(|error| ApplyError::Patch(error.to_string()))?;
         let old = self.disk.call(|records| records.bytes()).await?;
-        let patched = tokio::task::spawn_blocking(move || patch::apply(&old, &frame, longest)).await;
+        let patched = tokio::task::spawn_blocking(move || digest::apply_patch(&old, &frame, longest)).await;
         let patched = match patched {
             Ok(patched) => patched.map_err(|error| ApplyError::Patch(error.to_string()))?,
             Err(error) => return Err(ApplyError::Patch(error.to_string())),
@@ -403,7 +402,7 @@ mod tests {
         agent.apply(&announcement(1, &dataset(1), None)).await.unwrap();
         fs::remove_file(folder.join("blob")).unwrap();
         let patch = |from: u64, old: &[u8], new: &[u8]| {
-            let zstd = STANDARD.encode(patch::make(old, new).unwrap());
+            let zstd = STANDARD.encode(digest::make_patch(old, new).unwrap());
             Some(Extra { patch: Some(Patch { from, zstd }), spread_ms: 0, size: 0 })
         };
         let fits = patch(1, &dataset(1), &dataset(2));

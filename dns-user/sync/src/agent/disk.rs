@@ -5,6 +5,7 @@
 //! newer file.
 
 use std::{
+    fmt::Write,
     fs, io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
@@ -23,7 +24,6 @@ use super::{AgentOptions, HostsMode};
 use crate::{
     dataset,
     digest::{DigestError, MultiDigest, sha256},
-    hosts,
     message::Report,
 };
 
@@ -242,7 +242,7 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
         HostsMode::Off => return Ok(()),
         HostsMode::Replaced => {
             let name = nix::unistd::gethostname().map_err(|error| wrong(error.to_string()))?;
-            hosts::replaced(&name.to_string_lossy(), records)
+            whole_hosts_file(&name.to_string_lossy(), records)
         }
         HostsMode::Block => {
             let old = match bounded::read_at_most(path, LONGEST) {
@@ -250,10 +250,124 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), D
                 Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
                 Err(error) => return Err(wrong(error.to_string())),
             };
-            hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
+            with_hosts_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
         }
     };
     let permissions = Attributes { mode: 0o644, ..Attributes::PRIVATE };
     atomic::replace(path, text.as_bytes(), permissions)?;
     Ok(())
+}
+
+/// First line of our block.
+const BLOCK_BEGIN: &str = "# BEGIN bosh-dns-sync";
+
+/// Last line of our block.
+const BLOCK_END: &str = "# END bosh-dns-sync";
+
+/// Returns the whole file as a BOSH agent writes it (observed): fixed lines, then one line per
+/// record.
+fn whole_hosts_file<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = format!(
+        "127.0.0.1 localhost {hostname}\n\n\
+         # The following lines are desirable for IPv6 capable hosts\n\
+         ::1 localhost ip6-localhost ip6-loopback {hostname}\n\
+         fe00::0 ip6-localnet\n\
+         ff00::0 ip6-mcastprefix\n\
+         ff02::1 ip6-allnodes\n\
+         ff02::2 ip6-allrouters\n\
+         ff02::3 ip6-allhosts\n"
+    );
+    add_hosts_lines(&mut text, records);
+    text
+}
+
+/// Our block in the file has no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the line `# END bosh-dns-sync` is missing; add it after the block of bosh-dns-sync")]
+struct NoEnd;
+
+/// Returns the file with our block added or replaced.
+///
+/// A block without an end is an error: the following lines may not be ours.
+fn with_hosts_block<'a>(
+    file: &str,
+    records: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<String, NoEnd> {
+    let (before, after) = match line_at(file, BLOCK_BEGIN) {
+        None => (file, ""),
+        Some(start) => {
+            let rest = &file[start..];
+            let end = line_at(rest, BLOCK_END).ok_or(NoEnd)?;
+            let after = &rest[end + BLOCK_END.len()..];
+            (&file[..start], after.strip_prefix('\n').unwrap_or(after))
+        }
+    };
+    let mut text = before.to_owned();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text.push_str(BLOCK_BEGIN);
+    text.push('\n');
+    add_hosts_lines(&mut text, records);
+    text.push_str(BLOCK_END);
+    text.push('\n');
+    text.push_str(after);
+    Ok(text)
+}
+
+/// Appends a line for each record.
+fn add_hosts_lines<'a>(text: &mut String, records: impl Iterator<Item = (&'a str, &'a str)>) {
+    for (address, name) in records {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{address} {name}");
+    }
+}
+
+/// Returns the offset of the first line that is exactly `line`.
+fn line_at(text: &str, line: &str) -> Option<usize> {
+    let mut at = 0;
+    for found in text.split_inclusive('\n') {
+        if found.trim_end() == line {
+            return Some(at);
+        }
+        at += found.len();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records() -> impl Iterator<Item = (&'static str, &'static str)> {
+        [("10.0.0.1", "a.g.n.d.bosh"), ("fd00::1", "b.g.n.d.bosh")].into_iter()
+    }
+
+    #[test]
+    fn replaced_file_is_golden() {
+        assert_eq!(
+            whole_hosts_file("vm-1", records()),
+            "127.0.0.1 localhost vm-1\n\n# The following lines are desirable for IPv6 capable hosts\n\
+             ::1 localhost ip6-localhost ip6-loopback vm-1\nfe00::0 ip6-localnet\nff00::0 ip6-mcastprefix\n\
+             ff02::1 ip6-allnodes\nff02::2 ip6-allrouters\nff02::3 ip6-allhosts\n\
+             10.0.0.1 a.g.n.d.bosh\nfd00::1 b.g.n.d.bosh\n"
+        );
+    }
+
+    #[test]
+    fn block_keeps_other_lines() {
+        let block =
+            "# BEGIN bosh-dns-sync\n10.0.0.1 a.g.n.d.bosh\nfd00::1 b.g.n.d.bosh\n# END bosh-dns-sync\n";
+        let first = with_hosts_block("127.0.0.1 localhost", records()).unwrap();
+        assert_eq!(first, format!("127.0.0.1 localhost\n{block}"));
+        let grown = format!("{first}192.0.2.1 mine\n");
+        assert_eq!(with_hosts_block(&grown, records()).unwrap(), grown);
+        let emptied = with_hosts_block(&grown, std::iter::empty()).unwrap();
+        assert_eq!(
+            emptied,
+            "127.0.0.1 localhost\n# BEGIN bosh-dns-sync\n# END bosh-dns-sync\n192.0.2.1 mine\n"
+        );
+        assert_eq!(with_hosts_block("", records()).unwrap(), block);
+        assert!(with_hosts_block("# BEGIN bosh-dns-sync\n192.0.2.1 mine\n", records()).is_err());
+    }
 }

@@ -19,9 +19,10 @@ use self::{
     disk::Disk,
 };
 use crate::{
+    LogLimit,
     bus::{Bus, BusOptions},
-    clock::{LogLimit, now_ms},
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
+    now_ms,
     store::{Store, StoreOptions},
 };
 

@@ -8,8 +8,8 @@ use dns_core::link_address::canonical;
 use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
 
 use crate::{
+    dataset::{INSTANCE_GROUP, Ids, LINK},
     distributor::state::{Folder, State},
-    ids::{INSTANCE_GROUP, Ids, LINK},
 };
 
 #[derive(Debug, Args)]
@@ -146,7 +146,6 @@ impl Group {
             .ids)
     }
 
-    /// Returns the address without criteria.
     fn name(&self, ids: &Ids) -> anyhow::Result<LinkAddress> {
         let Self { state: _, deployment, instance_group, link, network, long, domain } = self;
         let label = |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));

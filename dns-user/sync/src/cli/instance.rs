@@ -9,12 +9,11 @@ use dns_kit::http_client::{HttpClient, Limits};
 
 use crate::{
     distributor::{source::InventoryOptions, state::Folder},
-    http::{self, Call},
+    http::{self, AcceptedName, Call, TlsFiles, TlsOptions},
     inventory::{
         changes::Change,
         file::{Addresses, RawInstance},
     },
-    tls::{AcceptedName, TlsFiles, TlsOptions},
 };
 
 #[derive(Debug, Subcommand)]

@@ -19,10 +19,9 @@ use dns_kit::{
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
-    agent,
+    agent, bus,
     distributor::{self, PublishOptions, registry::Count, source::InventoryOptions, state::Folder},
-    nats_config,
-    tls::TlsFiles,
+    http::TlsFiles,
 };
 
 /// Distribute records to a fleet by the BOSH director's protocol
@@ -89,7 +88,7 @@ struct NatsConfig {
     tls: TlsFiles,
     /// Part of a certificate that identifies its user; dns-name scales to thousands of agents
     #[arg(long, value_enum, default_value_t)]
-    users_by: nats_config::UsersBy,
+    users_by: bus::UsersBy,
     /// JetStream folder, for --blobstore nats:BUCKET
     #[arg(long, value_name = "FOLDER", requires = "bucket")]
     jetstream: Option<PathBuf>,
@@ -192,7 +191,7 @@ impl NatsConfig {
         let inventory = source.load(&folder)?;
         let agents = inventory.instances.iter().filter_map(|instance| instance.agent.as_deref());
         let jetstream = jetstream.as_deref().zip(bucket.as_deref());
-        let text = nats_config::write(&listen, &tls, jetstream, users_by, agents);
+        let text = bus::nats_server_config(&listen, &tls, jetstream, users_by, agents);
         match output {
             Some(path) => {
                 let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };

@@ -8,13 +8,13 @@ use dns_core::terminal;
 
 use super::instance::call;
 use crate::{
-    clock::now_ms,
     distributor::{
         registry::{Agent, AgentRegistry, AgentState, Count},
         state::{Folder, State},
     },
+    http::TlsOptions,
     message::printable,
-    tls::TlsOptions,
+    now_ms,
 };
 
 /// `status`. The exit code is 1 unless all agents hold the version.

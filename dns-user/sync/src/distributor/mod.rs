@@ -6,9 +6,6 @@
 //! of them, so a blobstore, disk or bus that hangs delays neither announcements nor shutdown.
 
 pub mod api;
-mod local;
-mod metrics;
-mod options;
 mod plan;
 pub mod registry;
 pub mod source;
@@ -17,31 +14,39 @@ pub mod state_writer;
 mod tasks;
 
 use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::Duration,
 };
 
 use anyhow::{Context, bail};
 use async_nats::connection::State as Connection;
-use dns_kit::http_server;
+use clap::value_parser;
+use dns_kit::{
+    files::atomic::{self, Attributes},
+    http_server,
+};
 use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-pub use self::options::PublishOptions;
 use self::{
-    api::PublisherApi,
-    metrics::Metrics,
+    api::{Metrics, PublisherApi},
     plan::{Action, Now, Plan, Settings},
     registry::{AgentRegistry, AgentVersion, Count},
-    state_writer::{Job, StateEvent, StateWriter, TICK},
+    source::InventoryOptions,
+    state_writer::{Job, StateEvent, StateWriter, TICK, is_of_the_disk},
     tasks::{Done, Tasks},
 };
 use crate::{
-    bus::{Bus, BusOptions},
-    clock::{LogLimit, now_ms},
+    LogLimit,
+    bus::{Bus, BusOptions, PUBLISHER},
+    dataset::LAST_VERSION,
+    http::TlsOptions,
     message::{ASK, OURS},
-    store::{Store, unix_now},
+    now_ms,
+    store::{Store, StoreOptions, unix_now},
 };
 
 /// Maximum wait for the last write of `agents.json` at shutdown.
@@ -70,7 +75,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     return_large_buffers();
     let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
-        return local::run(&options, writer, &file).await.map(|()| true);
+        return write_locally(&options, writer, &file).await.map(|()| true);
     }
     let tls = options
         .tls
@@ -322,7 +327,6 @@ impl Distributor {
     }
 }
 
-/// Returns a random number that other parties cannot predict.
 fn random() -> u64 {
     use ring::rand::{SecureRandom, SystemRandom};
     let mut bytes = [0; 8];
@@ -338,4 +342,106 @@ fn random() -> u64 {
 #[cfg(test)]
 pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
     Metrics::new().expect("the names are valid").registry.gather()
+}
+
+/// Command-line options of the subcommand `publish`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PublishOptions {
+    /// Options that name the inventory.
+    #[command(flatten)]
+    pub source: InventoryOptions,
+    /// State folder (ids, versions, reports); keep it, and never share it between publishers
+    #[arg(long, value_name = "FOLDER")]
+    pub state: PathBuf,
+    /// Write the records to this local file, without NATS and blobstore
+    #[arg(long, value_name = "FILE", conflicts_with = "nats")]
+    pub local: Option<PathBuf>,
+    /// NATS servers, tls://HOST:PORT, separated by commas
+    #[arg(
+        long,
+        value_name = "URL",
+        value_delimiter = ',',
+        requires = "ca",
+        required_unless_present = "local"
+    )]
+    pub nats: Vec<String>,
+    /// Certificates for NATS and for the API.
+    #[command(flatten)]
+    pub tls: TlsOptions,
+    /// Options of the blobstore client.
+    #[command(flatten)]
+    pub store: StoreOptions,
+    /// Keep running, publish changes and update lagging agents
+    #[arg(long)]
+    pub watch: bool,
+    /// Without --watch: time limit for the agents, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub timeout: u64,
+    /// Start above this version; needed only if agents cannot report their versions
+    #[arg(long, value_name = "VERSION", default_value_t = 0, value_parser = value_parser!(u64).range(0..LAST_VERSION))]
+    pub above: u64,
+    /// Accept an inventory that removes up to this many instances in one version
+    #[arg(long, value_name = "INSTANCES")]
+    pub confirm_removals: Option<usize>,
+    /// Bandwidth in bytes per second, for blob downloads and for messages separately
+    #[arg(long, value_name = "BYTES", default_value_t = 125_000_000)]
+    pub bandwidth: u64,
+    /// Bytes of old datasets to keep for patches, in the state folder and in the blobstore separately
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
+    pub keep_bytes: u64,
+    /// Validity of signed links to a blob, in seconds; S3 allows at most a week
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = value_parser!(u64).range(1..=604_800))]
+    pub links_good_for: u64,
+    /// Send neither patches nor spreading hints, like a director
+    #[arg(long)]
+    pub no_patches: bool,
+    /// HTTPS API for status and changes; requires a client certificate of --tls-ca
+    #[arg(long, value_name = "ADDRESS", requires = "watch")]
+    pub api: Option<SocketAddr>,
+    /// Common names of the certificates that may use the API, separated by commas
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "api", default_value = PUBLISHER)]
+    pub api_clients: Vec<String>,
+    /// Prometheus metrics at http://ADDRESS/metrics
+    #[arg(long, value_name = "ADDRESS", requires = "watch")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Implements `publish --local`: writes the dataset to a file of this machine whenever the inventory changes,
+/// without bus or blobstore.
+async fn write_locally(options: &PublishOptions, mut writer: StateWriter, file: &Path) -> anyhow::Result<()> {
+    let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
+    atomic::sweep(file);
+    let mut ended = std::pin::pin!(dns_kit::signals::ended());
+    let mut done = false;
+    loop {
+        let written = writer.poll().map(|read| {
+            read.and_then(|_| {
+                let committed = writer.commit(options.above)?;
+                if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
+                    atomic::replace(file, &committed.bytes, permissions)?;
+                    let version = committed.made.version;
+                    tracing::info!(version, file = %file.display(), "records written");
+                }
+                Ok(())
+            })
+        });
+        match written {
+            Some(Ok(())) => done = true,
+            Some(Err(error)) if options.watch && writer.newest().is_some() => {
+                tracing::error!("cannot use the inventory; the last good version stays in use: {error:#}");
+                if is_of_the_disk(&error) {
+                    writer.retry();
+                }
+            }
+            Some(Err(error)) => return Err(error),
+            None => {}
+        }
+        if done && !options.watch {
+            return Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(TICK) => {}
+            () = &mut ended => return Ok(()),
+        }
+    }
 }

@@ -15,7 +15,7 @@ use super::{
     state_writer::Committed,
 };
 use crate::{
-    clock::LogLimit,
+    LogLimit,
     message::{self, Announcement, Extra, Patch, Reply, Report, Source},
 };
 
@@ -245,7 +245,6 @@ impl Plan {
         }
     }
 
-    /// Returns whether a version exists that the fleet can keep.
     pub(super) fn has_version(&self) -> bool {
         self.current.is_some() || self.registry.version > 0
     }
@@ -284,7 +283,6 @@ impl Plan {
         self.write_at = now + PAUSE_MS;
     }
 
-    /// Returns whether the current version is announced.
     pub(super) fn announced(&self) -> bool {
         self.commit == Commit::Idle
             && self.current.as_ref().is_some_and(|current| {
@@ -292,7 +290,6 @@ impl Plan {
             })
     }
 
-    /// Returns an agent that began to disagree since the last call.
     pub(super) fn take_disagreement(&mut self) -> Option<(String, AgentVersion)> {
         self.disagreement.take()
     }
@@ -370,7 +367,6 @@ impl Plan {
         }
     }
 
-    /// Returns the actions that are due.
     pub(super) fn step(&mut self, now: &mut Now<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         self.ask(now, &mut actions);

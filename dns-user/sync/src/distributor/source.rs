@@ -14,7 +14,6 @@ use crate::inventory::{
     Inventory, InventoryError,
     changes::{Change, Changes, Settled},
     file::{self, FileError, RawInventory},
-    nodes,
 };
 
 /// Name of the file with the changes made by command.
@@ -73,7 +72,7 @@ impl InventoryOptions {
         let bytes = bounded::read_at_most(path, LONGEST_FILE).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes);
         let read =
-            nodes::read(&text).map_err(|cause| SourceError::Inventory { path: path.clone(), cause })?;
+            file::read_nodes(&text).map_err(|cause| SourceError::Inventory { path: path.clone(), cause })?;
         if read.instances().next().is_none() {
             tracing::warn!(
                 file = %path.display(),
@@ -134,7 +133,6 @@ impl InventoryOptions {
     }
 }
 
-/// Returns the identity of files.
 pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
     let stamp = |path: &PathBuf| {
         let facts = fs::metadata(path).ok()?;

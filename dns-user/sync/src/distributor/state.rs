@@ -23,9 +23,8 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    dataset::{Dataset, LAST_VERSION},
+    dataset::{Dataset, Ids, LAST_VERSION},
     digest,
-    ids::Ids,
 };
 
 /// Number of versions kept regardless of age.

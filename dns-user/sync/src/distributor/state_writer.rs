@@ -19,11 +19,11 @@ use super::{
     state::{Folder, Made, State, StateError},
 };
 use crate::{
-    clock::now_ms,
     dataset::{self, Dataset},
+    digest,
     inventory::Inventory,
     message::Patch,
-    patch,
+    now_ms,
     store::unix_now,
 };
 
@@ -163,7 +163,6 @@ impl StateWriter {
         })
     }
 
-    /// Returns the newest version.
     pub(super) fn newest(&self) -> Option<&Made> {
         self.state.versions.last()
     }
@@ -287,7 +286,7 @@ impl StateWriter {
 
     fn patch(&self, from: u64, bytes: &Bytes) -> Option<Patch> {
         let old = self.folder.dataset(from)?;
-        let frame = patch::make(&old, bytes)
+        let frame = digest::make_patch(&old, bytes)
             .inspect_err(|error| tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}"))
             .ok()?;
         (frame.len() <= LONGEST_PATCH.min(bytes.len())).then(|| Patch { from, zstd: STANDARD.encode(frame) })

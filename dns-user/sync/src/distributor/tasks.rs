@@ -52,7 +52,6 @@ impl Tasks {
         Self { client, store, process, bandwidth: bandwidth.max(1), running, putting: None, sending: None }
     }
 
-    /// Returns the second token of the reply subjects.
     pub(super) fn process(&self) -> &str {
         &self.process
     }

@@ -201,7 +201,6 @@ fn unknown(id: &str) -> InventoryError {
     InventoryError::new(id, "the instance does not exist")
 }
 
-/// Returns an instance exactly as in the files.
 fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     files.deployments.iter().find_map(|deployment| {
         deployment.instance_groups.iter().find_map(|group| {

@@ -5,7 +5,6 @@
 
 pub mod changes;
 pub mod file;
-pub mod nodes;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -308,7 +307,6 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
 mod tests {
     use super::*;
 
-    /// Returns the validation error of an inventory.
     fn problem(yaml: &str) -> String {
         let raw = file::read(yaml.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
         Inventory::parse(raw).unwrap_err().to_string()

@@ -1,6 +1,7 @@
 //! Blobstores: a folder, WebDAV, S3, JetStream's object store.
-
-mod jetstream;
+//!
+//! JetStream's object store needs more permissions than a director grants: `nats-config
+//! --jetstream` grants agents direct reads of the bucket, but no consumers.
 
 use std::{
     fs, io,
@@ -9,6 +10,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use async_nats::jetstream::{
+    self,
+    object_store::{Config, ObjectInfo},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE};
 use bytes::Bytes;
 use dns_kit::{
     files::{
@@ -27,9 +33,7 @@ use url::Url;
 
 use crate::{
     bus::Bus,
-    dav,
     http::{self, Call, HttpError},
-    tls,
 };
 
 /// Default of `--longest-blob`, in bytes; a dataset of 10,000 instances has 2.6 MB.
@@ -114,7 +118,7 @@ enum Kind {
         credentials: Option<Credentials>,
     },
     /// JetStream's object store.
-    JetStream(jetstream::Objects),
+    JetStream(Objects),
 }
 
 /// Errors of a blobstore.
@@ -125,7 +129,7 @@ pub enum StoreError {
     Options(String),
     /// The certificates cannot be used.
     #[error(transparent)]
-    Tls(#[from] tls::TlsError),
+    Tls(#[from] http::TlsError),
     /// An HTTP request failed.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -180,7 +184,7 @@ impl Store {
             Some(path) => read_secrets(path)?,
             None => Secrets::default(),
         };
-        let tls = tls::anonymous_client(blobstore_ca.as_deref())?;
+        let tls = http::anonymous_client(blobstore_ca.as_deref())?;
         let kind = match blobstore.as_deref() {
             None => Kind::None,
             Some(text) => Kind::parse(text, secrets, bus)?,
@@ -233,7 +237,7 @@ impl Store {
                 .await
             }
             Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", dav::path(id));
+                let url = format!("{endpoint}/{}", http::blob_path(id));
                 self.http(Method::PUT, &url, Some(secrets), bytes.clone(), LONGEST_ANSWER).await.map(drop)
             }
             Kind::S3 { bucket, credentials } => {
@@ -257,7 +261,7 @@ impl Store {
                 self.in_folder(folder.join(id), read).await
             }
             Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", dav::path(id));
+                let url = format!("{endpoint}/{}", http::blob_path(id));
                 self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest).await
             }
             Kind::S3 { bucket, credentials } => {
@@ -291,7 +295,7 @@ impl Store {
                 self.in_folder(folder.join(id), remove).await
             }
             Kind::Dav { endpoint, secrets } => {
-                let url = format!("{endpoint}/{}", dav::path(id));
+                let url = format!("{endpoint}/{}", http::blob_path(id));
                 self.http(Method::DELETE, &url, Some(secrets), Bytes::new(), LONGEST_ANSWER).await.map(drop)
             }
             Kind::S3 { bucket, credentials } => {
@@ -317,7 +321,7 @@ impl Store {
         match &self.kind {
             Kind::Dav { endpoint, secrets } => {
                 let secret = secrets.signing_secret.as_ref()?;
-                let path = dav::signed_path(secret, id, now.as_secs(), good_for.as_secs());
+                let path = http::signed_blob_path(secret, id, now.as_secs(), good_for.as_secs());
                 Some(format!("{endpoint}/{path}"))
             }
             Kind::S3 { bucket, credentials } => {
@@ -354,7 +358,7 @@ impl Kind {
         let wrong = |problem: &str| StoreError::Options(format!("blobstore {text:?}: {problem}"));
         if let Some(bucket) = text.strip_prefix("nats:") {
             let bus = bus.ok_or_else(|| wrong("JetStream needs --nats"))?;
-            return Ok(Self::JetStream(jetstream::Objects::new(bus, bucket)));
+            return Ok(Self::JetStream(Objects::new(bus, bucket)));
         }
         if let Some(rest) = text.strip_prefix("s3+") {
             let url = Url::parse(rest).map_err(|error| wrong(&error.to_string()))?;
@@ -409,6 +413,91 @@ fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
 pub fn unix_now() -> Duration {
     // A clock before 1970 signs for 1970, which every store rejects.
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+#[derive(Clone, Debug)]
+struct Objects {
+    context: jetstream::Context,
+    bucket: String,
+}
+
+fn failed(error: impl std::fmt::Display) -> StoreError {
+    StoreError::JetStream(error.to_string())
+}
+
+/// Applies a timeout to a call.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(result) => result,
+        Err(_) => Err(failed(format!("not finished within {limit:?}"))),
+    }
+}
+
+impl Objects {
+    /// Refers to a bucket; each call opens it, because it may be created later.
+    fn new(bus: &Bus, bucket: &str) -> Self {
+        Self { context: jetstream::new(bus.client.clone()), bucket: bucket.to_owned() }
+    }
+
+    /// Uploads a blob; creates the bucket if it is missing.
+    async fn put(&self, id: &str, bytes: &Bytes, limit: Duration) -> Result<(), StoreError> {
+        within(limit, async {
+            let store = match self.context.get_object_store(&self.bucket).await {
+                Ok(store) => store,
+                Err(_) => {
+                    let config = Config { bucket: self.bucket.clone(), ..Config::default() };
+                    self.context.create_object_store(config).await.map_err(failed)?
+                }
+            };
+            store.put(id, &mut bytes.as_ref()).await.map_err(failed)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Downloads a blob by direct reads of its chunks, which need no consumer.
+    async fn get(&self, id: &str, longest: usize, limit: Duration) -> Result<Bytes, StoreError> {
+        let Self { context, bucket } = self;
+        within(limit, async {
+            let stream = context.get_stream_no_info(format!("OBJ_{bucket}")).await.map_err(failed)?;
+            let subject = format!("$O.{bucket}.M.{}", URL_SAFE.encode(id));
+            let info = stream.direct_get_last_for_subject(subject).await.map_err(failed)?;
+            let info: ObjectInfo = serde_json::from_slice(&info.payload).map_err(failed)?;
+            if info.deleted {
+                return Err(failed(format!("the blob {id} was deleted")));
+            }
+            if info.size > longest {
+                return Err(StoreError::TooLong { blob: id.to_owned(), longest });
+            }
+            let chunks = format!("$O.{bucket}.C.{}", info.nuid);
+            let mut bytes = Vec::with_capacity(info.size);
+            let mut sequence = 0;
+            while bytes.len() < info.size {
+                let chunk = stream
+                    .direct_get_next_for_subject(chunks.clone(), Some(sequence + 1))
+                    .await
+                    .map_err(failed)?;
+                if chunk.sequence <= sequence || chunk.payload.len() > info.size - bytes.len() {
+                    return Err(failed(format!("the chunks of blob {id} are inconsistent")));
+                }
+                sequence = chunk.sequence;
+                bytes.extend_from_slice(&chunk.payload);
+            }
+            Ok(bytes.into())
+        })
+        .await
+    }
+
+    async fn delete(&self, id: &str, limit: Duration) -> Result<(), StoreError> {
+        within(limit, async {
+            let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;
+            store.delete(id).await.map_err(failed)
+        })
+        .await
+    }
 }
 
 #[cfg(test)]

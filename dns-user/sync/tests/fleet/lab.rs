@@ -12,7 +12,7 @@ use test_support::free_address;
 
 use crate::process::{Kept, capture, wait_until};
 use anyhow::{Context, Result, ensure};
-use dns_sync::tls::TlsFiles;
+use dns_sync::http::TlsFiles;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

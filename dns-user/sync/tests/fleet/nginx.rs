@@ -124,7 +124,7 @@ fn blobs_by_webdav() -> Result<()> {
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     let blob = lab.newest_blob()?;
     let access = fs::read_to_string(lab.path("access.log"))?;
-    let path = dns_sync::dav::path(&blob);
+    let path = dns_sync::http::blob_path(&blob);
     assert!(access.contains(&format!("\"PUT /{path} HTTP/1.1\" 201")), "{access}");
     assert_eq!(nginx.get(&lab, &path)?, "401");
     nginx.stop()
@@ -144,7 +144,7 @@ fn blobs_by_signed_links() -> Result<()> {
     assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
     let blob = lab.newest_blob()?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-    let signed = |secret: &str, at: u64| dns_sync::dav::signed_path(secret, &blob, at, 900);
+    let signed = |secret: &str, at: u64| dns_sync::http::signed_blob_path(secret, &blob, at, 900);
     assert_eq!(nginx.get(&lab, &signed(SECRET, now))?, "200");
     assert_eq!(nginx.get(&lab, &signed("another", now))?, "403");
     assert_eq!(nginx.get(&lab, &signed(SECRET, now - 1000))?, "403");
@@ -173,7 +173,7 @@ fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, false)?;
     let dav = lab.path("dav");
-    bad_blobs(&lab, |blob| dav.join(dns_sync::dav::path(blob)), "the blobstore replied 404")
+    bad_blobs(&lab, |blob| dav.join(dns_sync::http::blob_path(blob)), "the blobstore replied 404")
 }
 
 /// A publisher whose clock is hours behind signs links that have expired; with the right clock agents can

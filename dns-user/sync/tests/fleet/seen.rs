@@ -10,7 +10,7 @@ use test_support::free_address;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use dns_sync::{digest, patch};
+use dns_sync::digest;
 use nix::{
     pty::{OpenptyResult, Winsize, openpty},
     sys::signal::{Signal, kill},
@@ -186,7 +186,7 @@ fn agent_metrics_are_golden() -> Result<()> {
         let keys = r#""record_keys":["id"],"record_infos":[],"aliases":{}"#;
         format!(r#"{{"records":[],"version":{number},{keys}}}"#)
     };
-    let fits = STANDARD.encode(patch::make(version(2).as_bytes(), version(3).as_bytes())?);
+    let fits = STANDARD.encode(digest::make_patch(version(2).as_bytes(), version(3).as_bytes())?);
     let mut call = |number: u64, blob: &str, extra: Value| -> Result<String> {
         std::fs::write(lab.path("blobs").join("blob"), blob)?;
         let digest = digest::sha256(version(number).as_bytes());
