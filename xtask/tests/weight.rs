@@ -31,7 +31,7 @@ const BUDGETS: [(&str, usize); 20] = [
     // Tasks that resume where their reply is read, formerly part of dns-resolver.
     ("dns-user/kit", 4_800),
     ("dns-user/load", 680),
-    ("dns-user/publish", 15_090),
+    ("dns-user/publish", 14_800),
     ("dns-user/resolver", 16_570),
     ("dns-user/sync", 6_260),
     ("dns-user/upstream", 6_200),

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::UdpSocket,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -19,7 +20,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::probe::Latencies;
+use crate::frames::Query;
 
 /// Frames that the kernel prepares and reuses.
 const BATCH: u32 = 256;
@@ -171,4 +172,54 @@ fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<
 /// Returns an XDP program of the object.
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+}
+
+/// Time limit of a probe.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+const PROBE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Results of the probes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Latencies {
+    /// Response times, in ascending order.
+    pub(crate) answered: Vec<Duration>,
+    /// Number of probes without a reply.
+    pub(crate) lost: u64,
+}
+
+/// Sends probes until `over` is set.
+pub(crate) fn probe_until(
+    socket: &UdpSocket,
+    queries: &[Query],
+    edns: Option<u16>,
+    over: &AtomicBool,
+) -> Latencies {
+    let mut found = Latencies::default();
+    for (number, query) in queries.iter().cycle().enumerate() {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        match ask(socket, &query.message(number as u16, edns)) {
+            Some(took) => found.answered.push(took),
+            None => found.lost += 1,
+        }
+        thread::sleep(PROBE_PAUSE);
+    }
+    found.answered.sort_unstable();
+    found
+}
+
+/// Sends a query and returns the time until its reply.
+pub(crate) fn ask(socket: &UdpSocket, message: &[u8]) -> Option<Duration> {
+    let begun = Instant::now();
+    socket.send(message).ok()?;
+    let mut reply = [0; 4096];
+    while begun.elapsed() < PROBE_TIMEOUT {
+        let length = socket.recv(&mut reply).ok()?;
+        // A late reply to an earlier probe has another id.
+        if length >= 2 && reply[..2] == message[..2] {
+            return Some(begun.elapsed());
+        }
+    }
+    None
 }

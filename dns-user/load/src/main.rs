@@ -1,14 +1,12 @@
 //! The program `bosh-dns-xdp-load`: sends DNS queries from inside the kernel, and writes query files for other
 //! load generators.
 //!
-//! * [`queries`]: names to query, from a query file or from records.json.
-//! * [`mod@frames`]: the packets · [`generator`]: sends them and counts replies, with a BPF program
-//! * [`probe`]: latency, measured by a socket · [`report`]: the result
+//! * [`mod@frames`]: names to query, from a query file or from records.json, and their packets
+//! * [`generator`]: sends them and counts replies, with a BPF program; meanwhile measures latency by a socket
+//! * [`report`]: the result
 
 mod frames;
 mod generator;
-mod probe;
-mod queries;
 mod report;
 
 use std::{
@@ -23,9 +21,8 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use dns_kit::command_line;
 
 use crate::{
-    frames::{Route, frames},
+    frames::{Query, Route, frames},
     generator::{Generator, Load},
-    queries::Query,
     report::Report,
 };
 
@@ -119,22 +116,22 @@ fn main() -> ExitCode {
 }
 
 fn querygen(options: &Querygen) -> Result<()> {
-    let queries = queries::of_records(&options.records, &options.types, options.names)?;
+    let queries = frames::of_records(&options.records, &options.types, options.names)?;
     let lines: String = queries.iter().map(|query| format!("{query}\n")).collect();
     Ok(command_line::print(lines.as_bytes())?)
 }
 
 fn run(options: &Run) -> Result<()> {
     let queries: Vec<Query> = match (&options.queries, &options.records) {
-        (Some(file), _) => queries::of_file(file)?,
-        (None, Some(file)) => queries::of_records(file, &["A".to_owned(), "AAAA".to_owned()], None)?,
+        (Some(file), _) => frames::of_file(file)?,
+        (None, Some(file)) => frames::of_records(file, &["A".to_owned(), "AAAA".to_owned()], None)?,
         (None, None) => anyhow::bail!("name a query file (--queries) or records.json (--records)"),
     };
     let server = SocketAddrV4::new(options.server, PORT);
     // Also fills the ARP table.
     let first = queries.first().context("the file has no query")?.message(0, options.edns);
     let socket = probe_socket(server)?;
-    ensure!(probe::ask(&socket, &first).is_some(), "{server} does not answer; the load was not started");
+    ensure!(generator::ask(&socket, &first).is_some(), "{server} does not answer; the load was not started");
     let source = match socket.local_addr()? {
         std::net::SocketAddr::V4(address) => *address.ip(),
         std::net::SocketAddr::V6(_) => anyhow::bail!("no IPv4 address to send from"),
@@ -144,8 +141,8 @@ fn run(options: &Run) -> Result<()> {
     let mut generator = Generator::new(&options.interface, &frames, options.cpu)?;
     let load = options.rate.map_or(Load::Saturate, Load::Rate);
     let length = Duration::from_secs(options.seconds);
-    let (measured, latencies) =
-        generator.run(load, length, DRAIN, |over| probe::measure(&socket, &queries, options.edns, over))?;
+    let (measured, latencies) = generator
+        .run(load, length, DRAIN, |over| generator::probe_until(&socket, &queries, options.edns, over))?;
     let report = Report::new(options.rate, &measured, latencies);
     let text = if options.json { report.json()? } else { report.table() };
     Ok(command_line::print(text.as_bytes())?)
@@ -155,7 +152,7 @@ fn run(options: &Run) -> Result<()> {
 fn probe_socket(server: SocketAddrV4) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server).with_context(|| format!("no route to {server}"))?;
-    socket.set_read_timeout(Some(probe::TIMEOUT))?;
+    socket.set_read_timeout(Some(generator::PROBE_TIMEOUT))?;
     Ok(socket)
 }
 

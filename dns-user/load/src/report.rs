@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::{generator::Measured, probe::Latencies};
+use crate::generator::{Latencies, Measured};
 
 /// Figures of a measurement; times in microseconds, rates per second.
 #[derive(Clone, Debug, Serialize)]
