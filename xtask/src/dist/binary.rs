@@ -33,6 +33,9 @@ pub(super) fn build_all(release: &Release, architecture: Architecture) -> Result
     })
 }
 
+/// Maximum size of the server, stripped.
+const MOST: u64 = 12_000_000;
+
 /// Builds the binary against the old C library and verifies that it starts with it.
 fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
     let old = glibc::ensure(architecture)?;
@@ -40,6 +43,12 @@ fn build(release: &Release, architecture: Architecture) -> Result<PathBuf> {
     let server = split(&cargo(release, SERVER, &flags, architecture)?, release, architecture)?;
     check_symbols(&server)?;
     check_start(&server, &old, architecture)?;
+    let size = fs::metadata(&server)?.len();
+    ensure!(
+        architecture != Architecture::Amd64 || size <= MOST,
+        "{} has {size} bytes; at most {MOST} are allowed",
+        server.display()
+    );
     Ok(server)
 }
 
@@ -127,6 +136,10 @@ fn cargo(
     let here = root().canonicalize()?;
     let mut all = flags.to_vec();
     all.push("-Clink-arg=-Wl,--build-id=sha1".to_owned());
+    if architecture == Architecture::Amd64 {
+        // Equal functions once: Rust does not promise that their addresses differ. The cross linker cannot.
+        all.push("-Clink-arg=-Wl,--icf=all".to_owned());
+    }
     all.push(format!("--remap-path-prefix={}=/usr/src/bosh-dns-xdp", here.display()));
     if let Some(home) = cargo_home() {
         all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
@@ -134,8 +147,11 @@ fn cargo(
     let target = architecture.target();
     run(architecture
         .cargo()?
-        .args(["build", "--profile", "dist", "--locked", "--package", package, "--bin", program])
-        .args(["--target", target])
+        .args(["rustc", "--profile", "dist", "--locked", "--package", package, "--bin", program])
+        .args(["--target", target, "--"])
+        // Of the program itself, which is a few lines, and of inlining between crates: each function keeps the level
+        // of its crate.
+        .arg("-Copt-level=z")
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions in C code contain the paths of their source files.
         .env("CFLAGS", format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()))
