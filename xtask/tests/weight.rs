@@ -28,8 +28,8 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/health", 2_970),
     // The queue of due identities and the file of appended changes of members.
     ("dns-user/identity", 6_790),
-    // Tasks that resume where their reply is read, formerly part of dns-resolver.
-    ("dns-user/kit", 4_800),
+    // Tasks that resume where their reply is read, formerly part of dns-resolver; the allocator's memory.
+    ("dns-user/kit", 4_820),
     ("dns-user/load", 680),
     ("dns-user/publish", 14_800),
     ("dns-user/resolver", 16_570),

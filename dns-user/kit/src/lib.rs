@@ -10,7 +10,7 @@
 //! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per [`peer`].
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`eager`]: futures that are polled where they are created and woken.
-//! * [`clock`], [`limits`]: the kernel's clock; the limit on open files.
+//! * [`clock`], [`limits`], [`memory`]: the kernel's clock; the limit on open files; the allocator's memory.
 //! * [`standstill`]: detects that the process did not run.
 //! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors.
 //! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
@@ -26,6 +26,7 @@ pub mod http_client;
 pub mod http_server;
 pub mod limits;
 pub mod logs;
+pub mod memory;
 pub mod metrics;
 pub mod mmsg;
 pub mod peer;

@@ -291,6 +291,37 @@ impl InstanceIndex {
         self.places.get(self.place[row as usize])
     }
 
+    /// Returns the long form of a row's instance: id, instance group, network, deployment and domain, without the
+    /// final dot.
+    pub(crate) fn long_form(&self, row: Row) -> String {
+        let [place @ .., domain] = self.place_texts(row);
+        format!("{}.{}.{domain}", self.id.text(row), place.join("."))
+    }
+
+    /// Returns a row whose long form is exactly this text.
+    pub(crate) fn row_with_long_form(&self, text: &str) -> Option<Row> {
+        /// An instance has a row for each of its networks. A limit, because a file may repeat an id at will.
+        const TRIED: usize = 8;
+        let (id, place) = text.split_at(text.find('.')?);
+        let rows = self.by_id.rows(self.id.dictionary.find(id.as_bytes())?);
+        rows.iter().copied().take(TRIED).find(|&row| {
+            let mut texts = self.place_texts(row).into_iter();
+            texts.try_fold(place, |rest, text| rest.strip_prefix('.')?.strip_prefix(text)) == Some("")
+        })
+    }
+
+    /// Returns instance group, network, deployment and domain of a row, without the final dot.
+    fn place_texts(&self, row: Row) -> [&str; 4] {
+        let Place { instance_group, network, deployment, domain } = self.place_of(row);
+        let domain = self.domains.text(domain);
+        [
+            self.places.instance_groups.text(instance_group),
+            self.places.networks.text(network),
+            self.places.deployments.text(deployment),
+            domain.strip_suffix('.').unwrap_or(domain),
+        ]
+    }
+
     /// Returns the groups of a row.
     pub(crate) fn groups_of(&self, row: Row) -> &[Symbol] {
         let index = row as usize;

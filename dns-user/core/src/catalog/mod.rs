@@ -9,6 +9,7 @@ mod records;
 mod rows;
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
@@ -41,8 +42,8 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub struct IndexedRecords {
     instances: Arc<InstanceIndex>,
-    /// `records` of the file, stably sorted by address.
-    pairs: Arc<[(IpAddr, Box<str>)]>,
+    /// `records` of the file.
+    pairs: Arc<Pairs>,
     /// `aliases` of the file.
     definitions: Definitions,
     /// `version` of the file.
@@ -50,10 +51,10 @@ pub struct IndexedRecords {
 }
 
 impl From<Records> for IndexedRecords {
-    fn from(Records { instances, mut pairs, aliases, version }: Records) -> Self {
-        pairs.sort_by_key(|&(address, _)| address);
+    fn from(Records { instances, pairs, aliases, version }: Records) -> Self {
         let instances = Arc::new(instances.build());
-        Self { instances, pairs: pairs.into(), definitions: aliases.into(), version }
+        let pairs = Arc::new(Pairs::new(pairs, &instances));
+        Self { instances, pairs, definitions: aliases.into(), version }
     }
 }
 
@@ -151,7 +152,7 @@ impl Snapshot {
     /// file, without duplicates: first from `records`, then the aliases that point to the
     /// address or to one of these names.
     pub fn reverse(&self, address: IpAddr) -> Vec<Box<[u8]>> {
-        self.reverse.names(address)
+        self.reverse.names(&self.records.instances, address)
     }
 
     pub(crate) fn instance_index(&self) -> &InstanceIndex {
@@ -163,12 +164,58 @@ impl Snapshot {
     }
 }
 
+//----------- Pairs ----------------------------------------------------------
+
+/// `records` of the file, stably sorted by address. A director writes the long form of each instance there: the
+/// row is stored instead of the text, which would take a megabyte at 10,000 instances.
+#[derive(Debug, Default)]
+struct Pairs {
+    list: Box<[(IpAddr, PairName)]>,
+    others: Dictionary,
+}
+
+/// The name of an address.
+#[derive(Clone, Copy, Debug)]
+enum PairName {
+    /// The long form of this row's instance.
+    LongForm(Row),
+    /// Symbol of any other text.
+    Other(Symbol),
+}
+
+impl Pairs {
+    fn new(mut pairs: Vec<(IpAddr, Box<str>)>, instances: &InstanceIndex) -> Self {
+        pairs.sort_by_key(|&(address, _)| address);
+        let mut others = Dictionary::default();
+        let mut short = |text: &str| match instances.row_with_long_form(text) {
+            Some(row) => PairName::LongForm(row),
+            None => PairName::Other(others.intern(text)),
+        };
+        let list = pairs.iter().map(|(address, text)| (*address, short(text))).collect();
+        Self { list, others }
+    }
+
+    /// Returns the names of an address, as in the file.
+    fn names<'a>(
+        &'a self,
+        instances: &'a InstanceIndex,
+        address: IpAddr,
+    ) -> impl Iterator<Item = Cow<'a, str>> {
+        let start = self.list.partition_point(|&(other, _)| other < address);
+        let pairs = self.list[start..].iter().take_while(move |&&(other, _)| other == address);
+        pairs.map(|&(_, name)| match name {
+            PairName::LongForm(row) => Cow::Owned(instances.long_form(row)),
+            PairName::Other(symbol) => Cow::Borrowed(self.others.text(symbol)),
+        })
+    }
+}
+
 //----------- Reverse --------------------------------------------------------
 
 /// The index from addresses to names.
 #[derive(Debug, Default)]
 struct Reverse {
-    pairs: Arc<[(IpAddr, Box<str>)]>,
+    pairs: Arc<Pairs>,
     /// Aliases of files by target address.
     by_address: HashMap<IpAddr, Vec<Name>>,
     /// Aliases of files by target name. Aliases of the records point to groups, which have no PTR
@@ -179,7 +226,7 @@ struct Reverse {
 impl Reverse {
     /// Indexes the pairs of the records and the aliases of the files, except aliases `_.x`
     /// (observed).
-    fn new(pairs: Arc<[(IpAddr, Box<str>)]>, files: &AliasFiles) -> Self {
+    fn new(pairs: Arc<Pairs>, files: &AliasFiles) -> Self {
         let mut reverse = Self { pairs, ..Self::default() };
         for (name, alias) in &*files.exact {
             for target in &alias.targets {
@@ -199,16 +246,14 @@ impl Reverse {
 
     /// Returns the names of an address, in wire format with the file's letter case, without
     /// duplicates. IPv4-mapped addresses equal their IPv4 address.
-    fn names(&self, address: IpAddr) -> Vec<Box<[u8]>> {
+    fn names(&self, instances: &InstanceIndex, address: IpAddr) -> Vec<Box<[u8]>> {
         let address = address.to_canonical();
-        let start = self.pairs.partition_point(|&(other, _)| other < address);
-        let pairs = self.pairs[start..].iter().take_while(|&&(other, _)| other == address);
         let mut seen: Vec<Name> = Vec::new();
         let mut names: Vec<Box<[u8]>> = Vec::new();
-        for (_, text) in pairs {
-            let Ok(name) = Name::from_text(text) else { continue };
+        for text in self.pairs.names(instances, address) {
+            let Ok(name) = Name::from_text(&text) else { continue };
             if !seen.contains(&name) {
-                names.push(with_case(&name, text));
+                names.push(with_case(&name, &text));
                 seen.push(name);
             }
         }
@@ -238,4 +283,29 @@ fn with_case(name: &Name, text: &str) -> Box<[u8]> {
         }
     }
     wire
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_forms_are_kept_as_rows() {
+        let file = br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain"],
+            "record_infos": [["a", "web", "net", "dep", "10.0.0.1", "bosh"],
+                             ["a", "web", "other", "dep", "10.0.0.2", "bosh."]],
+            "records": [["10.0.0.2", "a.web.other.dep.bosh"], ["10.0.0.1", "a.web.net.dep.bosh"],
+                        ["10.0.0.1", "A.web.net.dep.bosh"], ["10.0.0.1", "b.web.net.dep.bosh"],
+                        ["10.0.0.1", "a.web.net.dep.boshx"], ["10.0.0.1", "a.web.netx.dep.bosh"],
+                        ["10.0.0.2", "a"]]}"#;
+        let records: IndexedRecords = Records::parse(file).unwrap().0.into();
+        let names = |address: &str| -> Vec<String> {
+            records.pairs.names(&records.instances, address.parse().unwrap()).map(Cow::into_owned).collect()
+        };
+        assert_eq!(names("10.0.0.2"), ["a.web.other.dep.bosh", "a"]);
+        let rest = ["A.web.net.dep.bosh", "b.web.net.dep.bosh", "a.web.net.dep.boshx", "a.web.netx.dep.bosh"];
+        assert_eq!(names("10.0.0.1"), [&["a.web.net.dep.bosh"][..], &rest].concat());
+        let texts: Vec<&str> = records.pairs.others.iter().map(|(_, text)| text).collect();
+        assert_eq!(texts, [&rest[..], &["a"]].concat());
+    }
 }

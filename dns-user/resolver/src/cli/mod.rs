@@ -97,6 +97,7 @@ fn complain(problem: &dyn std::fmt::Display) {
 
 /// Runs the command given in the arguments, the first of which is the program name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
+    dns_kit::memory::return_large_buffers();
     let given = called_as::own_form(arguments_given.into_iter().collect());
     if given.len() < 2 {
         eprintln!("bosh-dns-xdp: no configuration: run bosh-dns-xdp --config FILE (or --help)");

@@ -72,7 +72,7 @@ struct Distributor {
 
 /// Runs `publish`. Returns whether all agents hold the version.
 pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
-    return_large_buffers();
+    dns_kit::memory::return_large_buffers();
     let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
         return write_locally(&options, writer, &file).await.map(|()| true);
@@ -127,17 +127,6 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
         last_failure: String::new(),
     };
     distributor.run(progress).await
-}
-
-/// Makes the allocator return each large buffer to the system when it is freed. glibc otherwise
-/// raises the threshold after the first one, and every thread then keeps the memory of a dataset:
-/// 14 MiB at 10,000 agents.
-fn return_large_buffers() {
-    // SAFETY: takes two plain numbers; no memory is shared.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        nix::libc::mallopt(nix::libc::M_MMAP_THRESHOLD, 128 * 1024)
-    };
 }
 
 impl Distributor {
