@@ -2,7 +2,7 @@
 //! `IDENTITIES=10000 KEYS=rsa-2048` for another size or type of key.
 //!
 //! The clock is the bench's own, so a day takes seconds. The CPU time of the process is compared with
-//! that of the thread that generates keys.
+//! the time of the thread that generates keys.
 
 use std::{
     env, fs,

@@ -36,7 +36,7 @@ pub struct Container {
     /// User and group that own the private keys; the rotator's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// Whether the container has stopped: its pairs then identify nobody, as the reference's do, so
+    /// Whether the container has stopped: its pairs then carry no identity, as the reference's do, so
     /// that a proxy that still runs cannot act as the instance.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,

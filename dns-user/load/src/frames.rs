@@ -29,7 +29,7 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Looks up hardware addresses; `next_hop` is that of the receiver, if known.
+    /// Looks up hardware addresses; `next_hop` is the receiver's, if known.
     pub(crate) fn of(
         interface: &str,
         next_hop: Option<&str>,

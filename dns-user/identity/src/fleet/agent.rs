@@ -338,7 +338,7 @@ impl Agent {
         }
     }
 
-    /// Returns the own pair, with the trust bundle in use; a damaged bundle is replaced by `--trust`.
+    /// Returns this instance's pair, with the trust bundle in use; a damaged bundle is replaced by `--trust`.
     fn with_pair(&self) -> anyhow::Result<Credentials> {
         let own = &self.pairs[&None];
         let bundle = fs::read_to_string(own.folder.path().join("ca.crt"));

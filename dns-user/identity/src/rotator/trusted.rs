@@ -1,5 +1,5 @@
-//! The CAs that peers of a rotator's identities may have: its own, those of pairs still in use, those
-//! of other cells (`--also-trust`), and former ones for a while.
+//! The CAs that peers of a rotator's identities may have: its own, the issuers of pairs still in use,
+//! CAs of other cells (`--also-trust`), and former ones for a while.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

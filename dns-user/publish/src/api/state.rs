@@ -147,7 +147,7 @@ impl ApiState {
         self.scan.lock().clone()
     }
 
-    /// Returns the valid documents of the operator's files, without those of the store.
+    /// Returns the valid documents of the operator's files, without the store's.
     pub fn documents(&self) -> Vec<Document> {
         let scan = self.scan();
         let files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));

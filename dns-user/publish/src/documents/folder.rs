@@ -138,7 +138,7 @@ impl Folder {
 }
 
 impl Scan {
-    /// Adds a document, or its last valid version, to those in use. Returns the valid version for
+    /// Adds a document, or its last valid version, to the documents in use. Returns the valid version for
     /// the next scan.
     fn take(&mut self, document: &Document, before: Option<Document>) -> Option<Document> {
         match &document.content {

@@ -96,7 +96,7 @@ impl AliasWriter {
         Ok(listed)
     }
 
-    /// Returns wanted endpoints in the form in which they will be listed, without those that cannot
+    /// Returns wanted endpoints in the form in which they will be listed, without names that cannot
     /// be aliases.
     pub(crate) fn adjust(&mut self, endpoints: &[Endpoint]) -> Result<Vec<Endpoint>, WriteError> {
         let snapshot = self.snapshot()?;
