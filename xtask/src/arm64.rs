@@ -136,7 +136,7 @@ pub(crate) fn cargo() -> Result<Command> {
     Ok(command)
 }
 
-/// Builds all programs, packs them beside those of this machine, and checks packages, release and image.
+/// Builds all programs, packs them beside this machine's programs, and checks packages, release and image.
 fn test_artifacts() -> Result<()> {
     let packages = PROGRAMS.map(|[package, program]| ["--package", package, "--bin", program]).concat();
     run(cargo()?.arg("build").args(packages).args(["--target", TARGET]))?;

@@ -50,7 +50,7 @@ fn recipes(section: &str) -> Vec<String> {
     blocks
 }
 
-/// The machine of the recipes for one machine: a server in a namespace with a folder `/run/netns` of its own, in which
+/// The machine of the recipes for one machine: a server in a namespace with a private folder `/run/netns`, in which
 /// the recipes create the client's.
 struct Lab {
     server: Server,

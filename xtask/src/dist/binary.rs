@@ -80,7 +80,7 @@ pub(super) fn build_static(
     Ok(stripped)
 }
 
-/// Copies a program without symbols into a folder of its own.
+/// Copies a program without symbols into a separate folder.
 fn strip(release: &Release, built: &Path, folder: &str, architecture: Architecture) -> Result<PathBuf> {
     let name = built.file_name().context("a program has a name")?;
     let stripped = release.staging(&format!("{folder}-{}", architecture.name()))?.join(name);

@@ -16,7 +16,7 @@ use crate::process::root;
 /// Name of the server's job and of the package, the same as in bosh-dns, because other jobs use its path.
 const NAME: &str = "bosh-dns";
 
-/// Writes the release with the programs of these architectures. Each companion has a job of its own name.
+/// Writes the release with the programs of these architectures. Each companion has a job of the same name.
 pub(super) fn write(release: &Release, built: &[Built]) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");

@@ -14,7 +14,7 @@
 //! | `SHA256SUMS` | checksums of all artifacts |
 //!
 //! ARCHITECTURE is amd64 and, with `--arm64`, arm64. The BOSH release contains the programs of each, and its package
-//! picks those of the compilation worker. A release always has both.
+//! picks the compilation worker's. A release always has both.
 //!
 //! The same commit, toolchain and Debian packages produce the same bytes: times are the commit's
 //! (or `SOURCE_DATE_EPOCH`), paths of the build machine are removed, and archives are sorted and
@@ -138,7 +138,7 @@ impl Dist {
 pub(crate) const BOTH: [Architecture; 2] = [Architecture::Amd64, Architecture::Arm64];
 
 /// Builds and packs all artifacts with exactly this version, if one is given; returns their folder. Programs that were
-/// built before are packed in place of those of `architectures`.
+/// built before are packed instead of `architectures`.
 pub(crate) fn build(
     programs: Programs,
     architectures: &[Architecture],
@@ -176,7 +176,7 @@ pub(crate) fn build(
     Ok(release.out)
 }
 
-/// Returns the given programs, and those of the image.
+/// Returns the given programs, and the image's.
 fn given(release: &Release, programs: Programs) -> Result<(Vec<Built>, Vec<oci::Programs>)> {
     let Programs { binary, publisher, identity, load, sync, image, arm64_programs } = programs;
     let mut images = Vec::new();

@@ -52,7 +52,7 @@ pub(crate) enum Subject {
     Nothing,
 }
 
-/// What is off by default, with a label and its configuration. Logs of dnstap are in the server's folder.
+/// A feature that is off by default, with a label and its configuration. Logs of dnstap are in the server's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     Dnstap,
