@@ -170,12 +170,18 @@ fn third_query_is_answered_by_interface() -> Result<()> {
     let definitions = folder.path().join("services.json");
     fs::write(&definitions, services(&[("few", 3), ("some", 20), ("many", 100)], 8080))?;
     let lab = Lab::start("consul-third", &definitions, &json!({}))?;
+    // The program that gives them is loaded after the one that calls it.
+    wait_until("all programs", EVENTUALLY, || {
+        let state = |now: &Metrics, label| now.sum(names::FAST_PATH_PROGRAM_INFO, label);
+        Metrics::read(&lab.namespace)
+            .is_ok_and(|now| state(&now, "dns_tc_answer") == 1 && state(&now, "\"loading\"") == 0)
+    })?;
     // Names of the fleet have an entry for every type: from the start, or after the first query.
     let (reply, denial) = ((names::FAST_PATH_LOCAL_REPLIES, ""), (names::FAST_PATH_ENTRIES, "negative"));
     for (name, kind, edns, grows) in [
         ("few.service.consul.", RecordType::SRV, None, Some(reply)),
         ("some.service.consul.", RecordType::SRV, Some(1232), Some(reply)),
-        ("many.service.consul.", RecordType::SRV, Some(4096), Some(reply)),
+        ("many.service.consul.", RecordType::SRV, Some(1232), Some(reply)),
         ("_some._tcp.service.consul.", RecordType::SRV, Some(1232), Some(reply)),
         ("here.node.consul.", RecordType::TXT, None, Some(reply)),
         ("1.3.0.10.in-addr.arpa.", RecordType::PTR, Some(1232), Some(reply)),
