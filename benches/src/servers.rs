@@ -232,7 +232,7 @@ impl Forwarder {
         matches!(self, Self::Ours { .. } | Self::Fleet | Self::Interface)
     }
 
-    /// Starts the forwarder before an NSD of its own, and waits for the first answer. The authority
+    /// Starts the forwarder before a separate NSD, and waits for the first answer. The authority
     /// runs on the client's CPU, so that the forwarder has its own CPU.
     pub fn start(self, lab: &Lab, foundation: Option<&Foundation>) -> Result<RunningForwarder> {
         let folder = TempDir::with_prefix("bdx-forward-")?;

@@ -32,7 +32,7 @@ pub fn poll_then_spawn(runtime: &Handle, future: impl Future<Output = ()> + Send
     Arc::new(task).poll(Box::pin(future));
 }
 
-/// Runs `wake`, then polls on this thread the eager tasks that it has woken, and those that they wake
+/// Runs `wake`, then polls on this thread the eager tasks that it has woken, and tasks that they wake
 /// in turn. For tasks of the runtime, while they hold no lock.
 pub fn resume_woken<T>(wake: impl FnOnce() -> T) -> T {
     let Some(_scope) = Scope::open() else { return wake() };

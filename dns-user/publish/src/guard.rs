@@ -271,7 +271,7 @@ mod tests {
         assert!(!undone.keeps(&of_both, now), "sets of other types are counted apart");
         let Action::Delete(record) = change.actions[0].clone() else { unreachable!() };
         let created = NameChange { name: change.name.clone(), actions: vec![Action::Create(record)] };
-        // A creation of its own ends the conflict.
+        // A creation by this publisher ends the conflict.
         assert!(!undone.applied(&created, now) && !undone.keeps(&change, now));
         assert!(!undone.applied(&created, now) && undone.applied(&created, now));
     }

@@ -69,7 +69,7 @@ pub(crate) fn client(hosts: &Arc<HostNames>, trust: &Trust) -> HttpClient {
 #[derive(Clone)]
 pub(crate) struct Hosts {
     names: Arc<HostNames>,
-    /// Known host names: only those that handlers use.
+    /// Known host names: only the ones in use by handlers.
     followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
 }
 

@@ -253,7 +253,7 @@ impl Recursor {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
-    /// Returns whether queries over UDP are sent without EDNS, because those with EDNS are dropped.
+    /// Returns whether queries over UDP are sent without EDNS, because queries with EDNS are dropped.
     pub(crate) fn drops_edns(&self) -> bool {
         self.edns.is_dropped()
     }

@@ -43,7 +43,7 @@ pub struct Definitions {
     sidecars: u16,
 }
 
-/// Port of the first sidecar proxy without a port of its own: Consul's `sidecar_min_port`.
+/// Port of the first sidecar proxy without a configured port: Consul's `sidecar_min_port`.
 const FIRST_SIDECAR_PORT: u16 = 21_000;
 
 impl Definitions {

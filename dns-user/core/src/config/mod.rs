@@ -241,7 +241,7 @@ pub struct MetricsConfig {
     pub enabled: bool,
     /// `address` and `port` of the endpoint.
     pub listen: SocketAddr,
-    /// `top_names`, a key of ours: number of names with a counter of their own.
+    /// `top_names`, a key of ours: number of names with a separate counter.
     pub top_names: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Values with a syntax of their own: durations, file patterns and recursors.
+//! Values with a special syntax: durations, file patterns and recursors.
 use std::{
     net::{IpAddr, Ipv6Addr},
     time::Duration,

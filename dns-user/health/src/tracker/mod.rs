@@ -61,7 +61,7 @@ pub struct Tracker {
     queued: AtomicUsize,
 }
 
-/// A tracked name. Read by every CPU that answers it, so in cache lines of its own.
+/// A tracked name. Read by every CPU that answers it, so in separate cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Tracked {

@@ -223,7 +223,7 @@ impl Claim {
 }
 
 /// Marks targets with the same owner in the same zone, each of which would delete the names of the
-/// other: neither is published until one has an owner or domains of its own.
+/// other: neither is published until one has another owner or other domains.
 pub(super) fn mark_rivals(publication: &mut Publication, options: &LaunchOptions) {
     let claims: Vec<(String, Claim)> = publication
         .targets

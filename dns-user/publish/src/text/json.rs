@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{Member, Node, Value};
 
-/// Maximum depth of lists and maps. The parser of YAML has a limit of its own.
+/// Maximum depth of lists and maps. The parser of YAML has another limit.
 const DEPTH: usize = 64;
 
 /// Number of members up to which duplicates are found by comparing all pairs.

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 /// report.
 const MOST_PAIRS: usize = 2048;
 
-/// Arrivals since the last report, by interface and endpoint. Each UDP worker has counts of its own,
+/// Arrivals since the last report, by interface and endpoint. Each UDP worker has separate counts,
 /// so that no two CPUs write the same lock. Off by default: without a fast path nothing is counted.
 #[derive(Clone, Default)]
 pub struct Arrivals(Option<Arc<Shared>>);

@@ -281,7 +281,7 @@ const SIZES: [f64; 14] = [
     64_000.0,
 ];
 
-/// Counters of one writer, in cache lines (and pairs of lines, which CPUs prefetch) of their own.
+/// Counters of one writer, in cache lines (and pairs of lines, which CPUs prefetch) that nothing else uses.
 #[repr(align(128))]
 pub(super) struct Stripe {
     /// Whether only one thread writes, so that plain loads and stores suffice.

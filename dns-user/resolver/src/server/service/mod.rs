@@ -202,7 +202,7 @@ impl QueryHandler {
         }
     }
 
-    /// Adds EDNS options that depend on those of the query. Most queries have none.
+    /// Adds EDNS options that depend on the query's options. Most queries have none.
     #[inline]
     pub(in crate::server) fn add_options(
         &self,

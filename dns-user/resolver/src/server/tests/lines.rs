@@ -16,7 +16,7 @@ use std::{
 use super::*;
 use crate::server::Arrivals;
 
-/// Number of workers, each as if on a CPU of its own.
+/// Number of workers, each as if on a separate CPU.
 const WORKERS: usize = 16;
 /// Queries to each worker.
 const QUERIES: usize = 25;
@@ -266,7 +266,7 @@ async fn no_line_is_written_per_query() {
             });
         }
         assert!(writes <= ticks_since(begun), "{writes} writes after changes of other instances");
-        // A change of its own instance is followed by every worker.
+        // Every worker follows a change of the name's instance.
         for worker in &workers {
             assert_eq!(ask(&client, *worker, &queries[0]), 3);
         }
