@@ -179,7 +179,7 @@ fn create_block(
 fn create_pair(cell: &Cell<'_>, gated: &Gated, pair: usize, first: usize, asked: &mut usize) -> Result<f64> {
     let mut took = [Duration::ZERO; 2];
     for turn in 0..2 {
-        let with_server = (pair + turn) % 2 == 0;
+        let with_server = (pair + turn).is_multiple_of(2);
         let start = first + turn * BLOCK;
         took[usize::from(with_server)] = create_block(cell, gated, start..start + BLOCK, asked, with_server)?;
     }
