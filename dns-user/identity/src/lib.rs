@@ -10,7 +10,7 @@
 //!
 //! With I/O:
 //!
-//! * [`folder`]: a folder whose files change in one step; [`ca_files`]: files of a CA.
+//! * [`folder`]: a folder whose files change in one step.
 //! * [`pool`]: keys generated ahead.
 //! * [`rotator`]: renews a set of identities; [`run`] gives it a clock, [`descriptions`] or
 //!   [`control`] give it identities.

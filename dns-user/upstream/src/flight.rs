@@ -43,7 +43,7 @@ pub(crate) struct FlightResult {
 
 /// Role of a query in a flight.
 pub(crate) enum Part<'a> {
-    /// The first query: it queries upstream, then calls [`Leader::finish`].
+    /// The first query: it queries upstream, then calls [`Leader::end`].
     Leader(Leader<'a>),
     /// Another query is in flight. The receiver fails if that query's client disconnects first.
     Follower(oneshot::Receiver<Arc<FlightResult>>),

@@ -1,6 +1,6 @@
 //! The inventory: the operator's description of the fleet, validated.
 //!
-//! Raw files ([`mod@file`], [`nodes`]) are parsed into [`Inventory`], which is always valid: names have
+//! Raw files ([`mod@file`]) are parsed into [`Inventory`], which is always valid: names have
 //! a canonical form, ids are unique, addresses are parsed, aliases are complete.
 
 pub mod changes;
