@@ -1,6 +1,6 @@
 //! Cells and machines under faults for a while: `SOAK_SECONDS=3600 cargo nextest run -p dns-identity soak
-//! --no-capture`. Readers that reread after a change never fail a handshake, and exactly the alerts that
-//! should fire do: the length of the soak is 80 minutes of Prometheus' clock.
+//! --no-capture`. Readers that reread after a change never fail a handshake, and the alerts that should fire
+//! do, from half an hour on no others: the length of the soak is 80 minutes of Prometheus' clock.
 
 use std::{
     env, fs,
@@ -311,7 +311,7 @@ fn soak_of_cells_and_machines() {
             .iter()
             .all(|instance| soak.fleet.has_pairs(instance) && soak.fleet.follows(instance, &new, &[&new]))
     });
-    history.into_inner().unwrap().assert_fired(&[
+    let expected = [
         ("ClockSkew", "i1"),
         ("ClockSkew", "i3"),
         ("IssuerNotReached", "i1"),
@@ -321,7 +321,13 @@ fn soak_of_cells_and_machines() {
         ("NoCertificate", "i2"),
         ("WithoutIdentity", "cell 2"),
         ("RotationStalls", "issuer"),
-    ]);
+    ];
+    let history = history.into_inner().unwrap();
+    history.assert_fired(&expected);
+    // In a short soak the five minutes of a rule are about a second: a busy machine needs longer for a retry.
+    if length >= Duration::from_secs(1800) {
+        history.assert_nothing_else_fired(&expected);
+    }
 }
 
 /// Ends the threads of the soak when it is dropped.

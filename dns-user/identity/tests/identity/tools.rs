@@ -115,19 +115,35 @@ impl History {
             && last.clone().all(|held| *held == value.to_string())
     }
 
-    /// Asserts that exactly these alerts fired, each for an instance.
+    /// Asserts that these alerts fired, each for an instance.
     pub(crate) fn assert_fired(&self, expected: &[(&str, &str)]) {
+        let fired = expected.iter().map(|(alert, instance)| {
+            firing(&format!(r#"alertname="BoshDnsIdentity{alert}",instance="{instance}","#))
+        });
+        self.check_fired(&fired.collect::<Vec<_>>().join(" or "), expected);
+    }
+
+    /// Asserts that exactly these alerts fired.
+    pub(crate) fn assert_nothing_else_fired(&self, expected: &[(&str, &str)]) {
+        self.check_fired(&firing(""), expected);
+    }
+
+    fn check_fired(&self, expression: &str, expected: &[(&str, &str)]) {
         let series = self
             .series
             .iter()
             .map(|(series, values)| json!({ "series": series, "values": values.join(" ") }));
-        let expression = "max by (alertname, instance) (max_over_time(ALERTS{alertstate=\"firing\"}[1d]))";
         let expected = expected.iter().map(|(alert, instance)| {
             json!({ "labels": format!("{{alertname=\"BoshDnsIdentity{alert}\",instance=\"{instance}\"}}"), "value": 1 })
         });
         let checked = promtool(series.collect(), expression, self.length, expected.collect());
         assert!(checked.is_ok(), "{}", checked.unwrap_err());
     }
+}
+
+/// Returns the query for alerts that have fired, of those with these labels.
+fn firing(labels: &str) -> String {
+    format!(r#"max by (alertname, instance) (max_over_time(ALERTS{{{labels}alertstate="firing"}}[1d]))"#)
 }
 
 fn now() -> f64 {
