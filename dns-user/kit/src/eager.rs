@@ -17,7 +17,6 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-
 use tokio::runtime::Handle;
 
 use super::threads;

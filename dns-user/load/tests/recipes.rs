@@ -109,7 +109,7 @@ fn shell(machine: &Namespace, holder: &Kept, place: &Path, commands: &str) -> Re
 }
 
 #[test]
-fn queries_are_those_of_records() -> Result<()> {
+fn queries_match_records() -> Result<()> {
     let Some(lab) = Lab::start("loadqueries")? else { return Ok(()) };
     let text = fs::read_to_string(lab.place.join("queries"))?;
     ensure!(text.lines().any(|line| line == "q-s0.q-g2.bosh. A"), "{text}");

@@ -448,7 +448,7 @@ impl Source {
     /// Fetches an answer from the source.
     async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         match self {
-            // In two allocations, because that of all would be larger than those kept for a thread.
+            // In two allocations: a single one would be larger than the allocator keeps for a thread.
             Self::Dns(forwarder) => Box::pin(forwarder.forward(query, transport)).await,
             Self::Http(http) => Box::pin(http.fetch(query)).await,
             Self::Deny(denial) => {

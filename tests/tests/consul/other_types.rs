@@ -10,14 +10,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_kit::metrics::names;
+use dns_kit::{
+    clock::{kernel_coarse_ns, kernel_monotonic_ns},
+    metrics::names,
+};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::{RData, RecordType},
 };
 use nix::{
     sys::signal::{Signal, kill},
-    time::{ClockId, clock_gettime},
     unistd::Pid,
 };
 use serde_json::{Value, json};
@@ -308,10 +310,6 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Two ticks of the slowest kernel: a CPU may have read the coarse clock just before its last update.
 const TICKS: Duration = Duration::from_millis(20);
 
-fn monotonic(clock: ClockId) -> Result<Duration> {
-    Ok(clock_gettime(clock)?.into())
-}
-
 /// Stops the server's process for longer than a lease: the interface falls silent.
 fn lose_publisher(lab: &Lab, name: &str) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(lab.server.pid())?);
@@ -319,8 +317,8 @@ fn lose_publisher(lab: &Lab, name: &str) -> Result<()> {
     let is_stopped = || status_line(pid, "State").is_ok_and(|state| state.starts_with('T'));
     wait_until("the stopped server", EVENTUALLY, is_stopped)?;
     // The lease was renewed before. The programs read the coarse clock, which a busy machine updates late.
-    let ended = monotonic(ClockId::CLOCK_MONOTONIC)? + LEASE + TICKS;
-    let is_ended = || monotonic(ClockId::CLOCK_MONOTONIC_COARSE).is_ok_and(|now| now >= ended);
+    let ended = Duration::from_nanos(kernel_monotonic_ns()) + LEASE + TICKS;
+    let is_ended = || Duration::from_nanos(kernel_coarse_ns()) >= ended;
     wait_until("the end of the lease", EVENTUALLY, is_ended)?;
     let query = client::query(name, RecordType::SRV, None)?.to_vec()?;
     let late = lab.namespace.run(|| client::ask_raw(OURS, &query, Duration::from_millis(100)));

@@ -87,10 +87,16 @@ struct Early {
 /// fails: its request will show the reason.
 fn load_early(read: &ReadAuthority) -> Option<Early> {
     let authority = read().ok()?;
-    let (ringer, bell) = mailbox::bell().ok()?;
-    let mut loaded = Loaded::load(&authority.xdp, authority.main, ringer).ok()?;
+    let (mut loaded, bell) = load_maps(&authority).ok()?;
     loaded.order_programs(&authority.xdp);
     Some(Early { authority, loaded, bell })
+}
+
+/// Loads the maps of a server, and creates the bell that its programs ring.
+fn load_maps(authority: &Authority) -> Result<(Loaded, Bell), String> {
+    let (ringer, bell) = mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
+    let loaded = Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
+    Ok((loaded, bell))
 }
 
 /// Loads the maps requested by a server, unless they were loaded early; the error is the reason for a refusal.
@@ -114,13 +120,7 @@ fn load(
         |early: &Early| (&early.authority.xdp, early.authority.main) == (&authority.xdp, authority.main);
     let (mut loaded, bell) = match early.filter(is_same) {
         Some(Early { authority: _, loaded, bell }) => (loaded, bell),
-        None => {
-            let (ringer, bell) =
-                mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
-            let loaded =
-                Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
-            (loaded, bell)
-        }
+        None => load_maps(&authority)?,
     };
     loaded.find_predecessor(&authority.xdp, authority.main);
     Ok((authority, listen, loaded, bell))

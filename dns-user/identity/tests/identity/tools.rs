@@ -141,7 +141,7 @@ impl History {
     }
 }
 
-/// Returns the query for alerts that have fired, of those with these labels.
+/// Returns the query for alerts with these labels that have fired.
 fn firing(labels: &str) -> String {
     format!(r#"max by (alertname, instance) (max_over_time(ALERTS{{{labels}alertstate="firing"}}[1d]))"#)
 }

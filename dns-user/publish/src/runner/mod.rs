@@ -233,7 +233,7 @@ impl Status {
         self.write_files(&state.scan, shared.api_state.store().folder());
     }
 
-    /// Writes the status beside the operator's documents; the API shows that of its resources.
+    /// Writes the status beside the operator's documents; the API shows the status of its resources.
     fn write_files(&mut self, scan: &Scan, store: &Path) {
         let (_, of_files) = sources::problems_by_document(scan);
         let is_operators = |path: &Path| path.is_file() && !path.starts_with(store);

@@ -54,7 +54,7 @@ pub(super) struct AnswerCache {
 pub(super) struct Remembered<'a> {
     pub(super) name: NameRef<'a>,
     pub(super) answer: LocalAnswer<'a>,
-    /// What it depends on.
+    /// Instances and the tracked name behind the answer.
     dependence: &'a Dependence,
 }
 
@@ -206,10 +206,7 @@ impl Half {
     /// Returns the index of the entry for the name `wire`.
     #[inline]
     fn find(&self, hash: u64, wire: &[u8]) -> Option<usize> {
-        let same = |at: &u32| {
-            let entry = &self.entries[*at as usize];
-            entry.hash == hash && self.names[entry.name_range()] == *wire
-        };
+        let same = Entry::is_for(&self.entries, &self.names, hash, wire);
         self.positions.find(hash, same).map(|at| *at as usize)
     }
 
@@ -269,13 +266,10 @@ impl Half {
         self.names.extend_from_slice(name.as_wire());
         self.v4.extend_from_slice(v4);
         self.v6.extend_from_slice(v6);
-        let (entries, names) = (&self.entries, &self.names);
-        let is_same = |other: &u32| {
-            let entry = &entries[*other as usize];
-            entry.hash == hash && names[entry.name_range()] == *name.as_wire()
-        };
+        let entries = &self.entries;
+        let same = Entry::is_for(entries, &self.names, hash, name.as_wire());
         // The bytes of a replaced entry stay until the half is dropped.
-        match self.positions.entry(hash, is_same, |at| entries[*at as usize].hash) {
+        match self.positions.entry(hash, same, |at| entries[*at as usize].hash) {
             hash_table::Entry::Occupied(mut position) => *position.get_mut() = at as u32,
             hash_table::Entry::Vacant(position) => {
                 position.insert(at as u32);
@@ -307,6 +301,15 @@ impl Entry {
     fn name_range(&self) -> Range<usize> {
         let start = self.name as usize;
         start..start + usize::from(self.name_len)
+    }
+
+    /// Returns a predicate for the index of the entry for the name `wire`; `names` holds the names of `entries`.
+    #[inline]
+    fn is_for(entries: &[Self], names: &[u8], hash: u64, wire: &[u8]) -> impl Fn(&u32) -> bool {
+        move |at| {
+            let entry = &entries[*at as usize];
+            entry.hash == hash && names[entry.name_range()] == *wire
+        }
     }
 }
 

@@ -121,7 +121,7 @@ impl fmt::Debug for Arrivals {
 
 /// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
-    /// This worker's counts, and those of all; `None` if nothing is counted.
+    /// This worker's counts, and the counts of all; `None` if nothing is counted.
     pairs: Option<(WorkerPairs, Arc<Shared>)>,
     /// The datagrams of the current batch; the flag is set if one was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,

@@ -277,7 +277,7 @@ pub(crate) struct Generation {
     pub(crate) health: u64,
 }
 
-/// What a resolution depends on within a generation.
+/// The health and the tracked name on which a resolution depends within a generation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dependence {
     /// Instances whose health it depends on.
