@@ -1,5 +1,5 @@
 //! Loads and stores at plain addresses, in a form that the verifier accepts: an address is a
-//! `usize` that has been compared with the packet's end.
+//! `usize` that has been compared with the packet's end; barriers against the compiler's assumptions.
 
 use core::arch::asm;
 

@@ -2,7 +2,7 @@
 
 use crate::{
     bytes::{Span, load, masked, opaque},
-    headers::UDP,
+    frame::UDP,
 };
 
 /// A partial one's complement sum. Words are added in memory order, so no byte swap is needed (RFC

@@ -11,10 +11,9 @@ use dns_common::{
 use crate::{
     bytes::{Zero, load, masked, opaque},
     checksum::Sum,
-    frame::Frame,
-    headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
+    frame::{ETHERNET_LEN, Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
-    outcome::goes_up,
+    maps::goes_up,
 };
 
 /// EtherTypes in network byte order.

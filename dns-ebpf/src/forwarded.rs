@@ -16,18 +16,12 @@ use dns_common::{
 use crate::{
     bytes::{Span, has, load, masked, opaque, store},
     checksum::Sum,
-    clock,
-    context::Context,
-    core_path::{self, Verdict},
-    frame::Frame,
-    headers::{HEADER_LEN, TYPE_CLASS_LEN},
+    frame::{Frame, HEADER_LEN, TYPE_CLASS_LEN},
     hook::Hook,
     lookup::{self, Answer},
-    maps::Answered,
-    outcome::goes_up,
-    partial,
-    plan::Layout,
-    question::Question,
+    maps::{self, Answered, Context, goes_up},
+    pipeline::{self, Verdict},
+    question::{Layout, Question},
     reply::{self, Header, ONE_QUESTION},
 };
 
@@ -39,7 +33,7 @@ const BODY_WORDS: usize = MAX_BODY_LEN / 8;
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     let frame = Frame::kept(context.scratch);
-    core_path::conclude(hook, context, frame, try_answer(hook, context, frame))
+    pipeline::conclude(hook, context, frame, try_answer(hook, context, frame))
 }
 
 /// Runs the steps from a parsed query to its reply, in order.
@@ -79,10 +73,10 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     }
     reply::check_path(hook, context, &frame, reply_len)?;
     let layout = reply::layout(context, frame, question, reply_len).value_barrier(zero);
-    let now = clock::now(scratch);
-    let is_partial = partial::is_partial(hook, &frame, &question, name_sum)?;
+    let now = maps::coarse_now(scratch);
+    let is_partial = reply::is_partial(hook, &frame, &question, name_sum)?;
     let layout = layout.with_partial(is_partial, zero);
-    core_path::make_room(hook, context, &layout, now)?;
+    pipeline::make_room(hook, context, &layout, now)?;
     write(hook, &layout, &answer, chosen, body_len, ttl, question.authentic_mask()).ok_or(Outcome::NoRoom)?;
     // CPUs read the clock at different times: the later one wins, or they would take turns forever.
     if answer.header().last_used_ns < now {

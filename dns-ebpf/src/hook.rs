@@ -5,7 +5,7 @@ use dns_common::scope::Interface;
 
 use crate::{
     bytes::{Span, opaque},
-    plan::Layout,
+    question::Layout,
 };
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].

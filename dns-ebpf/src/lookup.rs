@@ -15,8 +15,7 @@ use aya_ebpf::maps::Array;
 
 use crate::{
     bytes::{load, masked, opaque},
-    maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES},
-    outcome::goes_up,
+    maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES, goes_up},
     question::Words,
 };
 

@@ -1,11 +1,11 @@
 //! The BPF programs of `bosh-dns-xdp`: they answer queries for published names at the interface and
 //! pass every other packet to the network stack, unmodified.
 //!
-//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]) in small steps: [`filter`]
+//! One packet core ([`pipeline`]) serves both hooks ([`hook::Hook`]) in small steps: [`filter`]
 //! (is it a datagram to one of our addresses?), [`parse`] (is it a plain query, and for which
 //! name?), [`lookup`] (find the entry of that name), [`reply`] (fit the answers, grow the packet,
 //! write the reply). Each step hands a plain value to the next: [`frame::Frame`],
-//! [`question::Question`], [`lookup::Entry`], [`plan::Plan`]. A separate program ([`forwarded`])
+//! [`question::Question`], [`lookup::Entry`], [`question::Plan`]. A separate program ([`forwarded`])
 //! looks up other names among the forwarded answers, so that each program stays below the
 //! verifier's limits.
 #![no_std]
@@ -14,22 +14,15 @@
 
 mod bytes;
 mod checksum;
-mod clock;
-mod context;
-mod core_path;
 mod filter;
 mod forwarded;
 mod frame;
-mod headers;
 mod hook;
 mod lookup;
 mod maps;
 mod messages;
-mod outcome;
-mod overload;
 mod parse;
-mod partial;
-mod plan;
+mod pipeline;
 mod question;
 mod reply;
 mod shuffle;
@@ -44,9 +37,9 @@ use aya_ebpf::{
 };
 
 use crate::{
-    context::Context,
-    core_path::Verdict,
     frame::Frame,
+    maps::Context,
+    pipeline::Verdict,
     tc::{TC_ACT_SHOT, TC_ACT_UNSPEC, Tc},
     xdp::Xdp,
 };
@@ -56,7 +49,7 @@ use crate::{
 #[inline(always)]
 pub fn dns_xdp(context: XdpContext) -> u32 {
     let hook = Xdp::new(context);
-    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| core_path::answer(&hook, &context)))
+    xdp_action_of(Context::get().map_or(Verdict::Pass, |context| pipeline::answer(&hook, &context)))
 }
 
 #[inline(always)]
@@ -79,7 +72,7 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answer = |context: Context| core_path::answer_datagram(&hook, &context, Frame::kept(context.scratch));
+    let answer = |context: Context| pipeline::answer_datagram(&hook, &context, Frame::kept(context.scratch));
     match Context::get().map_or(Verdict::Pass, answer) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,

@@ -1,4 +1,4 @@
-//! The maps and the counters. `dns_common` defines their names and layouts.
+//! The maps and the counters, whose names and layouts `dns_common` defines, and the context of one program run.
 
 use core::{arch::asm, mem::offset_of};
 
@@ -7,21 +7,24 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{
         bpf_get_smp_processor_id,
-        generated::{bpf_check_mtu, bpf_fib_lookup, bpf_sk_lookup_udp, bpf_sk_release},
+        generated::{
+            bpf_check_mtu, bpf_fib_lookup, bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_sk_lookup_udp,
+            bpf_sk_release,
+        },
     },
     macros::map,
     maps::{Array, PerCpuArray, ProgramArray, RingBuf},
 };
 use dns_common::{
     control::Control,
-    counters::{CpuCounters, KIND_SLOTS, OUTCOME_SLOTS, RCODE_SLOTS},
+    counters::{CpuCounters, KIND_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
     index::Pair,
     name::MAX_NAME_WORDS,
     scope::{Endpoint, INTERFACES, MAX_ENDPOINTS, Scope},
 };
 
-use crate::bytes::{has, load, masked, opaque, store};
+use crate::bytes::{Zero, has, load, masked, opaque, store};
 
 /// Index from names to entries, see [`dns_common::index`]; the loader sets its size.
 #[map]
@@ -88,7 +91,7 @@ pub struct Scratch {
     pub random: u64,
     /// Number of the tick at which `now_ns` was read.
     pub tick: u64,
-    /// `CLOCK_MONOTONIC_COARSE` in ns, see [`crate::clock`].
+    /// `CLOCK_MONOTONIC_COARSE` in ns, see [`coarse_now`].
     pub now_ns: u64,
     /// 1 while a run uses this space.
     pub busy: u64,
@@ -171,6 +174,18 @@ pub fn scratch() -> Option<*mut Scratch> {
 fn counters() -> Option<*mut CpuCounters> {
     // SAFETY: the helper has no precondition.
     COUNTERS.get_ptr_mut(unsafe { bpf_get_smp_processor_id() })
+}
+
+/// Returns the reason for passing the packet to the network stack, as an error.
+///
+/// If all failures shared one exit, the compiler would store the reason before each check. The asm
+/// statement keeps the exits separate, so that the reason is stored only after a check has failed
+/// (measured: saves 2 of 100 instructions of a reply).
+#[inline(always)]
+pub fn goes_up<T>(reason: Outcome) -> Result<T, Outcome> {
+    // SAFETY: emits no instruction.
+    unsafe { asm!("/* goes up */", options(nomem, nostack, preserves_flags)) }
+    Err(reason)
 }
 
 /// Counts a packet passed to the network stack; `outcome` is a
@@ -282,4 +297,45 @@ pub fn is_listening(
         bpf_sk_release(socket.cast());
     }
     true
+}
+
+/// The maps and values that every step uses.
+pub struct Context {
+    /// Settings written by the server.
+    pub control: &'static Control,
+    /// Served endpoints and interfaces, from the map `SCOPE`.
+    pub scope: &'static Scope,
+    /// This CPU's scratch space.
+    pub scratch: *mut Scratch,
+    /// Opaque zero for the verifier, see [`Zero`].
+    pub zero: Zero,
+}
+
+impl Context {
+    /// Looks up the maps. Never returns `None`, but the verifier requires the check.
+    #[inline(always)]
+    pub fn get() -> Option<Self> {
+        let (control, scope, scratch) = (control()?, scope()?, scratch()?);
+        // SAFETY: this CPU's own element; the field is never written.
+        let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
+        Some(Self { control, scope, scratch, zero })
+    }
+}
+
+/// Returns `CLOCK_MONOTONIC_COARSE` in ns, at most one tick behind.
+///
+/// The coarse clock changes once per tick, so the helper is called once per tick. The tick's number
+/// is a plain load, because the verifier inlines that helper (Linux 5.6).
+#[inline(always)]
+pub fn coarse_now(scratch: *mut Scratch) -> u64 {
+    // SAFETY: the helpers have no precondition; this CPU's own element, not shared while the
+    // program runs.
+    unsafe {
+        let tick = bpf_jiffies64();
+        if (*scratch).tick != tick {
+            (*scratch).tick = tick;
+            (*scratch).now_ns = bpf_ktime_get_coarse_ns();
+        }
+        (*scratch).now_ns
+    }
 }

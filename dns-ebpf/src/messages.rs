@@ -6,7 +6,7 @@
 
 use aya_log_ebpf::warn;
 
-use crate::{clock, maps::Scratch};
+use crate::maps::{self, Scratch};
 
 /// Minimum nanoseconds between two messages of a CPU.
 const PAUSE: u64 = 1_000_000_000;
@@ -34,7 +34,7 @@ pub fn tell(scratch: *mut Scratch) {
 /// and follow a separate path for each value.
 #[inline(always)]
 fn tell_of_collisions(scratch: *mut Scratch) {
-    let now = clock::now(scratch);
+    let now = maps::coarse_now(scratch);
     // SAFETY: as in `note_collision`.
     let collisions = unsafe {
         if now - (*scratch).told_ns < PAUSE {

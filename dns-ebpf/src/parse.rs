@@ -14,10 +14,9 @@ use dns_common::{
 use crate::{
     bytes::{Zero, load, masked, opaque},
     checksum::Sum,
-    frame::Frame,
-    headers::{HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
+    frame::{Frame, HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
     hook::Hook,
-    outcome::goes_up,
+    maps::goes_up,
     question::{Question, Words},
 };
 

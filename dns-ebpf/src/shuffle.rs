@@ -11,9 +11,9 @@ use dns_common::entry::{MAX_V4, MAX_V6};
 use crate::{
     bytes::{Span, Zero, load, opaque, store},
     checksum::Sum,
-    headers::{A_LEN, AAAA_LEN, MAX_REPLY_LEN},
+    frame::{A_LEN, AAAA_LEN, MAX_REPLY_LEN},
     maps::Scratch,
-    plan::Plan,
+    question::Plan,
 };
 
 /// Maximum number of A records in a reply, rounded up.

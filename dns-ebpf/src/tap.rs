@@ -10,8 +10,7 @@ use dns_common::{
 
 use crate::{
     bytes::{Zero, load, opaque, store},
-    frame::Frame,
-    headers::{HEADER_LEN, IPV4_LEN, IPV6_LEN},
+    frame::{Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN},
     hook::Hook,
     maps::TAP,
 };

@@ -14,11 +14,11 @@ use dns_common::{counters::Outcome, scope::Interface};
 
 use crate::{
     bytes::{load, masked, store},
-    context::Context,
-    core_path, filter,
+    filter,
     hook::Hook,
-    maps::{self, TC_ANSWER, TC_FORWARDED},
-    plan::Layout,
+    maps::{self, Context, TC_ANSWER, TC_FORWARDED},
+    pipeline,
+    question::Layout,
 };
 
 /// No decision: the packet continues to the next program, or to the network stack.
@@ -47,7 +47,7 @@ impl Tc {
     #[inline(always)]
     pub fn go_on_if_for_us(&self) {
         let Some(context) = Context::get() else { return };
-        if let Some(frame) = core_path::datagram(self, &context) {
+        if let Some(frame) = pipeline::datagram(self, &context) {
             if !maps::take(context.scratch) {
                 maps::count(Outcome::Busy as usize);
                 return;

@@ -14,10 +14,10 @@ use dns_common::{XDP_HEAD_ROOM, scope::Interface};
 use crate::{
     bytes::{load, masked, opaque, store},
     filter,
-    headers::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
+    frame::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
     maps::XDP_FORWARDED,
-    plan::Layout,
+    question::Layout,
 };
 
 /// A packet at XDP in the driver.

@@ -4,6 +4,7 @@ use core::mem::offset_of;
 
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use dns_common::{
+    control::{CLIENT_BUCKETS, Control, client_bucket},
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
     scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe},
@@ -11,16 +12,13 @@ use dns_common::{
 
 use crate::{
     bytes::{Span, load, opaque, store},
-    clock,
-    context::Context,
     filter,
-    frame::Frame,
-    headers::IPV6_SOURCE_END,
+    frame::{Frame, IPV6_SOURCE_END},
     hook::Hook,
-    lookup, maps, messages,
-    outcome::goes_up,
-    overload, parse, partial,
-    plan::Layout,
+    lookup,
+    maps::{self, Context, Scratch, goes_up},
+    messages, parse,
+    question::Layout,
     reply,
     tap::{self, Seen},
 };
@@ -32,7 +30,7 @@ pub enum Verdict {
     Reply,
     /// Pass it to the network stack, unmodified.
     Pass,
-    /// Drop it, see [`overload`].
+    /// Drop it, see [`is_shed`].
     Drop,
 }
 
@@ -99,7 +97,7 @@ pub fn conclude<H: Hook>(
             if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
             }
-            let (verdict, outcome) = if overload::is_shed(hook, control, scratch, &frame, reason) {
+            let (verdict, outcome) = if is_shed(hook, control, scratch, &frame, reason) {
                 (Verdict::Drop, Outcome::Shed as usize)
             } else {
                 (Verdict::Pass, reason)
@@ -123,7 +121,7 @@ pub fn conclude<H: Hook>(
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
     let &Context { control, scope: _, scratch, zero } = context;
-    let now = clock::now(scratch);
+    let now = maps::coarse_now(scratch);
     if now >= control.lease_deadline_ns {
         return goes_up(Outcome::LeaseExpired);
     }
@@ -137,7 +135,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let keep = |_: &Outcome| question.keep(scratch, hash, name_sum);
     let entry = lookup::lookup(hash, question.name_len, words).inspect_err(keep)?;
     let plan = reply::plan(hook, context, frame, question, &entry).inspect_err(keep)?.value_barrier(zero);
-    let is_partial = partial::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
+    let is_partial = reply::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     make_room(hook, context, &plan.layout, now)?;
     reply::write(hook, scratch, zero, &plan)?;
@@ -211,4 +209,39 @@ fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bo
         store(count, load::<u64>(count) + 1);
     }
     true
+}
+
+/// Sheds load: while userspace receives more queries than it can answer, the programs drop a share of the packets
+/// that they would pass to it. Returns whether to drop a datagram for us that would be passed for this reason (an
+/// [`Outcome`] as a number).
+///
+/// A query dropped by a full receive queue has already cost the kernel its whole path through the
+/// stack; the more queries are dropped there, the less CPU time remains for answering. Userspace
+/// sets the share that passes ([`Control::pass_shares`]) per group of clients, so that a client
+/// that floods the server takes nothing from other groups. Published names are answered before this
+/// check.
+#[inline(always)]
+fn is_shed<H: Hook>(
+    hook: &H,
+    control: &Control,
+    scratch: *mut Scratch,
+    frame: &Frame,
+    reason: usize,
+) -> bool {
+    // A server that hangs never lifts its limit, so the limit expires and ends with the lease.
+    if maps::coarse_now(scratch) >= control.shed_until_ns
+        || reason == Outcome::LeaseExpired as usize
+        || reason == Outcome::Probe as usize
+    {
+        return false;
+    }
+    let source = hook.span(frame.source_end() - 4);
+    if source.start + 4 > source.end {
+        return false;
+    }
+    // SAFETY: just checked; the packet is untouched since.
+    let last_four = unsafe { load::<u32>(source.start) };
+    let bucket = opaque(client_bucket(last_four.to_ne_bytes())) & (CLIENT_BUCKETS - 1);
+    // SAFETY: the helper has no precondition.
+    unsafe { bpf_get_prandom_u32() > control.pass_shares[bucket] }
 }
