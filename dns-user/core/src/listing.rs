@@ -5,10 +5,12 @@ use std::slice;
 
 use smallvec::SmallVec;
 
-use crate::catalog::{FileTarget, InstanceIndex, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol};
-use crate::name::Name;
-use crate::query::Question;
-use crate::resolve::select;
+use crate::{
+    catalog::{FileTarget, InstanceIndex, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol},
+    name::Name,
+    query::Question,
+    resolve::select,
+};
 
 /// Returns the names to publish before the first query, most useful first and without duplicates:
 /// aliases, groups, then instances.

@@ -2,16 +2,13 @@
 //!
 //! Pure: callers read the files and pass their content.
 
-pub mod addresses;
-mod dnstap;
 pub mod keys;
 pub mod parse;
 pub mod reader;
 pub mod values;
 
 pub use self::{
-    dnstap::{DnstapConfig, DnstapMessages, DnstapOutput},
-    keys::Compat,
+    keys::{Compat, DnstapConfig, DnstapMessages, DnstapOutput},
     parse::{CONTROL_SOCKET, Loaded},
 };
 

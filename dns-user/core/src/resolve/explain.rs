@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Existence, Health, HealthState, resolve, select::select};
+use super::{Existence, Health, HealthState, resolve, select};
 use crate::{
     catalog::{Narrowing, Snapshot, Target},
     name::Name,

@@ -10,17 +10,14 @@
 //! * [`truncation`]: fitting of foreign replies to the client's limits.
 //! * [`ForwardedAnswer`]: a cached answer of another server.
 
-mod forwarded;
-mod layout;
 mod options;
 mod read;
 pub mod reply;
-#[cfg(test)]
-mod tests;
 mod truncation;
 
+use std::{net::IpAddr, ops::Range};
+
 pub use dns_common::{UDP_PAYLOAD_SIZE, forwarded::remaining_ttl};
-pub use forwarded::ForwardedAnswer;
 pub use options::{
     EdnsOption, EdnsOptions, ExtendedError, InfoCode, OPTION_CLIENT_SUBNET, OPTION_COOKIE,
     OPTION_EXTENDED_ERROR, OPTION_NSID, OPTION_PADDING, push_option,
@@ -31,8 +28,6 @@ pub use reply::{
     opt_record,
 };
 pub use truncation::fit;
-
-use std::{net::IpAddr, ops::Range};
 
 use crate::name::Name;
 
@@ -319,3 +314,74 @@ fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
         }
     }
 }
+
+/// Offset of ARCOUNT in the header.
+const ADDITIONAL_COUNT_AT: usize = 10;
+
+/// Offsets and counts of a reply's parts.
+struct Layout {
+    /// Start and end of each record.
+    records: Vec<(usize, usize)>,
+    /// Number of answer, authority and additional records.
+    counts: [u16; 3],
+    /// Start of the records, which is the end of the questions.
+    start: usize,
+    end: usize,
+    /// Start and end of the OPT.
+    opt: Option<(usize, usize)>,
+}
+
+impl Layout {
+    /// Scans a message; `None` if it is cut short.
+    fn read(message: &[u8]) -> Option<Self> {
+        let mut at = HEADER_LEN;
+        for _ in 0..u16_at(message, 4)? {
+            at = skip_name(message, at)? + 4;
+        }
+        let start = at;
+        let counts = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, ADDITIONAL_COUNT_AT)?];
+        let before_additionals = usize::from(counts[0]) + usize::from(counts[1]);
+        let mut records = Vec::new();
+        let mut opt = None;
+        for number in 0..before_additionals + usize::from(counts[2]) {
+            let fields = skip_name(message, at)?;
+            let end = fields + 10 + usize::from(u16_at(message, fields + 8)?);
+            if end > message.len() {
+                return None;
+            }
+            if number >= before_additionals && u16_at(message, fields)? == TYPE_OPT {
+                opt = Some((at, end));
+            }
+            records.push((at, end));
+            at = end;
+        }
+        (at <= message.len()).then_some(Self { records, counts, start, end: at, opt })
+    }
+}
+
+/// A cached answer of another server, with everything that decides about a client's reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardedAnswer {
+    /// Name of the question.
+    pub name: Name,
+    /// Type of the question; its class is IN.
+    pub qtype: u16,
+    /// DO of the queries that get this answer.
+    pub dnssec_ok: bool,
+    /// CD of the queries that get this answer.
+    pub checking_disabled: bool,
+    /// The message without OPT. Every reply to such a query with RD has its flags, except
+    /// for AD, which only a client that understands it gets (RFC 6840, section 5.8).
+    pub message: Box<[u8]>,
+    /// Offsets of the TTLs in the message.
+    pub ttls: Box<[u16]>,
+    /// TTL of all records at the arrival, in seconds.
+    pub ttl: u32,
+    /// Time for which the answer is valid, in seconds.
+    pub lifetime: u32,
+    /// Arrival in nanoseconds of the kernel's `CLOCK_BOOTTIME`.
+    pub since_ns: u64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -6,10 +6,7 @@ use hickory_proto::{
 };
 
 use super::{
-    ExtendedError, InfoCode, Query, Transport, flag,
-    layout::{ADDITIONAL_COUNT_AT, Layout},
-    reply::error_reply,
-    u16_at,
+    ADDITIONAL_COUNT_AT, ExtendedError, InfoCode, Layout, Query, Transport, flag, reply::error_reply, u16_at,
 };
 
 /// Adapts a complete reply to the client:

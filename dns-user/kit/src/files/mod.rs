@@ -10,7 +10,7 @@ pub use bounded::FileStamp;
 
 use std::{net::SocketAddr, path::Path};
 
-use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, ParsedFiles, addresses::parse_addresses};
+use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, ParsedFiles, parse::parse_addresses};
 
 /// Reads and parses `config.json` at `path`.
 pub fn load_config(path: &Path) -> Result<Loaded, ConfigErrors> {

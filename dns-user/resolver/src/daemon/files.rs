@@ -17,7 +17,7 @@ use crate::{
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     catalog::Snapshot,
-    config::{ConfigErrors, ParsedFiles, addresses::parse_addresses},
+    config::{ConfigErrors, ParsedFiles, parse::parse_addresses},
 };
 use dns_upstream::{HandlerConfig, Handlers};
 
