@@ -49,7 +49,7 @@ impl Zero {
     /// Returns `value`; the verifier knows only that it is within `mask`.
     #[inline(always)]
     pub fn value_barrier(self, value: usize, mask: usize) -> usize {
-        opaque(opaque(value) ^ self.0) & mask
+        barrier(barrier(value) ^ self.0) & mask
     }
 }
 
@@ -57,14 +57,14 @@ impl Zero {
 /// `value` or about registers that it knows to be equal.
 #[inline(always)]
 pub fn has(value: usize, mask: usize) -> bool {
-    masked(value, mask) != 0
+    barrier_and(value, mask) != 0
 }
 
 /// Returns `value & mask`, computed even if the compiler knows the mask to be redundant: the
 /// verifier may have lost that knowledge.
 #[inline(always)]
-pub fn masked(value: usize, mask: usize) -> usize {
-    opaque(opaque(value) & mask)
+pub fn barrier_and(value: usize, mask: usize) -> usize {
+    barrier(barrier(value) & mask)
 }
 
 /// Returns `value` while hiding its origin from the compiler.
@@ -72,7 +72,7 @@ pub fn masked(value: usize, mask: usize) -> usize {
 /// Keeps the compiler from rewriting a bounds-checked address or counter into an equal expression
 /// that the verifier cannot follow.
 #[inline(always)]
-pub fn opaque(mut value: usize) -> usize {
+pub fn barrier(mut value: usize) -> usize {
     // SAFETY: emits no instruction.
     unsafe { asm!("/* {0} */", inout(reg) value, options(nomem, nostack, preserves_flags)) }
     value

@@ -1,7 +1,7 @@
 //! The internet checksum (RFC 1071).
 
 use crate::{
-    bytes::{Span, load, masked, opaque},
+    bytes::{Span, barrier, barrier_and, load},
     frame::UDP,
 };
 
@@ -122,9 +122,9 @@ pub fn sum_bytes<const WORDS: usize>(span: Span, len: usize) -> Option<Sum> {
         }
         // SAFETY: just compared with the end.
         sum.add(unsafe { load(at) });
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
-    let mut at = start + masked(len, 0x1ff8);
+    let mut at = start + barrier_and(len, 0x1ff8);
     if len & 4 != 0 {
         if at + 4 > end {
             return None;

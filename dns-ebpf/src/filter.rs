@@ -9,11 +9,11 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Zero, load, masked, opaque},
+    bytes::{Zero, barrier, barrier_and, load},
     checksum::Sum,
     frame::{ETHERNET_LEN, Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
-    maps::goes_up,
+    maps::pass_to_stack,
 };
 
 /// EtherTypes in network byte order.
@@ -31,19 +31,19 @@ pub fn filter<H: Hook>(hook: &H, scope: &Scope, zero: Zero) -> Result<Frame, Out
     match ethertype {
         IPV4 => ipv4(hook, scope, zero, ETHERNET_LEN),
         IPV6 => ipv6(hook, scope, zero, ETHERNET_LEN),
-        TAGGED if hook.stripped_tag().is_some() => goes_up(Outcome::Unsupported),
+        TAGGED if hook.stripped_tag().is_some() => pass_to_stack(Outcome::Unsupported),
         // SAFETY (both loads): as above.
         TAGGED => match unsafe { load::<u16>(data + ETHERNET_LEN + 2) } {
-            TAGGED | SERVICE_TAGGED => goes_up(Outcome::Unsupported),
+            TAGGED | SERVICE_TAGGED => pass_to_stack(Outcome::Unsupported),
             _ if !is_our_vlan(scope, u16::from_be(unsafe { load(data + ETHERNET_LEN) })) => {
-                goes_up(Outcome::NotOurs)
+                pass_to_stack(Outcome::NotOurs)
             }
             IPV4 => ipv4(hook, scope, zero, ETHERNET_LEN + VLAN_TAG_LEN),
             IPV6 => ipv6(hook, scope, zero, ETHERNET_LEN + VLAN_TAG_LEN),
-            _ => goes_up(Outcome::NotOurs),
+            _ => pass_to_stack(Outcome::NotOurs),
         },
-        SERVICE_TAGGED => goes_up(Outcome::Unsupported),
-        _ => goes_up(Outcome::NotOurs),
+        SERVICE_TAGGED => pass_to_stack(Outcome::Unsupported),
+        _ => pass_to_stack(Outcome::NotOurs),
     }
 }
 
@@ -54,37 +54,37 @@ fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
     if unsafe { load::<u8>(data + ip + 9) } != UDP {
-        return goes_up(Outcome::NotOurs);
+        return pass_to_stack(Outcome::NotOurs);
     }
     // Version 4, five words, no options; not a fragment.
     if unsafe { load::<u8>(data + ip) } != 0x45
         || unsafe { load::<u16>(data + ip + 6) } & 0x3fffu16.to_be() != 0
     {
-        return goes_up(Outcome::Unsupported);
+        return pass_to_stack(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let (source, address): (u32, u32) = unsafe { (load(data + ip + 12), load(data + ip + 16)) };
     let to_loopback = address.to_ne_bytes()[0] == 127;
     let Some(endpoint) = endpoint_v4(scope, zero, port, address) else {
-        return goes_up(Outcome::NotOurs);
+        return pass_to_stack(Outcome::NotOurs);
     };
     let slot = served_at(hook, scope, zero, data, endpoint, to_loopback)?;
     let total_len = u16::from_be(unsafe { load(data + ip + 2) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if total_len != IPV4_LEN + udp_len || udp_len < UDP_LEN {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     if is_refused_v4(scope, source, hook.ifindex() == LOOPBACK_IFINDEX)
         || is_refused_sender(data, unsafe { load(data + udp) })
     {
-        return goes_up(Outcome::BadSender);
+        return pass_to_stack(Outcome::BadSender);
     }
     let mut sum = Sum::new();
     sum.add(unsafe { load(data + ip) });
     sum.add(unsafe { load(data + ip + 8) });
     sum.add_half(address);
     if !sum.is_right() {
-        return goes_up(Outcome::BadChecksum);
+        return pass_to_stack(Outcome::BadChecksum);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
@@ -105,29 +105,29 @@ fn ipv6<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     match unsafe { load::<u8>(data + ip + 6) } {
         UDP => {}
         // Hop-by-hop, routing, fragment, ESP, authentication, destination options.
-        0 | 43 | 44 | 50 | 51 | 60 => return goes_up(Outcome::Unsupported),
-        _ => return goes_up(Outcome::NotOurs),
+        0 | 43 | 44 | 50 | 51 | 60 => return pass_to_stack(Outcome::Unsupported),
+        _ => return pass_to_stack(Outcome::NotOurs),
     }
     if unsafe { load::<u8>(data + ip) } & 0xf0 != 0x60 {
-        return goes_up(Outcome::Unsupported);
+        return pass_to_stack(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let source: [u64; 2] = unsafe { [load(data + ip + 8), load(data + ip + 16)] };
     let address: [u64; 2] = unsafe { [load(data + ip + 24), load(data + ip + 32)] };
     let to_loopback = address == [0, 1u64.to_be()];
     let Some(endpoint) = endpoint_v6(scope, zero, port, address) else {
-        return goes_up(Outcome::NotOurs);
+        return pass_to_stack(Outcome::NotOurs);
     };
     let slot = served_at(hook, scope, zero, data, endpoint, to_loopback)?;
     let payload_len = u16::from_be(unsafe { load(data + ip + 4) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if payload_len != udp_len || udp_len < UDP_LEN {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     if is_refused_v6(scope, source, hook.ifindex() == LOOPBACK_IFINDEX)
         || is_refused_sender(data, unsafe { load(data + udp) })
     {
-        return goes_up(Outcome::BadSender);
+        return pass_to_stack(Outcome::BadSender);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
@@ -153,18 +153,18 @@ fn served_at<H: Hook>(
 ) -> Result<usize, Outcome> {
     let ifindex = hook.ifindex();
     if to_loopback && ifindex != LOOPBACK_IFINDEX {
-        return goes_up(Outcome::NotOurs);
+        return pass_to_stack(Outcome::NotOurs);
     }
-    let Some(slot) = interface_slot(scope, ifindex) else { return goes_up(Outcome::NotServed) };
+    let Some(slot) = interface_slot(scope, ifindex) else { return pass_to_stack(Outcome::NotServed) };
     let slot = zero.value_barrier(slot, INTERFACES - 1);
     let interface = &scope.interfaces[slot];
     if !hook.stripped_tag().is_none_or(|tag| is_our_vlan(scope, tag))
         || !hook.is_addressed_to(interface, data)
     {
-        return goes_up(Outcome::NotOurs);
+        return pass_to_stack(Outcome::NotOurs);
     }
     if interface.endpoints >> endpoint & 1 == 0 {
-        return goes_up(Outcome::NotServed);
+        return pass_to_stack(Outcome::NotServed);
     }
     Ok(slot)
 }
@@ -178,11 +178,11 @@ fn interface_slot(scope: &Scope, ifindex: u32) -> Option<usize> {
     }
     let mut tries = 1;
     while tries < INTERFACE_TRIES {
-        let slot = opaque(first + tries) & (INTERFACES - 1);
+        let slot = barrier(first + tries) & (INTERFACES - 1);
         if scope.interfaces[slot].ifindex == ifindex {
             return Some(slot);
         }
-        tries = opaque(tries + 1);
+        tries = barrier(tries + 1);
     }
     None
 }
@@ -197,7 +197,7 @@ pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     // SAFETY: an Ethernet header starts at `data`.
     let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
     // Opaque, so that the compiler loads the second address only if the first one does not match.
-    to == at(&interface.address) || to == opaque(at(&interface.master))
+    to == at(&interface.address) || to == barrier(at(&interface.master))
 }
 
 /// Returns whether a reply cannot reach the sender: port 0, or a broadcast or multicast source MAC
@@ -259,12 +259,12 @@ pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
         return Ok(());
     }
     // Masked for verifiers (Linux 6.1) that cannot prove that it is not negative.
-    let len = masked(frame.message + frame.message_len, 0xffff);
+    let len = barrier_and(frame.message + frame.message_len, 0xffff);
     if hook.data() + len <= hook.data_end() {
         return Ok(());
     }
     if len > hook.length() || !hook.pull(len) {
-        // Without `goes_up`, with which the verifier of Linux 5.15 would examine nearly twice as
+        // Without `pass_to_stack`, with which the verifier of Linux 5.15 would examine nearly twice as
         // many instructions.
         return Err(Outcome::BadLength);
     }

@@ -14,12 +14,12 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Span, has, load, masked, opaque, store},
+    bytes::{Span, barrier, barrier_and, has, load, store},
     checksum::Sum,
     frame::{Frame, HEADER_LEN, TYPE_CLASS_LEN},
     hook::Hook,
     lookup::{self, Answer},
-    maps::{self, Answered, Context, goes_up},
+    maps::{self, Answered, Context, pass_to_stack},
     pipeline::{self, Verdict},
     question::{Layout, Question},
     reply::{self, Header, ONE_QUESTION},
@@ -32,7 +32,7 @@ const BODY_WORDS: usize = MAX_BODY_LEN / 8;
 /// taken by that program.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
-    let frame = Frame::kept(context.scratch);
+    let frame = Frame::load(context.scratch);
     pipeline::conclude(hook, context, frame, try_answer(hook, context, frame))
 }
 
@@ -40,11 +40,11 @@ pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answered, Outcome> {
     let &Context { control, scope: _, scratch, zero } = context;
-    let (question, name_hash, name_sum) = Question::kept(scratch);
+    let (question, name_hash, name_sum) = Question::load(scratch);
     let plain_len = question.end() + question.opt_len();
     // Without RD the client wants no forwarded answer (local replies repeat RD), and EDNS options are for userspace.
     if !question.recursion_desired() || frame.message_len != plain_len {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     let key = key(hook, &frame, &question)?;
     // SAFETY: this CPU's own element, not shared while the program runs.
@@ -54,22 +54,22 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<Answ
     let header = answer.header();
     let is_local = header.generation == LOCAL;
     if !is_local && header.generation != control.answer_generation {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     let hit =
         zero.value_barrier(if is_local { Outcome::HitOther } else { Outcome::HitForwarded } as usize, 0x1f);
     // SAFETY: the helper has no precondition.
     let age = unsafe { bpf_ktime_get_boot_ns() }.wrapping_sub(header.since_ns);
     let Some(ttl) = counted(header.ttl, header.lifetime, header.generation, age) else {
-        return goes_up(Outcome::AnswerExpired);
+        return pass_to_stack(Outcome::AnswerExpired);
     };
     let chosen = choose(context, &answer, &question)?;
     let variant = chosen.of(&answer);
-    let body_len = masked(variant.body_len as usize, 0x7ff);
+    let body_len = barrier_and(variant.body_len as usize, 0x7ff);
     let reply_len = plain_len + body_len;
     // Userspace truncates longer replies and sets TC.
     if body_len > MAX_BODY_LEN || reply_len > question.limit || reply_len > reply::max_reply(context) {
-        return goes_up(Outcome::NoRoom);
+        return pass_to_stack(Outcome::NoRoom);
     }
     reply::check_path(hook, context, &frame, reply_len)?;
     let layout = reply::layout(context, frame, question, reply_len).value_barrier(zero);
@@ -104,7 +104,7 @@ impl Chosen {
     #[inline(always)]
     fn of(self, answer: &Answer) -> &Variant {
         // SAFETY: an entry of the largest size fits at the answer's address.
-        unsafe { &*((answer.address + masked(self.0, MAX_VARIANT_OFFSET)) as *const Variant) }
+        unsafe { &*((answer.address + barrier_and(self.0, MAX_VARIANT_OFFSET)) as *const Variant) }
     }
 }
 
@@ -120,11 +120,11 @@ const _: () = assert!(
 fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Chosen, Outcome> {
     // Queries with and without OPT are computed alike, without a branch.
     let group = question.opt_count();
-    let header = opaque(answer.address);
+    let header = barrier(answer.address);
     // SAFETY (both): inside the header.
     let [least, most] = unsafe { load::<[u16; 2]>(header + offset_of!(AnswerHeader, limits) + group * 4) };
     if question.limit < least as usize || question.limit > most as usize {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     let [first, count] = unsafe { load::<[u8; 2]>(header + offset_of!(AnswerHeader, variants) + group * 2) };
     let mut index = first as usize;
@@ -133,7 +133,9 @@ fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Cho
         index += (unsafe { bpf_get_prandom_u32() } as usize * count as usize) >> 32;
     }
     let index = context.zero.value_barrier(index, MAX_VARIANTS - 1);
-    Ok(Chosen(AnswerHeader::variants_offset(masked(question.name_len, 0xff)) + index * size_of::<Variant>()))
+    Ok(Chosen(
+        AnswerHeader::variants_offset(barrier_and(question.name_len, 0xff)) + index * size_of::<Variant>(),
+    ))
 }
 
 /// Reads the type of the question; its class is IN.
@@ -141,7 +143,7 @@ fn choose(context: &Context, answer: &Answer, question: &Question) -> Result<Cho
 fn key<H: Hook>(hook: &H, frame: &Frame, question: &Question) -> Result<QueryKey, Outcome> {
     let Span { start, end } = hook.span(frame.message + HEADER_LEN + question.name_len);
     if start + TYPE_CLASS_LEN > end {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     // SAFETY: just compared with the end.
     let qtype = u16::from_be(unsafe { load(start) });
@@ -163,7 +165,7 @@ fn write<H: Hook>(
     let header = answer.header();
     let variant = chosen.of(answer);
     let question = &layout.question;
-    let body = answer.address + masked(variant.body_at as usize, MAX_ANSWER_SIZE - 1);
+    let body = answer.address + barrier_and(variant.body_at as usize, MAX_ANSWER_SIZE - 1);
     let Span { start: to, end } = hook.span(layout.answers_offset);
     let full = body_len >> 3;
     let mut index = 0;
@@ -174,11 +176,11 @@ fn write<H: Hook>(
         }
         // SAFETY: inside the entry; just compared with the packet's end.
         unsafe { store(at, load::<u64>(body + index * 8)) };
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
     // The last eight bytes, for any length: no body is shorter, unless it is empty.
     if has(body_len, 0x7f8) {
-        let last = masked(body_len.wrapping_sub(8), 0x7ff);
+        let last = barrier_and(body_len.wrapping_sub(8), 0x7ff);
         let at = to + last;
         if at + 8 > end {
             return None;
@@ -196,13 +198,13 @@ fn write<H: Hook>(
             break;
         }
         // SAFETY: inside the header.
-        let at = to + masked(unsafe { load::<u16>(ttls + index * 2) } as usize, 0x7ff);
+        let at = to + barrier_and(unsafe { load::<u16>(ttls + index * 2) } as usize, 0x7ff);
         if at + 4 > end {
             return None;
         }
         // SAFETY: just compared with the packet's end.
         unsafe { store(at, ttl) };
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
 
     let odd = header.odd_ttls as usize;

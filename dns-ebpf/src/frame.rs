@@ -6,7 +6,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Zero, has, masked, opaque},
+    bytes::{Zero, barrier, barrier_and, has},
     maps::Scratch,
 };
 
@@ -42,9 +42,9 @@ impl Frame {
         }
     }
 
-    /// Saves the frame for the program called next, which loads it with [`Self::kept`].
+    /// Saves the frame for the program called next, which loads it with [`Self::load`].
     #[inline(always)]
-    pub fn keep(self, scratch: *mut Scratch) {
+    pub fn save_to_scratch(self, scratch: *mut Scratch) {
         let Self { tagged, v6, message, message_len, endpoint, slot } = self;
         let kept = [tagged, v6, message, message_len, endpoint, slot];
         // SAFETY: this CPU's own element.
@@ -53,24 +53,24 @@ impl Frame {
 
     /// Loads the frame saved by the calling program.
     #[inline(always)]
-    pub fn kept(scratch: *mut Scratch) -> Self {
+    pub fn load(scratch: *mut Scratch) -> Self {
         // SAFETY: this CPU's own element.
         let [tagged, v6, message, message_len, endpoint, slot] =
             unsafe { (&raw const (*scratch).frame).read_volatile() };
         Self {
-            tagged: opaque(tagged) & 1,
-            v6: opaque(v6) & 1,
-            message: opaque(message) & 0x7f,
-            message_len: opaque(message_len) & 0xffff,
-            endpoint: opaque(endpoint) & (MAX_ENDPOINTS - 1),
-            slot: opaque(slot) & (INTERFACES - 1),
+            tagged: barrier(tagged) & 1,
+            v6: barrier(v6) & 1,
+            message: barrier(message) & 0x7f,
+            message_len: barrier(message_len) & 0xffff,
+            endpoint: barrier(endpoint) & (MAX_ENDPOINTS - 1),
+            slot: barrier(slot) & (INTERFACES - 1),
         }
     }
 
     /// Returns the receiving interface.
     #[inline(always)]
     pub fn interface<'a>(&self, scope: &'a Scope) -> &'a Interface {
-        &scope.interfaces[opaque(self.slot) & (INTERFACES - 1)]
+        &scope.interfaces[barrier(self.slot) & (INTERFACES - 1)]
     }
 
     /// Returns whether a VLAN tag precedes the IP header.
@@ -87,19 +87,19 @@ impl Frame {
     /// Returns the offset of the IP header.
     #[inline(always)]
     pub fn ip(&self) -> usize {
-        ETHERNET_LEN + opaque(masked(self.tagged, 1) * VLAN_TAG_LEN)
+        ETHERNET_LEN + barrier(barrier_and(self.tagged, 1) * VLAN_TAG_LEN)
     }
 
     /// Returns the offset of the byte after the sender's IP address.
     #[inline(always)]
     pub fn source_end(&self) -> usize {
-        self.ip() + IPV4_SOURCE_END + opaque(masked(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
+        self.ip() + IPV4_SOURCE_END + barrier(barrier_and(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
     }
 
     /// Returns the length of the IP and UDP headers.
     #[inline(always)]
     pub fn headers_len(&self) -> usize {
-        IPV4_LEN + UDP_LEN + opaque(masked(self.v6, 1) * (IPV6_LEN - IPV4_LEN))
+        IPV4_LEN + UDP_LEN + barrier(barrier_and(self.v6, 1) * (IPV6_LEN - IPV4_LEN))
     }
 }
 

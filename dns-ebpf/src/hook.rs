@@ -4,7 +4,7 @@ use aya_ebpf::cty::c_void;
 use dns_common::scope::Interface;
 
 use crate::{
-    bytes::{Span, opaque},
+    bytes::{Span, barrier},
     question::Layout,
 };
 
@@ -71,6 +71,6 @@ pub trait Hook {
     /// Returns the range from `offset` in the frame to the end of the directly accessible bytes.
     #[inline(always)]
     fn span(&self, offset: usize) -> Span {
-        Span { start: self.data() + opaque(offset), end: self.data_end() }
+        Span { start: self.data() + barrier(offset), end: self.data_end() }
     }
 }

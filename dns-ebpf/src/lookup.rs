@@ -14,8 +14,8 @@ use dns_common::{
 use aya_ebpf::maps::Array;
 
 use crate::{
-    bytes::{load, masked, opaque},
-    maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES, goes_up},
+    bytes::{barrier, barrier_and, load},
+    maps::{ANSWER_ENTRIES, ANSWER_NAMES, ENTRIES, NAMES, pass_to_stack},
     question::Words,
 };
 
@@ -32,17 +32,17 @@ impl Entry {
     #[inline(always)]
     pub fn header(&self) -> &EntryHeader {
         // SAFETY: an entry of the largest size fits at the address found by `find`.
-        unsafe { &*(opaque(self.address) as *const EntryHeader) }
+        unsafe { &*(barrier(self.address) as *const EntryHeader) }
     }
 }
 
 /// Finds the entry by the name's hash, then compares the whole name.
 #[inline(always)]
 pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let Some(address) = find(&NAMES, &ENTRIES, hash) else { return goes_up(Outcome::NotPublished) };
+    let Some(address) = find(&NAMES, &ENTRIES, hash) else { return pass_to_stack(Outcome::NotPublished) };
     let entry = Entry { address };
     if entry.header().name_len as usize != name_len {
-        return goes_up(Outcome::Collision);
+        return pass_to_stack(Outcome::Collision);
     }
     compare(address + size_of::<EntryHeader>(), name_len, words)?;
     Ok(entry)
@@ -60,7 +60,7 @@ impl Answer {
     #[inline(always)]
     pub fn header(&self) -> &AnswerHeader {
         // SAFETY: an entry of the largest size fits at the address found by `find`.
-        unsafe { &*(opaque(self.address) as *const AnswerHeader) }
+        unsafe { &*(barrier(self.address) as *const AnswerHeader) }
     }
 }
 
@@ -68,11 +68,11 @@ impl Answer {
 #[inline(always)]
 pub fn forwarded(name_hash: u64, key: QueryKey, name_len: usize, words: &Words) -> Result<Answer, Outcome> {
     let found = find(&ANSWER_NAMES, &ANSWER_ENTRIES, key.hash(name_hash));
-    let Some(address) = found else { return goes_up(Outcome::NotPublished) };
+    let Some(address) = found else { return pass_to_stack(Outcome::NotPublished) };
     let answer = Answer { address };
     let header = answer.header();
     if header.name_len as usize != name_len || header.key != key {
-        return goes_up(Outcome::Collision);
+        return pass_to_stack(Outcome::Collision);
     }
     compare(address + size_of::<AnswerHeader>(), name_len, words)?;
     Ok(answer)
@@ -89,9 +89,9 @@ fn compare(name: usize, name_len: usize, words: &Words) -> Result<(), Outcome> {
         }
         // SAFETY: inside the entry.
         if unsafe { load::<u64>(name + index * 8) } != words[index & (MAX_NAME_WORDS - 1)] {
-            return goes_up(Outcome::Collision);
+            return pass_to_stack(Outcome::Collision);
         }
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
     Ok(())
 }
@@ -110,13 +110,13 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
     let preferred = index::preferred_bucket(hash);
     let mut turn = 0;
     while turn < 2 {
-        let bucket = pair + masked((preferred ^ turn) * size_of::<Bucket>(), size_of::<Bucket>());
+        let bucket = pair + barrier_and((preferred ^ turn) * size_of::<Bucket>(), size_of::<Bucket>());
         // SAFETY: the masked offset stays inside the pair.
         let tags = unsafe { load::<[u64; 2]>(bucket) };
         let mut slots = index::slots_with(tags, tag);
         let mut tries = 0;
         while slots != 0 && tries < BUCKET_SLOTS {
-            let slot = opaque(index::first_slot(slots));
+            let slot = barrier(index::first_slot(slots));
             if slot >= BUCKET_SLOTS {
                 return None;
             }
@@ -126,12 +126,12 @@ fn find(names: &Array<Pair>, entries: &Chunks, hash: u64) -> Option<usize> {
                 return Some(address);
             }
             slots &= slots.wrapping_sub(1);
-            tries = opaque(tries + 1);
+            tries = barrier(tries + 1);
         }
         if index::overflows(tags[1]) == 0 {
             return None;
         }
-        turn = opaque(turn + 1);
+        turn = barrier(turn + 1);
     }
     None
 }
@@ -144,7 +144,7 @@ const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 #[inline(always)]
 fn entry_at(entries: &Chunks, location: Location, hash: u64) -> Option<usize> {
     let chunk = entries.get_ptr(location.chunk())? as usize;
-    let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
+    let address = chunk + barrier_and(location.offset() as usize, MAX_OFFSET);
     // SAFETY: an entry of the largest size fits at every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };
     (found == hash).then_some(address)

@@ -64,7 +64,7 @@ fn xdp_action_of(verdict: Verdict) -> u32 {
 /// Answers at tc ingress (tcx and clsact), by tail-calling [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
-    Tc::new(context).go_on_if_for_us();
+    Tc::new(context).tail_call_if_ours();
     TC_ACT_UNSPEC
 }
 
@@ -72,7 +72,7 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answer = |context: Context| pipeline::answer_datagram(&hook, &context, Frame::kept(context.scratch));
+    let answer = |context: Context| pipeline::answer_datagram(&hook, &context, Frame::load(context.scratch));
     match Context::get().map_or(Verdict::Pass, answer) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,

@@ -24,7 +24,7 @@ use dns_common::{
     scope::{Endpoint, INTERFACES, MAX_ENDPOINTS, Scope},
 };
 
-use crate::bytes::{Zero, has, load, masked, opaque, store};
+use crate::bytes::{Zero, barrier, barrier_and, has, load, store};
 
 /// Index from names to entries, see [`dns_common::index`]; the loader sets its size.
 #[map]
@@ -73,7 +73,7 @@ pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 
 /// Scratch space, one element per CPU. Both hooks run with bottom halves disabled, so no other run
 /// uses it at the same time, except on kernels with PREEMPT_RT (6.18 and later), where one run may
-/// interrupt another: see [`take`].
+/// interrupt another: see [`acquire_scratch`].
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
@@ -97,9 +97,9 @@ pub struct Scratch {
     pub busy: u64,
     /// Always zero, see [`crate::bytes::Zero`].
     pub zero: usize,
-    /// See [`crate::frame::Frame::keep`].
+    /// See [`crate::frame::Frame::save_to_scratch`].
     pub frame: [usize; 6],
-    /// See [`crate::question::Question::keep`].
+    /// See [`crate::question::Question::save_to_scratch`].
     pub question: [u64; 7],
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
@@ -126,19 +126,19 @@ pub fn scope() -> Option<&'static Scope> {
     SCOPE.get_ptr(0).map(|scope| unsafe { &*scope })
 }
 
-/// Takes this CPU's scratch space for one run, until [`leave`]; false if this run has interrupted
+/// Acquires this CPU's scratch space for one run, until [`release_scratch`]; false if this run has interrupted
 /// another.
 ///
 /// Where runs cannot interrupt each other, the exchange is left out: it waits for all earlier stores,
 /// which costs 3 % of the time at tc (measured).
 #[inline(always)]
-pub fn take(scratch: *mut Scratch) -> bool {
+pub fn acquire_scratch(scratch: *mut Scratch) -> bool {
     if !is_preemptible() {
         return true;
     }
     let mut busy = 1_u64;
     // An atomic exchange (kernel 5.12), which `core` does not offer for this target. SAFETY: an
-    // aligned word of a map's memory, written only here and in `leave`.
+    // aligned word of a map's memory, written only here and in `release_scratch`.
     unsafe {
         asm!(
             "{0} = xchg_64({1} + 0, {0})",
@@ -152,9 +152,9 @@ pub fn take(scratch: *mut Scratch) -> bool {
 
 /// Releases this CPU's scratch space.
 #[inline(always)]
-pub fn leave(scratch: *mut Scratch) {
+pub fn release_scratch(scratch: *mut Scratch) {
     if is_preemptible() {
-        // SAFETY: as in `take`.
+        // SAFETY: as in `acquire_scratch`.
         unsafe { (&raw mut (*scratch).busy).write_volatile(0) };
     }
 }
@@ -182,7 +182,7 @@ fn counters() -> Option<*mut CpuCounters> {
 /// statement keeps the exits separate, so that the reason is stored only after a check has failed
 /// (measured: saves 2 of 100 instructions of a reply).
 #[inline(always)]
-pub fn goes_up<T>(reason: Outcome) -> Result<T, Outcome> {
+pub fn pass_to_stack<T>(reason: Outcome) -> Result<T, Outcome> {
     // SAFETY: emits no instruction.
     unsafe { asm!("/* goes up */", options(nomem, nostack, preserves_flags)) }
     Err(reason)
@@ -267,12 +267,12 @@ pub fn is_listening(
     // Sizes of the members of `bpf_sock_tuple`: sender and receiver, then their ports.
     const V4: u32 = 2 * 4 + 2 * 2;
     const V6: u32 = 2 * 16 + 2 * 2;
-    let endpoint = opaque(&raw const scope.endpoints[opaque(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
+    let endpoint = barrier(&raw const scope.endpoints[barrier(endpoint) & (MAX_ENDPOINTS - 1)] as usize);
     // SAFETY: this CPU's own element.
-    let tuple = opaque(unsafe { &raw mut (*scratch).tuple } as usize);
+    let tuple = barrier(unsafe { &raw mut (*scratch).tuple } as usize);
     // The size tells the kernel the family. Computed without a branch, which would double the
     // paths.
-    let size = V4 + opaque(masked(v6, 1)) as u32 * (V6 - V4);
+    let size = V4 + barrier(barrier_and(v6, 1)) as u32 * (V6 - V4);
     // SAFETY: an endpoint in a map's memory, and this CPU's own element. The sender's address and
     // port stay zero, because an unconnected socket is found for any sender.
     unsafe {

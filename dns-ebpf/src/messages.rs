@@ -22,10 +22,10 @@ pub fn note_collision(scratch: *mut Scratch) {
 /// Logs the recorded collisions. Must be called last, when the verifier no longer distinguishes
 /// paths, because it follows this code once per path.
 #[inline(always)]
-pub fn tell(scratch: *mut Scratch) {
+pub fn log_collisions(scratch: *mut Scratch) {
     // SAFETY: as in `note_collision`.
     if unsafe { (*scratch).collisions } != 0 {
-        tell_of_collisions(scratch);
+        log_at_intervals(scratch);
     }
 }
 
@@ -33,7 +33,7 @@ pub fn tell(scratch: *mut Scratch) {
 /// releases, a single function call makes the verifier track every number of the program precisely
 /// and follow a separate path for each value.
 #[inline(always)]
-fn tell_of_collisions(scratch: *mut Scratch) {
+fn log_at_intervals(scratch: *mut Scratch) {
     let now = maps::coarse_now(scratch);
     // SAFETY: as in `note_collision`.
     let collisions = unsafe {

@@ -12,11 +12,11 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Zero, load, masked, opaque},
+    bytes::{Zero, barrier, barrier_and, load},
     checksum::Sum,
     frame::{Frame, HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
     hook::Hook,
-    maps::goes_up,
+    maps::pass_to_stack,
     question::{Question, Words},
 };
 
@@ -31,12 +31,12 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
     let (data, end) = (hook.data(), hook.data_end());
     let message = data + frame.message;
     if message + HEADER_LEN > end || frame.message_len < HEADER_LEN {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     // SAFETY: the header was just compared with the end.
     let (header, counts): (u64, u32) = unsafe { (load(message), load(message + 8)) };
     if header & 0x80 << 16 != 0 {
-        return goes_up(Outcome::Response);
+        return pass_to_stack(Outcome::Response);
     }
     // Opcode, AA, TC, RA, Z and RCODE must be zero; exactly one question, no answer, no authority.
     let additional = counts == u32::from_ne_bytes([0, 0, 0, 1]);
@@ -45,10 +45,10 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
         || (counts != 0 && !additional)
         || frame.message_len > MAX_QUERY_LEN
     {
-        return goes_up(Outcome::NotPlain);
+        return pass_to_stack(Outcome::NotPlain);
     }
-    if message + masked(frame.message_len, 0x7ff) > end {
-        return goes_up(Outcome::BadLength);
+    if message + barrier_and(frame.message_len, 0x7ff) > end {
+        return pass_to_stack(Outcome::BadLength);
     }
 
     let (name_len, opt) = if additional {
@@ -57,14 +57,14 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
         (frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN), 0)
     };
     if name_len.wrapping_sub(1) >= MAX_NAME_LEN {
-        return goes_up(Outcome::BadName);
+        return pass_to_stack(Outcome::BadName);
     }
     let name_len = zero.value_barrier(name_len, 0xff);
     let opt = zero.value_barrier(opt as usize, usize::MAX) as u64;
 
-    let after_name = message + opaque(HEADER_LEN + name_len);
+    let after_name = message + barrier(HEADER_LEN + name_len);
     if after_name + TYPE_CLASS_LEN > end {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     // SAFETY: just compared with the end.
     let kind = kind(unsafe { load(after_name) })?;
@@ -79,7 +79,7 @@ pub fn parse<H: Hook>(hook: &H, control: &Control, zero: Zero, frame: &Frame) ->
 #[inline(always)]
 fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     if type_class >> 16 != u16::from_ne_bytes([0, 1]) as u32 {
-        return goes_up(Outcome::BadType);
+        return pass_to_stack(Outcome::BadType);
     }
     match u16::from_be(type_class as u16) {
         1 => Ok(QueryKind::A),
@@ -87,7 +87,7 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
         255 => Ok(QueryKind::Any),
         // OPT cannot be queried; DS belongs to the parent's servers; 128 to 254 are question and
         // meta types (RFC 6895, section 3.1).
-        41 | 43 | 128..=254 => goes_up(Outcome::BadType),
+        41 | 43 | 128..=254 => pass_to_stack(Outcome::BadType),
         _ => Ok(QueryKind::Other),
     }
 }
@@ -102,12 +102,12 @@ fn with_opt(
 ) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
     if message_len <= FIXED {
-        return goes_up(Outcome::BadEdns);
+        return pass_to_stack(Outcome::BadEdns);
     }
     // Without options, the common case, the OPT is the last eleven bytes.
-    let at = message + masked(message_len - OPT_LEN, 0x7ff);
+    let at = message + barrier_and(message_len - OPT_LEN, 0x7ff);
     if at + OPT_LEN > end {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     // SAFETY: just compared with the end.
     if let Some((opt, 0)) = unsafe { opt(at) } {
@@ -115,9 +115,9 @@ fn with_opt(
     }
 
     let name_len = scan(message, end)?;
-    let at = message + opaque(HEADER_LEN + name_len + TYPE_CLASS_LEN);
+    let at = message + barrier(HEADER_LEN + name_len + TYPE_CLASS_LEN);
     if at + OPT_LEN > end {
-        return goes_up(Outcome::BadEdns);
+        return pass_to_stack(Outcome::BadEdns);
     }
     // SAFETY: just compared with the end.
     match unsafe { opt(at) } {
@@ -125,7 +125,7 @@ fn with_opt(
             one_option(control, at + OPT_LEN, end, options_len)?;
             Ok((name_len, opt))
         }
-        _ => goes_up(Outcome::BadEdns),
+        _ => pass_to_stack(Outcome::BadEdns),
     }
 }
 
@@ -136,13 +136,13 @@ fn one_option(control: &Control, at: usize, end: usize, options_len: usize) -> R
     const NSID: u16 = u16::from_ne_bytes([0, 3]);
     const COOKIE: u16 = u16::from_ne_bytes([0, 10]);
     if at + 4 > end {
-        return goes_up(Outcome::BadEdns);
+        return pass_to_stack(Outcome::BadEdns);
     }
     // SAFETY: just compared with the end.
     let (code, len): (u16, u16) = unsafe { (load(at), load(at + 2)) };
     let is_for_userspace = code == NSID || code == COOKIE && control.edns & COOKIES != 0;
     if is_for_userspace || u16::from_be(len) as usize + 4 != options_len {
-        return goes_up(Outcome::BadEdns);
+        return pass_to_stack(Outcome::BadEdns);
     }
     Ok(())
 }
@@ -170,16 +170,16 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     while word < MAX_NAME_WORDS {
         let at = message + HEADER_LEN + word * 8;
         if at + 8 > end {
-            return goes_up(Outcome::BadEdns);
+            return pass_to_stack(Outcome::BadEdns);
         }
         // SAFETY: just compared with the end.
         let zeros = zero_byte(unsafe { load(at) });
         if zeros != 0 {
-            return Ok((opaque(word * 8) & 0xff) + first_zero(zeros) + 1);
+            return Ok((barrier(word * 8) & 0xff) + first_zero(zeros) + 1);
         }
-        word = opaque(word + 1);
+        word = barrier(word + 1);
     }
-    goes_up(Outcome::BadName)
+    pass_to_stack(Outcome::BadName)
 }
 
 /// Reads the name: stores its lower-cased words, and returns their hash and the sum of the name as
@@ -205,7 +205,7 @@ pub fn read_name<H: Hook>(
         }
         let at = name + index * 8;
         if at + 8 > end {
-            return goes_up(Outcome::BadLength);
+            return pass_to_stack(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load(at) };
@@ -213,14 +213,14 @@ pub fn read_name<H: Hook>(
         let word = lower8(sent);
         words[index & (MAX_NAME_WORDS - 1)] = word;
         hasher.write(word);
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
     if rest != 0 {
         // The last bytes of the name, loaded as the upper end of eight bytes: the twelve bytes of
         // the header precede the name, so these eight can be read.
-        let at = data + frame.message + opaque(HEADER_LEN - 8 + name_len);
+        let at = data + frame.message + barrier(HEADER_LEN - 8 + name_len);
         if at + 8 > end {
-            return goes_up(Outcome::BadLength);
+            return pass_to_stack(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);

@@ -11,12 +11,12 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Span, load, opaque, store},
+    bytes::{Span, barrier, load, store},
     filter,
     frame::{Frame, IPV6_SOURCE_END},
     hook::Hook,
     lookup,
-    maps::{self, Context, Scratch, goes_up},
+    maps::{self, Context, Scratch, pass_to_stack},
     messages, parse,
     question::Layout,
     reply,
@@ -38,7 +38,7 @@ pub enum Verdict {
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     match datagram(hook, context) {
-        Some(frame) if maps::take(context.scratch) => answer_datagram(hook, context, frame),
+        Some(frame) if maps::acquire_scratch(context.scratch) => answer_datagram(hook, context, frame),
         Some(_) => {
             maps::count(Outcome::Busy as usize);
             Verdict::Pass
@@ -65,7 +65,7 @@ pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
 pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
     let answer = try_answer(hook, context, frame);
     if matches!(answer, Err(Outcome::NotPublished)) && context.control.answer_generation != 0 {
-        frame.keep(context.scratch);
+        frame.save_to_scratch(context.scratch);
         hook.call_forwarded();
     }
     conclude(hook, context, frame, answer)
@@ -111,9 +111,9 @@ pub fn conclude<H: Hook>(
         let _ = tap::send(hook, zero, &frame, &seen.value_barrier(zero));
     }
     if verdict != Verdict::Reply {
-        messages::tell(scratch);
+        messages::log_collisions(scratch);
     }
-    maps::leave(scratch);
+    maps::release_scratch(scratch);
     verdict
 }
 
@@ -123,7 +123,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let &Context { control, scope: _, scratch, zero } = context;
     let now = maps::coarse_now(scratch);
     if now >= control.lease_deadline_ns {
-        return goes_up(Outcome::LeaseExpired);
+        return pass_to_stack(Outcome::LeaseExpired);
     }
     filter::pull_message(hook, &frame)?;
     let question = parse::parse(hook, control, zero, &frame)?;
@@ -132,9 +132,9 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.value_barrier(zero);
     // For the program called next: it may know an answer of another type, too.
-    let keep = |_: &Outcome| question.keep(scratch, hash, name_sum);
-    let entry = lookup::lookup(hash, question.name_len, words).inspect_err(keep)?;
-    let plan = reply::plan(hook, context, frame, question, &entry).inspect_err(keep)?.value_barrier(zero);
+    let save = |_: &Outcome| question.save_to_scratch(scratch, hash, name_sum);
+    let entry = lookup::lookup(hash, question.name_len, words).inspect_err(save)?;
+    let plan = reply::plan(hook, context, frame, question, &entry).inspect_err(save)?.value_barrier(zero);
     let is_partial = reply::is_partial(hook, &plan.layout.frame, &plan.layout.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     make_room(hook, context, &plan.layout, now)?;
@@ -159,10 +159,10 @@ pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64
         && now < control.probe_until_ns
         && is_probe(hook, context, &layout.frame, now)
     {
-        return goes_up(Outcome::Probe);
+        return pass_to_stack(Outcome::Probe);
     }
     if !hook.grow(layout) {
-        return goes_up(Outcome::NoRoom);
+        return pass_to_stack(Outcome::NoRoom);
     }
     Ok(())
 }
@@ -172,10 +172,10 @@ pub fn make_room<H: Hook>(hook: &H, context: &Context, layout: &Layout, now: u64
 #[inline(always)]
 fn is_probe<H: Hook>(hook: &H, context: &Context, frame: &Frame, now: u64) -> bool {
     let &Context { scope, scratch, .. } = context;
-    let probe = &raw const frame.interface(scope).probes[opaque(frame.endpoint) & (MAX_ENDPOINTS - 1)];
+    let probe = &raw const frame.interface(scope).probes[barrier(frame.endpoint) & (MAX_ENDPOINTS - 1)];
     // The programs write this word, so the compiler must not treat it as part of the shared
     // reference.
-    let probe = opaque(probe as usize);
+    let probe = barrier(probe as usize);
     // SAFETY: a probe in a map's memory.
     let due = unsafe { load::<u64>(probe + offset_of!(Probe, due_ns)) };
     // At random, because clients that take turns would otherwise be probed always or never.
@@ -241,7 +241,7 @@ fn is_shed<H: Hook>(
     }
     // SAFETY: just checked; the packet is untouched since.
     let last_four = unsafe { load::<u32>(source.start) };
-    let bucket = opaque(client_bucket(last_four.to_ne_bytes())) & (CLIENT_BUCKETS - 1);
+    let bucket = barrier(client_bucket(last_four.to_ne_bytes())) & (CLIENT_BUCKETS - 1);
     // SAFETY: the helper has no precondition.
     unsafe { bpf_get_prandom_u32() > control.pass_shares[bucket] }
 }

@@ -3,7 +3,7 @@
 use dns_common::{UDP_PAYLOAD_SIZE, counters::Outcome, name::MAX_NAME_WORDS};
 
 use crate::{
-    bytes::{Zero, has, masked, opaque},
+    bytes::{Zero, barrier, barrier_and, has},
     checksum::Sum,
     frame::{Frame, HEADER_LEN, OPT_LEN, TYPE_CLASS_LEN},
     maps::{Answered, Scratch},
@@ -33,10 +33,10 @@ impl Question {
     }
 
     /// Saves the question with the hash and the sum of its name for the program called next, which
-    /// loads it with [`Self::kept`]. The lower-cased words of the name are in the scratch space
+    /// loads it with [`Self::load`]. The lower-cased words of the name are in the scratch space
     /// already.
     #[inline(always)]
-    pub fn keep(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
+    pub fn save_to_scratch(&self, scratch: *mut Scratch, name_hash: u64, name_sum: Sum) {
         let Self { header, name_len, kind, opt, limit } = *self;
         let kept = [header, opt, name_hash, name_sum.raw(), name_len as u64, kind as u64, limit as u64];
         // SAFETY: this CPU's own element.
@@ -45,16 +45,16 @@ impl Question {
 
     /// Loads the question saved by the calling program, with the hash and the sum of its name.
     #[inline(always)]
-    pub fn kept(scratch: *mut Scratch) -> (Self, u64, Sum) {
+    pub fn load(scratch: *mut Scratch) -> (Self, u64, Sum) {
         // SAFETY: this CPU's own element.
         let [header, opt, name_hash, name_sum, name_len, kind, limit] =
             unsafe { (&raw const (*scratch).question).read_volatile() };
         let question = Self {
             header,
             opt,
-            name_len: opaque(name_len as usize) & 0xff,
-            kind: opaque(kind as usize) & 3,
-            limit: opaque(limit as usize) & 0xffff,
+            name_len: barrier(name_len as usize) & 0xff,
+            kind: barrier(kind as usize) & 3,
+            limit: barrier(limit as usize) & 0xffff,
         };
         (question, name_hash, Sum::of(name_sum))
     }
@@ -93,7 +93,7 @@ impl Question {
     /// Returns the list that answers the query: a [`QueryKind`] as a number.
     #[inline(always)]
     pub fn kind(&self) -> usize {
-        masked(self.kind, 3)
+        barrier_and(self.kind, 3)
     }
 
     #[inline(always)]
@@ -122,13 +122,13 @@ impl Question {
     #[inline(always)]
     pub fn opt_count(&self) -> usize {
         // The type is 41; testing one bit of it is enough.
-        masked(self.opt as usize >> 16, 1)
+        barrier_and(self.opt as usize >> 16, 1)
     }
 
     /// Returns the length of the reply's OPT: [`OPT_LEN`] if the query has one, else 0.
     #[inline(always)]
     pub fn opt_len(&self) -> usize {
-        opaque(self.opt_count() * OPT_LEN)
+        barrier(self.opt_count() * OPT_LEN)
     }
 }
 
@@ -233,7 +233,7 @@ impl Plan {
     /// Returns the address of the list's first address.
     #[inline(always)]
     pub fn addresses(&self) -> usize {
-        self.entry + masked(self.list, LIST_MASK)
+        self.entry + barrier_and(self.list, LIST_MASK)
     }
 
     #[inline(always)]

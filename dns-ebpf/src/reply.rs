@@ -10,7 +10,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Span, Zero, has, load, masked, opaque, store},
+    bytes::{Span, Zero, barrier, barrier_and, has, load, store},
     checksum::{self, Sum},
     frame::{
         A_LEN, AAAA_LEN, Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, MAX_QUESTION_LEN,
@@ -18,7 +18,7 @@ use crate::{
     },
     hook::Hook,
     lookup::Entry,
-    maps::{self, Context, Scratch, goes_up},
+    maps::{self, Context, Scratch, pass_to_stack},
     question::{Layout, Plan, Question},
     shuffle,
 };
@@ -48,19 +48,19 @@ pub fn plan<H: Hook>(
     entry: &Entry,
 ) -> Result<Plan, Outcome> {
     let header = entry.header();
-    let (v4_count, v6_count) = (opaque(header.v4_count as usize), opaque(header.v6_count as usize));
+    let (v4_count, v6_count) = (barrier(header.v4_count as usize), barrier(header.v6_count as usize));
     if v4_count > MAX_V4 || v6_count > MAX_V6 {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
-    let v4_count = masked(v4_count, 0x7ff);
+    let v4_count = barrier_and(v4_count, 0x7ff);
     // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an entry without
     // a policy the bytes at its offset are masked to zero, which means no limits.
-    let has_policy = opaque(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
-    let policy_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
+    let has_policy = barrier(header.rcode_other as usize / HAS_POLICY as usize).wrapping_neg();
+    let policy_offset = barrier_and(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
     let policy = AnswerPolicy(unsafe { load::<u64>(entry.address + policy_offset) } & has_policy as u64);
-    let v4_offset = policy_offset + masked(has_policy, size_of::<AnswerPolicy>());
+    let v4_offset = policy_offset + barrier_and(has_policy, size_of::<AnswerPolicy>());
     let (rcode, list, available, record_len) = match question.kind() {
         AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
         OTHER => (header.rcode_other, v4_offset, 0, A_LEN),
@@ -69,7 +69,7 @@ pub fn plan<H: Hook>(
     };
     // Userspace shuffles the addresses of both families, and knows other types of a name with a policy.
     if question.kind() == ANY && v6_count | has_policy != 0 {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     let question_end = question.end();
     let fixed = question_end + question.opt_len();
@@ -77,26 +77,26 @@ pub fn plan<H: Hook>(
     // With a policy, replies to such queries contain more than addresses and are written by
     // userspace.
     if has(has_policy, 1) && (available == 0 || frame.message_len != fixed) {
-        return goes_up(Outcome::NotPublished);
+        return pass_to_stack(Outcome::NotPublished);
     }
     let all = at_most(available, policy.most());
     let is_plain = (question.limit == PLAIN_LIMIT) as usize;
     let wanted = at_most(all, policy.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
-    let limit = question.limit - masked(has_policy, AnswerPolicy::SPARE);
+    let limit = question.limit - barrier_and(has_policy, AnswerPolicy::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
     check_path(hook, context, &frame, expected)?;
     let mut given = wanted;
     if reply_len > limit {
         if fixed > limit || limit > MAX_REPLY_LEN {
-            return goes_up(Outcome::NoRoom);
+            return pass_to_stack(Outcome::NoRoom);
         }
         given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
     let most = max_reply(context);
     if reply_len > MAX_REPLY_LEN || reply_len > most {
-        return goes_up(Outcome::NoRoom);
+        return pass_to_stack(Outcome::NoRoom);
     }
     Ok(Plan {
         layout: layout(context, frame, question, reply_len),
@@ -142,7 +142,7 @@ pub fn check_path<H: Hook>(
     reply_len: usize,
 ) -> Result<(), Outcome> {
     if reply_len + frame.headers_len() > SAFE_PACKET_LEN && !takes(hook, context, frame, reply_len) {
-        return goes_up(Outcome::LargeReply);
+        return pass_to_stack(Outcome::LargeReply);
     }
     Ok(())
 }
@@ -263,7 +263,7 @@ pub const ONE_QUESTION: u64 = (1u16.to_be() as u64) << 32;
 /// Writes the OPT at the end of the reply.
 #[inline(always)]
 pub fn write_opt<H: Hook>(hook: &H, layout: &Layout) -> Option<()> {
-    let Span { start: opt, end } = hook.span(masked(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
+    let Span { start: opt, end } = hook.span(barrier_and(layout.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
     if opt + OPT_LEN > end {
         return None;
     }
@@ -426,7 +426,7 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     let mut sum = Sum::new();
     let udp = if frame.is_v6() {
         if ip + IPV6_LEN + UDP_LEN > end {
-            return goes_up(Outcome::BadLength);
+            return pass_to_stack(Outcome::BadLength);
         }
         let mut at = 8;
         while at < IPV6_LEN {
@@ -437,7 +437,7 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
         ip + IPV6_LEN
     } else {
         if ip + IPV4_LEN + UDP_LEN > end {
-            return goes_up(Outcome::BadLength);
+            return pass_to_stack(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         unsafe {
@@ -451,16 +451,16 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + UDP_SUM)) };
     if field == 0 {
         // No checksum, which IPv6 does not allow (RFC 8200, section 8.1).
-        return if frame.is_v6() { goes_up(Outcome::BadChecksum) } else { Ok(false) };
+        return if frame.is_v6() { pass_to_stack(Outcome::BadChecksum) } else { Ok(false) };
     }
     let pseudo = sum;
     sum.add(ports_and_length);
     sum.add(question.header);
     sum.add_half(u32::from_ne_bytes([0, 0, 0, question.has_opt() as u8]));
     sum.add_sum(name, false);
-    let after_name = hook.data() + opaque(frame.message + HEADER_LEN + question.name_len);
+    let after_name = hook.data() + barrier(frame.message + HEADER_LEN + question.name_len);
     if after_name + TYPE_CLASS_LEN > end {
-        return goes_up(Outcome::BadLength);
+        return pass_to_stack(Outcome::BadLength);
     }
     let rest = if !question.has_opt() {
         let mut rest = Sum::new();
@@ -469,7 +469,7 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
         rest
     } else {
         let rest_len = frame.message_len.wrapping_sub(HEADER_LEN + question.name_len);
-        checksum::sum_bytes::<REST_WORDS>(Span { start: after_name, end }, masked(rest_len, 0x7ff))
+        checksum::sum_bytes::<REST_WORDS>(Span { start: after_name, end }, barrier_and(rest_len, 0x7ff))
             .ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
@@ -477,12 +477,12 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
         // A local sender's query on a veth is unfinished at native XDP as well, but its reply is a
         // new frame, which no device finishes.
         let is_accepted = sum.is_right() || pseudo.folds_to(field);
-        return if is_accepted { Ok(false) } else { goes_up(Outcome::BadChecksum) };
+        return if is_accepted { Ok(false) } else { pass_to_stack(Outcome::BadChecksum) };
     }
     match (sum.is_right(), pseudo.folds_to(field)) {
         (true, false) => Ok(false),
         (false, true) => Ok(true),
-        (false, false) => goes_up(Outcome::BadChecksum),
+        (false, false) => pass_to_stack(Outcome::BadChecksum),
         (true, true) => hook.is_unfinished(frame.message - UDP_LEN + UDP_SUM).ok_or(Outcome::Unsupported),
     }
 }

@@ -9,7 +9,7 @@ use aya_ebpf::helpers::bpf_get_prandom_u32;
 use dns_common::entry::{MAX_V4, MAX_V6};
 
 use crate::{
-    bytes::{Span, Zero, load, opaque, store},
+    bytes::{Span, Zero, barrier, load, store},
     checksum::Sum,
     frame::{A_LEN, AAAA_LEN, MAX_REPLY_LEN},
     maps::Scratch,
@@ -81,7 +81,7 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
             store::<u64>(to, load(from));
             store::<u64>(to + 8, load(from + 8));
         }
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
 
     // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
@@ -97,7 +97,7 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         if index >= plan.given || record + A_LEN > end {
             break;
         }
-        let other = opaque(index + random.below(available - index)) & (MAX_V4 - 1);
+        let other = barrier(index + random.below(available - index)) & (MAX_V4 - 1);
         // SAFETY: both are inside the scratch list; the record was just compared with the end.
         unsafe {
             let address: u32 = load(drawn + other * 4);
@@ -106,7 +106,7 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
             store(record + 8, middle | (address as u64) << 32);
             sum.add_half(address);
         }
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
     random.save(scratch);
     sum
@@ -130,7 +130,7 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
             store::<u64>(to, load(from));
             store::<u64>(to + 8, load(from + 8));
         }
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
 
     // From the end of the loop the verifier knows the number of addresses. Hide the number, or the
@@ -146,7 +146,7 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         if index >= plan.given || record + AAAA_LEN > end {
             break;
         }
-        let other = opaque(index + random.below(available - index)) & (MAX_V6 - 1);
+        let other = barrier(index + random.below(available - index)) & (MAX_V6 - 1);
         let (drawn_place, next) = (drawn + other * 16, drawn + index * 16);
         // SAFETY: both are inside the scratch list; the record was just compared with the end.
         unsafe {
@@ -160,7 +160,7 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
             sum.add(address[0]);
             sum.add(address[1]);
         }
-        index = opaque(index + 1);
+        index = barrier(index + 1);
     }
     random.save(scratch);
     sum

@@ -9,7 +9,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Zero, load, opaque, store},
+    bytes::{Zero, barrier, load, store},
     frame::{Frame, HEADER_LEN, IPV4_LEN, IPV6_LEN},
     hook::Hook,
     maps::TAP,
@@ -126,7 +126,7 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
 #[inline(always)]
 unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut TapEvent) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
-    let name = data + opaque(frame.message + HEADER_LEN);
+    let name = data + barrier(frame.message + HEADER_LEN);
     // SAFETY: takes the address only, without an access.
     let to = unsafe { &raw mut (*event).name } as usize;
     let mut word = 0;
@@ -146,13 +146,13 @@ unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut Ta
             ended = word * 8 + first_zero(zeros) + 1;
             break;
         }
-        word = opaque(word + 1);
+        word = barrier(word + 1);
     }
     let ended = zero.value_barrier(ended, 0x1ff);
     if ended == 0 {
         return Some(());
     }
-    let after = hook.data() + opaque(frame.message + HEADER_LEN + ended);
+    let after = hook.data() + barrier(frame.message + HEADER_LEN + ended);
     if after + 2 > hook.data_end() {
         return Some(());
     }

@@ -13,7 +13,7 @@ use aya_ebpf::{
 use dns_common::{counters::Outcome, scope::Interface};
 
 use crate::{
-    bytes::{load, masked, store},
+    bytes::{barrier_and, load, store},
     filter,
     hook::Hook,
     maps::{self, Context, TC_ANSWER, TC_FORWARDED},
@@ -45,17 +45,17 @@ impl Tc {
     /// Tail-calls the answering program if the packet is a datagram for us. Returns if it is not,
     /// or if that program is gone together with a dead server's descriptors.
     #[inline(always)]
-    pub fn go_on_if_for_us(&self) {
+    pub fn tail_call_if_ours(&self) {
         let Some(context) = Context::get() else { return };
         if let Some(frame) = pipeline::datagram(self, &context) {
-            if !maps::take(context.scratch) {
+            if !maps::acquire_scratch(context.scratch) {
                 maps::count(Outcome::Busy as usize);
                 return;
             }
-            frame.keep(context.scratch);
+            frame.save_to_scratch(context.scratch);
             // SAFETY: nothing is left to drop.
             unsafe { TC_ANSWER.tail_call(&self.context, 0) };
-            maps::leave(context.scratch);
+            maps::release_scratch(context.scratch);
             maps::count(Outcome::LeaseExpired as usize);
         }
     }
@@ -130,7 +130,7 @@ impl Hook for Tc {
     fn is_unfinished(&self, offset: usize) -> Option<bool> {
         const LEN: usize = size_of::<u16>();
         let field = || {
-            let at = self.data() + masked(offset, 0x7f);
+            let at = self.data() + barrier_and(offset, 0x7f);
             (at + LEN <= self.data_end()).then_some(at)
         };
         // SAFETY (both loads and the store): just compared with the packet's end.

@@ -12,7 +12,7 @@ use aya_ebpf::{
 use dns_common::{XDP_HEAD_ROOM, scope::Interface};
 
 use crate::{
-    bytes::{load, masked, opaque, store},
+    bytes::{barrier, barrier_and, load, store},
     filter,
     frame::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
@@ -137,12 +137,12 @@ impl Xdp {
     #[inline(always)]
     fn move_forward(&self, layout: &Layout, by: usize) {
         let (data, end) = (self.data(), self.data_end());
-        let source = data + masked(by, 0xfff);
+        let source = data + barrier_and(by, 0xfff);
         // The bytes after the first ones are moved in pairs of words that end where the question ends,
         // so none reaches past the frame. The first pair may overlap the first bytes; it is loaded
         // before they are moved.
-        let pairs = (opaque(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR) & 0x1f;
-        let rest = masked(layout.answers_offset.wrapping_sub(pairs * PAIR), 0xff);
+        let pairs = (barrier(layout.answers_offset - (FIRST_BYTES - (PAIR - 1))) / PAIR) & 0x1f;
+        let rest = barrier_and(layout.answers_offset.wrapping_sub(pairs * PAIR), 0xff);
         let (from, to) = (source + rest, data + rest);
         if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + PAIR > end || to + PAIR > end {
             return;
@@ -171,7 +171,7 @@ impl Xdp {
                 store(to, words[0]);
                 store(to + 8, words[1]);
             }
-            pair = opaque(pair + 1);
+            pair = barrier(pair + 1);
         }
     }
 }

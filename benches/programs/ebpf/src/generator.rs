@@ -17,7 +17,7 @@ mod bytes;
 mod orders;
 
 use crate::{
-    bytes::{load, masked, opaque},
+    bytes::{barrier, barrier_and, load},
     orders::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS},
 };
 use aya_ebpf::{
@@ -93,12 +93,12 @@ fn query(context: &XdpContext) -> Option<()> {
     let frame = FRAMES.get_ptr(at as u32)?;
     // SAFETY: as above; userspace writes frames only between loads.
     let frame = unsafe { &*frame };
-    let len = masked(frame.len as usize, 0xff);
+    let len = barrier_and(frame.len as usize, 0xff);
     if len == 0 || len > MAX_FRAME_LEN {
         return None;
     }
     // In 64 bits: the verifier rejects narrower arithmetic on addresses.
-    let more = len as i32 - opaque(context.data_end() - context.data()) as i32;
+    let more = len as i32 - barrier(context.data_end() - context.data()) as i32;
     let bytes = (&raw const frame.bytes).cast_mut().cast();
     // SAFETY: the context is the kernel's own, and the bytes belong to an element.
     let written = unsafe {

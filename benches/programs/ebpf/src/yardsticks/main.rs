@@ -1,6 +1,6 @@
 //! Baseline programs, used only by tests and benches: the minimum cost of any answer.
 //!
-//! The bare reflector ([`reflector`]) returns every query without an answer, which is the cost of a
+//! The bare reflector ([`reflect`]) returns every query without an answer, which is the cost of a
 //! packet without answering. The constant reflector neither looks up nor checks anything. It turns
 //! an IPv4 datagram to port 53 around and appends as many A records as the bench sets, all with one
 //! address. It grows the packet like the server's programs: at its start at XDP in the driver, at
@@ -14,7 +14,6 @@
 #[path = "../../../../../dns-ebpf/src/bytes.rs"]
 #[expect(dead_code, reason = "the server's programs use the rest")]
 mod bytes;
-mod reflector;
 
 use aya_ebpf::{
     bindings::xdp_action,
@@ -23,7 +22,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-use crate::bytes::{load, masked, opaque, store};
+use crate::bytes::{barrier, barrier_and, load, store};
 
 /// Answers per reply, at most [`MAX_ANSWERS`]; set by the loader.
 #[unsafe(no_mangle)]
@@ -50,7 +49,7 @@ pub fn pass(_context: XdpContext) -> u32 {
 /// Runs the bare reflector at XDP.
 #[xdp]
 pub fn reflector_xdp(context: XdpContext) -> u32 {
-    match reflector::reflect(context.data(), context.data_end()) {
+    match reflect(context.data(), context.data_end()) {
         Some(()) => xdp_action::XDP_TX,
         None => xdp_action::XDP_PASS,
     }
@@ -59,7 +58,7 @@ pub fn reflector_xdp(context: XdpContext) -> u32 {
 /// Runs the bare reflector at tc.
 #[classifier]
 pub fn reflector_tc(context: TcContext) -> i32 {
-    match reflector::reflect(context.data(), context.data_end()) {
+    match reflect(context.data(), context.data_end()) {
         Some(()) => redirect(&context),
         None => TC_ACT_UNSPEC,
     }
@@ -79,7 +78,7 @@ pub fn constant_tc(context: TcContext) -> i32 {
     let longer = length + ANSWER_LEN * answers();
     // SAFETY: the context is the kernel's own.
     let grown = || unsafe { bpf_skb_change_tail(skb, longer as u32, 0) == 0 };
-    let answered = reflector::reflect(context.data(), context.data_end()).is_some()
+    let answered = reflect(context.data(), context.data_end()).is_some()
         && grown()
         && append(context.data(), context.data_end(), length).is_some();
     if answered { redirect(&context) } else { TC_ACT_UNSPEC }
@@ -95,8 +94,8 @@ fn redirect(context: &TcContext) -> i32 {
 /// Answers at XDP, with room made before the packet.
 #[inline(always)]
 fn at_xdp(context: &XdpContext) -> u32 {
-    let length = opaque(context.data_end() - context.data());
-    if reflector::reflect(context.data(), context.data_end()).is_none() {
+    let length = barrier(context.data_end() - context.data());
+    if reflect(context.data(), context.data_end()).is_none() {
         return xdp_action::XDP_PASS;
     }
     let more = (ANSWER_LEN * answers()) as i32;
@@ -114,14 +113,14 @@ fn at_xdp(context: &XdpContext) -> u32 {
 fn answers() -> usize {
     // SAFETY: set by the loader and not written while programs run.
     let answers = unsafe { (&raw const ANSWERS).read_volatile() } as usize;
-    masked(answers, 0xf).min(MAX_ANSWERS)
+    barrier_and(answers, 0xf).min(MAX_ANSWERS)
 }
 
 /// Moves a frame of `length` bytes from `data + by` to `data`, in words, the last of which ends
 /// with the frame.
 #[inline(always)]
 fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()> {
-    let source = data + masked(by, 0xff);
+    let source = data + barrier_and(by, 0xff);
     let mut word = 0;
     while word < MAX_QUERY_LEN / 8 {
         let (from, to) = (source + word * 8, data + word * 8);
@@ -130,9 +129,9 @@ fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()>
         }
         // SAFETY: both were compared with the packet's end.
         unsafe { store::<u64>(to, load::<u64>(from)) };
-        word = opaque(word + 1);
+        word = barrier(word + 1);
     }
-    let last = masked(length - 8, 0x1ff);
+    let last = barrier_and(length - 8, 0x1ff);
     let (from, to) = (source + last, data + last);
     if from + 8 > end || to + 8 > end {
         return None;
@@ -162,7 +161,7 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
         store(data + 38, udp.to_be());
         store(data + 48, (answers as u16).to_be());
     }
-    let first = data + masked(length, 0x1ff);
+    let first = data + barrier_and(length, 0x1ff);
     let mut answer = 0;
     while answer < MAX_ANSWERS {
         let at = first + answer * ANSWER_LEN;
@@ -178,7 +177,7 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
             store(at, u64::from_ne_bytes([0xc0, 12, 0, 1, 0, 1, 0, 0]));
             store(at + 8, u64::from_ne_bytes([0, 0, 0, 4, 10, 0, 0, 1]));
         }
-        answer = opaque(answer + 1);
+        answer = barrier(answer + 1);
     }
     Some(())
 }
@@ -187,4 +186,52 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
+}
+
+/// Bytes of Ethernet, IPv4, UDP and the first four of DNS.
+const QUERY_HEAD_LEN: usize = 14 + 20 + 8 + 4;
+
+/// Returns an IPv4 datagram to port 53 as an empty reply: turns the packet from `data` to `end` around in place. At tc as
+/// well, because the bench sends
+/// only queries, so writing to packets costs no other traffic.
+#[inline(always)]
+pub fn reflect(data: usize, end: usize) -> Option<()> {
+    if data + QUERY_HEAD_LEN > end || !is_query(data) {
+        return None;
+    }
+    turn(data);
+    Some(())
+}
+
+/// Returns whether the packet is an IPv4 datagram to port 53.
+#[inline(always)]
+fn is_query(data: usize) -> bool {
+    // SAFETY: inside the head that the caller compared with the end.
+    unsafe {
+        load::<u16>(data + 12) == 0x0800u16.to_be()
+            && load::<u8>(data + 14) == 0x45
+            && load::<u8>(data + 23) == 17
+            && load::<u16>(data + 36) == 53u16.to_be()
+    }
+}
+
+/// Swaps the addresses and ports in the headers at `at` and sets the reply flags.
+#[inline(always)]
+fn turn(at: usize) {
+    // SAFETY: inside the head that the caller compared with the end.
+    unsafe {
+        let (receiver, receiver_end): (u32, u16) = (load(at), load(at + 4));
+        let (sender, sender_end): (u32, u16) = (load(at + 6), load(at + 10));
+        store(at, sender);
+        store(at + 4, sender_end);
+        store(at + 6, receiver);
+        store(at + 10, receiver_end);
+        let (client, server): (u32, u32) = (load(at + 26), load(at + 30));
+        store(at + 26, server);
+        store(at + 30, client);
+        store(at + 34, load::<u32>(at + 34).rotate_left(16));
+        store(at + 40, 0u16);
+        // QR, AA and RD; RA.
+        store(at + 44, u16::from_ne_bytes([0x85, 0x80]));
+    }
 }
