@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     AnswerKey, AnswerQuestion, Counters, FastPath, HeldReply, NameSource, Publisher,
-    attach::status::InterfacesStatus,
+    attach::reconcile::report::InterfacesStatus,
 };
 use dns_core::{
     name::{Name, NameRef},
@@ -82,7 +82,7 @@ impl FastPathHandle {
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
         let held = Member { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
-        self.hold([Some(held), before].into_iter().flatten().collect());
+        self.set_members([Some(held), before].into_iter().flatten().collect());
         fast_path.publisher().keep_exact_last_used(self.0.exact_last_used.load(Ordering::SeqCst));
         let _newest_last = self.0.beginning.lock();
         fast_path.publisher().begin_answers(self.answer_generation(), &self.0.renewals.0);
@@ -92,7 +92,7 @@ impl FastPathHandle {
 
     /// Expects programs of an earlier process, which answer until [`Self::fill`], or for at most
     /// `lease`.
-    pub fn inherit(&self, lease: Duration) {
+    pub fn expect_previous_programs(&self, lease: Duration) {
         self.0.inherits.send_replace(true);
         let shared = self.clone();
         tokio::spawn(async move {
@@ -110,17 +110,17 @@ impl FastPathHandle {
     /// Drops the predecessor of the current fast path.
     pub fn retire(&self) {
         let first = self.0.held.load().first().cloned();
-        self.hold(first.into_iter().collect());
+        self.set_members(first.into_iter().collect());
     }
 
     /// Drops every fast path: each call does nothing, and userspace answers.
     pub fn clear(&self) {
         let none = Member { publisher: Publisher::off(), fast_path: Weak::new() };
-        self.hold(vec![none]);
+        self.set_members(vec![none]);
     }
 
     /// Replaces the held fast paths; the counters of removed ones are kept.
-    fn hold(&self, held: Vec<Member>) {
+    fn set_members(&self, held: Vec<Member>) {
         let mut ended = self.0.ended.lock();
         let is_held = |gone: &Member| held.iter().any(|member| member.fast_path.ptr_eq(&gone.fast_path));
         let before = self.0.held.load_full();

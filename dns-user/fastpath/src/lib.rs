@@ -5,8 +5,7 @@
 //! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
 //! * [`observe`]: log messages and samples from the programs.
 //! * [`attacher`]: the privileged side, which loads, pins and attaches programs; [`connection`]:
-//!   the server's side; [`protocol`]: the messages between them, and the hand-over of the maps'
-//!   descriptors.
+//!   the server's side, the messages between them, and the hand-over of the maps' descriptors.
 //! * [`memory`]: the maps as the server uses them.
 //! * [`mailbox`]: channels to threads that wait in poll(2).
 //! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
@@ -25,7 +24,6 @@ mod memory;
 mod object;
 mod observe;
 mod programs;
-mod protocol;
 mod publish;
 
 use std::{
@@ -41,47 +39,44 @@ use std::{
 
 use parking_lot::{Mutex, RwLock};
 
-use self::{
-    attach::{
-        attachment,
-        filters::Filters,
-        netlink::Socket,
-        pins::{self, Pins},
-        rules::{self, Device, Facts, Rules},
-    },
-    connection::Session,
-    map::{control::ControlPage, counters::CounterPages, index::Index},
-    memory::Memory,
-    observe::ring::Ring,
-    protocol::AttacherStatus,
-    publish::{
-        answers::AnswerTable,
-        grace::GracePeriods,
-        learn_filter::{LearnFilter, QuestionFilter},
-        lease::Lease,
-        publisher::{Answers, Names, PublisherThread},
-        table::{EntryStore, Table},
-    },
-};
 pub use self::{
     attach::{
+        attachment::Hook,
         gate::{Arrival, ENOUGH as EVIDENCE, MOST_CLIENTS},
-        hook::Hook,
-        kinds::InterfaceKinds,
         pins::FolderState,
-        status::{InterfaceState, InterfaceStatus, InterfacesStatus},
+        reconcile::report::{InterfaceState, InterfaceStatus, InterfacesStatus},
+        topology::InterfaceKinds,
     },
     attacher::{Attacher, Authority, ReadAuthority, offer_connection, serve},
     connection::AttacherConnection,
     handle::FastPathHandle,
     map::{answer::AnswerQuestion, counters::Counters, store::StoreFill},
-    observe::tap::{TapItem, TapReader},
+    observe::{TapItem, TapReader},
     programs::{ProgramState, ProgramStatus},
     publish::{
         answers::{AnswersStatus, HeldReply, RepliesStatus},
         publisher::{AnswerKey, Publisher},
         replies::is_answerable,
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
+    },
+};
+use self::{
+    attach::{
+        attachment::{self, Filters},
+        netlink::Socket,
+        pins::{self, Pins},
+        rules::{self, Device, Facts, Rules},
+    },
+    connection::{AttacherStatus, Session},
+    map::{control::ControlPage, counters::CounterPages, index::Index},
+    memory::Memory,
+    observe::Ring,
+    publish::{
+        answers::AnswerTable,
+        learn_filter::{LearnFilter, QuestionFilter},
+        lease::{GracePeriods, Lease},
+        publisher::{Answers, Names, PublisherThread},
+        table::{EntryStore, Table},
     },
 };
 use dns_core::{
@@ -444,22 +439,22 @@ impl FastPath {
     /// Detaches everything, or leaves it to a successor, according to `xdp.on_stop`, and joins the
     /// threads. Other holders find the fast path stopped and empty.
     pub fn stop(&self) {
-        self.end(self.on_stop == OnStop::Detach);
+        self.end(self.on_stop);
     }
 
     /// Stops and ends the lease: the programs no longer answer, even if they stay attached because
     /// the attacher is gone.
     pub fn withdraw(&self) {
-        self.end(true);
+        self.end(OnStop::Detach);
     }
 
-    fn end(&self, end_lease: bool) {
+    fn end(&self, of_answers: OnStop) {
         let running = self.running.write().take();
         let Some(Running { publisher, session }) = running else { return };
         // The server stops answering soon.
         self.control.probe_until(0);
         session.stop(self.on_stop);
-        publisher.stop(end_lease);
+        publisher.stop(of_answers);
     }
 
     /// Calls `read` with the running part; `None` once stopped.

@@ -73,37 +73,37 @@ impl<T> AsFd for Receiver<T> {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Ringer(Arc<UnixStream>);
+pub(super) struct Notifier(Arc<UnixStream>);
 
-/// A wake-up without a message: readable once it has been rung, and after the last ringer was
+/// Wake-ups without a message: readable after [`Notifier::notify`], and after the last notifier was
 /// dropped.
 #[derive(Debug)]
-pub(super) struct Bell(UnixStream);
+pub(super) struct Notifications(UnixStream);
 
-pub(super) fn bell() -> io::Result<(Ringer, Bell)> {
-    let (ringer, bell) = UnixStream::pair()?;
-    ringer.set_nonblocking(true)?;
-    bell.set_nonblocking(true)?;
-    Ok((Ringer(Arc::new(ringer)), Bell(bell)))
+pub(super) fn notifications() -> io::Result<(Notifier, Notifications)> {
+    let (notifier, notified) = UnixStream::pair()?;
+    notifier.set_nonblocking(true)?;
+    notified.set_nonblocking(true)?;
+    Ok((Notifier(Arc::new(notifier)), Notifications(notified)))
 }
 
-impl Ringer {
-    pub(super) fn ring(&self) {
+impl Notifier {
+    pub(super) fn notify(&self) {
         // An error means that the stream is full of unread wake-ups or that no thread listens any
         // more.
         let _ = (&*self.0).write(&[0]);
     }
 }
 
-impl Bell {
-    /// Clears all rings so far.
-    pub(super) fn silence(&self) {
+impl Notifications {
+    /// Clears all wake-ups so far.
+    pub(super) fn clear(&self) {
         let mut bytes = [0; 64];
         while (&self.0).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Notifications {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -139,16 +139,16 @@ mod tests {
     }
 
     #[test]
-    fn rung_bell_wakes_once() {
-        let (ringer, bell) = bell().unwrap();
-        assert!(!is_readable(&bell));
+    fn notifications_wake_once() {
+        let (notifier, notified) = notifications().unwrap();
+        assert!(!is_readable(&notified));
         // The stream buffers a few hundred single bytes.
-        (0..10_000).for_each(|_| ringer.ring());
-        assert!(is_readable(&bell));
-        bell.silence();
-        assert!(!is_readable(&bell));
-        ringer.ring();
-        assert!(is_readable(&bell));
+        (0..10_000).for_each(|_| notifier.notify());
+        assert!(is_readable(&notified));
+        notified.clear();
+        assert!(!is_readable(&notified));
+        notifier.notify();
+        assert!(is_readable(&notified));
     }
 
     #[test]

@@ -19,8 +19,8 @@ use super::{
         layout::read_name,
         store::{EntryMemory, map_entries},
     },
-    observe::ring::Ring,
-    protocol::SHARED_MAPS,
+    object::SHARED_MAPS,
+    observe::Ring,
     publish::table::Limits,
 };
 use dns_core::name::Name;

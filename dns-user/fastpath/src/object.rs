@@ -22,10 +22,10 @@ use dns_core::config::XdpConfig;
 use super::{
     FastPathError, OBJECT, bpf,
     map::{counters::CounterPages, index, scope::ScopePage},
-    observe::messages::{self, Messages},
+    observe::{self, Messages},
     publish::{
         answers::{MAX_REPLIES, REPLY_BYTES},
-        grace::WITHOUT_MEMBARRIER,
+        lease::WITHOUT_MEMBARRIER,
         table::Limits,
     },
 };
@@ -53,6 +53,9 @@ const MIN_NEGATIVE: usize = 64;
 
 /// Number of maps that the programs need as long as they are attached.
 pub(super) const KEPT_MAPS: usize = 10;
+
+/// Number of maps that a server needs.
+pub(super) const SHARED_MAPS: usize = 7;
 
 /// The maps, and the object with programs not yet loaded.
 pub(super) struct Object {
@@ -89,11 +92,11 @@ impl Object {
             .map_max_entries(object::ANSWER_NAMES, index::elements(config.cache_entries + replies as u32))
             .map_max_entries(object::ANSWER_ENTRIES, answer_chunks)
             .map_max_entries(object::COUNTERS, cpus)
-            .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
+            .map_max_entries(observe::MESSAGES_MAP, observe::MESSAGES_SIZE)
             // Only the complaint and the statistics: a log of every instruction takes megabytes,
             // and aya retries the load with a tenfold log size each time.
             .verifier_log_level(VerifierLogLevel::STATS)
-            .override_global(aya_log::LEVEL, &messages::LEVEL, true)
+            .override_global(aya_log::LEVEL, &observe::MESSAGES_LEVEL, true)
             .override_global(object::PREEMPTIBLE, &u8::from(is_preemptible()), true)
             .load(OBJECT)
             .map_err(load_error)?;

@@ -23,10 +23,10 @@ use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{
-    attach::{filters::Filters, hook::Hook},
+    attach::attachment::{Filters, Hook},
     bpf,
-    mailbox::{self, Ended, Ringer},
-    observe::messages::MessagesMap,
+    mailbox::{self, Ended, Notifier},
+    observe::MessagesMap,
 };
 use dns_kit::{
     memory, priority,
@@ -114,14 +114,14 @@ pub struct ProgramStatus {
 
 /// The programs needed so far, in order of first use.
 #[derive(Clone, Debug)]
-pub(super) struct ProgramBoard {
+pub(super) struct ProgramStatuses {
     programs: Arc<Mutex<Vec<ProgramStatus>>>,
     /// Rung at each change.
-    changed: Ringer,
+    changed: Notifier,
 }
 
-impl ProgramBoard {
-    pub(super) fn new(changed: Ringer) -> Self {
+impl ProgramStatuses {
+    pub(super) fn new(changed: Notifier) -> Self {
         Self { programs: Arc::default(), changed }
     }
 
@@ -136,7 +136,7 @@ impl ProgramBoard {
             Some(known) => *known = status,
             None => all.push(status),
         }
-        self.changed.ring();
+        self.changed.notify();
     }
 }
 
@@ -180,12 +180,12 @@ impl Programs {
         ebpf: Ebpf,
         messages: Option<MessagesMap>,
         filters: Filters,
-        board: ProgramBoard,
+        statuses: ProgramStatuses,
         keeps_answers: bool,
     ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel()?;
-        let mut loader = Loader { ebpf, _messages: messages, board, answer: None, keeps_answers };
+        let mut loader = Loader { ebpf, _messages: messages, statuses, answer: None, keeps_answers };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
             for program in ordered {
@@ -330,7 +330,7 @@ struct Loader {
     /// The only map moved out of the object; must not be closed before the object.
     _messages: Option<MessagesMap>,
     /// Receives the state of the programs.
-    board: ProgramBoard,
+    statuses: ProgramStatuses,
     /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
@@ -399,7 +399,7 @@ impl Loader {
             why: None,
             verifier: Vec::new(),
         };
-        self.board.note(status(ProgramState::Loading, None));
+        self.statuses.note(status(ProgramState::Loading, None));
         let mut result = self.try_load(name);
         for _ in 1..INTERRUPTED_TRIES {
             match &result {
@@ -422,7 +422,7 @@ impl Loader {
                     "the kernel has loaded a program"
                 );
                 let status = status(ProgramState::Loaded, Some(load_ms));
-                self.board.note(ProgramStatus { instructions, ..status });
+                self.statuses.note(ProgramStatus { instructions, ..status });
                 Ok(program)
             }
             Err(error) => {
@@ -431,7 +431,7 @@ impl Loader {
                 let last_lines = verifier.join(" / ");
                 tracing::warn!(program = name, milliseconds = load_ms, verifier = last_lines, "{why}");
                 let status = status(state, Some(load_ms));
-                self.board.note(ProgramStatus { why: Some(why), verifier, ..status });
+                self.statuses.note(ProgramStatus { why: Some(why), verifier, ..status });
                 Err(problem)
             }
         }

@@ -397,7 +397,7 @@ const SERVED_AT_ONCE: Duration = Duration::from_secs(45);
 
 /// Waits for the quiet time after which no CNI plugin is expected at an interface.
 fn wait_for_grace() {
-    // Twenty seconds in the attacher (`attach/cni_grace.rs`), which nothing reports.
+    // Twenty seconds in the attacher (`attach/rtnl_throttle.rs`), which nothing reports.
     thread::sleep(Duration::from_secs(22));
 }
 

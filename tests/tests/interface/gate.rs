@@ -383,7 +383,7 @@ fn moved_interface_is_left_alone() -> Result<()> {
     wait_until("its pin to go", Duration::from_secs(60), || gated.bpffs.links().is_empty())
 }
 
-/// Length of the count of probes: several intervals of a proven door (`attach/gate.rs`).
+/// Length of the count of probes: several intervals of a proven admission (`attach/gate.rs`).
 const PROVEN_WATCHED: Duration = Duration::from_secs(31);
 
 #[test]
@@ -393,7 +393,7 @@ fn proven_interface_is_probed_rarely() -> Result<()> {
     let gated = Gated::start(&pair.server)?;
     wait_for_hits(&pair.server, &pair.client).with_context(|| gated.server.log())?;
     let probes = || -> Result<u64> { Ok(Metrics::read(&pair.server)?.probes()) };
-    // Nothing reports that a door is proven; each probe of a young door follows the one before after a second.
+    // Nothing reports that an admission is proven; each probe of a young one follows the one before after a second.
     wait_until("probes to become rare", Duration::from_secs(240), || {
         let (before, begun, mut asked) = (probes(), Instant::now(), 0);
         while begun.elapsed() < PROVEN_WATCHED {

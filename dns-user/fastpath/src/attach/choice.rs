@@ -2,14 +2,15 @@
 
 use std::fmt;
 
+use dns_core::config::HookMode;
+
 use crate::{
-    attach::attachment::{AttachContext, AttachState, HookAttachment, HookError},
-    attach::filters::ClsactError,
-    attach::hook::Hook,
-    attach::netlink::{ETHERNET, LOOPBACK, Link, Socket},
+    attach::{
+        attachment::{AttachContext, AttachState, ClsactError, Hook, HookAttachment, HookError},
+        netlink::{ETHERNET, LOOPBACK, Link, Socket},
+    },
     programs::{Missing, Program, Programs},
 };
-use dns_core::config::HookMode;
 
 /// Hooks to try on an interface, best first, and the reason.
 #[derive(Debug, PartialEq, Eq)]

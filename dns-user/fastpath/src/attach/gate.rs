@@ -3,8 +3,8 @@
 //!
 //! The server reports the interface on which queries reached its sockets. Such a query has passed every
 //! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
-//! door. While a door is open the program passes about one query per second to userspace as a
-//! probe; two lost probes close the door. The clients of lost probes become witnesses: the door
+//! admission. While an admission is open the program passes about one query per second to userspace as a
+//! probe; two lost probes close the admission. The clients of lost probes become witnesses: the admission
 //! opens again only after their queries have arrived.
 //!
 //! Pure bookkeeping: the caller passes the time.
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::scope::Probed;
 
-/// Number of queries within [`WINDOW`] that open a door; fewer do not justify a program.
+/// Number of queries within [`WINDOW`] that open an admission; fewer do not justify a program.
 pub const ENOUGH: u32 = 5;
 
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
@@ -33,28 +33,28 @@ const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 /// starved of CPU time, reports again before it has read its sockets.
 const PROBE_REPORTS: u64 = 3;
 
-/// Maximum number of outstanding probes per door; the program passes one per second.
+/// Maximum number of outstanding probes per admission; the program passes one per second.
 const MOST_PENDING: usize = 8;
 
-/// Number of probes lost within [`LOSS_WINDOW`] that close a door: a single one may be lost in a
+/// Number of probes lost within [`LOSS_WINDOW`] that close an admission: a single one may be lost in a
 /// burst.
 const LOSSES: usize = 2;
 
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long a silent witness, or a silent client that the rules forbid, keeps a door closed.
+/// How long a silent witness, or a silent client that the rules forbid, keeps an admission closed.
 const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
-/// Maximum number of witnesses per door.
+/// Maximum number of witnesses per admission.
 const MOST_WITNESSES: usize = 16;
 
-/// Maximum number of clients per door for which rules are checked.
+/// Maximum number of clients per admission for which rules are checked.
 const MOST_KNOWN: usize = 8;
 
-/// How long an open door must stay undisturbed until its probes become rare.
+/// How long an open admission must stay undisturbed until its probes become rare.
 const PROVEN_AFTER: Duration = Duration::from_secs(60);
 
-/// Interval between probes at a proven door.
+/// Interval between probes at a proven admission.
 pub(super) const PROVEN_PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of clients in an [`Arrival`].
@@ -92,18 +92,18 @@ impl Arrival {
     }
 }
 
-/// The doors, by interface and by slot of the endpoint.
+/// The admissions, by interface and by slot of the endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Doors with any activity.
-    doors: BTreeMap<(u32, usize), Door>,
+    /// Admissions with any activity.
+    admissions: BTreeMap<(u32, usize), EndpointAdmission>,
     /// Number of the server's reports so far.
     reports: u64,
 }
 
 /// The state of one interface for one endpoint.
 #[derive(Debug, Default)]
-struct Door {
+struct EndpointAdmission {
     /// Whether the interface answers.
     open: bool,
     /// Since when it has been open without a lost probe or a change of the machine's network.
@@ -161,79 +161,79 @@ impl Gate {
         self.reports += 1;
     }
 
-    /// Opens a door without evidence, for an interface that the configuration names or a predecessor served.
-    /// Probes check it like any other door.
+    /// Opens an admission without evidence, for an interface that the configuration names or a predecessor served.
+    /// Probes check it like any other admission.
     pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize, now: Instant) {
-        let door = self.doors.entry((ifindex, endpoint)).or_default();
-        if !door.open && door.witnesses.is_empty() {
-            (door.open, door.steady_since) = (true, Some(now));
+        let admission = self.admissions.entry((ifindex, endpoint)).or_default();
+        if !admission.open && admission.witnesses.is_empty() {
+            (admission.open, admission.steady_since) = (true, Some(now));
         }
     }
 
     /// Notes a change of rules, links, addresses or routes: probes are frequent again for a while.
     pub(crate) fn disturb(&mut self, now: Instant) {
-        for door in self.doors.values_mut() {
-            door.steady_since = Some(now);
+        for admission in self.admissions.values_mut() {
+            admission.steady_since = Some(now);
         }
     }
 
-    /// Returns whether a door has been open and undisturbed for [`PROVEN_AFTER`].
+    /// Returns whether an admission has been open and undisturbed for [`PROVEN_AFTER`].
     pub(crate) fn is_proven(&self, ifindex: u32, endpoint: usize, now: Instant) -> bool {
-        self.doors.get(&(ifindex, endpoint)).is_some_and(|door| {
+        self.admissions.get(&(ifindex, endpoint)).is_some_and(|admission| {
             let is_long = |since: Instant| now.saturating_duration_since(since) >= PROVEN_AFTER;
-            door.open && door.lost.is_empty() && door.steady_since.is_some_and(is_long)
+            admission.open && admission.lost.is_empty() && admission.steady_since.is_some_and(is_long)
         })
     }
 
-    /// Processes a report. Returns whether a door has opened.
+    /// Processes a report. Returns whether an admission has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
-        let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
-        door.seen = Some(now);
-        door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
-        arrival.clients.iter().for_each(|&client| door.know(client, now));
-        door.more |= arrival.more;
-        door.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
-        door.lost.retain(|(client, _)| !arrival.clients.contains(client));
-        let more = door.more;
-        door.pending.retain(|pending| !more && !arrival.clients.contains(&pending.client));
-        if door.since.is_none_or(|since| now.saturating_duration_since(since) > WINDOW) {
-            (door.since, door.arrived) = (Some(now), 0);
+        let admission = self.admissions.entry((arrival.ifindex, endpoint)).or_default();
+        admission.seen = Some(now);
+        admission.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
+        arrival.clients.iter().for_each(|&client| admission.know(client, now));
+        admission.more |= arrival.more;
+        admission.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
+        admission.lost.retain(|(client, _)| !arrival.clients.contains(client));
+        let more = admission.more;
+        admission.pending.retain(|pending| !more && !arrival.clients.contains(&pending.client));
+        if admission.since.is_none_or(|since| now.saturating_duration_since(since) > WINDOW) {
+            (admission.since, admission.arrived) = (Some(now), 0);
         }
-        door.arrived = door.arrived.saturating_add(arrival.queries);
-        let opens = !door.open && door.arrived >= ENOUGH && door.witnesses.is_empty();
+        admission.arrived = admission.arrived.saturating_add(arrival.queries);
+        let opens = !admission.open && admission.arrived >= ENOUGH && admission.witnesses.is_empty();
         if opens {
-            (door.open, door.arrived, door.steady_since) = (true, 0, Some(now));
-            door.lost.clear();
+            (admission.open, admission.arrived, admission.steady_since) = (true, 0, Some(now));
+            admission.lost.clear();
         }
         opens
     }
 
-    /// Processes the programs' record of probes at an open door; returns whether there is a new one.
+    /// Processes the programs' record of probes at an open admission; returns whether there is a new one.
     pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) -> bool {
-        let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return false };
+        let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) else { return false };
         // The slot was cleared when the interface was served again.
-        let is_new_count = probed.count < door.probes;
-        if probed.count == door.probes || is_new_count {
-            door.probes = probed.count;
+        let is_new_count = probed.count < admission.probes;
+        if probed.count == admission.probes || is_new_count {
+            admission.probes = probed.count;
             return false;
         }
-        door.probes = probed.count;
-        door.know(probed.client, now);
+        admission.probes = probed.count;
+        admission.know(probed.client, now);
         let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
         let has_arrived =
-            door.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
-        if !door.more && !has_arrived {
-            if door.pending.len() >= MOST_PENDING {
-                door.pending.remove(0);
+            admission.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
+        if !admission.more && !has_arrived {
+            if admission.pending.len() >= MOST_PENDING {
+                admission.pending.remove(0);
             }
-            door.pending.push(Pending { client: probed.client, since: now, reports: self.reports });
+            admission.pending.push(Pending { client: probed.client, since: now, reports: self.reports });
         }
-        door.clients.clear();
-        door.more = false;
+        admission.clients.clear();
+        admission.more = false;
         true
     }
 
-    /// Closes doors whose probes are lost; returns interfaces and endpoints with a witness. If
+    /// Closes admissions whose probes are lost; returns interfaces and endpoints with a witness. If
     /// `explained`, a full receive queue or a silent server may be the reason, so the losses prove
     /// nothing.
     pub(crate) fn judge(
@@ -243,30 +243,32 @@ impl Gate {
     ) -> Vec<(u32, usize, IpAddr)> {
         let reports = self.reports;
         let is_overdue = |pending: &Pending| pending.is_overdue(now, reports);
-        let suspicious = |door: &Door| !door.lost.is_empty() || door.pending.iter().any(is_overdue);
-        if !self.doors.values().any(suspicious) {
+        let suspicious = |admission: &EndpointAdmission| {
+            !admission.lost.is_empty() || admission.pending.iter().any(is_overdue)
+        };
+        if !self.admissions.values().any(suspicious) {
             self.forget_old(now);
             return Vec::new();
         }
         if explained() {
-            for door in self.doors.values_mut() {
-                door.pending.clear();
-                door.lost.clear();
+            for admission in self.admissions.values_mut() {
+                admission.pending.clear();
+                admission.lost.clear();
             }
             return Vec::new();
         }
         let mut closed = Vec::new();
-        for (&(ifindex, endpoint), door) in &mut self.doors {
+        for (&(ifindex, endpoint), admission) in &mut self.admissions {
             let (overdue, pending): (Vec<Pending>, Vec<Pending>) =
-                door.pending.iter().copied().partition(is_overdue);
-            door.pending = pending;
-            overdue.into_iter().for_each(|Pending { client, since, .. }| door.lose(client, since));
-            door.lost.retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
-            if door.open && door.lost.len() >= LOSSES {
-                door.open = false;
-                (door.arrived, door.since) = (0, None);
-                door.lost.clear();
-                closed.extend(door.witnesses.last().map(|&(client, _)| (ifindex, endpoint, client)));
+                admission.pending.iter().copied().partition(is_overdue);
+            admission.pending = pending;
+            overdue.into_iter().for_each(|Pending { client, since, .. }| admission.lose(client, since));
+            admission.lost.retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
+            if admission.open && admission.lost.len() >= LOSSES {
+                admission.open = false;
+                (admission.arrived, admission.since) = (0, None);
+                admission.lost.clear();
+                closed.extend(admission.witnesses.last().map(|&(client, _)| (ifindex, endpoint, client)));
             }
         }
         self.forget_old(now);
@@ -274,70 +276,75 @@ impl Gate {
     }
 
     fn forget_old(&mut self, now: Instant) {
-        for door in self.doors.values_mut() {
+        for admission in self.admissions.values_mut() {
             let is_recent = |since: Instant| now.saturating_duration_since(since) < WITNESS_KEPT;
-            door.witnesses.retain(|&(_, since)| is_recent(since));
-            door.known.retain(|known| is_recent(known.seen));
+            admission.witnesses.retain(|&(_, since)| is_recent(since));
+            admission.known.retain(|known| is_recent(known.seen));
         }
     }
 
     /// Returns the queries that arrived on an interface in its current windows.
     pub(crate) fn queries(&self, ifindex: u32) -> u32 {
-        let doors = self.doors.range((ifindex, 0)..=(ifindex, usize::MAX));
-        doors.fold(0, |sum, (_, door)| sum.saturating_add(door.arrived))
+        let admissions = self.admissions.range((ifindex, 0)..=(ifindex, usize::MAX));
+        admissions.fold(0, |sum, (_, admission)| sum.saturating_add(admission.arrived))
     }
 
-    /// Returns whether a door is open.
+    /// Returns whether an admission is open.
     pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
-        self.doors.get(&(ifindex, endpoint)).is_some_and(|door| door.open)
+        self.admissions.get(&(ifindex, endpoint)).is_some_and(|admission| admission.open)
     }
 
-    /// Returns some clients of a door.
+    /// Returns some clients of an admission.
     pub(super) fn known(&self, ifindex: u32, endpoint: usize) -> impl Iterator<Item = IpAddr> {
-        let door = self.doors.get(&(ifindex, endpoint));
-        door.into_iter().flat_map(|door| &door.known).map(|known| known.client)
+        let admission = self.admissions.get(&(ifindex, endpoint));
+        admission.into_iter().flat_map(|admission| &admission.known).map(|known| known.client)
     }
 
     /// Keeps the client whose queries the rules hold back among those of [`Self::known`]; `None`: there
     /// is no such client.
-    pub(super) fn hold(&mut self, ifindex: u32, endpoint: usize, client: Option<IpAddr>) {
-        if let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) {
-            door.known.iter_mut().for_each(|known| known.held = Some(known.client) == client);
+    pub(super) fn forbid(&mut self, ifindex: u32, endpoint: usize, client: Option<IpAddr>) {
+        if let Some(admission) = self.admissions.get_mut(&(ifindex, endpoint)) {
+            admission.known.iter_mut().for_each(|known| known.held = Some(known.client) == client);
         }
     }
 
-    /// Closes the doors of a detached interface; only new evidence opens them.
+    /// Closes the admissions of a detached interface; only new evidence opens them.
     pub(crate) fn close(&mut self, ifindex: u32) {
-        for (_, door) in self.doors.range_mut((ifindex, 0)..=(ifindex, usize::MAX)) {
-            *door = Door { witnesses: std::mem::take(&mut door.witnesses), ..Door::default() };
+        for (_, admission) in self.admissions.range_mut((ifindex, 0)..=(ifindex, usize::MAX)) {
+            *admission = EndpointAdmission {
+                witnesses: std::mem::take(&mut admission.witnesses),
+                ..EndpointAdmission::default()
+            };
         }
     }
 
-    /// Returns the interfaces with an open door.
+    /// Returns the interfaces with an open admission.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = u32> {
-        self.doors.iter().filter(|(_, door)| door.open).map(|(&(ifindex, _), _)| ifindex)
+        self.admissions.iter().filter(|(_, admission)| admission.open).map(|(&(ifindex, _), _)| ifindex)
     }
 
-    /// Returns the interfaces with a closed door at which queries arrive, and the reason for each.
+    /// Returns the interfaces with a closed admission at which queries arrive, and the reason for each.
     pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, Waiting)> {
-        self.doors.iter().filter(|(_, door)| !door.open).filter_map(move |(&(ifindex, _), door)| {
-            if let Some(&(client, _)) = door.witnesses.last() {
-                return Some((ifindex, Waiting::Witness(client)));
-            }
-            let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
-            let counted = if door.since.is_some_and(is_recent) { door.arrived } else { 0 };
-            let is_shown = counted > 0 || door.seen.is_some_and(is_recent);
-            is_shown.then_some((ifindex, Waiting::Evidence(counted)))
-        })
+        self.admissions.iter().filter(|(_, admission)| !admission.open).filter_map(
+            move |(&(ifindex, _), admission)| {
+                if let Some(&(client, _)) = admission.witnesses.last() {
+                    return Some((ifindex, Waiting::Witness(client)));
+                }
+                let is_recent = |at: Instant| now.saturating_duration_since(at) <= WINDOW;
+                let counted = if admission.since.is_some_and(is_recent) { admission.arrived } else { 0 };
+                let is_shown = counted > 0 || admission.seen.is_some_and(is_recent);
+                is_shown.then_some((ifindex, Waiting::Evidence(counted)))
+            },
+        )
     }
 
     /// Forgets interfaces and endpoints that are gone.
     pub(crate) fn retain(&mut self, keep: impl Fn(u32, usize) -> bool) {
-        self.doors.retain(|&(ifindex, endpoint), _| keep(ifindex, endpoint));
+        self.admissions.retain(|&(ifindex, endpoint), _| keep(ifindex, endpoint));
     }
 }
 
-/// The reason why a door is still closed.
+/// The reason why an admission is still closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
     /// Number of queries in the current window; others that arrive are answered by other servers.
@@ -346,7 +353,7 @@ pub(crate) enum Waiting {
     Witness(IpAddr),
 }
 
-impl Door {
+impl EndpointAdmission {
     /// Records a client, replacing the oldest one that is not held if necessary.
     fn know(&mut self, client: IpAddr, now: Instant) {
         if let Some(known) = self.known.iter_mut().find(|known| known.client == client) {
@@ -388,7 +395,7 @@ mod tests {
         Probed { count, client }
     }
 
-    /// Returns a gate with an open door, and the time.
+    /// Returns a gate with an open admission, and the time.
     fn open() -> (Gate, Instant) {
         let (mut gate, now) = (Gate::default(), Instant::now());
         assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now));
@@ -405,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn arriving_probes_keep_the_door_open() {
+    fn arriving_probes_keep_the_admission_open() {
         let (mut gate, mut now) = open();
         for count in 1..100 {
             gate.probed(7, 0, probed(CLIENT, count), now);
@@ -493,11 +500,11 @@ mod tests {
             }
         };
         gate.arrived(0, &arrival(CLIENT, 1), now);
-        gate.hold(7, 0, Some(CLIENT));
+        gate.forbid(7, 0, Some(CLIENT));
         arrive(&mut gate);
         assert!(gate.known(7, 0).any(|known| known == CLIENT));
         assert_eq!(gate.known(7, 0).count(), MOST_KNOWN);
-        gate.hold(7, 0, None);
+        gate.forbid(7, 0, None);
         arrive(&mut gate);
         assert!(gate.known(7, 0).all(|known| known != CLIENT), "the rules no longer hold it back");
     }
@@ -514,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn proven_door_is_probed_rarely() {
+    fn proven_admission_is_probed_rarely() {
         let (mut gate, begin) = open();
         let proven = begin + PROVEN_AFTER;
         assert!(

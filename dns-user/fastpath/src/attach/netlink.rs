@@ -391,7 +391,7 @@ impl Socket {
     }
 
     /// Drains the events without waiting; returns whether there were any, lost events included.
-    pub(crate) fn heard(&self) -> bool {
+    pub(crate) fn drain(&self) -> bool {
         let mut buffer = [0; 4096];
         let mut any = false;
         loop {

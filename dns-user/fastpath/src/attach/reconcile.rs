@@ -1,7 +1,7 @@
 //! The thread that follows the interfaces, the local addresses and the queries that arrive.
 
-mod addresses;
-mod report;
+mod lists;
+pub(crate) mod report;
 
 use std::{
     cmp::Reverse,
@@ -16,30 +16,26 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
+use self::report::InterfacesStatus;
 use super::{
-    attachment::{self, AttachContext, AttachState},
+    attachment::{self, AttachContext, AttachState, Hook, IngressSlot},
     choice::{self, Attachment, NotServed, TcOrder},
-    cni_grace::CniGrace,
-    filters::IngressSlot,
     firewall::Firewall,
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
-    hook::Hook,
     netlink::{Link, LocalAddress, Socket},
     pins::{KeptMaps, PinnedLink, Pins},
-    queues,
-    rtnl_throttle::{Backlog, EventPace, RtnlThrottle},
+    rtnl_throttle::{Backlog, CniGrace, EventPace, RtnlThrottle},
     selection::Selection,
-    status::InterfacesStatus,
     topology,
 };
 use crate::{
     bpf::LinkKind,
-    mailbox::{self, Ended, Ringer},
+    mailbox::{self, Ended, Notifier},
     map::{
         counters::CounterPages,
         scope::{ScopePage, Served},
     },
-    observe::messages::Messages,
+    observe::Messages,
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
@@ -70,7 +66,7 @@ const MANY_WAITING: usize = 8;
 /// Longest time for which programs are attached and detached without looking at anything else.
 const BATCH: Duration = Duration::from_millis(100);
 
-/// Settings and resources of the follower.
+/// Settings and resources of the reconciler.
 pub(crate) struct Setting {
     pub(crate) selection: Selection,
     pub(crate) mode: HookMode,
@@ -93,8 +89,8 @@ pub(crate) struct Setting {
     pub(crate) kept_maps: Arc<KeptMaps>,
     /// Log messages of the programs, read here because this thread wakes up regularly.
     pub(crate) messages: Option<Messages>,
-    /// Rung when the status has changed.
-    pub(crate) changed: Ringer,
+    /// Notified when the status has changed.
+    pub(crate) changed: Notifier,
 }
 
 /// Commands to the thread. When all senders are gone, it detaches and ends.
@@ -124,7 +120,7 @@ impl Interfaces {
         let (is_ready, ready) = watch::channel(false);
         let news = Socket::news()?;
         let netlink = Socket::requests()?;
-        let mut follower = Follower {
+        let mut reconciler = InterfaceReconciler {
             unseen: seen.clone(),
             setting,
             netlink,
@@ -145,15 +141,15 @@ impl Interfaces {
             rtnl: RtnlThrottle::default(),
             postponed: false,
             reported: None,
-            lost_to_queues: queues::lost(),
+            lost_to_queues: lists::lost_to_queues(),
             status,
             complete: false,
             taken_over: false,
         };
         // The addresses must be known before any query is answered.
-        follower.follow_addresses();
+        reconciler.follow_addresses();
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
-            follower.run(&news, &commanded, &is_ready);
+            reconciler.run(&news, &commanded, &is_ready);
         })?;
         Ok(Self { commands, status: seen, ready, thread })
     }
@@ -193,7 +189,7 @@ impl Interfaces {
 }
 
 /// The state of the thread.
-struct Follower {
+struct InterfaceReconciler {
     setting: Setting,
     netlink: Socket,
     /// Decides which interface may answer for which endpoint.
@@ -221,7 +217,7 @@ struct Follower {
     cni_grace: CniGrace,
     /// Objections of packet filter rules and IPsec policies to interfaces.
     firewall: Firewall,
-    /// Reasons why interfaces with an open door must not answer.
+    /// Reasons why interfaces with an open admission must not answer.
     refusals: BTreeMap<u32, String>,
     /// Decides when the next program may be attached or detached.
     rtnl: RtnlThrottle,
@@ -256,7 +252,7 @@ struct Refused {
     again: bool,
 }
 
-impl Follower {
+impl InterfaceReconciler {
     /// Works until a stop command, or until all senders are gone.
     fn run(mut self, news: &Socket, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
         let begun = Instant::now();
@@ -279,7 +275,7 @@ impl Follower {
                 if first && self.loading.is_empty() {
                     first = false;
                     ready.send_replace(true);
-                    self.setting.changed.ring();
+                    self.setting.changed.notify();
                     tracing::debug!(
                         milliseconds = begun.elapsed().as_millis(),
                         "first pass over all interfaces finished"
@@ -299,15 +295,15 @@ impl Follower {
                 messages.hand_on();
             }
             self.setting.programs.collect();
-            if is_told && let Some(on_stop) = self.obey(commands) {
+            if is_told && let Some(on_stop) = self.handle_commands(commands) {
                 return self.finish(on_stop);
             }
-            if news.heard() {
+            if news.drain() {
                 // Commands end the pause early; the other events remain pending.
                 let mut wake = [PollFd::new(commands.as_fd(), PollFlags::POLLIN)];
                 let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
                 let _ = poll(&mut wake, wait);
-                news.heard();
+                news.drain();
                 self.gate.disturb(Instant::now());
                 self.firewall.routes_changed();
                 self.follow_addresses();
@@ -316,23 +312,8 @@ impl Follower {
         }
     }
 
-    /// Looks for clsact filters of a predecessor: links are found by their pins, filters only at the
-    /// interfaces.
-    fn find_earlier_filters(&mut self) {
-        let Self { setting, netlink, links, earlier_filters, .. } = self;
-        for link in links.iter() {
-            // An error means that the interface is gone.
-            if setting.programs.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
-                earlier_filters.insert(link.ifindex);
-            }
-        }
-        if !earlier_filters.is_empty() {
-            tracing::info!(filters = earlier_filters.len(), "taking over the predecessor's clsact filters");
-        }
-    }
-
     /// Executes the pending commands; returns the stop command, if there is one.
-    fn obey(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
+    fn handle_commands(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
         loop {
             match commands.take() {
                 Ok(Some(Command::Listen(listen))) => {
@@ -366,39 +347,6 @@ impl Follower {
         }
     }
 
-    /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
-    fn list_interfaces(&mut self) {
-        self.status.send_modify(|status| status.polls += 1);
-        let links = match self.netlink.links() {
-            Ok(links) => links,
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the interfaces (netlink): programs stay attached where they are; trying again");
-                return;
-            }
-        };
-        let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
-        let gone: Vec<u32> =
-            self.links.iter().map(|link| link.ifindex).filter(|&ifindex| !is_there(ifindex)).collect();
-        for &ifindex in &gone {
-            self.attached.remove(&ifindex);
-            self.earlier_filters.remove(&ifindex);
-            self.setting.scope.remove_interface(ifindex);
-            if let Some(pins) = &self.setting.pins {
-                pins.unpin_links(ifindex);
-            }
-        }
-        match self.netlink.routes_with_mtu() {
-            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
-            }
-        }
-        self.refused.retain(|&ifindex, _| is_there(ifindex));
-        self.gate.retain(|ifindex, _| is_there(ifindex));
-        self.cni_grace.listed(&self.links, &links, Instant::now());
-        self.links = links;
-    }
-
     /// Processes a report from the server.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
@@ -412,7 +360,7 @@ impl Follower {
         }
     }
 
-    /// Checks the probes, and closes doors with lost probes.
+    /// Checks the probes, and closes admissions with lost probes.
     fn check_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
@@ -434,7 +382,7 @@ impl Follower {
         let is_reported = self.reported.is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
         let lost_to_queues = &mut self.lost_to_queues;
         let closed = self.gate.judge(now, || {
-            let lost = queues::lost();
+            let lost = lists::lost_to_queues();
             let before = std::mem::replace(lost_to_queues, lost);
             !is_reported || lost != before
         });
@@ -507,7 +455,7 @@ impl Follower {
     fn announce(&mut self) {
         if self.unseen.has_changed().unwrap_or(false) {
             self.unseen.mark_unchanged();
-            self.setting.changed.ring();
+            self.setting.changed.notify();
         }
     }
 
@@ -557,7 +505,7 @@ impl Follower {
                     Some(refusal) => Some((refusal.to_owned(), None)),
                     None => firewall.objection(link, endpoint, gate.known(link.ifindex, slot), netlink),
                 };
-                gate.hold(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
+                gate.forbid(link.ifindex, slot, objection.as_ref().and_then(|&(_, client)| client));
                 match objection {
                     Some((why, _)) => drop(refusals.insert(link.ifindex, why)),
                     None => mask |= 1 << slot,

@@ -1,6 +1,9 @@
-//! Properties of an interface that rule out serving it and that arriving queries do not reveal.
+//! Properties of an interface: those that rule out serving it and that arriving queries do not reveal, and
+//! whether its clients run on this machine.
 
-use super::netlink::{LOOPBACK, Link};
+use std::io;
+
+use super::netlink::{LOOPBACK, Link, Socket};
 
 /// Returns the reason why an interface must not answer because of its type or its master; `all`
 /// must include the master.
@@ -33,6 +36,32 @@ pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
     link.kind.as_deref() == Some("bridge") && ports.all(is_of_container)
 }
 
+/// Distinguishes the loopback and container interfaces from all others.
+pub struct InterfaceKinds {
+    netlink: Socket,
+}
+
+impl InterfaceKinds {
+    /// Opens a socket to the kernel, for the network namespace of the calling thread.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { netlink: Socket::requests()? })
+    }
+
+    /// Returns whether senders behind this interface run on this machine: the loopback, a veth, or
+    /// a bridge of veths only. Returns false for an interface that is gone or unknown to the
+    /// kernel.
+    pub fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
+        let Ok(Some(link)) = self.netlink.link(ifindex) else { return false };
+        // The ports decide about a bridge.
+        let all = match link.kind.as_deref() {
+            Some("bridge") => self.netlink.links().unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        link.kind.as_deref() != Some("bridge") && is_near(&link, &[])
+            || all.iter().any(|bridge| bridge.ifindex == ifindex) && is_near(&link, &all)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,5 +90,12 @@ mod tests {
         assert!(refusal(&tunnel, &[]).is_some());
         let slave = Link { part_of: Some("vrf".into()), ..link(6, Some("veth"), Some(9)) };
         assert!(refusal(&slave, &[]).is_some());
+    }
+
+    #[test]
+    fn loopback_is_near_missing_interface_not() {
+        let mut kinds = InterfaceKinds::new().unwrap();
+        assert!(kinds.is_of_this_machine(1));
+        assert!(!kinds.is_of_this_machine(0x7fff_fff0));
     }
 }

@@ -1,13 +1,11 @@
 //! The attacher: loads the programs, hands their maps over to the server and attaches them. It
 //! never reads from the network.
 //!
-//! * [`session`]: one server's programs, from its request to its end.
-//! * [`installed`]: programs and maps that are loaded, pinned and attached.
+//! * [`session`]: one server's programs and maps, from its request to its end.
 //!
 //! The attacher runs as a service with a socket ([`Attacher`]), as a child process of the server
 //! ([`serve`]), or, for tests, as a thread of the server's process.
 
-mod installed;
 mod session;
 
 use std::{
@@ -24,7 +22,7 @@ use std::{
 use nix::unistd::Gid;
 use parking_lot::Mutex;
 
-use crate::protocol::{peer, send_descriptors};
+use crate::connection::{peer, send_descriptors};
 use dns_core::config::{ConfigErrors, XdpConfig};
 use dns_kit::{
     logs::LineLimit,
@@ -154,7 +152,7 @@ impl Attacher {
             };
             let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                if let Err(error) = session::serve(&stream, &authority, &place, Some(session::PATIENCE)) {
+                if let Err(error) = session::serve(&stream, &authority, &place, Some(session::TIMEOUT)) {
                     static LIMIT: LineLimit = LineLimit::new();
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(%error, left_out, "connection to a server lost: its programs stay attached and answer until its lease expires");

@@ -9,66 +9,80 @@ use std::{
     io,
     net::SocketAddr,
     os::{
-        fd::{AsFd as _, BorrowedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use dns_common::LAYOUT_VERSION;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use dns_common::{LAYOUT_VERSION, object as names};
+use dns_core::config::{HookMode, OnStop, XdpConfig};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::resource::{Resource, getrlimit},
+};
 use tokio::sync::watch;
 
-use super::{
-    Authority, Place, ReadAuthority,
-    installed::{Installed, Loaded},
-};
+use super::{Authority, Place, ReadAuthority};
 use crate::{
+    FastPathError,
+    attach::{
+        attachment::Filters,
+        gate::Arrival,
+        pins::{KeptMaps, PinnedLink, Pins},
+        reconcile::{Interfaces, Setting},
+        selection::Selection,
+    },
     bpf,
-    mailbox::{self, Bell},
-    protocol::{
+    connection::{
         AttacherMessage, AttacherStatus, Lines, Request, Response, ServerMessage, send, send_descriptors,
     },
+    mailbox::{self, Notifications, Notifier},
+    map::{counters::CounterPages, scope::ScopePage},
+    object::{KEPT_MAPS, Object, SHARED_MAPS},
+    observe::Messages,
+    programs::{Program, ProgramStatuses, Programs},
+    publish::table::Limits,
 };
-use dns_core::config::OnStop;
 
 /// Minimum time between two reports once the server is ready: on a machine with short-lived
 /// containers the state changes many times per second.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Time limit for a server to receive each message, and for one that has connected to send its request.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves one server until its connection ends. `patience` limits the wait for its request; `None`: the
+/// Serves one server until its connection ends. `limit` bounds the wait for its request; `None`: the
 /// server has started this attacher, and may need any time before it asks.
 pub(super) fn serve(
     stream: &UnixStream,
     read: &ReadAuthority,
     place: &Place,
-    patience: Option<Duration>,
+    limit: Option<Duration>,
 ) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     // The server is starting and reads its files meanwhile.
-    let early = if patience.is_none() { load_early(read) } else { None };
+    let early = if limit.is_none() { load_early(read) } else { None };
     let mut lines = Lines::default();
-    let Request { layout, listen } = match patience {
-        Some(patience) => lines.next_within(stream, patience)?,
+    let Request { layout, listen } = match limit {
+        Some(limit) => lines.next_within(stream, limit)?,
         None => lines.next(stream)?,
     };
-    let (authority, listen, loaded, bell) = match load(layout, &listen, read, early) {
-        Ok(loaded) => loaded,
+    let (authority, listen, prepared) = match prepare(layout, &listen, read, early) {
+        Ok(prepared) => prepared,
         Err(why) => {
             tracing::warn!(why, "server refused: it gets no programs and answers every query from userspace");
             send_descriptors(stream, &[])?;
             return send(stream, &Response::Refused(why));
         }
     };
-    hand_over(stream, &loaded)?;
+    hand_over(stream, &prepared)?;
     let (filled, installs) = watch::channel(0);
-    let installed = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
+    let installed = prepared.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
     tracing::info!("maps handed to a server");
     let session =
-        Session { stream, lines, installed: &installed, bell, filled, told: None, read, authority, place };
+        Session { stream, lines, installed: &installed, filled, reported: None, read, authority, place };
     let on_stop = session.run();
     // A server that died without a stop message will be restarted.
     let asked = on_stop.as_ref().ok().copied();
@@ -80,32 +94,25 @@ pub(super) fn serve(
 struct Early {
     authority: Authority,
     loaded: Loaded,
-    bell: Bell,
 }
 
 /// Loads maps, and lets the kernel verify programs, for the server that has started this attacher; `None` if that
 /// fails: its request will show the reason.
 fn load_early(read: &ReadAuthority) -> Option<Early> {
     let authority = read().ok()?;
-    let (mut loaded, bell) = load_maps(&authority).ok()?;
+    let mut loaded = Loaded::load(&authority).ok()?;
     loaded.order_programs(&authority.xdp);
-    Some(Early { authority, loaded, bell })
+    Some(Early { authority, loaded })
 }
 
-/// Loads the maps of a server, and creates the bell that its programs ring.
-fn load_maps(authority: &Authority) -> Result<(Loaded, Bell), String> {
-    let (ringer, bell) = mailbox::bell().map_err(|error| format!("creating a socket pair: {error}"))?;
-    let loaded = Loaded::load(&authority.xdp, authority.main, ringer).map_err(|error| error.to_string())?;
-    Ok((loaded, bell))
-}
-
-/// Loads the maps requested by a server, unless they were loaded early; the error is the reason for a refusal.
-fn load(
+/// Loads the maps requested by a server, unless they were loaded early, and finds what its predecessor left; the error
+/// is the reason for a refusal.
+fn prepare(
     layout: u32,
     listen: &[SocketAddr],
     read: &ReadAuthority,
     early: Option<Early>,
-) -> Result<(Authority, Vec<SocketAddr>, Loaded, Bell), String> {
+) -> Result<(Authority, Vec<SocketAddr>, Prepared), String> {
     if layout != LAYOUT_VERSION {
         return Err(format!(
             "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: run the same version of both"
@@ -118,23 +125,24 @@ fn load(
     }
     let is_same =
         |early: &Early| (&early.authority.xdp, early.authority.main) == (&authority.xdp, authority.main);
-    let (mut loaded, bell) = match early.filter(is_same) {
-        Some(Early { authority: _, loaded, bell }) => (loaded, bell),
-        None => load_maps(&authority)?,
+    let loaded = match early.filter(is_same) {
+        Some(early) => early.loaded,
+        None => Loaded::load(&authority).map_err(|error| error.to_string())?,
     };
-    loaded.find_predecessor(&authority.xdp, authority.main);
-    Ok((authority, listen, loaded, bell))
+    let prepared = loaded.find_predecessor(&authority);
+    Ok((authority, listen, prepared))
 }
 
 /// Sends the descriptors of the maps, and of the predecessor's maps if there are any.
-fn hand_over(stream: &UnixStream, loaded: &Loaded) -> io::Result<()> {
+fn hand_over(stream: &UnixStream, prepared: &Prepared) -> io::Result<()> {
+    let Prepared { loaded, pins, .. } = prepared;
     let maps = loaded.shared_maps().ok_or_else(|| io::Error::other("the object lacks a map"))?;
-    let earlier = loaded.pins().and_then(|pins| pins.earlier_maps());
+    let earlier = pins.as_ref().and_then(Pins::earlier_maps);
     let earlier: Vec<BorrowedFd<'_>> = earlier.iter().flatten().map(|map| map.as_fd()).collect();
     let shapes =
         |maps: &[BorrowedFd<'_>]| maps.iter().map(|map| bpf::map_shape(*map)).collect::<io::Result<_>>();
     let response =
-        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.limits() };
+        Response::Maps { shapes: shapes(&maps)?, earlier: shapes(&earlier)?, limits: loaded.limits };
     send_descriptors(stream, &[&maps[..], &earlier].concat())?;
     send(stream, &response)
 }
@@ -145,12 +153,10 @@ struct Session<'a> {
     lines: Lines,
     /// The programs attached for this server.
     installed: &'a Installed,
-    /// Rings when the state of the programs may have changed.
-    bell: Bell,
     /// Signals that the maps are filled.
     filled: watch::Sender<u64>,
     /// The last state sent to the server, with the time.
-    told: Option<(AttacherStatus, Instant)>,
+    reported: Option<(AttacherStatus, Instant)>,
     /// Reads the attacher's configuration.
     read: &'a ReadAuthority,
     /// The last configuration that could be read.
@@ -173,15 +179,15 @@ impl Session<'_> {
                 self.report()?;
                 is_changed = false;
             }
-            let mut fds =
-                [self.stream.as_fd(), self.bell.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let mut fds = [self.stream.as_fd(), self.installed.notifications.as_fd()]
+                .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             // Rounded up, because a shorter wait would cost another iteration.
             let pause = PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, if is_changed { pause } else { PollTimeout::NONE });
-            let [is_readable, has_rung] = fds.map(|fd| fd.any().unwrap_or(false));
-            if has_rung {
-                self.bell.silence();
+            let [is_readable, is_notified] = fds.map(|fd| fd.any().unwrap_or(false));
+            if is_notified {
+                self.installed.notifications.clear();
                 is_changed = true;
             }
             if is_readable {
@@ -217,7 +223,7 @@ impl Session<'_> {
 
     /// Returns how long the next report must wait.
     fn pause(&self) -> Duration {
-        match &self.told {
+        match &self.reported {
             Some((status, at)) if status.ready => PAUSE.saturating_sub(at.elapsed()),
             _ => Duration::ZERO,
         }
@@ -226,21 +232,225 @@ impl Session<'_> {
     /// Sends the state of the interfaces and their programs if it changed.
     fn report(&mut self) -> io::Result<()> {
         let status = self.installed.status();
-        if self.told.as_ref().is_none_or(|(told, _)| *told != status) {
+        if self.reported.as_ref().is_none_or(|(reported, _)| *reported != status) {
             send(self.stream, &AttacherMessage::Status(status.clone()))?;
-            self.told = Some((status, Instant::now()));
+            self.reported = Some((status, Instant::now()));
         }
         Ok(())
     }
+}
+
+/// Maps of one server, with programs that are not attached yet.
+struct Loaded {
+    programs: Programs,
+    statuses: ProgramStatuses,
+    maps: [(&'static str, OwnedFd); KEPT_MAPS],
+    tap: OwnedFd,
+    scope: Arc<ScopePage>,
+    counters: Arc<CounterPages>,
+    messages: Option<Messages>,
+    limits: Limits,
+    /// Notified when a state changes.
+    changed: Notifier,
+    notifications: Notifications,
+}
+
+impl Loaded {
+    /// Loads the maps for a server, and touches nothing of a running one.
+    fn load(authority: &Authority) -> Result<Self, FastPathError> {
+        let (changed, notifications) =
+            mailbox::notifications().map_err(|error| FastPathError::io("creating a socket pair", error))?;
+        let Object { ebpf, kept_maps, tap, scope, counters, messages, limits } =
+            Object::load(&authority.xdp)?;
+        let statuses = ProgramStatuses::new(changed.clone());
+        let programs = Programs::start(
+            ebpf,
+            messages.as_ref().map(Messages::map),
+            Filters::of(authority.main),
+            statuses.clone(),
+            limits.answers + limits.replies > 0,
+        )
+        .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
+        Ok(Self {
+            programs,
+            statuses,
+            maps: kept_maps,
+            tap,
+            scope,
+            counters,
+            messages,
+            limits,
+            changed,
+            notifications,
+        })
+    }
+
+    /// Lets the kernel verify the program that most interfaces need in this mode, before they are known.
+    fn order_programs(&mut self, config: &XdpConfig) {
+        let program = match config.mode {
+            HookMode::Auto | HookMode::Tc => Program::Tc,
+            HookMode::Native => Program::Xdp,
+            HookMode::Off => return,
+        };
+        if config.interfaces.as_ref().is_none_or(|names| !names.is_empty()) {
+            self.programs.order(program);
+        }
+    }
+
+    /// Opens the folder of pins of this main address, and finds what a predecessor left there.
+    fn find_predecessor(self, authority: &Authority) -> Prepared {
+        let pins = Pins::prepare(&authority.xdp.bpffs, authority.main)
+            .inspect_err(|error| {
+                tracing::warn!(%error, "cannot pin under xdp.bpffs: programs are detached when this process ends, regardless of xdp.on_stop");
+            })
+            .ok();
+        let mut predecessor = Vec::new();
+        if let Some(pins) = &pins {
+            pins.end_forwarded_answers();
+            predecessor = pins.pinned_links(None);
+        }
+        if !predecessor.is_empty() {
+            tracing::info!(links = predecessor.len(), "taking over the predecessor's pinned links");
+        }
+        Prepared { loaded: self, pins, predecessor }
+    }
+
+    /// Returns the maps that the server needs, in the protocol's order.
+    fn shared_maps(&self) -> Option<[BorrowedFd<'_>; SHARED_MAPS]> {
+        let map = |name: &str| {
+            let found = self.maps.iter().find(|(known, _)| *known == name);
+            found.map(|(_, fd)| fd.as_fd())
+        };
+        Some([
+            map(names::NAMES)?,
+            map(names::ENTRIES)?,
+            map(names::ANSWER_NAMES)?,
+            map(names::ANSWER_ENTRIES)?,
+            map(names::CONTROL)?,
+            map(names::COUNTERS)?,
+            self.tap.as_fd(),
+        ])
+    }
+}
+
+/// Maps of one server, and what its predecessor left.
+struct Prepared {
+    loaded: Loaded,
+    /// The folder of pins; `None` without pinning.
+    pins: Option<Pins>,
+    /// Links left by a predecessor.
+    predecessor: Vec<PinnedLink>,
+}
+
+impl Prepared {
+    /// Attaches the programs, in the caller's network namespace, once `installs` reports filled
+    /// maps.
+    fn attach(
+        self,
+        config: &XdpConfig,
+        endpoints: &[SocketAddr],
+        installs: watch::Receiver<u64>,
+    ) -> Result<Installed, FastPathError> {
+        let Self { loaded, pins, predecessor } = self;
+        let Loaded {
+            programs,
+            statuses,
+            maps,
+            tap: _,
+            scope,
+            counters,
+            messages,
+            limits: _,
+            changed,
+            notifications,
+        } = loaded;
+        scope.set_vlans(&config.vlans);
+        let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps });
+        let interfaces = Interfaces::start(Setting {
+            selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
+            mode: config.mode,
+            programs,
+            pins: pins.clone(),
+            listen: endpoints.to_vec(),
+            scope,
+            counters,
+            most_interfaces: most_interfaces(),
+            predecessor,
+            installs,
+            kept_maps: kept_maps.clone(),
+            messages,
+            changed,
+        })
+        .map_err(|error| FastPathError::io("following the interfaces", error))?;
+        Ok(Installed { interfaces, statuses, notifications, pins, kept_maps })
+    }
+}
+
+/// Programs that are attached, or soon will be.
+struct Installed {
+    /// The thread that follows the interfaces.
+    interfaces: Interfaces,
+    /// Status of the programs.
+    statuses: ProgramStatuses,
+    /// Sent when the state of interfaces or programs may have changed.
+    notifications: Notifications,
+    pins: Option<Pins>,
+    /// The maps needed by the programs, kept open.
+    kept_maps: Arc<KeptMaps>,
+}
+
+impl Installed {
+    /// Returns the state of interfaces and programs.
+    fn status(&self) -> AttacherStatus {
+        AttacherStatus {
+            interfaces: self.interfaces.status(),
+            programs: self.statuses.all(),
+            ready: *self.interfaces.ready().borrow(),
+            pinned_at: self.pins.as_ref().map(|pins| pins.folder().to_path_buf()),
+        }
+    }
+
+    /// Reports the queries that reached the server's sockets, see [`Interfaces::report`].
+    fn report(&self, arrivals: Vec<Arrival>) {
+        self.interfaces.report(arrivals);
+    }
+
+    /// Replaces the served addresses.
+    fn set_listen(&self, endpoints: &[SocketAddr]) {
+        self.interfaces.set_listen(endpoints);
+    }
+
+    /// Detaches everything, or leaves it to a successor.
+    fn stop(self, on_stop: OnStop) {
+        let Self { interfaces, statuses: _, notifications: _, pins, kept_maps } = self;
+        interfaces.stop(on_stop);
+        if on_stop == OnStop::Detach
+            && let Some(pins) = pins
+            // The pinned links are a predecessor's if this server ended before it took over.
+            && (kept_maps.are_pinned() || pins.pinned_links(None).is_empty())
+            && let Err(error) = pins.remove()
+        {
+            tracing::warn!(%error, "cannot remove the pinned maps");
+        }
+    }
+}
+
+/// Returns the maximum number of served interfaces: a quarter of the descriptors, and at least 256,
+/// stay reserved.
+fn most_interfaces() -> usize {
+    const RESERVE: u64 = 256;
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(limit.saturating_sub(RESERVE.max(limit / 4))).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use std::thread;
 
-    use super::*;
-    use crate::protocol::receive_descriptors;
     use dns_core::config::ConfigErrors;
+
+    use super::*;
+    use crate::connection::receive_descriptors;
 
     #[test]
     fn own_attacher_waits_for_slow_server() {
@@ -248,7 +458,7 @@ mod tests {
         let read: ReadAuthority = Box::new(|| Err(ConfigErrors(Vec::new())));
         let attacher = thread::spawn(move || super::super::serve(&ours, &read));
         // Longer than a server may take that connects to a service.
-        thread::sleep(PATIENCE + Duration::from_millis(200));
+        thread::sleep(TIMEOUT + Duration::from_millis(200));
         send(&servers, &Request { layout: LAYOUT_VERSION + 1, listen: Vec::new() }).unwrap();
         assert_eq!(receive_descriptors(&servers).unwrap().len(), 0);
         let response = Lines::default().next(&servers).unwrap();

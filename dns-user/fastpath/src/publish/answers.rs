@@ -20,9 +20,8 @@ use dns_core::wire::ForwardedAnswer;
 use hashbrown::HashMap;
 
 use super::{
-    allowance::Allowance,
-    grace::GracePeriods,
-    learn_filter::{LearnFilter, QuestionFilter, filter_key},
+    learn_filter::{Allowance, LearnFilter, QuestionFilter, filter_key},
+    lease::GracePeriods,
     replies,
     second_chance::SecondChance,
     table::{EntryStore, NameSource, Placed},

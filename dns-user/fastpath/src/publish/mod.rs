@@ -2,19 +2,16 @@
 //!
 //! * [`publisher`]: the single writing thread, and the handle to it.
 //! * [`table`]: the published names and the rules for them (`table/eviction.rs`: the choice of names to evict).
-//! * [`allowance`]: rate limit for learned names that evict each other.
 //! * [`answers`]: whole answers: forwarded ones, and local replies that are no address lists.
 //! * [`replies`]: computes local replies.
 //! * [`dependents`]: the names affected by a change of an instance's health.
-//! * [`grace`]: RCU grace periods, after which cells of removed entries may be reused.
 //! * [`second_chance`]: the order of eviction.
-//! * [`learn_filter`]: what queries need not hand over again.
-//! * [`lease`]: the time for which the programs may answer without renewal from userspace.
+//! * [`learn_filter`]: what queries need not hand over again, and the rate at which names may evict each other.
+//! * [`lease`]: the time for which the programs may answer without renewal from userspace, and RCU grace periods,
+//!   after which cells of removed entries may be reused.
 
-pub(super) mod allowance;
 pub(super) mod answers;
 pub(super) mod dependents;
-pub(super) mod grace;
 pub(super) mod learn_filter;
 pub(super) mod lease;
 pub(super) mod publisher;

@@ -30,6 +30,7 @@ use crate::{
     },
 };
 use dns_core::{
+    config::OnStop,
     name::{Name, NameRef},
     wire::{ForwardedAnswer, TYPE_ANY},
 };
@@ -136,11 +137,8 @@ enum Event {
     ListReplies(oneshot::Sender<Vec<HeldReply>>),
     /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
-    /// Stop; with `end_lease` the programs stop answering.
-    Stop {
-        /// Whether the fast path ends with the publisher.
-        end_lease: bool,
-    },
+    /// Stop; with `Detach` the programs stop answering.
+    Stop(OnStop),
 }
 
 impl Publisher {
@@ -468,11 +466,11 @@ impl PublisherThread {
         })
     }
 
-    /// Ends the thread after the requests so far. With `end_lease` the programs answer nothing
+    /// Ends the thread after the requests so far. With `Detach` the programs answer nothing
     /// afterwards.
-    pub(crate) fn stop(self, end_lease: bool) {
+    pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { publisher, status: _, answers_status: _, installs: _, may_attach: _, thread } = self;
-        publisher.send(Event::Stop { end_lease });
+        publisher.send(Event::Stop(on_stop));
         if thread.join().is_err() {
             tracing::error!("the publisher thread panicked");
         }
@@ -536,8 +534,8 @@ impl Worker {
             };
             select_biased! {
                 recv(self.control) -> event => match event {
-                    Ok(Event::Stop { end_lease }) => {
-                        if end_lease {
+                    Ok(Event::Stop(on_stop)) => {
+                        if on_stop == OnStop::Detach {
                             self.lease.end();
                         }
                         return;

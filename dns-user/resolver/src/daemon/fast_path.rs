@@ -154,7 +154,7 @@ impl Lifecycle {
             return;
         }
         self.off(FastPathOff::Intended("its programs are being loaded".to_owned()));
-        self.server_state.fast_path.inherit(self.config.lease);
+        self.server_state.fast_path.expect_previous_programs(self.config.lease);
         self.load_after(Duration::ZERO);
     }
 
@@ -373,7 +373,7 @@ impl Lifecycle {
         self.awaits_evidence
     }
 
-    /// Reports the first queries, which open the first door.
+    /// Reports the first queries, which open the first admission.
     pub(super) fn report_evidence(&mut self, arrivals: &Arrivals) {
         self.awaits_evidence = false;
         self.report(arrivals);

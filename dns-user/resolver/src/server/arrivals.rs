@@ -105,7 +105,7 @@ impl Arrivals {
     }
 
     /// Waits until a worker has answered as many queries at one endpoint through one interface, since the last
-    /// report, as open its door. Cancel-safe.
+    /// report, as open its admission. Cancel-safe.
     pub async fn evidence(&self) {
         let Some(shared) = &self.0 else { return std::future::pending().await };
         shared.is_awaited.store(true, Ordering::Relaxed);

@@ -3,12 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::{
-    matches,
-    nft_rule::{Expression, Fields, Verdict, value, verdict},
-    nft_sets::{Found, Set},
-    packet::{Mark, Packet},
-    targets::Target,
-    walk::{Action, Meets},
+    matches::{self, Target},
+    nft_rule::{Expression, Fields, Found, Set, Verdict, value, verdict},
+    walk::{Action, Mark, Meets, Packet},
 };
 
 /// Size of all registers in bytes.
@@ -213,16 +210,15 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             return self.set_bits(Some(register), &packet.mark.to_bytes());
         }
         let protocol: u16 = if packet.is_v6() { 0x86dd } else { 0x0800 };
-        let name = |device: &Option<super::packet::Device>| {
+        let name = |device: &Option<super::walk::Device>| {
             let mut bytes = [0; 16];
             for (place, byte) in bytes.iter_mut().zip(device.iter().flat_map(|device| device.name.bytes())) {
                 *place = byte;
             }
             bytes
         };
-        let index =
-            |device: &Option<super::packet::Device>| device.as_ref().map_or(0, |device| device.ifindex);
-        let layer = |device: &Option<super::packet::Device>| device.as_ref().map_or(0, |device| device.layer);
+        let index = |device: &Option<super::walk::Device>| device.as_ref().map_or(0, |device| device.ifindex);
+        let layer = |device: &Option<super::walk::Device>| device.as_ref().map_or(0, |device| device.layer);
         let known: Option<Vec<u8>> = match key {
             Some(1) => Some(protocol.to_be_bytes().to_vec()),
             Some(2) => Some(vec![0; 4]),

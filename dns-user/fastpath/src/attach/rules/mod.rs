@@ -5,9 +5,9 @@
 //! checked here: limits, which let some queries pass; rules that drop replies; and `lo`, where
 //! connection tracking mistakes the program's reply for another query.
 //!
-//! * [`xtables`] and [`nft`] read the tables; [`mod@matches`], [`targets`] and [`expressions`] evaluate their
+//! * [`xtables`] and [`nft`] read the tables; [`mod@matches`] and [`expressions`] evaluate their
 //!   rules, [`facts`] asks the kernel about sets.
-//! * [`walk`]: the possible fates of a [`packet`] in them.
+//! * [`walk`]: the possible fates of a packet in them.
 //!
 //! A rule set that this module cannot decide is an objection: only the kernel knows then which queries pass.
 
@@ -16,9 +16,6 @@ mod facts;
 mod matches;
 mod nft;
 mod nft_rule;
-mod nft_sets;
-mod packet;
-mod targets;
 mod walk;
 mod xtables;
 
@@ -29,12 +26,11 @@ use std::{
 
 pub(crate) use self::{
     facts::Facts,
-    packet::Device,
+    walk::Device,
     xtables::{LISTS, open_lists, use_lists},
 };
 use self::{
-    packet::Packet,
-    walk::Ends,
+    walk::{Ends, Packet},
     xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
 };
 use super::netlink::Socket;

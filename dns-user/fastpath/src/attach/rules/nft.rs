@@ -5,10 +5,8 @@ use std::{collections::BTreeMap, io, net::SocketAddr};
 
 use super::{
     expressions::Machine,
-    nft_rule::{Expression, Verdict, expressions, number, only_destination, split},
-    nft_sets::{Set, elements},
-    packet::{Device, Packet},
-    walk::{Action, Chains, Ends, Meets, walk},
+    nft_rule::{Expression, Set, Verdict, elements, expressions, number, only_destination, split},
+    walk::{Action, Chains, Device, Ends, Meets, Packet, walk},
 };
 use crate::attach::netlink::{Attributes, Socket, push_attribute, text};
 

@@ -3,6 +3,14 @@
 //! Some matches cannot be decided outside the kernel (time, owners, contents). Both outcomes of such a
 //! rule are followed, so the result contains every possible end of the packet.
 
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use super::facts::Facts;
+use crate::attach::netlink::Link;
+
 /// Whether a packet meets a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meets {
@@ -187,4 +195,194 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
         }
     }
     (ends, true)
+}
+
+/// An interface, as named in rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) ifindex: u32,
+    pub(crate) layer: u16,
+    /// Whether packets may have passed PREROUTING before they reach this interface: with
+    /// br_netfilter, a bridge passes on what its ports received only after that.
+    pub(crate) is_bridge: bool,
+}
+
+impl Device {
+    /// Returns the device for an interface listed by the kernel.
+    pub(crate) fn of(link: &Link) -> Self {
+        let Link { name, ifindex, layer, kind, .. } = link;
+        // A VLAN may belong to a bridge.
+        let is_bridge = matches!(kind.as_deref(), Some("bridge" | "vlan"));
+        Self { name: name.clone(), ifindex: *ifindex, layer: *layer, is_bridge }
+    }
+}
+
+/// A number of which single bits may be unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    value: u32,
+    /// The bits of `value` that are known; all others are zero.
+    known: u32,
+}
+
+impl Mark {
+    pub(super) const ZERO: Self = Self::known(0);
+    pub(super) const UNKNOWN: Self = Self { value: 0, known: 0 };
+
+    pub(super) const fn known(value: u32) -> Self {
+        Self { value, known: u32::MAX }
+    }
+
+    /// Joins bytes in native order, each with its known bits.
+    pub(super) fn from_bytes(bytes: [(u8, u8); 4]) -> Self {
+        let known = u32::from_ne_bytes(bytes.map(|(_, known)| known));
+        Self { value: u32::from_ne_bytes(bytes.map(|(value, _)| value)) & known, known }
+    }
+
+    /// Splits the number into bytes in native order, each with its known bits.
+    pub(super) fn to_bytes(self) -> [(u8, u8); 4] {
+        let (values, known) = (self.value.to_ne_bytes(), self.known.to_ne_bytes());
+        std::array::from_fn(|index| (values[index], known[index]))
+    }
+
+    pub(super) fn and(self, mask: u32) -> Self {
+        Self { value: self.value & mask, known: self.known | !mask }
+    }
+
+    pub(super) fn xor(self, other: Self) -> Self {
+        let known = self.known & other.known;
+        Self { value: (self.value ^ other.value) & known, known }
+    }
+
+    /// Returns the bits that are the same in both.
+    pub(super) fn or_else(self, other: Self) -> Self {
+        let known = self.known & other.known & !(self.value ^ other.value);
+        Self { value: self.value & known, known }
+    }
+
+    /// Returns whether the bits in `mask` are those of `wanted`.
+    pub(super) fn is(self, wanted: u32, mask: u32, name: &'static str) -> Meets {
+        if wanted & !mask != 0 || (self.value ^ wanted) & mask & self.known != 0 {
+            Meets::No
+        } else if mask & !self.known == 0 {
+            Meets::Yes
+        } else {
+            Meets::Maybe(name)
+        }
+    }
+}
+
+/// A UDP datagram on its way through the packet filter.
+#[derive(Clone, Debug)]
+pub(super) struct Packet {
+    /// Receiving interface; `None` for a local packet before it re-enters.
+    pub(super) input: Option<Device>,
+    pub(super) output: Option<Device>,
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    /// Whether connection tracking has seen both directions of the flow.
+    pub(super) established: bool,
+    /// Whether the destination is local.
+    pub(super) to_us: bool,
+    /// Whether the source is local.
+    pub(super) from_us: bool,
+    /// The mark set by rules.
+    pub(super) mark: Mark,
+    /// The mark of its flow, set by rules.
+    pub(super) flow_mark: Mark,
+    /// Whether a rule has exempted the packet from connection tracking.
+    pub(super) untracked: bool,
+    /// Members of sets, as the kernel reports them.
+    pub(super) facts: Facts,
+}
+
+/// Possible lengths of the IP packet of a query without EDNS options, in bytes.
+pub(super) const QUERY_LENGTHS: RangeInclusive<u16> = 45..=340;
+
+/// Possible lengths of the IP packet of a reply.
+pub(super) const REPLY_LENGTHS: RangeInclusive<u16> = 45..=4200;
+
+/// Port of a typical client. Rules rarely distinguish ports above 1023.
+const CLIENT_PORT: u16 = 40_000;
+
+impl Packet {
+    /// Returns a query from `client` to `endpoint` that arrives on `device`.
+    pub(super) fn query(device: &Device, client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
+        Self { input: Some(device.clone()), ..Self::without_device(client, endpoint, facts) }
+    }
+
+    /// Returns a query whose interface is unknown.
+    pub(super) fn without_device(client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
+        Self {
+            input: None,
+            output: None,
+            from: SocketAddr::new(client, CLIENT_PORT),
+            to: endpoint,
+            established: false,
+            to_us: true,
+            from_us: false,
+            mark: Mark::ZERO,
+            flow_mark: Mark::ZERO,
+            untracked: false,
+            facts: facts.clone(),
+        }
+    }
+
+    /// Returns the server's reply to this query, which left the packet filter like this, on its way out
+    /// through `device`. `from` and `to` are those of the query as the client sent it.
+    pub(super) fn reply(&self, device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
+        Self {
+            input: None,
+            output: Some(device.clone()),
+            from: endpoint,
+            to: SocketAddr::new(client, CLIENT_PORT),
+            established: true,
+            to_us: false,
+            from_us: true,
+            mark: Mark::ZERO,
+            flow_mark: self.flow_mark,
+            untracked: false,
+            facts: self.facts.clone(),
+        }
+    }
+
+    /// Returns a local query of `client` on its way out through `lo`.
+    pub(super) fn local_query(lo: &Device, client: IpAddr, endpoint: SocketAddr, facts: &Facts) -> Self {
+        let query = Self::query(lo, client, endpoint, facts);
+        Self { input: None, output: Some(lo.clone()), from_us: true, ..query }
+    }
+
+    /// Returns this local query on its way in from `lo`: mark and exemption from connection tracking
+    /// stay.
+    pub(super) fn back_from_lo(&self) -> Self {
+        Self { input: self.output.clone(), output: None, ..self.clone() }
+    }
+
+    /// Returns the program's reply on `lo` to this query, on its way in: it is the same buffer, so connection
+    /// tracking considers its flow new, like the query's, or exempts it as well.
+    pub(super) fn local_reply_in(&self) -> Self {
+        Self { from: self.to, to: self.from, ..self.back_from_lo() }
+    }
+
+    pub(super) fn is_v6(&self) -> bool {
+        self.to.is_ipv6()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_bits_leave_others_known() {
+        let mark = Mark::known(0x4000).xor(Mark { value: 0, known: !0x8000 });
+        assert_eq!(mark.is(0x4000, 0x4000, "mark"), Meets::Yes);
+        assert_eq!(mark.is(0, 0x4000, "mark"), Meets::No);
+        assert_eq!(mark.is(0x8000, 0x8000, "mark"), Meets::Maybe("mark"));
+        assert_eq!(mark.is(0x8000, 0xc000, "mark"), Meets::No, "one known bit differs");
+        assert_eq!(mark.and(!0x8000), Mark::known(0x4000), "the mask clears the unknown bit");
+        assert_eq!(Mark::from_bytes(mark.to_bytes()), mark);
+        assert_eq!(Mark::known(5).or_else(Mark::known(4)), Mark { value: 4, known: !1 });
+    }
 }

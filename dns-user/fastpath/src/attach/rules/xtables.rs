@@ -21,10 +21,8 @@ use std::{
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::{
-    matches::{self, u16_at, u32_at},
-    packet::{Device, Packet},
-    targets::Target,
-    walk::{Action, Chains, Ends, Meets, walk},
+    matches::{self, Target, u16_at, u32_at},
+    walk::{Action, Chains, Device, Ends, Meets, Packet, walk},
 };
 
 const GET_INFO: libc::c_int = 64;

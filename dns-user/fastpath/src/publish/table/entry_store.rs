@@ -15,7 +15,7 @@ use crate::{
         store::{CellAllocator, EntryMemory, StoreFill, cells},
         words::Words,
     },
-    publish::grace::GracePeriods,
+    publish::lease::GracePeriods,
 };
 
 /// One in this many cells is reserved for listed names and changed entries, so that learned names

@@ -17,7 +17,7 @@ use super::{
     NameSource as _,
     machine::{Failing, Fixed, Machine, name},
 };
-use crate::publish::grace::GracePeriods;
+use crate::publish::lease::GracePeriods;
 
 const NAMES: [&str; 9] = [
     "bosh",

@@ -23,7 +23,7 @@ use crate::{
         layout::{read_header, read_name},
         store::EntryMemory,
     },
-    publish::{grace::GracePeriods, learn_filter::LearnFilter},
+    publish::{learn_filter::LearnFilter, lease::GracePeriods},
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},

@@ -29,7 +29,11 @@ pub(crate) use self::{entry_store::EntryStore, records::Placed};
 use crate::{
     Admission,
     map::layout::Encoded,
-    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, learn_filter::LearnFilter},
+    publish::{
+        dependents::Dependents,
+        learn_filter::{Allowance, LearnFilter},
+        lease::GracePeriods,
+    },
 };
 use dns_core::{
     changes::{Changes, Facet, Facets},

@@ -13,7 +13,7 @@ use super::{
     machine::{Failing, Fixed, Machine, SEED, name},
     *,
 };
-use crate::{bpf, publish::grace::GracePeriods};
+use crate::{bpf, publish::lease::GracePeriods};
 use dns_core::resolve::AllRunning;
 
 impl Machine {

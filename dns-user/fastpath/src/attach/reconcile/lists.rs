@@ -1,0 +1,154 @@
+//! Follows the interfaces and the local addresses: only endpoints with an address of this machine are served.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use dns_common::scope::{Endpoint, MAX_ENDPOINTS};
+
+use super::InterfaceReconciler;
+use crate::attach::{
+    netlink::LocalAddress,
+    selection::{expand, to_endpoint},
+};
+
+impl InterfaceReconciler {
+    /// Publishes the endpoints and the addresses that are invalid as senders. An endpoint whose
+    /// address was removed from this machine is no longer served.
+    pub(super) fn follow_addresses(&mut self) {
+        match self.netlink.addresses() {
+            Ok(local) => self.local = local,
+            // Endpoints on loopback addresses need no list of addresses.
+            Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the local addresses (netlink): the known addresses stay in use; trying again");
+                return;
+            }
+        }
+        let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
+        let mut all = expand(&self.setting.listen, &addresses);
+        let netlink = &mut self.netlink;
+        all.retain(|endpoint| {
+            // If the kernel gives no answer, only loopback addresses are known to be local.
+            endpoint.ip().is_loopback()
+                || addresses.contains(&endpoint.ip())
+                || netlink.is_local(endpoint.ip()).unwrap_or(false)
+        });
+        let served = &all[..all.len().min(MAX_ENDPOINTS)];
+        let endpoints: Vec<Endpoint> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
+        let scope = &self.setting.scope;
+        scope.set_endpoints(&endpoints);
+        let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
+        scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
+        let with_slots = served.iter().zip(&endpoints);
+        let placed: Vec<(SocketAddr, usize)> =
+            with_slots.filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?))).collect();
+        // A different endpoint in a slot starts with a closed gate.
+        let stays = |slot: usize| {
+            let of = |all: &[(SocketAddr, usize)]| {
+                all.iter().find(|(_, known)| *known == slot).map(|(address, _)| *address)
+            };
+            of(&placed).is_some() && of(&placed) == of(&self.endpoints)
+        };
+        self.gate.retain(|_, slot| stays(slot));
+        self.endpoints = placed;
+        let left_out = all.len() - served.len();
+        if left_out > self.status.borrow().endpoints_left_out {
+            tracing::warn!(
+                left_out,
+                "too many listen addresses for the programs: the remaining ones are answered from userspace"
+            );
+        }
+        self.status.send_modify(|status| {
+            status.endpoints_left_out = left_out;
+            status.endpoints = served.to_vec();
+        });
+    }
+
+    /// Looks for clsact filters of a predecessor: links are found by their pins, filters only at the
+    /// interfaces.
+    pub(super) fn find_earlier_filters(&mut self) {
+        let Self { setting, netlink, links, earlier_filters, .. } = self;
+        for link in links.iter() {
+            // An error means that the interface is gone.
+            if setting.programs.filters.is_on(link.ifindex, netlink).unwrap_or(false) {
+                earlier_filters.insert(link.ifindex);
+            }
+        }
+        if !earlier_filters.is_empty() {
+            tracing::info!(filters = earlier_filters.len(), "taking over the predecessor's clsact filters");
+        }
+    }
+
+    /// Lists the interfaces. Drops the state and the pins of interfaces that are gone.
+    pub(super) fn list_interfaces(&mut self) {
+        self.status.send_modify(|status| status.polls += 1);
+        let links = match self.netlink.links() {
+            Ok(links) => links,
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the interfaces (netlink): programs stay attached where they are; trying again");
+                return;
+            }
+        };
+        let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
+        let gone: Vec<u32> =
+            self.links.iter().map(|link| link.ifindex).filter(|&ifindex| !is_there(ifindex)).collect();
+        for &ifindex in &gone {
+            self.attached.remove(&ifindex);
+            self.earlier_filters.remove(&ifindex);
+            self.setting.scope.remove_interface(ifindex);
+            if let Some(pins) = &self.setting.pins {
+                pins.unpin_links(ifindex);
+            }
+        }
+        match self.netlink.routes_with_mtu() {
+            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the routes (netlink): the known MTUs stay in use; trying again");
+            }
+        }
+        self.refused.retain(|&ifindex, _| is_there(ifindex));
+        self.gate.retain(|ifindex, _| is_there(ifindex));
+        self.cni_grace.listed(&self.links, &links, Instant::now());
+        self.links = links;
+    }
+}
+
+/// Returns the number of datagrams dropped so far by full receive queues of UDP sockets, in the calling thread's network namespace, for both
+/// families (`RcvbufErrors`; 0 on a kernel without the file).
+pub(super) fn lost_to_queues() -> u64 {
+    let v4 = fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
+    let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
+    lost_v4(&v4).unwrap_or(0) + lost_v6(&v6).unwrap_or(0)
+}
+
+/// Parses the counter in `snmp`: a line of names, then a line of numbers.
+fn lost_v4(text: &str) -> Option<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    let place = names.split_whitespace().position(|name| name == "RcvbufErrors")?;
+    numbers.split_whitespace().nth(place)?.parse().ok()
+}
+
+/// Parses the counter in `snmp6`: a name and a number per line.
+fn lost_v6(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("Udp6RcvbufErrors"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_files_are_read() {
+        let v4 = "Tcp: RtoMin\nTcp: 200\nUdp: InDatagrams InErrors RcvbufErrors\nUdp: 7 2 13\nUdpLite: RcvbufErrors\nUdpLite: 9\n";
+        assert_eq!(lost_v4(v4), Some(13));
+        assert_eq!(lost_v6("Udp6InErrors \t0\nUdp6RcvbufErrors                \t4\n"), Some(4));
+        let ours = fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+        assert!(lost_v4(&ours).is_some(), "{ours}");
+        assert_eq!(lost_v4(""), None);
+    }
+}
