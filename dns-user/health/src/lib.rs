@@ -7,7 +7,6 @@
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;
-mod check_failures;
 mod metrics;
 mod schedule;
 pub mod server;
@@ -20,7 +19,7 @@ pub use self::{
     metrics::HealthMetrics,
     service::{HealthError, HealthService},
     states::{HealthStates, InstanceHealth, InstanceSet},
-    tracker::{Limits, Order, Tracked, Tracker},
+    tracker::{Limits, Tracked, Tracker, WatcherCommand},
 };
 pub use check::Report;
 

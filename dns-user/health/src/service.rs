@@ -16,10 +16,10 @@ use super::{
     check::check,
     schedule::Lanes,
     states::InstanceHealth,
-    tracker::{Limits, Order},
+    tracker::{Limits, WatcherCommand},
     watcher::{BEAT, Heartbeat, Watcher},
 };
-use crate::check_failures::CheckFailures;
+use crate::metrics::CheckFailures;
 use dns_core::config::HealthConfig;
 use dns_fastpath::FastPathHandle;
 use dns_kit::{
@@ -75,8 +75,8 @@ struct Settings {
 
 /// The watcher's thread.
 enum Watch {
-    /// Not started; the tracker's orders wait here.
-    Waiting(mpsc::UnboundedReceiver<Order>),
+    /// Not started; the tracker's commands wait here.
+    Waiting(mpsc::UnboundedReceiver<WatcherCommand>),
     Running {
         /// Stops the thread, also when dropped.
         stop: oneshot::Sender<()>,
@@ -120,7 +120,7 @@ impl HealthService {
             first_checks: config.synchronous_check_timeout,
             ttl: config.tracked_query_ttl,
         };
-        let (tracker, orders) = Tracker::new(limits, states.clone(), fast_path.clone());
+        let (tracker, commands) = Tracker::new(limits, states.clone(), fast_path.clone());
         let metrics = HealthMetrics::new()?;
         Ok(Self {
             states,
@@ -130,7 +130,7 @@ impl HealthService {
             metrics,
             heartbeat: Arc::new(Heartbeat::new()),
             failures: Arc::default(),
-            watch: Mutex::new(Watch::Waiting(orders)),
+            watch: Mutex::new(Watch::Waiting(commands)),
             settings: Settings {
                 port: config.port,
                 interval: config.check_interval.max(SHORTEST_INTERVAL),
@@ -162,8 +162,8 @@ impl HealthService {
     /// Starts the watcher's thread; does nothing if it was already started.
     pub fn start(&self) -> Result<(), HealthError> {
         let mut watch = self.watch.lock();
-        let orders = match std::mem::replace(&mut *watch, Watch::Stopped) {
-            Watch::Waiting(orders) => orders,
+        let commands = match std::mem::replace(&mut *watch, Watch::Stopped) {
+            Watch::Waiting(commands) => commands,
             other => {
                 *watch = other;
                 return Ok(());
@@ -202,7 +202,7 @@ impl HealthService {
                 let is_blind = failures.why_no_check_can_work(&tls.current(), SystemTime::now()).is_some();
                 metrics.blind.set(i64::from(is_blind));
             }));
-            local.block_on(&runtime, watcher.run(orders, stopped));
+            local.block_on(&runtime, watcher.run(commands, stopped));
         })
         .map_err(HealthError::Thread)?;
         *watch = Watch::Running { stop, thread };

@@ -21,27 +21,25 @@ use tokio::{
 };
 
 use super::{
-    check,
-    check::{CheckError, Connection},
-    metrics::{CheckResult, HealthMetrics},
+    check::{self, CheckError, Connection},
+    metrics::{CheckFailures, CheckResult, HealthMetrics},
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
     states::InstanceHealth,
-    tracker::{Order, Tracker},
+    tracker::{Tracker, WatcherCommand},
 };
-use crate::check_failures::CheckFailures;
 use dns_core::catalog::Snapshot;
 use dns_fastpath::FastPathHandle;
 use dns_kit::{logs::LineLimit, tls::RotatingTls};
 
 /// Time for which a check may stay in the fast lane. An instance in the same data centre answers
 /// within a few milliseconds, including the handshake.
-const PATIENCE: Duration = Duration::from_millis(200);
+const FAST_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Maximum pause of the loop, which bounds the age of the heartbeat.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
 
-/// Maximum number of orders processed before checks are started again.
-const ORDERS_AT_ONCE: usize = 256;
+/// Maximum number of commands processed before checks are started again.
+const COMMANDS_AT_ONCE: usize = 256;
 
 /// State and settings of the watcher.
 pub(super) struct Watcher {
@@ -83,7 +81,7 @@ impl Watcher {
     /// Runs until `stop` is signalled or its sender is dropped. Must be polled inside a `LocalSet`.
     pub(super) async fn run(
         self,
-        mut orders: mpsc::UnboundedReceiver<Order>,
+        mut commands: mpsc::UnboundedReceiver<WatcherCommand>,
         mut stop: oneshot::Receiver<()>,
     ) {
         let schedule = Schedule::new(self.interval, self.lanes, Instant::now(), fastrand::u32(..));
@@ -96,7 +94,7 @@ impl Watcher {
             room: Notify::new(),
         });
         let mut records: Option<Arc<Snapshot>> = None;
-        let mut batch = Vec::with_capacity(ORDERS_AT_ONCE);
+        let mut batch = Vec::with_capacity(COMMANDS_AT_ONCE);
         let mut expiry = tokio::time::interval(expire_every);
         expiry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut beats = tokio::time::interval(BEAT);
@@ -113,13 +111,13 @@ impl Watcher {
             };
             tokio::select! {
                 _ = &mut stop => return,
-                count = orders.recv_many(&mut batch, ORDERS_AT_ONCE) => {
+                count = commands.recv_many(&mut batch, COMMANDS_AT_ONCE) => {
                     if count == 0 {
                         return;
                     }
                     work.watcher.tracker.taken(count);
-                    for order in batch.drain(..) {
-                        work.obey(order, &mut records);
+                    for command in batch.drain(..) {
+                        work.handle_command(command, &mut records);
                     }
                 }
                 () = wake => {}
@@ -144,29 +142,29 @@ impl Work {
         }
     }
 
-    /// Executes an order of the tracker.
-    fn obey(&self, order: Order, records: &mut Option<Arc<Snapshot>>) {
+    /// Executes a command of the tracker.
+    fn handle_command(&self, command: WatcherCommand, records: &mut Option<Arc<Snapshot>>) {
         let Watcher { tracker, fast_path, .. } = &self.watcher;
-        match order {
-            Order::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
-            Order::Dropped { names, instances } => {
+        match command {
+            WatcherCommand::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
+            WatcherCommand::Dropped { names, instances } => {
                 fast_path.withdraw(&names);
-                // An instance that is needed again in the meantime starts over: its order comes
+                // An instance that is needed again in the meantime starts over: its command comes
                 // after this one.
                 instances.iter().for_each(|ip| self.drop_instance(*ip));
                 fast_path.health_changed(&instances);
             }
-            Order::Began(tracked) => {
+            WatcherCommand::Began(tracked) => {
                 if let Some(records) = records {
-                    tracker.let_go(&tracker.decide(&tracked, records));
+                    tracker.release(&tracker.decide(&tracked, records));
                 }
             }
-            Order::Decide(new) => {
+            WatcherCommand::Decide(new) => {
                 // Newly needed instances first, then those no longer needed, so that an instance
                 // that moves between names is not lost.
                 let before: Vec<_> =
                     tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
-                tracker.let_go(&before);
+                tracker.release(&before);
                 *records = Some(new);
             }
         }
@@ -220,7 +218,7 @@ impl Running {
                 (CheckResult::of(health.state), health)
             }
             Some((Err(error), connection)) => {
-                let quick = started.elapsed() < PATIENCE;
+                let quick = started.elapsed() < FAST_TIMEOUT;
                 self.ending = if quick { Ending::Answered } else { Ending::Silent };
                 self.keep(ip, connection);
                 log_failure(ip, &error);
@@ -250,10 +248,10 @@ impl Running {
         limit: Duration,
     ) -> Option<Option<T>> {
         let mut check = std::pin::pin!(check);
-        let patience = PATIENCE.min(limit);
+        let fast = FAST_TIMEOUT.min(limit);
         let mut left = limit;
         if lane == Lane::Fast {
-            if let Ok(done) = tokio::time::timeout(patience, &mut check).await {
+            if let Ok(done) = tokio::time::timeout(fast, &mut check).await {
                 return Some(Some(done));
             }
             if !self.work.schedule.borrow_mut().slow_down(self.ticket) {
@@ -262,7 +260,7 @@ impl Running {
             }
             // The slot in the fast lane is free.
             self.work.room.notify_one();
-            left -= patience;
+            left -= fast;
         }
         Some(tokio::time::timeout(left, check).await.ok())
     }

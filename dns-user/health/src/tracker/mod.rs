@@ -56,8 +56,8 @@ pub struct Tracker {
     /// The fast path, whose answers count as uses as well.
     fast_path: FastPathHandle,
     /// Channel to the watcher's thread.
-    orders: mpsc::UnboundedSender<Order>,
-    /// Number of orders not carried out yet.
+    commands: mpsc::UnboundedSender<WatcherCommand>,
+    /// Number of commands not carried out yet.
     queued: AtomicUsize,
 }
 
@@ -76,16 +76,16 @@ pub struct Tracked {
     first_checks: Mutex<Option<Arc<FirstChecks>>>,
 }
 
-/// Number of queued orders above which no new names are tracked until the watcher's thread has
-/// caught up. An order takes about 40 bytes.
+/// Number of queued commands above which no new names are tracked until the watcher's thread has
+/// caught up. A command takes about 40 bytes.
 const MAX_QUEUED: usize = 65_536;
 
 /// Age of the oldest use, in nanoseconds, from which on the order of uses within a tick cannot decide which
 /// name is dropped next, or hardly: ticks take at most 10 ms.
 const EXACT_WITHIN_NS: u64 = 1_000_000_000;
 
-/// An order to the watcher's thread.
-pub enum Order {
+/// A command to the watcher's thread.
+pub enum WatcherCommand {
     /// Check the instance from now on.
     Check {
         /// Address of the instance.
@@ -114,13 +114,13 @@ impl std::fmt::Debug for Tracker {
 }
 
 impl Tracker {
-    /// Creates an empty tracker, and the receiver of its orders to the watcher.
+    /// Creates an empty tracker, and the receiver of its commands to the watcher.
     pub fn new(
         limits: Limits,
         states: Arc<HealthStates>,
         fast_path: FastPathHandle,
-    ) -> (Self, mpsc::UnboundedReceiver<Order>) {
-        let (orders, receiver) = mpsc::unbounded_channel();
+    ) -> (Self, mpsc::UnboundedReceiver<WatcherCommand>) {
+        let (commands, receiver) = mpsc::unbounded_channel();
         let tracker = Self {
             limits,
             states,
@@ -128,7 +128,7 @@ impl Tracker {
             registry: Mutex::default(),
             is_exact: AtomicBool::new(false),
             fast_path,
-            orders,
+            commands,
             queued: AtomicUsize::new(0),
         };
         (tracker, receiver)
@@ -221,7 +221,7 @@ impl Tracker {
     /// Installs new records: the watcher's thread determines again which instances every name
     /// needs.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
-        self.order(Order::Decide(snapshot));
+        self.send(WatcherCommand::Decide(snapshot));
     }
 
     /// Starts tracking a name. If the watcher's thread is far behind, as in a flood of names, the
@@ -243,8 +243,8 @@ impl Tracker {
             instances: Mutex::default(),
             first_checks: Mutex::default(),
         });
-        for ip in self.hold(&mut registry, &tracked, needed(checks)).1 {
-            self.order(Order::Check { ip, urgent: checks.synchronous });
+        for ip in self.acquire(&mut registry, &tracked, needed(checks)).1 {
+            self.send(WatcherCommand::Check { ip, urgent: checks.synchronous });
         }
         registry.push(now, tracked.clone());
         let count = {
@@ -252,7 +252,7 @@ impl Tracker {
             names.insert(name.clone(), tracked.clone());
             names.len()
         };
-        self.order(Order::Began(tracked));
+        self.send(WatcherCommand::Began(tracked));
         // At the limit, the least recently used name is dropped.
         self.set_precision(&mut registry, count >= self.limits.names, now);
         for _ in self.limits.names..count {
@@ -290,24 +290,24 @@ impl Tracker {
     fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
         self.names.write().remove(&tracked.name);
         tracked.is_dropped.store(true, Ordering::Release);
-        let instances = self.release(registry, &tracked.replace_instances(Box::default()));
-        self.order(Order::Dropped { names: vec![tracked.name.clone()], instances });
+        let instances = self.release_locked(registry, &tracked.replace_instances(Box::default()));
+        self.send(WatcherCommand::Dropped { names: vec![tracked.name.clone()], instances });
     }
 
-    /// Sets the instances that a name needs. Returns the previous ones, still held, and the newly
-    /// needed ones that no other name held.
-    fn hold(
+    /// Sets the instances that a name needs. Returns the previous ones, still acquired, and the newly
+    /// needed ones that no other name had acquired.
+    fn acquire(
         &self,
         registry: &mut Registry,
         tracked: &Tracked,
         needed: Box<[IpAddr]>,
     ) -> (Box<[IpAddr]>, Vec<IpAddr>) {
-        let new = needed.iter().copied().filter(|ip| registry.hold(*ip)).collect();
+        let new = needed.iter().copied().filter(|ip| registry.acquire(*ip)).collect();
         (tracked.replace_instances(needed), new)
     }
 
     /// Releases instances; returns those no longer needed by any name, which become unchecked.
-    fn release(&self, registry: &mut Registry, instances: &[IpAddr]) -> Vec<IpAddr> {
+    fn release_locked(&self, registry: &mut Registry, instances: &[IpAddr]) -> Vec<IpAddr> {
         let gone: Vec<_> = instances.iter().copied().filter(|ip| registry.release(*ip)).collect();
         for ip in &gone {
             self.states.remove(*ip);
@@ -316,7 +316,7 @@ impl Tracker {
     }
 
     /// Determines from the newest records which instances a name needs. The previous ones are
-    /// returned, still held, and must be passed to [`Self::let_go`].
+    /// returned, still acquired, and must be passed to [`Self::release`].
     pub(super) fn decide(&self, tracked: &Tracked, records: &Snapshot) -> Box<[IpAddr]> {
         // The health of instances does not affect which of them need checks.
         let checks = resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
@@ -329,25 +329,25 @@ impl Tracker {
         let needed = needed(&checks);
         let mut registry = self.registry();
         // The name was dropped in the meantime.
-        let is_current = self.names().get(&tracked.name).is_some_and(|held| std::ptr::eq(&**held, tracked));
+        let is_current = self.names().get(&tracked.name).is_some_and(|known| std::ptr::eq(&**known, tracked));
         if !is_current || *tracked.instances() == needed {
             return Box::default();
         }
-        let (before, new) = self.hold(&mut registry, tracked, needed);
+        let (before, new) = self.acquire(&mut registry, tracked, needed);
         for ip in new {
-            self.order(Order::Check { ip, urgent: checks.synchronous });
+            self.send(WatcherCommand::Check { ip, urgent: checks.synchronous });
         }
         before
     }
 
     /// Releases instances that names needed before.
-    pub(super) fn let_go(&self, instances: &[IpAddr]) {
+    pub(super) fn release(&self, instances: &[IpAddr]) {
         if instances.is_empty() {
             return;
         }
-        let gone = self.release(&mut self.registry(), instances);
+        let gone = self.release_locked(&mut self.registry(), instances);
         if !gone.is_empty() {
-            self.order(Order::Dropped { names: Vec::new(), instances: gone });
+            self.send(WatcherCommand::Dropped { names: Vec::new(), instances: gone });
         }
     }
 
@@ -382,7 +382,7 @@ impl Tracker {
         let first_checks = Arc::new(FirstChecks::new(unchecked.len()));
         for ip in unchecked {
             registry.wait(*ip, first_checks.clone());
-            self.order(Order::Check { ip: *ip, urgent: true });
+            self.send(WatcherCommand::Check { ip: *ip, urgent: true });
         }
         *current = Some(first_checks.clone());
         Some(first_checks)
@@ -394,14 +394,14 @@ impl Tracker {
         tracked.last_use.load(Ordering::Relaxed).max(used_there)
     }
 
-    /// Sends an order to the watcher's thread. Orders are dropped after the thread has ended.
-    fn order(&self, order: Order) {
-        if self.orders.send(order).is_ok() {
+    /// Sends a command to the watcher's thread. Commands are dropped after the thread has ended.
+    fn send(&self, command: WatcherCommand) {
+        if self.commands.send(command).is_ok() {
             self.queued.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Records that the watcher's thread has taken this many orders.
+    /// Records that the watcher's thread has taken this many commands.
     pub(super) fn taken(&self, count: usize) {
         self.queued.fetch_sub(count, Ordering::Relaxed);
     }
@@ -463,7 +463,7 @@ struct Registry {
     /// Every tracked name once, with a time not later than its last use; the exact time is read
     /// when the name reaches the top.
     order: BinaryHeap<Reverse<Use>>,
-    instances: HashMap<IpAddr, Held>,
+    instances: HashMap<IpAddr, TrackedInstance>,
 }
 
 /// A name with its last use as known to the heap.
@@ -473,9 +473,9 @@ struct Use {
     tracked: Arc<Tracked>,
 }
 
-/// The reasons for tracking an instance.
+/// An instance, and the reasons for tracking it.
 #[derive(Debug, Default)]
-struct Held {
+struct TrackedInstance {
     /// Number of tracked names that need it; at least one.
     by: usize,
     /// Queries that wait for its first check.
@@ -524,29 +524,32 @@ impl Registry {
     }
 
     /// Adds a name that needs the instance; returns whether it is the first.
-    fn hold(&mut self, ip: IpAddr) -> bool {
-        let held = self.instances.entry(ip).or_default();
-        held.by += 1;
-        held.by == 1
+    fn acquire(&mut self, ip: IpAddr) -> bool {
+        let instance = self.instances.entry(ip).or_default();
+        instance.by += 1;
+        instance.by == 1
     }
 
     /// Removes a name that needs the instance; returns whether it was the last.
     fn release(&mut self, ip: IpAddr) -> bool {
-        let Some(held) = self.instances.get_mut(&ip) else { return false };
-        held.by -= 1;
-        if held.by > 0 {
+        let Some(instance) = self.instances.get_mut(&ip) else { return false };
+        instance.by -= 1;
+        if instance.by > 0 {
             return false;
         }
-        let held = self.instances.remove(&ip);
+        let instance = self.instances.remove(&ip);
         // The instance will not be checked: release the waiting queries.
-        held.iter().flat_map(|held| &held.waiting).for_each(|first_checks| first_checks.one_done());
+        instance
+            .iter()
+            .flat_map(|instance| &instance.waiting)
+            .for_each(|first_checks| first_checks.one_done());
         true
     }
 
     /// Adds the instance, which must be tracked, to the checks that `first_checks` waits for.
     fn wait(&mut self, ip: IpAddr, first_checks: Arc<FirstChecks>) {
         match self.instances.get_mut(&ip) {
-            Some(held) => held.waiting.push(first_checks),
+            Some(instance) => instance.waiting.push(first_checks),
             None => first_checks.one_done(),
         }
     }
@@ -554,7 +557,7 @@ impl Registry {
     /// Takes the queries that wait for the first check of the instance; `None` if it is not
     /// tracked.
     fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
-        self.instances.get_mut(&ip).map(|held| std::mem::take(&mut held.waiting))
+        self.instances.get_mut(&ip).map(|instance| std::mem::take(&mut instance.waiting))
     }
 
     /// Returns the number of tracked instances.

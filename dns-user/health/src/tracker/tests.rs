@@ -1,4 +1,4 @@
-//! Tests of the tracker without a watcher: they read its orders themselves.
+//! Tests of the tracker without a watcher: they read its commands themselves.
 
 use super::*;
 use dns_core::resolve::{Existence, HealthState};
@@ -22,12 +22,12 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
     }
 }
 
-/// Returns a tracker with a limit of two names, its orders and its states.
-fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, Arc<HealthStates>) {
+/// Returns a tracker with a limit of two names, its commands and its states.
+fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<WatcherCommand>, Arc<HealthStates>) {
     let states = Arc::new(HealthStates::new());
     let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
-    let (tracker, orders) = Tracker::new(limits, states.clone(), FastPathHandle::default());
-    (tracker, orders, states)
+    let (tracker, commands) = Tracker::new(limits, states.clone(), FastPathHandle::default());
+    (tracker, commands, states)
 }
 
 fn running() -> InstanceHealth {
@@ -35,17 +35,17 @@ fn running() -> InstanceHealth {
 }
 
 /// Returns the instances that the watcher would check now, in order.
-fn checks(orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<IpAddr> {
-    std::iter::from_fn(|| orders.try_recv().ok())
-        .filter_map(|order| if let Order::Check { ip, .. } = order { Some(ip) } else { None })
+fn checks(commands: &mut mpsc::UnboundedReceiver<WatcherCommand>) -> Vec<IpAddr> {
+    std::iter::from_fn(|| commands.try_recv().ok())
+        .filter_map(|command| if let WatcherCommand::Check { ip, .. } = command { Some(ip) } else { None })
         .collect()
 }
 
 /// Returns the names and instances that were dropped.
-fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAddr>) {
+fn dropped(commands: &mut mpsc::UnboundedReceiver<WatcherCommand>) -> (Vec<Name>, Vec<IpAddr>) {
     let mut all = (Vec::new(), Vec::new());
-    while let Ok(order) = orders.try_recv() {
-        if let Order::Dropped { names, instances } = order {
+    while let Ok(command) = commands.try_recv() {
+        if let WatcherCommand::Dropped { names, instances } = command {
             all.0.extend(names);
             all.1.extend(instances);
         }
@@ -55,16 +55,16 @@ fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAdd
 
 #[test]
 fn oldest_name_is_dropped() {
-    let (tracker, mut orders, states) = tracker(None);
+    let (tracker, mut commands, states) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1, 2], false));
     tracker.asked(&name("b"), &needs(&[2, 3], false));
-    assert_eq!(checks(&mut orders), [ip(1), ip(2), ip(3)]);
+    assert_eq!(checks(&mut commands), [ip(1), ip(2), ip(3)]);
     for n in 1..=3 {
         assert!(tracker.checked(ip(n), running()));
     }
     tracker.asked(&name("a"), &needs(&[1, 2], false));
     tracker.asked(&name("c"), &needs(&[4], false));
-    assert_eq!(dropped(&mut orders), (vec![name("b")], vec![ip(3)]));
+    assert_eq!(dropped(&mut commands), (vec![name("b")], vec![ip(3)]));
     assert!(tracker.is_tracked(&name("a")) && !tracker.is_tracked(&name("b")));
     // Shared with a, which stays.
     assert!(states.is_checked(ip(2)) && !states.is_checked(ip(3)));
@@ -75,7 +75,7 @@ fn oldest_name_is_dropped() {
 
 #[test]
 fn later_uses_elsewhere_count() {
-    let (tracker, _orders, _) = tracker(None);
+    let (tracker, _commands, _) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1], false));
     tracker.asked(&name("b"), &needs(&[2], false));
     // Simulates later use of the first name on the fast path.
@@ -88,20 +88,20 @@ fn later_uses_elsewhere_count() {
 
 #[test]
 fn unused_names_expire() {
-    let (tracker, mut orders, _) = tracker(Some(Duration::ZERO));
+    let (tracker, mut commands, _) = tracker(Some(Duration::ZERO));
     tracker.asked(&name("a"), &needs(&[1], false));
     std::thread::sleep(Duration::from_millis(1));
     tracker.expire();
-    assert_eq!(dropped(&mut orders), (vec![name("a")], vec![ip(1)]));
-    let (tracker, mut orders, _) = self::tracker(Some(Duration::from_secs(3600)));
+    assert_eq!(dropped(&mut commands), (vec![name("a")], vec![ip(1)]));
+    let (tracker, mut commands, _) = self::tracker(Some(Duration::from_secs(3600)));
     tracker.asked(&name("a"), &needs(&[1], false));
     tracker.expire();
-    assert_eq!(dropped(&mut orders).0, []);
+    assert_eq!(dropped(&mut commands).0, []);
 }
 
 #[test]
 fn untracked_names_are_not_published() {
-    let (tracker, _orders, _) = tracker(None);
+    let (tracker, _commands, _) = tracker(None);
     let (smart, synchronous) = (needs(&[1], false), needs(&[1, 2], true));
     assert!(!tracker.may_publish(&name("a"), &smart));
     tracker.asked(&name("a"), &smart);
@@ -118,7 +118,7 @@ fn untracked_names_are_not_published() {
 
 #[tokio::test]
 async fn y1_waits_for_first_checks() {
-    let (tracker, mut orders, _) = tracker(None);
+    let (tracker, mut commands, _) = tracker(None);
     let tracker = Arc::new(tracker);
     tracker.asked(&name("other"), &needs(&[2], false));
     tracker.checked(ip(2), running());
@@ -126,7 +126,7 @@ async fn y1_waits_for_first_checks() {
         let tracker = tracker.clone();
         async move { tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await }
     });
-    while !tracker.is_tracked(&name("a")) || checks(&mut orders).is_empty() {
+    while !tracker.is_tracked(&name("a")) || checks(&mut commands).is_empty() {
         tokio::task::yield_now().await;
     }
     tokio::task::yield_now().await;
@@ -140,7 +140,7 @@ async fn y1_waits_for_first_checks() {
 #[tokio::test]
 async fn y1_wait_is_bounded() {
     let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
-    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()), FastPathHandle::default());
+    let (tracker, _commands) = Tracker::new(limits, Arc::new(HealthStates::new()), FastPathHandle::default());
     let started = std::time::Instant::now();
     tracker.first_checks(&name("a"), &needs(&[1], true)).await;
     assert!(started.elapsed() >= Duration::from_millis(50));
@@ -148,11 +148,11 @@ async fn y1_wait_is_bounded() {
 
 #[test]
 fn new_records_keep_moved_instances() {
-    let (tracker, mut orders, states) = tracker(None);
+    let (tracker, mut commands, states) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1, 2], false));
     tracker.asked(&name("b"), &needs(&[3], false));
     (1..=3).for_each(|n| assert!(tracker.checked(ip(n), running())));
-    checks(&mut orders);
+    checks(&mut commands);
     // Instance 2 moves from a to b, 1 is gone, 4 is new.
     let checks_of = |asked: &Name| {
         let instances = if *asked == name("a") { vec![ip(4)] } else { vec![ip(2), ip(3)] };
@@ -160,40 +160,40 @@ fn new_records_keep_moved_instances() {
     };
     let set = |tracked: &Arc<Tracked>| tracker.set_checks(tracked, checks_of(&tracked.name));
     let before: Vec<_> = tracker.all().iter().flat_map(set).collect();
-    tracker.let_go(&before);
+    tracker.release(&before);
     assert!(!states.is_checked(ip(1)) && states.is_checked(ip(2)) && states.is_checked(ip(3)));
     assert_eq!(tracker.instance_count(), 3);
     let mut new = Vec::new();
     let mut gone = Vec::new();
-    while let Ok(order) = orders.try_recv() {
-        match order {
-            Order::Check { ip, .. } => new.push(ip),
-            Order::Dropped { instances, .. } => gone.extend(instances),
-            Order::Began(_) | Order::Decide(_) => {}
+    while let Ok(command) = commands.try_recv() {
+        match command {
+            WatcherCommand::Check { ip, .. } => new.push(ip),
+            WatcherCommand::Dropped { instances, .. } => gone.extend(instances),
+            WatcherCommand::Began(_) | WatcherCommand::Decide(_) => {}
         }
     }
     assert_eq!((new, gone), (vec![ip(4)], vec![ip(1)]));
     // A name without a meaning in the records stays tracked and needs no instances.
     let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.set_checks(tracked, None)).collect();
-    tracker.let_go(&before);
+    tracker.release(&before);
     assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 0));
 }
 
 #[test]
 fn lagging_watcher_stops_tracking() {
-    let (tracker, mut orders, _) = tracker(None);
+    let (tracker, mut commands, _) = tracker(None);
     let flood = |from: usize| {
         for number in from..from + 2 * MAX_QUEUED {
             tracker.asked(&name(&format!("n{number}")), &needs(&[1, 2], false));
         }
     };
     flood(0);
-    let queued = orders.len();
-    // No orders are taken: the last name that was tracked may have exceeded the limit.
-    assert!((MAX_QUEUED..MAX_QUEUED + 8).contains(&queued), "{queued} orders wait");
-    while orders.try_recv().is_ok() {}
+    let queued = commands.len();
+    // No commands are taken: the last name that was tracked may have exceeded the limit.
+    assert!((MAX_QUEUED..MAX_QUEUED + 8).contains(&queued), "{queued} commands wait");
+    while commands.try_recv().is_ok() {}
     tracker.taken(queued);
     flood(1_000_000);
-    assert!(orders.len() >= MAX_QUEUED, "names are tracked again");
+    assert!(commands.len() >= MAX_QUEUED, "names are tracked again");
     assert_eq!(tracker.name_count(), 2);
 }
