@@ -1,5 +1,5 @@
 //! A Debian machine: real systemd, booted in its own namespaces on the bare root that `cargo xtask
-//! test` builds (`xtask/src/debian.rs`). Nothing leaks out: the root lies below a tmpfs, and
+//! test` builds (`xtask/src/packages.rs`). Nothing leaks out: the root lies below a tmpfs, and
 //! `/proc/sys` and `/sys` are read-only.
 
 use std::{

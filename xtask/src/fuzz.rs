@@ -6,6 +6,7 @@
 //! targets as ordinary tests (`tests/fuzz/tests/smoke.rs`).
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command},
@@ -13,12 +14,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::{
-    packets,
-    process::{root, run as run_command},
-};
+use crate::process::{capture, root, run as run_command};
 
 /// Memory limit of a run in MiB; a small input that needs more is a finding.
 const MEMORY_LIMIT: u32 = 1024;
@@ -74,7 +72,7 @@ pub(crate) fn run(filters: &[String], seconds: u32, seed: Option<u32>) -> Result
 pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     let mut environment = vec![("PACKETS", count.to_string().into())];
     environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-    packets::test(
+    packet_test(
         "random::random_packets_match_model",
         &["--release", "--package", "whole-system-tests"],
         &environment,
@@ -89,7 +87,7 @@ pub(crate) fn replies(count: u64, seed: Option<u64>) -> Result<()> {
     {
         let mut environment = vec![("REPLIES", count.to_string().into())];
         environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-        packets::test(
+        packet_test(
             &format!("random_replies::{test}"),
             &["--release", "--package", "whole-system-tests"],
             &environment,
@@ -104,7 +102,7 @@ pub(crate) fn interfaces(packets: u64, set_ups: u64, seed: Option<u64>) -> Resul
     let mut environment =
         vec![("PACKETS", packets.to_string().into()), ("SETUPS", set_ups.to_string().into())];
     environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
-    packets::test(
+    packet_test(
         "differential::interfaces_answer_as_userspace",
         &["--release", "--package", "whole-system-tests"],
         &environment,
@@ -160,4 +158,25 @@ impl Run {
         let lines: Vec<&str> = text.lines().filter(telling).collect();
         format!("fuzz target {target} failed: {} (full log: {})", lines.join("; "), log.display())
     }
+}
+
+/// Builds the program of `tests/tests/packets` with `cargo test <build>` and runs the test with this name, showing its
+/// output. Fails if there is no such test, which the test harness treats as success.
+pub(crate) fn packet_test(name: &str, build: &[&str], environment: &[(&str, OsString)]) -> Result<()> {
+    let cargo = |more: &[&str]| {
+        let mut command = Command::new("cargo");
+        command.arg("test").args(build).args(["--test", "packets"]).args(more);
+        command.envs(environment.iter().cloned()).current_dir(root());
+        // Some of the tests start the server.
+        crate::name_server(&mut command)?;
+        anyhow::Ok(command)
+    };
+    run_command(&mut cargo(&["--no-run"])?)?;
+    let only = ["--", name, "--exact", "--include-ignored"];
+    let listed = capture(&mut cargo(&[&only[..], &["--list"]].concat())?)?;
+    ensure!(
+        listed.lines().any(|line| line.strip_suffix(": test") == Some(name)),
+        "tests/tests/packets has no test {name}"
+    );
+    run_command(&mut cargo(&[&only[..], &["--nocapture"]].concat())?)
 }

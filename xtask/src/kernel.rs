@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
+    fuzz,
     packages::{self, Lists},
-    packets,
     process::root,
 };
 
@@ -105,7 +105,7 @@ pub(crate) fn test(image: &Path, modules: Option<&Path>, arm64: Option<&Path>) -
             environment.push((name, there(folder)?.into()));
         }
     }
-    packets::test("other_kernel::named_kernel", &["--workspace"], &environment)
+    fuzz::packet_test("other_kernel::named_kernel", &["--workspace"], &environment)
 }
 
 impl Kernel {

@@ -9,17 +9,13 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 mod arm64;
-mod debian;
 mod dist;
 mod docs;
 mod fuzz;
 mod kernel;
-mod moto;
 mod packages;
-mod packets;
 mod process;
 mod release;
-mod setup;
 mod test;
 mod toolchain;
 
@@ -300,7 +296,7 @@ fn set_up(packages: &'static [&'static str]) -> Result<()> {
              ten on slow ones"
         );
     }
-    let tools = setup::Step::start("Debian packages and BPF toolchain", move || {
+    let tools = process::Step::start("Debian packages and BPF toolchain", move || {
         packages::ensure(packages)?;
         toolchain::ensure()
     });

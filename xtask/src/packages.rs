@@ -1,7 +1,7 @@
 //! Debian packages required by the commands.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{capture, on_path, run};
+use crate::process::{capture, on_path, root, run};
 
 /// Packages for `cargo xtask demo`: namespaces, dig, load, and a recursor to forward to.
 pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
@@ -258,4 +258,70 @@ impl Drop for NoServices {
             eprintln!("could not remove {}: remove it manually", Self::POLICY);
         }
     }
+}
+
+/// pip requirement, used if no server is on the path.
+const MOTO_REQUIREMENT: &str = "moto[server]==5.2.1";
+
+/// Returns the folder of the virtual environment.
+fn moto_environment() -> PathBuf {
+    root().join("target/moto")
+}
+
+/// Installs moto, a server that emulates Amazon's services, from PyPI (Debian has no package of it) into a virtual
+/// environment below `target`, if it is missing.
+pub(crate) fn ensure_moto() -> Result<()> {
+    let folder = moto_environment();
+    if on_path("moto_server") || folder.join("bin/moto_server").is_file() {
+        return Ok(());
+    }
+    println!("installing {MOTO_REQUIREMENT}");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", MOTO_REQUIREMENT]))
+}
+
+/// Returns the search path with the server's folder appended.
+pub(crate) fn moto_search_path() -> Result<OsString> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain([moto_environment().join("bin")]);
+    std::env::join_paths(folders).context("PATH has a folder with a colon")
+}
+
+/// Packages in addition to the essential ones: an init system, and dig, which the package
+/// recommends.
+const DEBIAN_INCLUDED: &str = "bind9-dnsutils,dbus,iproute2,libgcc-s1,procps,systemd,systemd-sysv";
+
+/// Packages stored in the root's `/var/cache/resolvers` for installation by tests. They conflict,
+/// because both manage `/etc/resolv.conf`.
+const DEBIAN_RESOLVERS: [&str; 2] = ["resolvconf", "systemd-resolved"];
+
+/// Creates, if necessary, a minimal Debian root in `.toolchain/debian` by debootstrap, in which tests install the
+/// packages. It boots with systemd in namespaces, isolated from the machine.
+pub(crate) fn ensure_debian_root() -> Result<()> {
+    let folder = root().join(".toolchain/debian");
+    if folder.exists() {
+        return Ok(());
+    }
+    ensure(&["debootstrap"])?;
+    let suite = debian_suite()?;
+    println!("creating a root of Debian {suite} to test the packages in");
+    let downloads = folder.with_extension("debs");
+    download(&DEBIAN_RESOLVERS, &downloads)?;
+    let part = folder.with_extension("part");
+    make_anew(&part)?;
+    capture(
+        Command::new("debootstrap")
+            .args(["--variant=minbase", &format!("--include={DEBIAN_INCLUDED}"), &suite])
+            .arg(&part),
+    )?;
+    let resolvers = part.join("var/cache/resolvers");
+    run(Command::new("mv").arg(&downloads).arg(&resolvers))?;
+    fs::rename(&part, &folder).with_context(|| folder.display().to_string())
+}
+
+/// Returns the release of this machine, on which its builds start.
+fn debian_suite() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release")?;
+    let suite = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(suite.context("/etc/os-release names no release")?.trim_matches('"').to_owned())
 }

@@ -11,9 +11,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    arm64, debian, docs, kernel, moto, packages,
-    process::{capture, cargo, cargo_home, install, root, run as run_command},
-    setup::Step,
+    arm64, docs, kernel, packages,
+    process::{Step, capture, cargo, cargo_home, install, root, run as run_command},
     toolchain,
 };
 
@@ -137,7 +136,7 @@ fn run_tests(mut times: Times, nextest: &mut Command, first: &str) -> Result<()>
         run_command(
             nextest
                 .env(NOT_RUN_VARIABLE, &not_run)
-                .env("PATH", moto::search_path()?)
+                .env("PATH", packages::moto_search_path()?)
                 .envs(SEED_VARIABLES.map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))))
                 .current_dir(root()),
         )
@@ -169,8 +168,8 @@ impl SetUp {
             // Without packages nothing else can be set up, and the error is the first step's.
             let Ok(()) = begin.recv() else { return Ok(()) };
             kernel::ensure()?;
-            debian::ensure()?;
-            moto::ensure()?;
+            packages::ensure_debian_root()?;
+            packages::ensure_moto()?;
             // Failures are reported where it is needed.
             let _ = arm64::ensure();
             Ok(())
