@@ -1,6 +1,5 @@
 //! Code shared by the benches.
 
-pub mod reference;
 pub mod report;
 pub mod servers;
 

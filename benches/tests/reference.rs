@@ -4,7 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, reference::Reference};
+use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, servers::Reference};
 use tempfile::TempDir;
 use whole_system_tests::{requires, server};
 

@@ -35,7 +35,7 @@ const DELAYS: [u64; 2] = [50, 300];
 /// Time from the start of the flood to the first measured query: longer than any name waits.
 const LEAD: Duration = Duration::from_secs(2);
 /// How long a client waits for a reply, like the resolvers of C libraries.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) fn points() -> Vec<String> {
     let point = |delay| ["no flood", "flood"].map(|load| format!("recursor at {delay} ms, {load}"));
@@ -142,12 +142,12 @@ fn ask_at_rate(duration: Duration, name: impl Fn(usize) -> String) -> Result<See
     let mut waiting: HashMap<u16, Instant> = HashMap::new();
     let mut buffer = [0; 4096];
     let started = Instant::now();
-    while seen.sent < total || !waiting.is_empty() && started.elapsed() < duration + PATIENCE {
+    while seen.sent < total || !waiting.is_empty() && started.elapsed() < duration + TIMEOUT {
         let next = started + Duration::from_secs_f64(seen.sent as f64 / f64::from(OTHER_RATE));
         let now = Instant::now();
         if seen.sent < total && now >= next {
             let mut query = client::query(&name(seen.sent), RecordType::A, None)?;
-            // Ids are in use for at most PATIENCE, and 65,536 last longer at this rate.
+            // Ids are in use for at most TIMEOUT, and 65,536 last longer at this rate.
             query.metadata.id = seen.sent as u16;
             socket.send(&query.to_vec()?).context("cannot send")?;
             waiting.insert(seen.sent as u16, Instant::now());

@@ -17,8 +17,7 @@ use whole_system_tests::metrics::{Metrics, wait_for_metrics};
 
 use crate::{
     Plan,
-    part::Table,
-    queries::{Order, Selection, Setting},
+    part::{Order, Selection, Setting, Table},
     subject::{Cell, Subject},
 };
 

@@ -20,8 +20,7 @@ use whole_system_tests::{client, cpu::on_cpu, metrics::wait_for_fast_path, proce
 
 use crate::{
     Plan,
-    part::Table,
-    queries::{Order, Selection, Setting},
+    part::{Order, Selection, Setting, Table},
     subject::{Cell, Running, Subject},
 };
 

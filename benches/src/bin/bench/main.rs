@@ -8,7 +8,6 @@ mod forwarding;
 mod life;
 mod one_core;
 mod part;
-mod queries;
 mod subject;
 mod traffic;
 mod types;

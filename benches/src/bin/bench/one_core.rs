@@ -16,8 +16,7 @@ use bosh_dns_xdp_benches::{
 
 use crate::{
     Plan,
-    part::Table,
-    queries::{Order, Selection, Setting},
+    part::{Order, Selection, Setting, Table},
     subject::{Cell, Subject},
 };
 

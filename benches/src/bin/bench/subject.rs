@@ -9,9 +9,8 @@ use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     load::Loaded,
-    reference::Reference,
     report::Rounds,
-    servers::{Forwarder, Peer},
+    servers::{Forwarder, Peer, Reference},
     yardstick::{Hook, Yardstick},
 };
 use serde_json::{Value, json};
@@ -21,7 +20,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-use crate::queries::{Queries, Setting};
+use crate::part::{Queries, Setting};
 
 /// Queries per second for latency measurements, low enough for every subject.
 pub(crate) const LATENCY_RATE: u32 = 20_000;

@@ -14,8 +14,7 @@ use whole_system_tests::{
 use crate::{
     Plan,
     forwarding::{replies, within},
-    part::Table,
-    queries::Queries,
+    part::{Queries, Table},
     subject::{LATENCY_RATE, Subject, start_configured},
 };
 
