@@ -3,10 +3,13 @@
 //! Two network namespaces joined by veth; the real server in one, dig and
 //! dnsperf in the other.
 
+mod arguments;
+
 use std::{
     fs,
     io::IsTerminal as _,
     net::{IpAddr, Ipv4Addr},
+    path::Path,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -16,21 +19,19 @@ use clap::Parser as _;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use test_lab::{
-    client,
+    client, dnsperf,
+    figures::{number, quoted},
     foundation::Foundation,
     interrupt,
     lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    load::Loaded,
     metrics::{Metrics, wait_for_fast_path, wait_for_metrics},
     noise::{self, Measured, NOISY},
     process::{Kept, capture},
     server::{self, Server},
 };
 
-mod arguments;
-mod foundation;
-mod load;
-
-use self::{arguments::Arguments, load::Figures};
+use self::arguments::Arguments;
 
 /// Port of the demo's recursor inside the server's namespace.
 const RECURSOR_PORT: u16 = 5353;
@@ -65,7 +66,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     println!(
         "client 169.254.0.1 ── veth ── {SERVER_ADDRESS} server ── 127.0.0.1:{RECURSOR_PORT} recursor (dnsmasq)"
     );
-    println!("{}", foundation::summary(&foundation));
+    println!("{}", summary(&foundation));
 
     let mut running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
     for line in running.log().lines().filter(|line| line.contains(SERVER_INTERFACE)) {
@@ -77,7 +78,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         "(From the server's counters: bosh_dns_xdp_fast_path_packets_total{{outcome=\"hit\"}} on its metrics \
          port.)"
     );
-    for (name, record_type) in foundation::examples(&foundation) {
+    for (name, record_type) in examples(&foundation) {
         look_up(&lab, &name, record_type)?;
     }
     look_up(&lab, OUTSIDE_NAME, "A")?;
@@ -88,11 +89,11 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("Load: one saturated core, then dnsperf for latency");
     let measure = |running: &Server| -> Result<Measured<Figures>> {
         let queries = running.folder.path().join("queries");
-        fs::write(&queries, foundation::query_lines(&foundation))?;
-        let once = || load::measure(&lab, running, &queries, arguments.seconds);
+        fs::write(&queries, query_lines(&foundation))?;
+        let once = || measure_load(&lab, running, &queries, arguments.seconds);
         noise::undisturbed(SERVER_CPU, once, |share| {
             let text =
-                format!("other programs took {} of CPU {SERVER_CPU}: measuring again", load::share(share));
+                format!("other programs took {} of CPU {SERVER_CPU}: measuring again", shown_share(share));
             println!("{}", yellow(&text));
         })
     };
@@ -101,13 +102,13 @@ fn show(arguments: &Arguments) -> Result<()> {
     drop(running);
     let running = start_server(&lab, &foundation, &json!({"mode": "off"}))?;
     let without = measure(&running)?;
-    load::print(&with.value, &without.value);
+    print_comparison(&with.value, &without.value);
     let noise = with.noise.max(without.noise);
     if noise >= NOISY {
         let text = format!(
             "These figures are unreliable: in every attempt other programs took up to {} of CPU {SERVER_CPU}.\n\
              Stop them and run the demo again.",
-            load::share(noise)
+            shown_share(noise)
         );
         println!("\n{}", yellow(&text));
     }
@@ -242,4 +243,159 @@ fn coloured(text: &str, parameters: &str) -> String {
         return text.to_owned();
     }
     format!("\x1b[{parameters}m{text}\x1b[0m")
+}
+
+/// Returns one line about the size of a foundation.
+fn summary(foundation: &Foundation) -> String {
+    format!(
+        "foundation: {} instances, {} aliases, {} names to publish",
+        foundation.snapshot.instances().len(),
+        foundation.snapshot.alias_count(),
+        foundation.names().count(),
+    )
+}
+
+/// Returns a few names worth looking up, with their types.
+fn examples(foundation: &Foundation) -> Vec<(String, &'static str)> {
+    let names: Vec<String> = foundation.names().map(|name| name.to_string()).collect();
+    let first = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).cloned();
+    let group = first(&|name| name.starts_with("q-s0.q-g"));
+    let alias = first(&|name| !name.ends_with(".bosh.") && !name.starts_with("q-"));
+    let instance = names.iter().rev().find(|name| !name.starts_with("q-")).cloned();
+    // A filter that is not published in advance: learned at the first query.
+    let learned = group.as_ref().map(|name| name.replacen("q-s0", "q-i0s0", 1));
+    let missing = group.as_ref().map(|name| name.replacen("q-s0", "q-i9999", 1));
+    [(alias, "A"), (group.clone(), "A"), (group, "AAAA"), (instance, "A"), (learned, "A"), (missing, "A")]
+        .into_iter()
+        .filter_map(|(name, record_type)| Some((name?, record_type)))
+        .collect()
+}
+
+/// Returns lines for dnsperf: A and AAAA of every published name except single instances.
+fn query_lines(foundation: &Foundation) -> String {
+    let names = foundation.names().map(|name| name.to_string());
+    let shared = names.filter(|name| name.starts_with("q-s0.") || !name.ends_with(".bosh."));
+    shared.flat_map(|name| [format!("{name} A\n"), format!("{name} AAAA\n")]).collect()
+}
+
+/// Queries per second for latency measurements, low enough for both paths to avoid queues.
+const LATENCY_RATE: u32 = 20_000;
+
+/// Containers of a dense Diego cell.
+const CONTAINERS: u32 = 250;
+
+/// Queries per second of each container: ten new connections, A and AAAA.
+const QUERIES_A_CONTAINER: u32 = 20;
+
+/// Results of the load.
+struct Figures {
+    /// Highest rate in replies per second.
+    best: f64,
+    /// CPU time per reply on the server's side: its process and its interface's receive path.
+    cpu: Duration,
+    /// Median latency at [`LATENCY_RATE`].
+    median: Duration,
+    /// 99th percentile of latency at [`LATENCY_RATE`].
+    slow: Duration,
+    /// Replies from the interface.
+    hits: u64,
+    misses: u64,
+}
+
+/// Measures the running server.
+fn measure_load(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Result<Figures> {
+    let duration = Duration::from_secs(seconds);
+    let load = dnsperf::Load {
+        rate: Some(LATENCY_RATE),
+        percentiles: true,
+        ..dnsperf::Load::new(queries, duration)
+    };
+    let before = Metrics::read(&lab.server)?;
+    let timed = load.run(&lab.client_launcher())?;
+    let lines: Vec<String> = fs::read_to_string(queries)?.lines().map(str::to_owned).collect();
+    let processes = [server.pid()];
+    let seen = Loaded::new(lab, &processes, &lines)?.saturate(duration / 4)?;
+    let after = Metrics::read(&lab.server)?;
+    Ok(Figures {
+        best: seen.answered.median(),
+        cpu: Duration::from_secs_f64(seen.cpu.median() / 1e6),
+        median: timed.percentile(0.5).unwrap_or_default(),
+        slow: timed.percentile(0.99).unwrap_or_default(),
+        hits: after.fast_path_replies() - before.fast_path_replies(),
+        misses: after.userspace_replies() - before.userspace_replies(),
+    })
+}
+
+/// Prints the headline figure, the table behind it, and what it means for a cell.
+fn print_comparison(interface: &Figures, userspace: &Figures) {
+    let gain = interface.best / userspace.best.max(1.0);
+    let headline = format!(
+        "One core answers {} queries/s at the interface, {:.1} times as many as in userspace.",
+        count(interface.best),
+        gain
+    );
+    println!("{}\n", coloured(&headline, "1;32"));
+    println!(
+        "{:<16} {:>12} {:>14} {:>12} {:>12} {:>13} {:>13}",
+        "", "queries/s", "CPU per query", "latency p50", "latency p99", "by interface", "by userspace",
+    );
+    for (label, figures) in [("fast path", interface), ("userspace only", userspace)] {
+        println!(
+            "{label:<16} {:>12} {:>14} {:>12} {:>12} {:>13} {:>13}",
+            count(figures.best),
+            microseconds(figures.cpu),
+            microseconds(figures.median),
+            microseconds(figures.slow),
+            count(figures.hits as f64),
+            count(figures.misses as f64),
+        );
+    }
+    println!(
+        "queries/s: replies of one saturated core. CPU per query: server process and receive path of its \
+         interface under that load.\nlatency: round trip by dnsperf at {} queries/s. by interface, by \
+         userspace: replies during the measurement.",
+        count(LATENCY_RATE.into()),
+    );
+    let queries = CONTAINERS * QUERIES_A_CONTAINER;
+    let load = |cpu: Duration| shown_share(cpu.as_secs_f64() * f64::from(queries));
+    println!(
+        "\nA cell with {CONTAINERS} containers of {QUERIES_A_CONTAINER} queries/s each sends {} queries/s. That is\n\
+         {:>8} of a core at the interface,\n\
+         {:>8} of a core in userspace,\n\
+         {:>8} of a core in bosh-dns (quoted: {} queries/s of one core, {}).",
+        count(queries.into()),
+        load(interface.cpu),
+        load(userspace.cpu),
+        load(Duration::from_secs_f64(1.0 / quoted::SATURATED)),
+        count(quoted::SATURATED),
+        quoted::SATURATED_ON,
+    );
+}
+
+/// Formats a count or rate as a whole number with thousands separators.
+fn count(value: f64) -> String {
+    // From 100 on there are no decimals; smaller values are exact counts.
+    if value < 100.0 { format!("{value:.0}") } else { number(value) }
+}
+
+/// Formats a share of a CPU.
+fn shown_share(share: f64) -> String {
+    format!("{} %", number(share * 100.0))
+}
+
+/// A duration in microseconds.
+fn microseconds(duration: Duration) -> String {
+    format!("{} µs", number(duration.as_secs_f64() * 1e6))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_integers() {
+        for (value, text) in [(0.0, "0"), (7.0, "7"), (12.0, "12"), (553_490.4, "553,490")] {
+            assert_eq!(count(value), text);
+        }
+    }
 }
