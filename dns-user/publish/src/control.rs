@@ -2,11 +2,11 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{anyhow, bail};
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::{Method, Request, StatusCode, client::conn::http1};
-use hyper_util::rt::TokioIo;
+use dns_kit::http_client::{self, ClientError, Limits};
+use http_body_util::Full;
+use hyper::{Method, Request, StatusCode};
 use tokio::net::UnixStream;
 
 /// Timeout of a response.
@@ -39,38 +39,33 @@ pub async fn call_within(
     path: &str,
     body: Bytes,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    tokio::time::timeout(limit, exchange(socket, method, path, body, usize::MAX))
-        .await
-        .with_context(|| format!("{}: no answer within {limit:?}", socket.display()))?
-        .with_context(|| {
-            format!(
-                "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",
-                socket.display()
-            )
-        })
+    let limits = Limits { time: limit, body: usize::MAX };
+    exchange(socket, method, path, body, limits).await.map_err(|error| match error {
+        ClientError::Timeout(_) => anyhow!("{}: no answer within {limit:?}", socket.display()),
+        other => anyhow!(other).context(format!(
+            "{}: cannot connect to the publisher; is `bosh-dns-publish run` running?",
+            socket.display()
+        )),
+    })
 }
 
-/// Sends a request to a server's socket and returns status and body; a body longer than `longest`
-/// is an error.
+/// Sends a request to a server's socket and returns status and body.
 pub(crate) async fn exchange(
     socket: &Path,
     method: Method,
     path: &str,
     body: Bytes,
-    longest: usize,
-) -> anyhow::Result<(StatusCode, Bytes)> {
-    let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // The task ends with the response.
-    tokio::spawn(connection);
+    limits: Limits,
+) -> Result<(StatusCode, Bytes), ClientError> {
+    let failed = |error: String| ClientError::Exchange(error);
+    let stream = UnixStream::connect(socket).await.map_err(|error| failed(error.to_string()))?;
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header("host", "localhost")
         .header("connection", "close")
-        .body(Full::new(body))?;
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), longest).collect().await;
-    Ok((status, body.map_err(anyhow::Error::from_boxed)?.to_bytes()))
+        .body(Full::new(body))
+        .map_err(|error| failed(error.to_string()))?;
+    let response = http_client::exchange(stream, request, limits).await?;
+    Ok((response.status(), response.into_body()))
 }

@@ -16,15 +16,15 @@
 
 mod resources;
 mod state;
-mod webhook;
 
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
     body::{Body, Bytes, to_bytes},
-    extract::{Path, Query, State, rejection::QueryRejection},
-    http::{HeaderMap, Method, StatusCode, Uri, header},
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
+    http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
@@ -34,14 +34,20 @@ use dns_kit::{
     unix_socket::{self, ControlSocket},
 };
 use nix::unistd::Group;
-use serde::{Deserialize, Serialize};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::net::TcpListener;
 
 use self::resources::{Page, Preconditions, Scope};
 pub use self::state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview};
-pub(crate) use self::webhook::webhook_routes;
-use crate::{documents::Kind, update_record::ListOwner};
+use crate::{
+    api::resources::refusal,
+    documents::Kind,
+    fleet::{AliasWriter, WriteError},
+    update_record::ListOwner,
+    webhook::{Changes, Endpoint, MAX_MESSAGE, MEDIA_TYPE},
+};
 
 /// Maximum size of a request body in octets.
 const MAX_BODY: usize = 1 << 20;
@@ -107,11 +113,11 @@ pub fn routes(api_state: Arc<ApiState>) -> Router {
         .merge(plain_routes())
         .fallback(|uri: Uri| async move {
             let reason = format!("{} is not a path of the API; see /v2/openapi.json", uri.path());
-            resources::refusal(StatusCode::NOT_FOUND, &reason)
+            refusal(StatusCode::NOT_FOUND, &reason)
         })
         .method_not_allowed_fallback(|method: Method| async move {
             let reason = format!("{method} is not possible here; use one of the methods in Allow");
-            resources::refusal(StatusCode::METHOD_NOT_ALLOWED, &reason)
+            refusal(StatusCode::METHOD_NOT_ALLOWED, &reason)
         })
         .with_state(api_state)
 }
@@ -133,7 +139,7 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
               page: PageOf| async move {
             let page = match page {
                 Ok(Query(page)) => page,
-                Err(error) => return resources::refusal(StatusCode::BAD_REQUEST, &error.body_text()),
+                Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.body_text()),
             };
             blocking(move || resources::list(&api_state, &scope(&params), uri.path(), &page)).await
         },
@@ -183,12 +189,12 @@ async fn read_body(body: Body, limit: usize) -> Result<Bytes, Response> {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(_)) => {
             let reason = format!("the body is incomplete, or larger than {limit} octets; send less");
-            Err(resources::refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
+            Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &reason))
         }
         Err(_) => {
             let reason =
                 format!("the body did not arrive within {} s; send it at once", BODY_TIMEOUT.as_secs());
-            Err(resources::refusal(StatusCode::REQUEST_TIMEOUT, &reason))
+            Err(refusal(StatusCode::REQUEST_TIMEOUT, &reason))
         }
     }
 }
@@ -235,7 +241,7 @@ async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response
         Ok(request) => request,
         Err(error) => {
             let reason = format!("the body is not a confirmation: {error}; send {{\"deletions\": N}}");
-            return resources::refusal(StatusCode::BAD_REQUEST, &reason);
+            return refusal(StatusCode::BAD_REQUEST, &reason);
         }
     };
     let ConfirmRequest { deletions, providers } = request;
@@ -244,7 +250,7 @@ async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response
     for provider in providers {
         let Some(result) = api_state.confirm(&provider, deletions).await else {
             let reason = format!("provider {provider:?} is not running; see `bosh-dns-publish status`");
-            return resources::refusal(StatusCode::NOT_FOUND, &reason);
+            return refusal(StatusCode::NOT_FOUND, &reason);
         };
         results.insert(provider, result);
     }
@@ -307,6 +313,102 @@ pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Acc
         if is_admitted { routes.clone() } else { refused.clone() }
     };
     server.run(routes, std::future::pending()).await;
+}
+
+type Shared = Arc<Mutex<AliasWriter>>;
+
+pub(crate) fn webhook_routes(writer: AliasWriter) -> Router {
+    Router::new()
+        .route("/", get(negotiate))
+        .route("/records", get(list).post(apply))
+        .route("/adjustendpoints", post(adjust))
+        .layer(middleware::from_fn(check_media_types))
+        .route("/healthz", get(async || "OK\n"))
+        .with_state(Arc::new(Mutex::new(writer)))
+}
+
+async fn check_media_types(request: Request, next: Next) -> Response {
+    match refuse_media_type(request.headers()) {
+        Some(refused) => refused,
+        None => next.run(request).await,
+    }
+}
+
+/// Refuses other versions of the protocol. Before 0.15, external-dns omits one of the headers.
+fn refuse_media_type(headers: &HeaderMap) -> Option<Response> {
+    let other = |name: HeaderName| {
+        let value = headers.get(name)?.to_str().unwrap_or_default().replace(' ', "");
+        (value != MEDIA_TYPE && value != "*/*").then_some(value)
+    };
+    let (code, reason) = match (other(header::ACCEPT), other(header::CONTENT_TYPE)) {
+        (Some(other), _) => (StatusCode::NOT_ACCEPTABLE, format!("Accept is {other:?}; accept {MEDIA_TYPE}")),
+        (None, Some(other)) => {
+            (StatusCode::UNSUPPORTED_MEDIA_TYPE, format!("Content-Type is {other:?}; send {MEDIA_TYPE}"))
+        }
+        (None, None) => return None,
+    };
+    Some(refusal(code, &reason))
+}
+
+async fn negotiate(State(writer): State<Shared>) -> Response {
+    let mut response = reply(writer.lock().domains());
+    // external-dns before 0.15 requires it.
+    response.headers_mut().insert(header::VARY, header::HeaderValue::from_static("Content-Type"));
+    response
+}
+
+async fn list(State(writer): State<Shared>) -> Response {
+    blocking(move || writer.lock().list().map_or_else(|error| failed(&error), |records| reply(&records)))
+        .await
+}
+
+async fn adjust(State(writer): State<Shared>, body: Body) -> Response {
+    let endpoints: Vec<Endpoint> = match read_message(body).await {
+        Ok(endpoints) => endpoints,
+        Err(refused) => return refused,
+    };
+    let adjusted = move || {
+        writer.lock().adjust(&endpoints).map_or_else(|error| failed(&error), |records| reply(&records))
+    };
+    blocking(adjusted).await
+}
+
+async fn apply(State(writer): State<Shared>, body: Body) -> Response {
+    let changes: Changes = match read_message(body).await {
+        Ok(changes) => changes,
+        Err(refused) => return refused,
+    };
+    blocking(move || match writer.lock().apply(&changes) {
+        Ok(records) => {
+            tracing::info!(records, "external-dns changed names of the fleet");
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Err(error) => failed(&error),
+    })
+    .await
+}
+
+async fn read_message<T: DeserializeOwned>(body: Body) -> Result<T, Response> {
+    let body = read_body(body, MAX_MESSAGE).await?;
+    serde_json::from_slice(&body).map_err(|error| {
+        refusal(StatusCode::BAD_REQUEST, &format!("not a message of the protocol: {error}; correct it"))
+    })
+}
+
+fn reply(body: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(body).unwrap_or_default();
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], body).into_response()
+}
+
+/// external-dns repeats a request after a response of the class 5xx, and gives up after others.
+fn failed(error: &WriteError) -> Response {
+    let code = match error {
+        WriteError::Unfit { .. } => StatusCode::BAD_REQUEST,
+        WriteError::Conflict(_) => StatusCode::SERVICE_UNAVAILABLE,
+        WriteError::File { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    tracing::warn!(%error, "a request of external-dns failed");
+    refusal(code, &error.to_string())
 }
 
 #[cfg(test)]

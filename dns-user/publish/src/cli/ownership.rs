@@ -152,14 +152,14 @@ impl Retire {
 impl OwnershipChange<'_> {
     /// Plans the change in every zone of the selected providers, shows it, and applies it.
     async fn run(&self, config: &Config, selection: &Selection) -> anyhow::Result<ExitCode> {
-        let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+        let options = LaunchOptions::of(config)?;
         let (read, _) = read_sources(config).await?;
         let mut failed = false;
         for target in selection.of(&read)? {
             let name = target.name();
             let problems = match prepare(target, &options).await {
                 Ok(prepared) => self.change_one(target, prepared).await?,
-                Err(problem) => vec![problem],
+                Err(problem) => vec![problem.to_string()],
             };
             for problem in &problems {
                 complain(&format!("{name}: {problem}"));

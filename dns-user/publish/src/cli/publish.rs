@@ -22,6 +22,7 @@ use crate::{
     control,
     engine::{Engine, Planned, ZoneListing},
     plan::Action,
+    provider::ProviderError,
     publication::Target,
     render,
     runner::{LaunchOptions, ProviderState, alias_writer, launch, options_problems},
@@ -61,10 +62,10 @@ pub(super) struct Prepared {
 const ROUND: Duration = Duration::from_mins(10);
 
 /// Creates the engine of a target and lists its zones.
-pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<Prepared, String> {
+pub(super) async fn prepare(target: &Target, options: &LaunchOptions) -> Result<Prepared, ProviderError> {
     let mut engine = launch(target, options)?;
-    let listing = engine.list().await.map_err(|error| error.to_string())?;
-    engine.prepare(&target.desired).await.map_err(|error| error.to_string())?;
+    let listing = engine.list().await?;
+    engine.prepare(&target.desired).await?;
     Ok(Prepared { engine, listing })
 }
 
@@ -81,7 +82,7 @@ fn holds_back(planned: &Planned, target: &Target) -> bool {
 impl Plan {
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<ExitCode> {
         let Self { selection, json, color } = self;
-        let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+        let options = LaunchOptions::of(config)?;
         let (read, has_problems) = read_sources(config).await?;
         let mut failed = has_problems;
         let mut changes = false;
@@ -92,7 +93,7 @@ impl Plan {
                 Ok(Prepared { engine, listing }) => {
                     (engine.plan(&listing, &target.desired), unlisted(&listing))
                 }
-                Err(problem) => (Planned::default(), vec![problem]),
+                Err(problem) => (Planned::default(), vec![problem.to_string()]),
             };
             failed |= !failures.is_empty() || holds_back(&planned, target);
             changes |= !planned.is_empty();
@@ -117,7 +118,7 @@ impl Apply {
         if dry_run {
             return Plan { selection, json: false, color: Colour::Auto }.run(config).await;
         }
-        let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+        let options = LaunchOptions::of(config)?;
         let (read, mut failed) = read_sources(config).await?;
         let targets = selection.of(&read)?;
         if let Some(deletions) = confirm_deletions
@@ -138,7 +139,7 @@ impl Apply {
                     failures
                 }
                 Ok(prepared) => publish(target, prepared, confirm_deletions, &options, bars).await?,
-                Err(problem) => vec![problem],
+                Err(problem) => vec![problem.to_string()],
             };
             for problem in &problems {
                 complain(&format!("{name}: {problem}"));
@@ -225,14 +226,14 @@ pub(super) struct Status {
 
 /// Checks everything that can be checked without contacting a provider.
 pub(super) async fn check(config: &Config) -> anyhow::Result<ExitCode> {
-    let options = LaunchOptions::of(config).map_err(anyhow::Error::msg)?;
+    let options = LaunchOptions::of(config)?;
     let (read, mut failed) = read_sources(config).await?;
     for problem in options_problems(config, &read.publication) {
         complain(&problem);
         failed = true;
     }
     if let Some(Err(problem)) = config.webhook.as_ref().map(|webhook| alias_writer(config, webhook)) {
-        complain(&problem);
+        complain(&problem.to_string());
         failed = true;
     }
     for target in read.publication.targets.values() {

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{anyhow, bail};
 use dns_core::{
     catalog::{AliasFiles, Snapshot},
     config::values,
@@ -60,19 +61,19 @@ pub(crate) enum WriteError {
 
 impl AliasWriter {
     /// Prepares the writer of `config.alias_file`, which the server with this `config.json` reads.
-    pub(crate) fn new(config: &WebhookConfig, server: &Path, state_file: PathBuf) -> Result<Self, String> {
+    pub(crate) fn new(config: &WebhookConfig, server: &Path, state_file: PathBuf) -> anyhow::Result<Self> {
         let WebhookConfig { address: _, domains, alias_file } = config;
         let (files, server_config) = FleetFiles::of_server(server)?;
         let pattern = &server_config.alias_files_glob;
         if !is_matched(pattern, alias_file) {
-            return Err(format!(
+            bail!(
                 "webhook.alias_file: {} does not match alias_files_glob {pattern:?} of {}; choose a file that \
                  matches",
                 alias_file.display(),
                 server.display()
-            ));
+            );
         }
-        let filter = domains.filter().map_err(|error| format!("webhook: {error}"))?;
+        let filter = domains.filter().map_err(|error| anyhow!("webhook: {error}"))?;
         Ok(Self {
             domains: domains.clone(),
             filter,
@@ -359,7 +360,7 @@ mod tests {
             self.folder.path().join(name)
         }
 
-        fn try_open(&self, alias_file: &str) -> Result<AliasWriter, String> {
+        fn try_open(&self, alias_file: &str) -> anyhow::Result<AliasWriter> {
             let config = WebhookConfig {
                 address: "127.0.0.1:8888".parse().unwrap(),
                 domains: Domains {
@@ -422,7 +423,7 @@ mod tests {
         assert_eq!(lab.aliases(), json!({"web.apps.internal": ["192.0.2.1", "192.0.2.2"]}));
         fs::write(lab.path("webhook.json"), "[").unwrap();
         assert!(lab.open().list().unwrap_err().to_string().contains("webhook.json: "));
-        assert!(lab.try_open("elsewhere.json").unwrap_err().contains("alias_files_glob"));
+        assert!(lab.try_open("elsewhere.json").unwrap_err().to_string().contains("alias_files_glob"));
     }
 
     #[test]

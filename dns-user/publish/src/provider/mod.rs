@@ -2,21 +2,27 @@
 
 pub mod aws;
 pub mod coredns;
-mod http;
 pub mod rfc2136;
 pub mod webhook;
 
 use std::{
     collections::BTreeMap,
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use dns_core::config::values::parse_duration;
+use dns_kit::http_client::{ClientError, HttpClient, Limits};
 use futures_util::future::BoxFuture;
+use http_body_util::Full;
+use hyper::{Request, Response};
+use hyper_rustls::ConfigBuilderExt as _;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
-pub use self::http::TlsFiles;
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
 use crate::record::{Name, Record, RecordType};
 
@@ -225,7 +231,7 @@ pub enum ProviderError {
 /// Number of refused groups in a batch after which failing transactions are no longer isolated.
 const MAX_REFUSALS: usize = 64;
 
-/// Sends a group of transactions in one message, which succeeds or fails as a whole.
+/// Sends groups of transactions, each in one message, which succeeds or fails as a whole.
 trait GroupSender: Send {
     /// A transaction in the provider's form.
     type Item: Send + Sync;
@@ -233,21 +239,11 @@ trait GroupSender: Send {
     /// Returns how many of the first transactions fit into one message; at least 1.
     fn fitting(&self, transactions: &[Self::Item]) -> usize;
 
-    fn send(&mut self, group: &[Self::Item]) -> impl Future<Output = TransactionResult> + Send;
-
     /// Number of messages that may wait for their responses at the same time.
     const WINDOW: usize = 1;
 
     /// Sends at most [`Self::WINDOW`] groups; returns a result for each.
-    fn send_all(&mut self, groups: &[&[Self::Item]]) -> impl Future<Output = Vec<TransactionResult>> + Send {
-        async move {
-            let mut results = Vec::with_capacity(groups.len());
-            for group in groups {
-                results.push(self.send(group).await);
-            }
-            results
-        }
-    }
+    fn send(&mut self, groups: &[&[Self::Item]]) -> impl Future<Output = Vec<TransactionResult>> + Send;
 }
 
 /// Time within which the responses to a window let it grow.
@@ -288,7 +284,7 @@ async fn send_groups<Sender: GroupSender>(
         let contents: Vec<&[Sender::Item]> =
             groups.iter().map(|group| &transactions[group.clone()]).collect();
         let begin = Instant::now();
-        let sent = sender.send_all(&contents).await;
+        let sent = sender.send(&contents).await;
         let is_quick = begin.elapsed() < QUICK && sent.iter().all(|one| *one == TransactionResult::Applied);
         window = if is_quick { (2 * window).min(Sender::WINDOW) } else { 1 };
         for (group, result) in groups.into_iter().zip(sent).rev() {
@@ -372,6 +368,124 @@ fn bad(name: &str, value: &str, expected: &str) -> ProviderError {
     ProviderError::Settings(format!("{name} is {value:?}; write {expected}"))
 }
 
+/// Maximum size of a response in octets.
+const MAX_BODY: usize = 256 << 20;
+
+/// A client that reuses connections.
+struct Http {
+    client: HttpClient,
+    limits: Limits,
+}
+
+impl Http {
+    /// Creates a client of servers at `urls`; reads the TLS files only for `https`. Each request
+    /// takes at most `limit`.
+    fn new<'a>(
+        mut urls: impl Iterator<Item = &'a str>,
+        files: &TlsFiles,
+        limit: Duration,
+    ) -> Result<Self, ProviderError> {
+        let config = match urls.any(|url| url.starts_with("https:")) {
+            true => files.config(&[])?,
+            false => TlsFiles::unused()?,
+        };
+        let client = HttpClient::new((*config).clone(), usize::MAX);
+        Ok(Self { client, limits: Limits { time: limit, body: MAX_BODY } })
+    }
+
+    /// Sends a request and reads the whole response. `server` identifies the server in errors.
+    async fn send(
+        &self,
+        server: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Bytes>, ProviderError> {
+        self.client.send(request, self.limits).await.map_err(|error| ProviderError::Unreachable {
+            server: server.to_owned(),
+            reason: match error {
+                ClientError::Timeout(limit) => format!("no answer within {} s", limit.as_secs()),
+                other => other.to_string(),
+            },
+        })
+    }
+}
+
+/// Files of a TLS client.
+#[derive(Debug, Clone, Default)]
+pub struct TlsFiles {
+    /// CA certificates for the server's certificate; the system's if absent.
+    pub ca: Option<PathBuf>,
+    /// Client certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+impl TlsFiles {
+    /// Parses `tls-ca`, `tls-client-cert` and `tls-client-cert-key`.
+    pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
+        let identity = match (parameters.path("tls-client-cert"), parameters.path("tls-client-cert-key")) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => {
+                let message = "tls-client-cert and tls-client-cert-key require each other; set both or \
+                               neither";
+                return Err(ProviderError::Settings(message.to_owned()));
+            }
+        };
+        Ok(Self { ca: parameters.path("tls-ca"), identity })
+    }
+
+    /// Returns a configuration for a client that never uses TLS, because the system may have no CA
+    /// certificates.
+    pub fn unused() -> Result<Arc<ClientConfig>, ProviderError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| ProviderError::Settings(format!("TLS: {error}")))?;
+        Ok(Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
+    }
+
+    /// Loads the files. `protocols` are offered by ALPN.
+    pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
+        let unusable = |error: rustls::Error| ProviderError::Settings(format!("TLS: {error}"));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        let builder = match &self.ca {
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for authority in certificates(path)? {
+                    roots.add(authority).map_err(|error| bad_file(path, error))?;
+                }
+                builder.with_root_certificates(roots)
+            }
+            None => builder.with_native_roots().map_err(|error| {
+                ProviderError::Settings(format!("TLS: cannot load the system's CAs: {error}; set tls-ca"))
+            })?,
+        };
+        let mut config = match &self.identity {
+            Some((certificate, key)) => {
+                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
+                builder.with_client_auth_cert(certificates(certificate)?, key).map_err(unusable)?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        Ok(Arc::new(config))
+    }
+}
+
+/// Reads the certificates of a file, at least one.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if certificates.is_empty() => Err(bad_file(path, "no certificate in PEM format")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(bad_file(path, error)),
+    }
+}
+
+fn bad_file(path: &Path, problem: impl std::fmt::Display) -> ProviderError {
+    ProviderError::Settings(format!("{}: {problem}", path.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -430,7 +544,14 @@ mod tests {
             transactions.len().min(3)
         }
 
-        async fn send(&mut self, group: &[u8]) -> TransactionResult {
+        async fn send(&mut self, groups: &[&[u8]]) -> Vec<TransactionResult> {
+            self.sent.push(groups.iter().map(|group| group.to_vec()).collect());
+            groups.iter().map(|group| self.result(group)).collect()
+        }
+    }
+
+    impl Server {
+        fn result(&self, group: &[u8]) -> TransactionResult {
             let (server, reason) = ("server".to_owned(), "test".to_owned());
             if self.broken.is_some_and(|broken| group.iter().any(|item| *item >= broken)) {
                 TransactionResult::Failed(ProviderError::Unreachable { server, reason })
@@ -439,15 +560,6 @@ mod tests {
             } else {
                 TransactionResult::Applied
             }
-        }
-
-        async fn send_all(&mut self, groups: &[&[u8]]) -> Vec<TransactionResult> {
-            self.sent.push(groups.iter().map(|group| group.to_vec()).collect());
-            let mut results = Vec::new();
-            for group in groups {
-                results.push(self.send(group).await);
-            }
-            results
         }
     }
 

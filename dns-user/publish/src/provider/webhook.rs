@@ -14,8 +14,8 @@ use hyper::{Request, StatusCode, header};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
-    TransactionResult, Visibility, Zone, http::Http, send_groups,
+    Batch, GroupSender, Http, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles,
+    Transaction, TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::{
     record::{DomainFilter, Key, Labels, Name, Record, RecordType},
@@ -88,7 +88,7 @@ impl Webhook {
         let request =
             request.map_err(|error| ProviderError::Settings(format!("webhook-provider-url: {error}")))?;
         let response = self.http.send(&self.settings.url, request).await?;
-        let (status, body) = (response.status, response.body);
+        let (status, body) = (response.status(), response.into_body());
         if body.len() > MAX_MESSAGE {
             let reason = format!("a response above {} MiB", MAX_MESSAGE >> 20);
             return Err(ProviderError::BadAnswer { server, reason });
@@ -311,7 +311,17 @@ impl GroupSender for Sender<'_> {
         transactions.len().min(MAX_NAMES)
     }
 
-    async fn send(&mut self, group: &[Transaction]) -> TransactionResult {
+    async fn send(&mut self, groups: &[&[Transaction]]) -> Vec<TransactionResult> {
+        let mut results = Vec::with_capacity(groups.len());
+        for group in groups {
+            results.push(self.send_changes(group).await);
+        }
+        results
+    }
+}
+
+impl Sender<'_> {
+    async fn send_changes(&mut self, group: &[Transaction]) -> TransactionResult {
         let mut changes = Changes::default();
         for step in group.iter().flat_map(|transaction| &transaction.steps) {
             match step {

@@ -15,7 +15,7 @@ use crate::{
     guard::RecentDeletions,
     ownership::{Cipher, Mapper, Registry},
     plan::{Policy, Rules},
-    provider::{self, Parameters},
+    provider::{self, Parameters, ProviderError},
     publication::{DefaultTargets, Publication, Target},
     record::{self, DomainFilter, Name, RecordError, RecordType},
     store::write_json,
@@ -35,9 +35,9 @@ pub struct LaunchOptions {
 
 impl LaunchOptions {
     /// Takes the settings from a configuration, and reads the key file that it names.
-    pub fn of(config: &Config) -> Result<Self, String> {
+    pub fn of(config: &Config) -> Result<Self, ProviderError> {
         let cipher = config.txt_encryption_key.as_deref().map(|path| {
-            let failed = |reason: String| format!("{}: {reason}", path.display());
+            let failed = |reason: String| settings(format!("{}: {reason}", path.display()));
             let key = fs::read_to_string(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
             Cipher::new(key.trim()).map_err(|error| failed(error.to_string()))
         });
@@ -70,12 +70,17 @@ impl LaunchOptions {
     }
 }
 
+/// Returns an error of the settings.
+fn settings(problem: String) -> ProviderError {
+    ProviderError::Settings(problem)
+}
+
 /// Creates the engine of a target.
 ///
 /// An error names the provider and the remedy.
-pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, String> {
+pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, ProviderError> {
     match &target.rival {
-        Some(rival) => Err(rival.clone()),
+        Some(rival) => Err(settings(rival.clone())),
         None => {
             let name = target.name();
             let mut engine = open(&target.record, &name, options)?;
@@ -86,29 +91,29 @@ pub fn launch(target: &Target, options: &LaunchOptions) -> Result<Engine, String
 }
 
 /// Creates the engine of a record; `name` is `PROJECT/RECORD`.
-fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, String> {
+fn open(record: &UpdateRecord, name: &str, options: &LaunchOptions) -> Result<Engine, ProviderError> {
     let obstacles = record.obstacles();
     if !obstacles.is_empty() {
-        return Err(obstacles.join("; "));
+        return Err(settings(obstacles.join("; ")));
     }
     let parameters = parameters(record, name, options, |variable| std::env::var(variable).ok());
     let text = |name: &str| parameters.text(name).unwrap_or_default();
     let mapper = Mapper::new(text("txt-prefix"), text("txt-suffix"), text("txt-wildcard-replacement"))
-        .map_err(|error| format!("txt-prefix or txt-suffix: {error}"))?;
+        .map_err(|error| settings(format!("txt-prefix or txt-suffix: {error}")))?;
     let registry = Registry { mapper, cipher: options.cipher.clone() };
     let rules = rules(&parameters, options)?;
     default_targets(&parameters)?;
-    parameters.flag("force-default-targets").map_err(|error| error.to_string())?;
+    parameters.flag("force-default-targets")?;
     let served_by = record.provider.served_by();
     if served_by != record.provider.name() && parameters.text("webhook-provider-url").is_none() {
-        return Err(format!(
+        return Err(settings(format!(
             "{} is served by external-dns through its webhook: start it beside the publisher as `{}`, and set \
              webhook-provider-url in provider_settings.{name}, for example http://localhost:8888",
             record.provider,
             crate::render::webhook_command(record).join(" ")
-        ));
+        )));
     }
-    let provider = provider::open(served_by, &parameters).map_err(|error| error.to_string())?;
+    let provider = provider::open(served_by, &parameters)?;
     Ok(Engine::new(provider, registry, rules))
 }
 
@@ -267,7 +272,7 @@ pub(super) fn fill_targets(publication: &mut Publication, options: &LaunchOption
 }
 
 /// Parses `default-targets`: addresses, or one host name.
-fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, String> {
+fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, ProviderError> {
     let mut defaults = DefaultTargets::new();
     for text in parameters.list("default-targets") {
         let record_type = match text.parse() {
@@ -276,12 +281,13 @@ fn default_targets(parameters: &Parameters) -> Result<DefaultTargets, String> {
             Err(_) => RecordType::CNAME,
         };
         let target = record::Target::parse(record_type, text);
-        let target = target.map_err(|error| format!("default-targets: {error}"))?;
+        let target = target.map_err(|error| settings(format!("default-targets: {error}")))?;
         defaults.entry(record_type).or_default().insert(target);
     }
     let hosts = defaults.get(&RecordType::CNAME).map_or(0, BTreeSet::len);
     if hosts > 1 || hosts == 1 && defaults.len() > 1 {
-        return Err("default-targets: a host name excludes other targets; name one, or addresses".to_owned());
+        let message = "default-targets: a host name excludes other targets; name one, or addresses";
+        return Err(settings(message.to_owned()));
     }
     Ok(defaults)
 }
@@ -320,7 +326,7 @@ fn parameters(
     Parameters(all)
 }
 
-fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, String> {
+fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, ProviderError> {
     let owner = match parameters.text("registry") {
         // Without ownership, records are only created.
         Some("noop") => "",
@@ -328,29 +334,29 @@ fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, Stri
     };
     let (include, exclude) = (parameters.list("domain-filter"), parameters.list("exclude-domains"));
     let domains = DomainFilter::new(include, exclude)
-        .map_err(|error| format!("domain-filter or exclude-domains: {error}"))?
+        .map_err(|error| settings(format!("domain-filter or exclude-domains: {error}")))?
         .with_patterns(parameters.text("regex-domain-filter"), parameters.text("regex-domain-exclusion"))
-        .map_err(|error| format!("regex-domain-filter or regex-domain-exclusion: {error}"))?;
-    let types = |name: &str| -> Result<BTreeSet<RecordType>, String> {
+        .map_err(|error| settings(format!("regex-domain-filter or regex-domain-exclusion: {error}")))?;
+    let types = |name: &str| -> Result<BTreeSet<RecordType>, ProviderError> {
         let types = parameters.list(name).into_iter().map(str::parse);
-        types.collect::<Result<_, RecordError>>().map_err(|error| format!("{name}: {error}"))
+        types.collect::<Result<_, RecordError>>().map_err(|error| settings(format!("{name}: {error}")))
     };
     let mut managed = types("managed-record-types")?;
     if managed.is_empty() {
         managed.clone_from(&options.managed);
     }
-    let creates_pointers = parameters.flag("create-ptr").map_err(|error| error.to_string())?;
+    let creates_pointers = parameters.flag("create-ptr")?;
     managed.extend(creates_pointers.then_some(RecordType::PTR));
     for excluded in types("exclude-record-types")? {
         managed.remove(&excluded);
     }
-    let min_ttl = parameters.duration("min-ttl", Duration::ZERO).map_err(|error| error.to_string())?;
+    let min_ttl = parameters.duration("min-ttl", Duration::ZERO)?;
     Ok(Rules {
         policy: parameters
             .text("policy")
             .unwrap_or("sync")
             .parse()
-            .map_err(|error| format!("policy: {error}"))?,
+            .map_err(|error| settings(format!("policy: {error}")))?,
         owner: owner.to_owned(),
         managed,
         domains,
@@ -427,13 +433,15 @@ mod tests {
         let matches = |name: &str| rules.domains.matches(&Name::parse(name).unwrap());
         assert!(matches("a.example.net") && !matches("a.x.example.org") && !matches("a.example.com"));
         assert_eq!(engine(serde_json::json!({"registry": "noop"})).unwrap().rules.owner, "");
-        let refused = engine(serde_json::json!({"txt-prefix": "a..b"})).err().unwrap();
+        let refused = engine(serde_json::json!({"txt-prefix": "a..b"})).err().unwrap().to_string();
         assert!(refused.starts_with("txt-prefix or txt-suffix: "), "{refused}");
     }
 
     #[test]
     fn bad_key_file_is_named() {
         let config = Config { txt_encryption_key: Some("/nowhere/key".into()), ..Config::default() };
-        assert!(LaunchOptions::of(&config).unwrap_err().starts_with("/nowhere/key: cannot be read"));
+        assert!(
+            LaunchOptions::of(&config).unwrap_err().to_string().starts_with("/nowhere/key: cannot be read")
+        );
     }
 }

@@ -53,9 +53,9 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 
 /// Publishes until SIGTERM or SIGINT.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    let options = LaunchOptions::of(&config).map_err(anyhow::Error::msg)?;
+    let options = LaunchOptions::of(&config)?;
     let store = Store::open(&config.store)?;
-    let mut sources = Sources::new(&config, true).map_err(anyhow::Error::msg)?;
+    let mut sources = Sources::new(&config, true)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
     let shared = Arc::new(Shared { api_state: api_state.clone(), board: Board::default(), options });
@@ -127,7 +127,7 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot serve external-dns's webhook protocol at {address}"))?;
-        let routes = api::webhook_routes(alias_writer(config, webhook).map_err(anyhow::Error::msg)?);
+        let routes = api::webhook_routes(alias_writer(config, webhook)?);
         let server = Server::new("the webhook", Listener::Plain(listener));
         tokio::spawn(server.run(move |_| routes.clone(), std::future::pending()));
     }
@@ -142,7 +142,7 @@ async fn listen(config: &Config, api_state: &Arc<ApiState>) -> anyhow::Result<()
 }
 
 /// Prepares the writer of the fleet names that external-dns sends.
-pub(crate) fn alias_writer(config: &Config, webhook: &WebhookConfig) -> Result<AliasWriter, String> {
+pub(crate) fn alias_writer(config: &Config, webhook: &WebhookConfig) -> anyhow::Result<AliasWriter> {
     // The configuration was refused without a server.
     let server = config.server.as_deref().unwrap_or(Path::new("config.json"));
     AliasWriter::new(webhook, server, config.store.with_file_name("webhook.json"))
@@ -337,7 +337,8 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
         if launched.is_none() {
             match launch(&target, &shared.options) {
                 Ok(engine) => launched = Some((target.clone(), engine)),
-                Err(problem) => {
+                Err(error) => {
+                    let problem = error.to_string();
                     let state = ProviderState::failed(&problem, &shared.state(&name));
                     shared.report(&name, state, Err(problem));
                 }

@@ -52,7 +52,7 @@ struct Fleet {
 
 /// Reads documents and fleet once, for a command.
 pub async fn read_once(config: &Config) -> anyhow::Result<State> {
-    let mut sources = Sources::new(config, false).map_err(anyhow::Error::msg)?;
+    let mut sources = Sources::new(config, false)?;
     Ok(sources.read().await)
 }
 
@@ -74,7 +74,7 @@ impl Sources {
     ///
     /// An unreadable configuration of the server is an error, because fleet names cannot be
     /// resolved without it.
-    pub fn new(config: &Config, saves_health: bool) -> Result<Self, String> {
+    pub fn new(config: &Config, saves_health: bool) -> anyhow::Result<Self> {
         let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
         let options = LaunchOptions::of(config)?;
         let mut paths = config.documents.clone();
@@ -138,7 +138,7 @@ impl Sources {
                     .clone()
                     .unwrap_or_else(|| "the fleet's records cannot be read".to_owned()));
             };
-            let resolved = resolve(name, snapshot, &fleet.book, now)?;
+            let resolved = resolve(name, snapshot, &fleet.book, now).map_err(|error| error.to_string())?;
             changes.set(resolved.next_change.unwrap_or(next).min(changes.get()));
             Ok(resolved.records)
         });
@@ -147,7 +147,7 @@ impl Sources {
 }
 
 impl Fleet {
-    fn new(path: &Path, config: &Config) -> Result<Self, String> {
+    fn new(path: &Path, config: &Config) -> anyhow::Result<Self> {
         let (files, ServerConfig { listen, control, .. }) = FleetFiles::of_server(path)?;
         let dns = SocketAddr::new(
             if listen.ip().is_unspecified() { loopback(listen) } else { listen.ip() },

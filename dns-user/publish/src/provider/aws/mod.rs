@@ -5,7 +5,6 @@
 
 mod api;
 mod sets;
-mod sign;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +15,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-pub use self::sign::Credentials;
+pub use self::{api::Credentials, sets::BalancerRecords};
 use self::{
     api::{Api, CallError, Element},
     sets::{Changes, MAX_CHANGES},
@@ -67,10 +66,8 @@ pub struct Settings {
     pub batch_interval: Duration,
     /// Number of retries of a throttled call.
     pub retries: u32,
-    /// Whether CNAMEs to load balancers remain CNAMEs.
-    pub prefer_cname: bool,
-    /// Whether aliases follow the health of their targets.
-    pub evaluate_health: bool,
+    /// Form of records that point to load balancers.
+    pub balancers: BalancerRecords,
     /// Certificates for the connection to AWS.
     pub files: TlsFiles,
     /// Timeout of a response.
@@ -140,13 +137,21 @@ impl Settings {
             batch_size: batch_size.clamp(1, MAX_CHANGES),
             batch_interval: parameters.duration("aws-batch-change-interval", Duration::from_secs(1))?,
             retries: parameters.number("aws-api-retries", 3)?,
-            prefer_cname: parameters.flag("aws-prefer-cname")?,
-            evaluate_health: parameters.text("aws-evaluate-target-health") != Some("false")
-                && !parameters.flag("no-aws-evaluate-target-health")?,
+            balancers: balancers(parameters)?,
             files: TlsFiles::from_parameters(parameters)?,
             timeout: Duration::from_secs(30),
         })
     }
+}
+
+/// Parses `aws-prefer-cname` and `aws-evaluate-target-health`.
+fn balancers(parameters: &Parameters) -> Result<BalancerRecords, ProviderError> {
+    let evaluate_health = parameters.text("aws-evaluate-target-health") != Some("false")
+        && !parameters.flag("no-aws-evaluate-target-health")?;
+    Ok(match parameters.flag("aws-prefer-cname")? {
+        true => BalancerRecords::Cname,
+        false => BalancerRecords::Alias { evaluate_health },
+    })
 }
 
 /// Returns the shared credentials file and its profile: the given ones, or the usual file if it
@@ -327,7 +332,7 @@ impl Aws {
 
 impl Provider for Aws {
     fn adjust(&self, desired: &mut Vec<Record>) {
-        sets::adjust(desired, self.settings.prefer_cname, self.settings.evaluate_health);
+        sets::adjust(desired, self.settings.balancers);
     }
 
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
@@ -352,7 +357,17 @@ impl GroupSender for Sender<'_> {
         sets::fitting(transactions, self.aws.settings.batch_size)
     }
 
-    async fn send(&mut self, group: &[Changes]) -> TransactionResult {
+    async fn send(&mut self, groups: &[&[Changes]]) -> Vec<TransactionResult> {
+        let mut results = Vec::with_capacity(groups.len());
+        for group in groups {
+            results.push(self.send_batch(group).await);
+        }
+        results
+    }
+}
+
+impl Sender<'_> {
+    async fn send_batch(&mut self, group: &[Changes]) -> TransactionResult {
         if let Some(last) = self.aws.last_batch {
             tokio::time::sleep_until(last + self.aws.settings.batch_interval).await;
         }

@@ -172,18 +172,33 @@ fn octal_to_decimal(text: &str) -> String {
     rewritten + rest
 }
 
-/// Adjusts wanted sets: a CNAME to a load balancer becomes alias sets of both address types, unless
-/// `prefer_cname`.
-pub(super) fn adjust(desired: &mut Vec<Record>, prefer_cname: bool, evaluate_health: bool) {
+/// Record sets for a CNAME to a load balancer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BalancerRecords {
+    /// The CNAME itself.
+    Cname,
+    /// Alias sets of both address types.
+    Alias {
+        /// Whether Route 53 answers only while the balancer is healthy.
+        evaluate_health: bool,
+    },
+}
+
+/// Adjusts wanted sets to the capabilities of Route 53.
+pub(super) fn adjust(desired: &mut Vec<Record>, balancers: BalancerRecords) {
     let mut adjusted = Vec::with_capacity(desired.len());
     for mut record in desired.drain(..) {
         record
             .properties
             .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
         let target = record.targets.first().map_or("", Target::as_str);
-        let zone =
-            if record.record_type == RecordType::CNAME && !prefer_cname { hosted_zone(target) } else { None };
-        let Some(zone) = zone else {
+        let alias = match balancers {
+            BalancerRecords::Alias { evaluate_health } if record.record_type == RecordType::CNAME => {
+                hosted_zone(target).map(|zone| (zone, evaluate_health))
+            }
+            _ => None,
+        };
+        let Some((zone, evaluate_health)) = alias else {
             // Only a CNAME to a known zone can become an alias.
             record.properties.remove(ALIAS);
             adjusted.push(record);
@@ -388,14 +403,14 @@ mod tests {
         let cname =
             Record::parse("www.example.org", RecordType::CNAME, ["lb.us-east-1.elb.amazonaws.com"]).unwrap();
         let mut desired = vec![cname.clone()];
-        adjust(&mut desired, false, true);
+        adjust(&mut desired, BalancerRecords::Alias { evaluate_health: true });
         let types: Vec<RecordType> = desired.iter().map(|record| record.record_type).collect();
         assert_eq!(types, [RecordType::A, RecordType::AAAA]);
         assert!(desired.iter().all(|record| is_alias(record) && record.ttl == Some(300)));
         let again = read(&write(&desired[0])).unwrap();
         assert_eq!(again, desired[0]);
         let mut kept = vec![cname.clone()];
-        adjust(&mut kept, true, true);
+        adjust(&mut kept, BalancerRecords::Cname);
         assert_eq!(kept, [cname]);
     }
 
@@ -458,7 +473,7 @@ mod tests {
                 let words: Vec<&str> = desired.split(' ').collect();
                 let wanted = Record::parse(words[0], words[1].parse().unwrap(), [words[2]]).unwrap();
                 let mut adjusted = vec![wanted];
-                adjust(&mut adjusted, false, true);
+                adjust(&mut adjusted, BalancerRecords::Alias { evaluate_health: true });
                 let kind = |record: &Record| if is_alias(record) { "ALIAS" } else { "" };
                 let shown: Vec<String> = adjusted
                     .iter()

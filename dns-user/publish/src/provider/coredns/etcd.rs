@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Settings;
 use crate::{
-    provider::{ProviderError, http::Http},
+    provider::{Http, ProviderError},
     record::{Name, RecordType, Target},
 };
 
@@ -249,20 +249,20 @@ impl Etcd {
             .body(Full::new(Bytes::from(body.to_string())))
             .map_err(|error| CallError::Other(ProviderError::Settings(format!("etcd-urls: {error}"))))?;
         let response = self.http.send(&server, request).await.map_err(CallError::Other)?;
-        if response.status == StatusCode::OK {
-            return serde_json::from_slice(&response.body).map_err(|error| {
+        if response.status() == StatusCode::OK {
+            return serde_json::from_slice(response.body()).map_err(|error| {
                 CallError::Other(ProviderError::BadAnswer { server, reason: error.to_string() })
             });
         }
-        let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+        let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
         let text =
             answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
         let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
-        if response.status == StatusCode::UNAUTHORIZED || is_token {
+        if response.status() == StatusCode::UNAUTHORIZED || is_token {
             return Err(CallError::Unauthenticated(text));
         }
-        let reason = format!("{} ({text})", response.status);
-        Err(CallError::Other(if response.status == StatusCode::SERVICE_UNAVAILABLE {
+        let reason = format!("{} ({text})", response.status());
+        Err(CallError::Other(if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             ProviderError::Unreachable { server, reason }
         } else {
             ProviderError::Refused { server, reason }

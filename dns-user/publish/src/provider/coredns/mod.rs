@@ -325,11 +325,15 @@ impl GroupSender for Sender<'_> {
         transactions.iter().take_while(fits).count()
     }
 
-    async fn send(&mut self, group: &[Txn]) -> TransactionResult {
-        match self.etcd.txn(group).await {
-            Ok(true) => TransactionResult::Applied,
-            Ok(false) => TransactionResult::Conflict,
-            Err(error) => TransactionResult::Failed(error),
+    async fn send(&mut self, groups: &[&[Txn]]) -> Vec<TransactionResult> {
+        let mut results = Vec::with_capacity(groups.len());
+        for group in groups {
+            results.push(match self.etcd.txn(group).await {
+                Ok(true) => TransactionResult::Applied,
+                Ok(false) => TransactionResult::Conflict,
+                Err(error) => TransactionResult::Failed(error),
+            });
         }
+        results
     }
 }

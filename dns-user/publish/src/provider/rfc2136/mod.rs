@@ -251,13 +251,9 @@ impl GroupSender for Sender<'_> {
         messages::fitting(transactions)
     }
 
-    async fn send(&mut self, group: &[Encoded]) -> TransactionResult {
-        self.send_all(&[group]).await.pop().unwrap_or(TransactionResult::Conflict)
-    }
-
     const WINDOW: usize = 16;
 
-    async fn send_all(&mut self, groups: &[&[Encoded]]) -> Vec<TransactionResult> {
+    async fn send(&mut self, groups: &[&[Encoded]]) -> Vec<TransactionResult> {
         let mut codes = vec![None; groups.len()];
         let failure = self.update(groups, &mut codes).await.err();
         if failure.is_some() {
