@@ -13,10 +13,10 @@ use std::{
 
 /// The most lines of each crate. Numbers only fall: a change that removes code lowers them.
 const BUDGETS: [(&str, usize); 20] = [
-    ("benches", 3_360),
-    ("benches/demo", 440),
+    ("benches", 3_320),
+    ("benches/demo", 390),
     ("benches/programs", 120),
-    ("benches/programs/ebpf", 570),
+    ("benches/programs/ebpf", 520),
     ("dns-common", 970),
     ("dns-ebpf", 3_600),
     ("dns-user/consul", 6_000),
@@ -25,21 +25,21 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/dnstap", 760),
     // The list of local replies, each client's allowance, the wait for a slow server, and programs loaded early.
     ("dns-user/fastpath", 15_380),
-    ("dns-user/health", 2_970),
+    ("dns-user/health", 2_710),
     // The queue of due identities and the file of appended changes of members.
     ("dns-user/identity", 6_790),
     // Tasks that resume where their reply is read, formerly part of dns-resolver; the allocator's memory.
     ("dns-user/kit", 4_820),
     ("dns-user/load", 680),
-    ("dns-user/publish", 14_800),
+    ("dns-user/publish", 14_420),
     ("dns-user/resolver", 16_570),
     ("dns-user/sync", 6_260),
     ("dns-user/upstream", 6_200),
-    ("xtask", 2_090),
+    ("xtask", 2_000),
 ];
 
 /// The most lines of a file.
-const LONGEST_FILE: usize = 730;
+const LONGEST_FILE: usize = 710;
 
 /// Folders whose files are tests, support of tests, or not sources.
 const SKIPPED: [&str; 8] = ["target", ".toolchain", "tests", "fuzz", "support", "dist", "report", ".git"];
