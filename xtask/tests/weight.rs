@@ -21,7 +21,8 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-ebpf", 3_600),
     ("dns-user/consul", 6_000),
     ("dns-user/consul-source", 3_070),
-    ("dns-user/core", 7_720),
+    // Reading only the rows of records.json that changed: outline, edits, indexes that share the rest.
+    ("dns-user/core", 8_350),
     ("dns-user/dnstap", 760),
     // The list of local replies, each client's allowance, the wait for a slow server, and programs loaded early.
     ("dns-user/fastpath", 15_380),

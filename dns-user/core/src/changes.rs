@@ -307,6 +307,10 @@ const LONGEST_RUN: usize = 64;
 /// may count as removed and added.
 fn changed_rows(old: &InstanceIndex, new: &InstanceIndex) -> Option<Rows> {
     let most = 256.max(old.len().max(new.len()) / 8);
+    if let Some((removed, added)) = new.edits_since(old) {
+        let rows = Rows { removed: removed.to_vec(), added: added.to_vec() };
+        return (removed.len() + added.len() <= most).then_some(rows);
+    }
     let same = Comparison::new(old, new);
     let mut rows = Rows::default();
     let (mut at_old, mut at_new) = (0, 0);
@@ -391,7 +395,7 @@ impl<'i> Comparison<'i> {
             (&old.places.instance_groups, &new.places.instance_groups),
             (&old.places.networks, &new.places.networks),
             (&old.places.deployments, &new.places.deployments),
-            (&old.domains, &new.domains),
+            (&*old.domains, &*new.domains),
         ]
         .map(|(old, new)| Translation::new(old, new));
         let translated = |number| {

@@ -6,7 +6,9 @@ use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
+use hashbrown::{HashMap, HashTable};
+
+use super::edits::{Edits, Piece};
 
 /// Number of a row: an instance on one network.
 pub(crate) type Row = u32;
@@ -21,7 +23,7 @@ pub(crate) const NO_VALUE: Symbol = Symbol::MAX;
 ///
 /// All strings are stored in one buffer and found by hash. The hash is not seeded: the strings come
 /// from the operator's own files.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Dictionary {
     /// All strings, concatenated in symbol order.
     text: String,
@@ -53,6 +55,12 @@ impl Dictionary {
         // The new string invalidates both sort orders.
         (*forwards, *backwards) = Default::default();
         symbol
+    }
+
+    /// Releases the memory reserved for further strings.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.text.shrink_to_fit();
+        self.ends.shrink_to_fit();
     }
 
     /// Returns the symbol of the string with exactly these bytes.
@@ -154,10 +162,26 @@ impl Column {
 
     /// Releases the memory reserved for further rows.
     pub(crate) fn shrink_to_fit(&mut self) {
-        let Self { dictionary: Dictionary { text, ends, .. }, values } = self;
-        text.shrink_to_fit();
-        ends.shrink_to_fit();
-        values.shrink_to_fit();
+        self.dictionary.shrink_to_fit();
+        self.values.shrink_to_fit();
+    }
+
+    /// Returns the column after edits that add rows of `added`, as if all rows were pushed anew.
+    pub(super) fn edited(&self, edits: &Edits, added: &Self) -> Self {
+        let mut symbols = Renumbering::new(&self.dictionary);
+        let mut values = Vec::with_capacity(edits.len());
+        for piece in edits.pieces() {
+            match piece {
+                Piece::Kept(rows) => {
+                    values.extend(self.values[rows.clone()].iter().map(|&symbol| symbols.keep(symbol)));
+                }
+                Piece::Added(row) => values.push(match added.text(*row as Row) {
+                    "" => NO_VALUE,
+                    text => symbols.add(text),
+                }),
+            }
+        }
+        Self { dictionary: symbols.finish(), values }
     }
 
     /// Returns the string of a row; empty if it has none.
@@ -169,6 +193,66 @@ impl Column {
     pub(crate) fn postings(&self) -> Postings {
         let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
         Postings::new(self.dictionary.len(), pairs.filter(|&(symbol, _)| symbol != NO_VALUE))
+    }
+}
+
+/// Numbers the strings of an edited list in the order of their first appearance, like a [`Dictionary`] that is
+/// filled anew, but without hashing the ones that the older dictionary has.
+pub(crate) struct Renumbering<'d> {
+    old: &'d Dictionary,
+    /// New symbol of each old one that has appeared, else [`NO_VALUE`].
+    numbers: Vec<Symbol>,
+    /// Symbols of strings that the older dictionary lacks.
+    fresh: HashMap<&'d str, Symbol, FixedState>,
+    /// All strings by their new symbols.
+    texts: Vec<&'d str>,
+    /// Number of leading symbols that are the same as before.
+    same: Symbol,
+}
+
+impl<'d> Renumbering<'d> {
+    pub(crate) fn new(old: &'d Dictionary) -> Self {
+        let (numbers, texts) = (vec![NO_VALUE; old.len()], Vec::with_capacity(old.len()));
+        Self { old, numbers, fresh: HashMap::default(), texts, same: 0 }
+    }
+
+    /// Returns the new symbol of an old one; [`NO_VALUE`] stays.
+    #[inline]
+    pub(crate) fn keep(&mut self, symbol: Symbol) -> Symbol {
+        let Some(number) = self.numbers.get_mut(symbol as usize) else { return NO_VALUE };
+        if *number == NO_VALUE {
+            *number = self.texts.len() as Symbol;
+            self.same += Symbol::from(*number == symbol && self.same == symbol);
+            self.texts.push(self.old.text(symbol));
+        }
+        *number
+    }
+
+    /// Returns the new symbol of a string.
+    pub(crate) fn add(&mut self, text: &'d str) -> Symbol {
+        if let Some(symbol) = self.old.find(text.as_bytes()) {
+            return self.keep(symbol);
+        }
+        let next = self.texts.len() as Symbol;
+        let symbol = *self.fresh.entry(text).or_insert(next);
+        if symbol == next {
+            self.texts.push(text);
+        }
+        symbol
+    }
+
+    /// Returns the dictionary of the strings that have appeared.
+    pub(crate) fn finish(self) -> Dictionary {
+        let Self { old, texts, same, .. } = self;
+        // Mostly nothing is left out: then the strings that are new follow the old ones.
+        let all_are_same = same as usize == old.len();
+        let (mut dictionary, known) =
+            if all_are_same { (old.clone(), old.len()) } else { (Dictionary::default(), 0) };
+        for text in &texts[known..] {
+            dictionary.intern(text);
+        }
+        dictionary.shrink_to_fit();
+        dictionary
     }
 }
 

@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::columns::{Column, Dictionary, NO_VALUE, Postings, Row, Symbol};
+use super::columns::{Column, Dictionary, NO_VALUE, Postings, Renumbering, Row, Symbol};
+use super::edits::{Edits, Piece};
 use crate::query::{Domains, Pattern};
 
 /// An instance on one network: a row of `records.json`.
@@ -157,106 +159,153 @@ impl InstanceIndexBuilder {
         for column in [&mut id, &mut num_id, &mut az, &mut az_id, &mut network_id, &mut agent_id] {
             column.shrink_to_fit();
         }
-        let rows = |values: &[u32]| -> Vec<(u32, Row)> {
-            values.iter().enumerate().map(|(row, &value)| (value, row as Row)).collect()
-        };
+        let (index_numbers, by_index) = index_postings(&indexes);
+        let group_rows = GroupRows { ends: group_ends.into(), list: group_list.into() };
         let places = places.build();
-        let by_place = Postings::new(places.len(), rows(&place).into_iter());
-        let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
-        let by_domain = Postings::new(domains.len(), rows(&domain_of).into_iter());
-        let mut index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState> = HashMap::default();
-        let index_of: Vec<Symbol> = indexes
-            .iter()
-            .map(|index| match index {
-                None => NO_VALUE,
-                Some(index) => {
-                    let next = index_numbers.len() as Symbol;
-                    *index_numbers.entry(*index).or_insert(next)
-                }
-            })
-            .collect();
-        let with_index = rows(&index_of).into_iter().filter(|&(index, _)| index != NO_VALUE);
-        let by_index = Postings::new(index_numbers.len(), with_index);
-        let mut row_groups = Vec::with_capacity(group_list.len());
-        let mut start = 0;
-        for (row, &end) in group_ends.iter().enumerate() {
-            row_groups.extend(group_list[start..end as usize].iter().map(|&group| (group, row as Row)));
-            start = end as usize;
-        }
-        let by_group = Postings::new(groups.len(), row_groups.into_iter());
         InstanceIndex {
-            by_id: id.postings(),
-            by_num_id: num_id.postings(),
-            by_az: az.postings(),
-            by_az_id: az_id.postings(),
-            by_network_id: network_id.postings(),
-            by_agent_id: agent_id.postings(),
-            by_place,
-            by_domain,
-            by_index,
-            by_group,
-            domain_names: Domains::new(domains.iter()),
-            id,
-            num_id,
-            az,
-            az_id,
-            network_id,
-            agent_id,
-            domains,
-            places,
-            place,
-            addresses,
-            indexes,
-            index_numbers,
-            groups,
-            group_ends,
-            group_list,
+            by_id: Arc::new(id.postings()),
+            by_num_id: Arc::new(num_id.postings()),
+            by_az: Arc::new(az.postings()),
+            by_az_id: Arc::new(az_id.postings()),
+            by_network_id: Arc::new(network_id.postings()),
+            by_agent_id: Arc::new(agent_id.postings()),
+            by_place: Arc::new(place_postings(&places, &place)),
+            by_domain: Arc::new(domain_postings(&domains, &places, &place)),
+            by_index: Arc::new(by_index),
+            by_group: Arc::new(group_rows.postings(groups.len())),
+            domain_names: Arc::new(Domains::new(domains.iter())),
+            id: Arc::new(id),
+            num_id: Arc::new(num_id),
+            az: Arc::new(az),
+            az_id: Arc::new(az_id),
+            network_id: Arc::new(network_id),
+            agent_id: Arc::new(agent_id),
+            domains: Arc::new(domains),
+            places: Arc::new(places),
+            place: place.into(),
+            addresses: addresses.into(),
+            indexes: indexes.into(),
+            index_numbers: Arc::new(index_numbers),
+            groups: Arc::new(groups),
+            group_rows: Arc::new(group_rows),
+            origin: None,
         }
     }
 }
 
-/// The indexed instances; immutable once built.
+/// Symbols of the instance indexes that occur.
+type IndexNumbers = HashMap<i64, Symbol, foldhash::fast::FixedState>;
+
+/// Returns the (value, row) pairs of a column.
+fn value_rows(values: &[u32]) -> impl Iterator<Item = (u32, Row)> + Clone {
+    values.iter().enumerate().map(|(row, &value)| (value, row as Row))
+}
+
+/// Numbers the instance indexes and groups the rows by them.
+fn index_postings(indexes: &[Option<i64>]) -> (IndexNumbers, Postings) {
+    let mut numbers = IndexNumbers::default();
+    let index_of: Vec<Symbol> = indexes
+        .iter()
+        .map(|index| match index {
+            None => NO_VALUE,
+            Some(index) => {
+                let next = numbers.len() as Symbol;
+                *numbers.entry(*index).or_insert(next)
+            }
+        })
+        .collect();
+    let with_index = value_rows(&index_of).filter(|&(index, _)| index != NO_VALUE);
+    let postings = Postings::new(numbers.len(), with_index);
+    (numbers, postings)
+}
+
+/// Groups the rows by their place.
+fn place_postings(places: &Places, place: &[PlaceNumber]) -> Postings {
+    Postings::new(places.len(), value_rows(place))
+}
+
+/// Groups the rows by their domain.
+fn domain_postings(domains: &Dictionary, places: &Places, place: &[PlaceNumber]) -> Postings {
+    let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
+    Postings::new(domains.len(), value_rows(&domain_of))
+}
+
+/// The indexed instances; immutable once built. An index made by edits shares what they leave as it was.
 #[derive(Debug)]
 pub(crate) struct InstanceIndex {
-    pub(crate) id: Column,
+    pub(crate) id: Arc<Column>,
     /// Numeric instance ids, as strings of digits.
-    pub(crate) num_id: Column,
-    pub(crate) az: Column,
+    pub(crate) num_id: Arc<Column>,
+    pub(crate) az: Arc<Column>,
     /// Numeric zone ids, as strings of digits.
-    pub(crate) az_id: Column,
+    pub(crate) az_id: Arc<Column>,
     /// Numeric network ids, as strings of digits.
-    pub(crate) network_id: Column,
-    pub(crate) agent_id: Column,
+    pub(crate) network_id: Arc<Column>,
+    pub(crate) agent_id: Arc<Column>,
     /// Domains as in the file, with a final dot.
-    pub(crate) domains: Dictionary,
+    pub(crate) domains: Arc<Dictionary>,
     /// The same domains as names, to find the one that a query ends in.
-    pub(crate) domain_names: Domains,
-    pub(crate) groups: Dictionary,
-    pub(crate) places: Places,
+    pub(crate) domain_names: Arc<Domains>,
+    pub(crate) groups: Arc<Dictionary>,
+    pub(crate) places: Arc<Places>,
     /// Place of each row.
-    pub(crate) place: Vec<PlaceNumber>,
+    pub(crate) place: Arc<[PlaceNumber]>,
     /// Address of each row, if its value is a valid one.
-    pub(crate) addresses: Vec<Option<IpAddr>>,
+    pub(crate) addresses: Arc<[Option<IpAddr>]>,
     /// Index of each row, if the file has that column.
-    pub(crate) indexes: Vec<Option<i64>>,
+    pub(crate) indexes: Arc<[Option<i64>]>,
     /// Symbols of the indexes that occur, for `by_index`.
-    index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState>,
-    /// End of each row's groups in `group_list`.
-    group_ends: Vec<u32>,
-    /// Groups of row 0, then of row 1, and so on.
-    group_list: Vec<Symbol>,
-    pub(crate) by_id: Postings,
-    pub(crate) by_num_id: Postings,
-    pub(crate) by_az: Postings,
-    pub(crate) by_az_id: Postings,
-    pub(crate) by_network_id: Postings,
-    pub(crate) by_agent_id: Postings,
+    index_numbers: Arc<IndexNumbers>,
+    group_rows: Arc<GroupRows>,
+    pub(crate) by_id: Arc<Postings>,
+    pub(crate) by_num_id: Arc<Postings>,
+    pub(crate) by_az: Arc<Postings>,
+    pub(crate) by_az_id: Arc<Postings>,
+    pub(crate) by_network_id: Arc<Postings>,
+    pub(crate) by_agent_id: Arc<Postings>,
     /// Rows by the number of their place in `places`.
-    pub(crate) by_place: Postings,
-    pub(crate) by_domain: Postings,
+    pub(crate) by_place: Arc<Postings>,
+    pub(crate) by_domain: Arc<Postings>,
     /// Rows by symbol in `index_numbers`.
-    by_index: Postings,
-    pub(crate) by_group: Postings,
+    by_index: Arc<Postings>,
+    pub(crate) by_group: Arc<Postings>,
+    /// `None` if all rows were read.
+    origin: Option<Origin>,
+}
+
+/// The index that another one was made of, and the rows that differ.
+#[derive(Debug)]
+struct Origin {
+    index: Weak<InstanceIndex>,
+    /// Rows that only that index has.
+    removed: Box<[Row]>,
+    /// Rows that only the new index has.
+    added: Box<[Row]>,
+}
+
+/// The groups of each row.
+#[derive(Debug)]
+struct GroupRows {
+    /// End of each row's groups in `list`.
+    ends: Box<[u32]>,
+    /// Groups of row 0, then of row 1, and so on.
+    list: Box<[Symbol]>,
+}
+
+impl GroupRows {
+    /// Returns the groups of a row.
+    fn of(&self, row: Row) -> &[Symbol] {
+        let index = row as usize;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+        &self.list[start..self.ends[index] as usize]
+    }
+
+    /// Groups the rows by their groups.
+    fn postings(&self, groups: usize) -> Postings {
+        let rows = 0..self.ends.len() as Row;
+        let pairs = rows.flat_map(|row| self.of(row).iter().map(move |&group| (group, row)));
+        Postings::new(groups, pairs)
+    }
 }
 
 impl InstanceIndex {
@@ -312,26 +361,169 @@ impl InstanceIndex {
 
     /// Returns instance group, network, deployment and domain of a row, without the final dot.
     fn place_texts(&self, row: Row) -> [&str; 4] {
+        let [place @ .., domain] = self.whole_place_texts(row);
+        let [instance_group, network, deployment] = place;
+        [instance_group, network, deployment, domain.strip_suffix('.').unwrap_or(domain)]
+    }
+
+    /// Returns instance group, network, deployment and domain of a row.
+    fn whole_place_texts(&self, row: Row) -> [&str; 4] {
         let Place { instance_group, network, deployment, domain } = self.place_of(row);
-        let domain = self.domains.text(domain);
         [
             self.places.instance_groups.text(instance_group),
             self.places.networks.text(network),
             self.places.deployments.text(deployment),
-            domain.strip_suffix('.').unwrap_or(domain),
+            self.domains.text(domain),
         ]
     }
 
     /// Returns the groups of a row.
     pub(crate) fn groups_of(&self, row: Row) -> &[Symbol] {
-        let index = row as usize;
-        let start = if index == 0 { 0 } else { self.group_ends[index - 1] as usize };
-        &self.group_list[start..self.group_ends[index] as usize]
+        self.group_rows.of(row)
     }
 
     /// Returns the rows with this instance index.
     pub(crate) fn rows_with_index(&self, index: i64) -> &[Row] {
         self.index_numbers.get(&index).map_or(&[], |&number| self.by_index.rows(number))
+    }
+}
+
+//----------- Edited ---------------------------------------------------------
+
+impl InstanceIndex {
+    /// Returns the rows that only this index has (second) and only `older` has (first); `None` unless this
+    /// index was made of `older` by edits.
+    pub(crate) fn edits_since(&self, older: &Self) -> Option<(&[Row], &[Row])> {
+        let Origin { index, removed, added } = self.origin.as_ref()?;
+        std::ptr::eq(index.as_ptr(), older).then_some((removed, added))
+    }
+
+    /// Returns the index after edits that add the rows of `added`, equal to one of which all rows were read;
+    /// `None` if the places of the rows are not the same, which takes a new index.
+    pub(super) fn edited(self: &Arc<Self>, edits: &Edits, added: &Self) -> Option<Self> {
+        let column = |old: &Arc<Column>, rows: &Arc<Postings>, new: &Column| {
+            let is_same = |(row, new_row): (usize, usize)| old.text(row as Row) == new.text(new_row as Row);
+            if edits.replace_all(is_same) {
+                return (old.clone(), rows.clone());
+            }
+            let column = old.edited(edits, new);
+            let postings = column.postings();
+            (Arc::new(column), Arc::new(postings))
+        };
+        let (id, by_id) = column(&self.id, &self.by_id, &added.id);
+        let (num_id, by_num_id) = column(&self.num_id, &self.by_num_id, &added.num_id);
+        let (az, by_az) = column(&self.az, &self.by_az, &added.az);
+        let (az_id, by_az_id) = column(&self.az_id, &self.by_az_id, &added.az_id);
+        let (network_id, by_network_id) = column(&self.network_id, &self.by_network_id, &added.network_id);
+        let (agent_id, by_agent_id) = column(&self.agent_id, &self.by_agent_id, &added.agent_id);
+        let place = self.edited_places(edits, added)?;
+        let is_moved = !Arc::ptr_eq(&place, &self.place);
+        let indexes = edits.apply(&self.indexes, &added.indexes);
+        let (index_numbers, by_index) = if Arc::ptr_eq(&indexes, &self.indexes) {
+            (self.index_numbers.clone(), self.by_index.clone())
+        } else {
+            let (numbers, postings) = index_postings(&indexes);
+            (Arc::new(numbers), Arc::new(postings))
+        };
+        let (groups, group_rows, by_group) = self.edited_groups(edits, added);
+        Some(Self {
+            by_place: match is_moved {
+                true => Arc::new(place_postings(&self.places, &place)),
+                false => self.by_place.clone(),
+            },
+            by_domain: match is_moved {
+                true => Arc::new(domain_postings(&self.domains, &self.places, &place)),
+                false => self.by_domain.clone(),
+            },
+            domains: self.domains.clone(),
+            domain_names: self.domain_names.clone(),
+            places: self.places.clone(),
+            place,
+            addresses: edits.apply(&self.addresses, &added.addresses),
+            indexes,
+            index_numbers,
+            groups,
+            group_rows,
+            id,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
+            by_id,
+            by_num_id,
+            by_az,
+            by_az_id,
+            by_network_id,
+            by_agent_id,
+            by_index,
+            by_group,
+            origin: Some(Origin {
+                index: Arc::downgrade(self),
+                removed: edits.removed().iter().map(|&row| row as Row).collect(),
+                added: edits.added().map(|(row, _)| row as Row).collect(),
+            }),
+        })
+    }
+
+    /// Returns the places of the rows after edits; `None` unless exactly the same places occur, first in the
+    /// same order.
+    fn edited_places(&self, edits: &Edits, added: &Self) -> Option<Arc<[PlaceNumber]>> {
+        let number_of = |row: Row| {
+            let [instance_group, network, deployment, domain] = added.whole_place_texts(row);
+            let symbol = |names: &Dictionary, text: &str| names.find(text.as_bytes());
+            self.places.number_of(&Place {
+                instance_group: symbol(&self.places.instance_groups, instance_group)?,
+                network: symbol(&self.places.networks, network)?,
+                deployment: symbol(&self.places.deployments, deployment)?,
+                domain: symbol(&self.domains, domain)?,
+            })
+        };
+        let new: Vec<PlaceNumber> = (0..added.len() as Row).map(number_of).collect::<Option<_>>()?;
+        let place = edits.apply(&self.place, &new);
+        if Arc::ptr_eq(&place, &self.place) {
+            return Some(place);
+        }
+        let mut seen = 0;
+        for &number in &*place {
+            if number > seen {
+                return None;
+            }
+            seen += PlaceNumber::from(number == seen);
+        }
+        (seen as usize == self.places.len()).then_some(place)
+    }
+
+    /// Returns the groups of the rows after edits.
+    fn edited_groups(&self, edits: &Edits, added: &Self) -> (Arc<Dictionary>, Arc<GroupRows>, Arc<Postings>) {
+        let texts = |index: &Self, row: usize| -> SmallVec<[String; 4]> {
+            index.groups_of(row as Row).iter().map(|&group| index.groups.text(group).to_owned()).collect()
+        };
+        if edits.replace_all(|(row, new)| texts(self, row) == texts(added, new)) {
+            return (self.groups.clone(), self.group_rows.clone(), self.by_group.clone());
+        }
+        let mut symbols = Renumbering::new(&self.groups);
+        let mut list = Vec::with_capacity(self.group_rows.list.len());
+        let mut ends = Vec::with_capacity(edits.len());
+        for piece in edits.pieces() {
+            match piece {
+                Piece::Kept(rows) => {
+                    for row in rows.clone() {
+                        list.extend(self.groups_of(row as Row).iter().map(|&group| symbols.keep(group)));
+                        ends.push(list.len() as u32);
+                    }
+                }
+                Piece::Added(row) => {
+                    let groups = added.groups_of(*row as Row).iter();
+                    list.extend(groups.map(|&group| symbols.add(added.groups.text(group))));
+                    ends.push(list.len() as u32);
+                }
+            }
+        }
+        let groups = symbols.finish();
+        let group_rows = GroupRows { ends: ends.into(), list: list.into() };
+        let postings = group_rows.postings(groups.len());
+        (Arc::new(groups), Arc::new(group_rows), Arc::new(postings))
     }
 }
 

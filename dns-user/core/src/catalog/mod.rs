@@ -4,13 +4,16 @@
 mod alias_files;
 mod aliases;
 mod columns;
+mod edits;
 mod instances;
+mod outline;
 mod records;
 mod rows;
 
 use std::{
     borrow::Cow,
     collections::{HashMap, HashSet},
+    marker::PhantomData,
     net::IpAddr,
     sync::Arc,
 };
@@ -21,9 +24,13 @@ pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 use aliases::Definitions;
 pub(crate) use aliases::{Aliases, Narrowing, Target};
 pub(crate) use columns::{Dictionary, NO_VALUE, Postings, Row, Symbol};
+use edits::{Edits, Piece};
 pub use instances::Instance;
 pub(crate) use instances::{InstanceIndex, Place, PlaceNumber};
+use outline::{Difference, Outline};
+use records::Pair;
 pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
+use rows::RowsReader;
 
 /// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
 #[derive(Debug)]
@@ -48,13 +55,60 @@ pub struct IndexedRecords {
     definitions: Definitions,
     /// `version` of the file.
     version: Option<u64>,
+    /// For the next file; `None` if that must be parsed as a whole.
+    outline: Option<Arc<Outline>>,
 }
 
 impl From<Records> for IndexedRecords {
-    fn from(Records { instances, pairs, aliases, version }: Records) -> Self {
+    fn from(Records { instances, pairs, aliases, version, columns: _ }: Records) -> Self {
         let instances = Arc::new(instances.build());
-        let pairs = Arc::new(Pairs::new(pairs, &instances));
-        Self { instances, pairs, definitions: aliases.into(), version }
+        let pairs = Arc::new(Pairs::new(&pairs, &instances));
+        Self { instances, pairs, definitions: aliases.into(), version, outline: None }
+    }
+}
+
+impl IndexedRecords {
+    /// Reads and indexes the file that follows the one these records were read from. The result equals that of
+    /// [`Records::parse`]. Rows with the same text are not parsed again, and shared.
+    pub fn next(&self, file: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
+        if let Some(next) = self.edited(file) {
+            return Ok((next, Vec::new()));
+        }
+        let (records, warnings) = Records::parse(file)?;
+        let columns = records.columns.clone();
+        let mut next = Self::from(records);
+        // A row that was dropped would be missing in the index.
+        if warnings.is_empty() {
+            let outline = Outline::of(file, columns);
+            let fits = |outline: &Outline| {
+                outline.rows.len() == next.instances.len() && outline.pairs.len() == next.pairs.list.len()
+            };
+            next.outline = outline.filter(fits).map(Arc::new);
+        }
+        Ok((next, warnings))
+    }
+
+    /// Returns the records of the next file if it differs little; `None` if it must be parsed as a whole.
+    fn edited(&self, file: &[u8]) -> Option<Self> {
+        let (outline, Difference { rows, pairs, version }) = self.outline.as_ref()?.follow(file)?;
+        let instances = if rows.edits.is_empty() {
+            self.instances.clone()
+        } else {
+            let (added, warnings) = rows.read(RowsReader::new(outline.columns.clone()))?.finish();
+            let added = added.build();
+            let is_complete = warnings.is_empty() && added.len() == rows.edits.added().count();
+            Arc::new(is_complete.then(|| self.instances.edited(&rows.edits, &added))??)
+        };
+        let added: Vec<Pair> = pairs.read(PhantomData::<Vec<Pair>>)?;
+        let added: Vec<_> = added.into_iter().map(|pair| pair.0).collect::<Option<_>>()?;
+        let renamed = Renamed::new(&rows.edits, &self.instances, &instances);
+        let pairs = if pairs.edits.is_empty() && renamed.is_empty() {
+            self.pairs.clone()
+        } else {
+            Arc::new(self.pairs.edited(&pairs.edits, &added, &renamed))
+        };
+        let definitions = self.definitions.clone();
+        Some(Self { instances, pairs, definitions, version, outline: Some(Arc::new(outline)) })
     }
 }
 
@@ -166,11 +220,14 @@ impl Snapshot {
 
 //----------- Pairs ----------------------------------------------------------
 
-/// `records` of the file, stably sorted by address. A director writes the long form of each instance there: the
-/// row is stored instead of the text, which would take a megabyte at 10,000 instances.
+/// `records` of the file. A director writes the long form of each instance there: the row is stored instead of the
+/// text, which would take a megabyte at 10,000 instances.
 #[derive(Debug, Default)]
 struct Pairs {
+    /// In the order of the file.
     list: Box<[(IpAddr, PairName)]>,
+    /// Positions in `list`, stably sorted by address.
+    order: Box<[u32]>,
     others: Dictionary,
 }
 
@@ -184,15 +241,56 @@ enum PairName {
 }
 
 impl Pairs {
-    fn new(mut pairs: Vec<(IpAddr, Box<str>)>, instances: &InstanceIndex) -> Self {
-        pairs.sort_by_key(|&(address, _)| address);
+    /// Number of edits from which sorting is faster than inserting one by one.
+    const MOST_INSERTED: usize = 64;
+
+    fn new(pairs: &[(IpAddr, Box<str>)], instances: &InstanceIndex) -> Self {
         let mut others = Dictionary::default();
-        let mut short = |text: &str| match instances.row_with_long_form(text) {
-            Some(row) => PairName::LongForm(row),
-            None => PairName::Other(others.intern(text)),
-        };
-        let list = pairs.iter().map(|(address, text)| (*address, short(text))).collect();
-        Self { list, others }
+        let name =
+            |(address, text): &(IpAddr, Box<str>)| (*address, PairName::of(text, instances, &mut others));
+        let list: Box<[_]> = pairs.iter().map(name).collect();
+        let mut order: Box<[u32]> = (0..list.len() as u32).collect();
+        order.sort_by_key(|&position| list[position as usize].0);
+        Self { list, order, others }
+    }
+
+    /// Returns the pairs after edits of the file's list, and of its rows.
+    fn edited(&self, edits: &Edits, added: &[(IpAddr, Box<str>)], renamed: &Renamed<'_>) -> Self {
+        let mut list = Vec::with_capacity(edits.len());
+        let mut others = Dictionary::default();
+        for piece in edits.pieces() {
+            match piece {
+                Piece::Kept(run) => list.extend(self.list[run.clone()].iter().map(|&(address, name)| {
+                    let name = match name {
+                        PairName::LongForm(row) => renamed.name(row, &mut others),
+                        PairName::Other(symbol) => PairName::Other(others.intern(self.others.text(symbol))),
+                    };
+                    (address, name)
+                })),
+                Piece::Added(number) => {
+                    let (address, text) = &added[*number];
+                    list.push((*address, PairName::of(text, renamed.new, &mut others)));
+                }
+            }
+        }
+        let mut order = self.order.to_vec();
+        if let Some(positions) = edits.positions(self.list.len()) {
+            order = order.iter().filter_map(|&position| positions[position as usize]).collect();
+        } else if !edits.is_empty() {
+            order.retain(|&position| edits.removed().binary_search(&(position as usize)).is_err());
+        }
+        let key = |position: u32| (list[position as usize].0, position);
+        let added = edits.added().map(|(position, _)| position as u32);
+        if edits.count() <= Self::MOST_INSERTED {
+            for position in added {
+                let place = order.partition_point(|&other| key(other) < key(position));
+                order.insert(place, position);
+            }
+        } else {
+            order.extend(added);
+            order.sort_by_key(|&position| key(position));
+        }
+        Self { list: list.into(), order: order.into(), others }
     }
 
     /// Returns the names of an address, as in the file.
@@ -201,12 +299,57 @@ impl Pairs {
         instances: &'a InstanceIndex,
         address: IpAddr,
     ) -> impl Iterator<Item = Cow<'a, str>> {
-        let start = self.list.partition_point(|&(other, _)| other < address);
-        let pairs = self.list[start..].iter().take_while(move |&&(other, _)| other == address);
-        pairs.map(|&(_, name)| match name {
+        let pairs = |&position: &u32| self.list[position as usize];
+        let start = self.order.partition_point(|position| pairs(position).0 < address);
+        let pairs = self.order[start..].iter().map(pairs).take_while(move |&(other, _)| other == address);
+        pairs.map(|(_, name)| match name {
             PairName::LongForm(row) => Cow::Owned(instances.long_form(row)),
             PairName::Other(symbol) => Cow::Borrowed(self.others.text(symbol)),
         })
+    }
+}
+
+impl PairName {
+    fn of(text: &str, instances: &InstanceIndex, others: &mut Dictionary) -> Self {
+        match instances.row_with_long_form(text) {
+            Some(row) => Self::LongForm(row),
+            None => Self::Other(others.intern(text)),
+        }
+    }
+}
+
+/// The rows that have another number, or another long form, after edits.
+struct Renamed<'i> {
+    old: &'i InstanceIndex,
+    new: &'i InstanceIndex,
+    /// New number of each old row; `None` if all stay the same.
+    numbers: Option<Vec<Option<Row>>>,
+    /// Replaced rows with another long form, in ascending order, while numbers stay the same.
+    rows: Vec<Row>,
+}
+
+impl<'i> Renamed<'i> {
+    fn new(edits: &Edits, old: &'i InstanceIndex, new: &'i InstanceIndex) -> Self {
+        let numbers = edits.positions(old.len());
+        let mut rows = Vec::new();
+        if numbers.is_none() {
+            rows.extend(edits.removed().iter().map(|&row| row as Row));
+            rows.retain(|&row| old.long_form(row) != new.long_form(row));
+        }
+        Self { old, new, numbers, rows }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.numbers.is_none() && self.rows.is_empty()
+    }
+
+    /// Returns the name that an old row's long form has now.
+    fn name(&self, row: Row, others: &mut Dictionary) -> PairName {
+        let same = match &self.numbers {
+            Some(numbers) => numbers[row as usize],
+            None => self.rows.binary_search(&row).is_err().then_some(row),
+        };
+        same.map_or_else(|| PairName::of(&self.old.long_form(row), self.new, others), PairName::LongForm)
     }
 }
 

@@ -23,6 +23,7 @@ pub struct Records {
     /// `aliases`, in file order.
     pub(super) aliases: Vec<(String, Vec<AliasDefinition>)>,
     pub(super) version: Option<u64>,
+    pub(super) columns: Columns,
 }
 
 /// One definition of an alias in `records.json`.
@@ -72,10 +73,10 @@ impl Records {
             // columns.
             file = read(&text, File { preset: Some(file.keys), ..File::default() })?;
         }
-        let File { rows, pairs, mut aliases, version, .. } = file;
+        let File { keys, rows, pairs, mut aliases, version, .. } = file;
         keep_last(&mut aliases);
         let (instances, warnings) = rows.finish();
-        Ok((Self { instances, pairs, aliases, version }, warnings))
+        Ok((Self { instances, pairs, aliases, version, columns: Columns::new(&keys) }, warnings))
     }
 }
 
@@ -170,7 +171,7 @@ fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
 
 /// An element of `records`: an address and a name. Lists of other lengths are accepted (observed);
 /// an element without a valid address or name is unreachable: `None`.
-struct Pair(Option<(IpAddr, Box<str>)>);
+pub(super) struct Pair(pub(super) Option<(IpAddr, Box<str>)>);
 
 impl<'de> Deserialize<'de> for Pair {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -1,0 +1,600 @@
+//! What is kept of a records file to read the next one quickly: the length and hash of every row's text, 12 bytes
+//! each. A row with the same text means the same, so only the others are parsed.
+//!
+//! Files are recognised in the form in which directors write them. Any other form, and any error, gives `None`:
+//! then the whole file is parsed, which also finds the position of the error.
+
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+
+use super::{edits::Edits, records::read, rows::Columns};
+
+/// Number of skipped elements after which an earlier one is recognised again.
+const LONGEST_RUN: usize = 64;
+
+/// Largest depth of nested values; far below the limit of the parser.
+const DEEPEST: usize = 32;
+
+/// The outline of a records file.
+#[derive(Clone, Debug)]
+pub(super) struct Outline {
+    /// Seeded at random: a file cannot be made to have colliding rows.
+    hasher: RandomState,
+    pub(super) columns: Columns,
+    pub(super) rows: Texts,
+    pub(super) pairs: Texts,
+    /// `record_keys` and `aliases`; `None` if the file does not have the member.
+    keys: Option<Digest>,
+    aliases: Option<Digest>,
+    has_rows: bool,
+    has_pairs: bool,
+    has_version: bool,
+}
+
+/// Length and hash of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Digest {
+    length: u32,
+    hash: u64,
+}
+
+/// Lengths and hashes of the elements of a list.
+#[derive(Clone, Debug)]
+pub(super) struct Texts {
+    lengths: Arc<[u32]>,
+    hashes: Arc<[u64]>,
+}
+
+/// What differs between a file and the one before.
+pub(super) struct Difference<'t> {
+    pub(super) rows: ListDifference<'t>,
+    pub(super) pairs: ListDifference<'t>,
+    pub(super) version: Option<u64>,
+}
+
+/// What differs in a list.
+#[derive(Default)]
+pub(super) struct ListDifference<'t> {
+    pub(super) edits: Edits,
+    /// Texts of the added elements.
+    added: Vec<&'t [u8]>,
+}
+
+impl Outline {
+    /// Returns the outline of a valid file with these columns.
+    pub(super) fn of(file: &[u8], columns: Columns) -> Option<Self> {
+        // Otherwise the parser has read another text (`records::text`).
+        str::from_utf8(file).ok()?;
+        let none = || Texts { lengths: Arc::default(), hashes: Arc::default() };
+        let empty = Self {
+            hasher: RandomState::default(),
+            columns,
+            rows: none(),
+            pairs: none(),
+            keys: None,
+            aliases: None,
+            has_rows: false,
+            has_pairs: false,
+            has_version: false,
+        };
+        Scan { file, at: 0, old: None, new: empty }.read().map(|(outline, _)| outline)
+    }
+
+    /// Returns the outline of the next file and what differs from this one; `None` if that is much, or the file
+    /// must be parsed as a whole.
+    pub(super) fn follow<'t>(&self, file: &'t [u8]) -> Option<(Self, Difference<'t>)> {
+        let new = Self {
+            keys: None,
+            aliases: None,
+            has_rows: false,
+            has_pairs: false,
+            has_version: false,
+            ..self.clone()
+        };
+        let (new, difference) = Scan { file, at: 0, old: Some(self), new }.read()?;
+        let is_alike =
+            |this: &Self| (this.keys, this.aliases, this.has_rows, this.has_pairs, this.has_version);
+        (is_alike(self) == is_alike(&new)).then_some((new, difference))
+    }
+
+    fn digest(&self, text: &[u8]) -> Option<Digest> {
+        Some(Digest { length: u32::try_from(text.len()).ok()?, hash: self.hasher.hash_one(text) })
+    }
+}
+
+impl Texts {
+    pub(super) fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    fn get(&self, index: usize) -> Option<Digest> {
+        Some(Digest { length: *self.lengths.get(index)?, hash: *self.hashes.get(index)? })
+    }
+}
+
+impl ListDifference<'_> {
+    /// Returns a JSON list of the added elements.
+    pub(super) fn added(&self) -> Option<String> {
+        let mut text = Vec::from(b"[");
+        text.extend(self.added.join(&b","[..]));
+        text.push(b']');
+        String::from_utf8(text).ok()
+    }
+
+    /// Deserialises the list of the added elements.
+    pub(super) fn read<S: for<'de> serde::de::DeserializeSeed<'de, Value = V>, V>(
+        &self,
+        seed: S,
+    ) -> Option<V> {
+        read(&self.added()?, seed).ok()
+    }
+}
+
+/// Reads a file from the beginning.
+struct Scan<'o, 't> {
+    file: &'t [u8],
+    at: usize,
+    /// The outline of the file before.
+    old: Option<&'o Outline>,
+    new: Outline,
+}
+
+impl<'t> Scan<'_, 't> {
+    fn read(mut self) -> Option<(Outline, Difference<'t>)> {
+        let mut difference =
+            Difference { rows: ListDifference::default(), pairs: ListDifference::default(), version: None };
+        self.eat(b'{')?;
+        loop {
+            let name = self.word()?;
+            self.eat(b':')?;
+            let new = &self.new;
+            let (is_first, old) = match name {
+                b"record_keys" => (new.keys.is_none(), self.old.and_then(|old| old.keys)),
+                b"aliases" => (new.aliases.is_none(), self.old.and_then(|old| old.aliases)),
+                b"record_infos" => (!new.has_rows, None),
+                b"records" => (!new.has_pairs, None),
+                b"version" => (!new.has_version, None),
+                _ => return None,
+            };
+            if !is_first {
+                return None;
+            }
+            match name {
+                b"record_keys" => self.new.keys = Some(self.member(old)?),
+                b"aliases" => self.new.aliases = Some(self.member(old)?),
+                b"record_infos" => {
+                    (self.new.rows, difference.rows) = self.list(&self.new.rows.clone())?;
+                    self.new.has_rows = true;
+                }
+                b"records" => {
+                    (self.new.pairs, difference.pairs) = self.list(&self.new.pairs.clone())?;
+                    self.new.has_pairs = true;
+                }
+                _ => {
+                    difference.version = Some(self.number()?);
+                    self.new.has_version = true;
+                }
+            }
+            if !self.has_more(b'}')? {
+                break;
+            }
+        }
+        self.space();
+        (self.at == self.file.len()).then_some((self.new, difference))
+    }
+
+    /// Reads the value of a member that must be the same as before.
+    fn member(&mut self, old: Option<Digest>) -> Option<Digest> {
+        self.space();
+        let end = match old {
+            Some(old) => self.at.checked_add(old.length as usize)?,
+            None if self.old.is_some() => return None,
+            None => value_end(self.file, self.at)?,
+        };
+        let digest = self.new.digest(self.file.get(self.at..end)?)?;
+        self.at = end;
+        (old.is_none_or(|old| old == digest)).then_some(digest)
+    }
+
+    /// Reads a list and compares its elements with those of the list before.
+    fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference<'t>)> {
+        let most = self.old.map_or(usize::MAX, |_| 256.max(old.len() / 8));
+        let mut list = ListDifference::default();
+        let (mut lengths, mut hashes) = (Vec::new(), Vec::new());
+        let mut known = 0;
+        self.eat(b'[')?;
+        self.space();
+        let mut has_more = self.file.get(self.at) != Some(&b']');
+        if !has_more {
+            self.at += 1;
+        }
+        while has_more {
+            self.space();
+            if self.skip_same(old.get(known)) {
+                list.edits.keep(known);
+                known += 1;
+            } else {
+                let start = self.at;
+                // Elements are lists.
+                (self.file.get(start) == Some(&b'[')).then_some(())?;
+                self.at = value_end(self.file, start)?;
+                let text = &self.file[start..self.at];
+                let digest = self.new.digest(text)?;
+                let found = (known + 1..=known + LONGEST_RUN).find(|&index| old.get(index) == Some(digest));
+                if let Some(found) = found {
+                    list.edits.remove(known..found);
+                    list.edits.keep(found);
+                    known = found + 1;
+                } else {
+                    list.edits.add();
+                    list.added.push(text);
+                    lengths.push(digest.length);
+                    hashes.push(digest.hash);
+                }
+                if list.edits.count() > most {
+                    return None;
+                }
+            }
+            has_more = self.has_more(b']')?;
+        }
+        list.edits.remove(known..old.len());
+        if list.edits.count() > most {
+            return None;
+        }
+        let texts = Texts {
+            lengths: list.edits.apply(&old.lengths, &lengths),
+            hashes: list.edits.apply(&old.hashes, &hashes),
+        };
+        Some((texts, list))
+    }
+
+    /// Skips an element if it is this one.
+    #[inline]
+    fn skip_same(&mut self, old: Option<Digest>) -> bool {
+        let Some(Digest { length, hash }) = old else { return false };
+        let Some(text) = self.file[self.at..].get(..length as usize) else { return false };
+        let is_same = self.new.hasher.hash_one(text) == hash;
+        if is_same {
+            self.at += length as usize;
+        }
+        is_same
+    }
+
+    /// Reads a text without escapes.
+    fn word(&mut self) -> Option<&'t [u8]> {
+        self.eat(b'"')?;
+        let rest = &self.file[self.at..];
+        let end = rest.iter().position(|&byte| byte == b'"' || byte == b'\\')?;
+        self.at += end;
+        self.eat(b'"')?;
+        Some(&rest[..end])
+    }
+
+    /// Reads a number of decimal digits.
+    fn number(&mut self) -> Option<u64> {
+        self.space();
+        let rest = &self.file[self.at..];
+        let digits = &rest[..rest.iter().position(|byte| !byte.is_ascii_digit())?];
+        let is_plain = digits == b"0" || digits.first().is_some_and(|&first| first != b'0');
+        self.at += digits.len();
+        str::from_utf8(digits).ok().filter(|_| is_plain)?.parse().ok()
+    }
+
+    /// Skips white space and reads a byte.
+    fn byte(&mut self) -> Option<u8> {
+        self.space();
+        let byte = *self.file.get(self.at)?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    /// Skips white space and this byte.
+    fn eat(&mut self, byte: u8) -> Option<()> {
+        (self.byte()? == byte).then_some(())
+    }
+
+    /// Skips white space and a comma, or the end of the list or object; returns whether it was a comma.
+    fn has_more(&mut self, end: u8) -> Option<bool> {
+        match self.byte()? {
+            b',' => Some(true),
+            byte => (byte == end).then_some(false),
+        }
+    }
+
+    /// Skips white space.
+    #[inline]
+    fn space(&mut self) {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.file.get(self.at) {
+            self.at += 1;
+        }
+    }
+}
+
+/// Returns the end of the list or object that begins at `start`. Brackets are only counted.
+fn value_end(file: &[u8], start: usize) -> Option<usize> {
+    let mut depth = 0;
+    let mut at = start;
+    loop {
+        match *file.get(at)? {
+            b'[' | b'{' => {
+                depth += 1;
+                (depth <= DEEPEST).then_some(())?;
+            }
+            b']' | b'}' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            b'"' => loop {
+                at += 1;
+                match *file.get(at)? {
+                    b'"' => break,
+                    b'\\' => at += 1,
+                    _ => {}
+                }
+            },
+            _ if depth == 0 => return None,
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::super::{
+        IndexedRecords,
+        columns::{Column, Dictionary, Postings},
+        instances::InstanceIndex,
+        records::Records,
+        rows::RECORD_KEYS,
+    };
+
+    /// A file that a test edits.
+    #[derive(Clone)]
+    struct Draft {
+        keys: Vec<&'static str>,
+        rows: Vec<String>,
+        pairs: Vec<String>,
+        aliases: Vec<&'static str>,
+        version: u64,
+        /// White space between the parts.
+        space: &'static str,
+        /// Whether the rows precede the keys.
+        has_rows_first: bool,
+    }
+
+    impl Draft {
+        fn write(&self) -> Vec<u8> {
+            let Self { keys, rows, pairs, aliases, version, space, has_rows_first } = self;
+            let list = |items: &[String]| items.join(&format!(",{space}"));
+            let keys: Vec<String> = keys.iter().map(|key| format!("\"{key}\"")).collect();
+            let keys = format!("\"record_keys\":{space}[{}]", keys.join(","));
+            let rows = format!("\"record_infos\": [{}{space}]", list(rows));
+            let [first, second] = if *has_rows_first { [rows, keys] } else { [keys, rows] };
+            let (pairs, aliases) = (list(pairs), aliases.join(","));
+            format!(
+                "{{{space}\"records\":[{pairs}],{first},{second},\"version\":{version}{space},\"aliases\":{{{aliases}}}}}{space}"
+            )
+            .into_bytes()
+        }
+
+        fn edit(&mut self, random: &mut fastrand::Rng) {
+            let rows = self.rows.len();
+            match random.u8(..40) {
+                0..10 if rows > 0 => self.rows[random.usize(..rows)] = row(random),
+                10..13 => self.rows.insert(random.usize(..=rows), row(random)),
+                13..16 if rows > 0 => drop(self.rows.remove(random.usize(..rows))),
+                16..18 if rows > 1 => self.rows.swap(random.usize(..rows), random.usize(..rows)),
+                18 if rows > 0 => self.rows.push(self.rows[random.usize(..rows)].clone()),
+                19..22 if rows > 0 => {
+                    let row = random.usize(..rows);
+                    self.pairs.push(pair_of(&self.rows[row]));
+                }
+                22..25 => self.pairs.insert(random.usize(..=self.pairs.len()), pair(random)),
+                25..28 if !self.pairs.is_empty() => {
+                    let at = random.usize(..self.pairs.len());
+                    self.pairs[at] = pair(random);
+                }
+                28..31 if !self.pairs.is_empty() => {
+                    self.pairs.remove(random.usize(..self.pairs.len()));
+                }
+                31 => self.aliases.push(r#""a.b":[{"group_id":"1","root_domain":"bosh"}]"#),
+                32 => self.aliases.clear(),
+                33 => self.keys.swap(random.usize(..13), random.usize(..13)),
+                34 => self.space = if self.space.is_empty() { "\n " } else { "" },
+                35 => self.has_rows_first = !self.has_rows_first,
+                36 if rows > 0 => {
+                    const UNUSUAL: [&str; 6] =
+                        ["null", "[]", "{}", "[\"a\"]", "[1,[2],{\"b\": \"]\"}]", "\"\\u0041\""];
+                    self.rows[random.usize(..rows)] = (*random.choice(&UNUSUAL[..]).unwrap()).to_owned();
+                }
+                37 if rows > 0 => {
+                    let number = random.usize(..rows);
+                    self.rows[number] = self.rows[number].replace("10.0.", "\\u0031\\u0030.0.");
+                }
+                _ => self.version = random.u64(..),
+            }
+        }
+    }
+
+    fn row(random: &mut fastrand::Rng) -> String {
+        let id = random.u8(..12);
+        // Mostly one of few places and one of few domains.
+        let group = if random.u8(..6) == 0 { "q-odd" } else { ["web", "db"][usize::from(id % 2)] };
+        let domain = if random.u8(..12) == 0 { "other." } else { "bosh" };
+        let az = ["null", "\"z1\"", "\"z2\"", "\"\""][random.usize(..4)];
+        let groups = ["[]", "[\"1\"]", "[\"1\",\"2\"]", "[\"3\",\"1\",\"3\"]", "[\"\"]"][random.usize(..5)];
+        let ip = if random.u8(..60) == 0 { "nowhere".to_owned() } else { format!("10.0.0.{id}") };
+        let (number, index) = (random.u8(..16), random.u8(..3));
+        let agent = random.u8(..3);
+        format!(
+            r#"["i{id}","{number}","{group}",{groups},{az},"1","net","{index}","dep","{ip}","{domain}","agent-{id}-{agent}",{index}]"#
+        )
+    }
+
+    fn pair(random: &mut fastrand::Rng) -> String {
+        let text = ["i1.web.net.dep.bosh", "i2.db.net.dep.bosh", "odd", "i3.web.net.dep.other"];
+        let name = random.choice(&text[..]).unwrap();
+        let ip = if random.u8(..40) == 0 { "x".to_owned() } else { format!("10.0.0.{}", random.u8(..6)) };
+        format!(r#"["{ip}","{name}"]"#)
+    }
+
+    /// Returns the pair that a director writes for a row.
+    fn pair_of(row: &str) -> String {
+        let cells: Vec<&str> = row.split(['"', ',']).filter(|cell| !cell.is_empty()).collect();
+        match cells[..] {
+            [_, id, _, group, ..] => format!(r#"["10.0.0.9","{id}.{group}.net.dep.bosh"]"#),
+            _ => r#"["10.0.0.9","x"]"#.to_owned(),
+        }
+    }
+
+    /// Returns everything that records mean and how they are numbered.
+    fn contents(records: &IndexedRecords) -> String {
+        let mut text = String::new();
+        let InstanceIndex { id, num_id, az, az_id, network_id, agent_id, .. } = &*records.instances;
+        let index = &*records.instances;
+        let columns: [(&Column, &Postings); 6] = [
+            (id, &index.by_id),
+            (num_id, &index.by_num_id),
+            (az, &index.by_az),
+            (az_id, &index.by_az_id),
+            (network_id, &index.by_network_id),
+            (agent_id, &index.by_agent_id),
+        ];
+        let mut dictionary = |name: &str, dictionary: &Dictionary| {
+            for (symbol, string) in dictionary.iter() {
+                assert_eq!(dictionary.find(string.as_bytes()), Some(symbol), "{name}: {string}");
+                assert!(dictionary.starting_with(string.as_bytes()).contains(&symbol));
+                write!(text, "{name} {symbol} {string:?}; ").unwrap();
+            }
+        };
+        for (column, _) in columns {
+            dictionary("column", &column.dictionary);
+        }
+        dictionary("group", &index.groups);
+        dictionary("domain", &index.domains);
+        for names in [&index.places.instance_groups, &index.places.networks, &index.places.deployments] {
+            dictionary("place", names);
+        }
+        for (column, postings) in columns {
+            writeln!(text, "{:?} {postings:?}", column.values).unwrap();
+        }
+        writeln!(text, "{:?} {:?} {:?}", index.place, index.addresses, index.indexes).unwrap();
+        writeln!(text, "{:?} {:?} {:?}", index.by_place, index.by_domain, index.by_group).unwrap();
+        for row in 0..index.len() as u32 {
+            let by_index = index.indexes[row as usize].map(|number| index.rows_with_index(number));
+            write!(text, "{:?} {by_index:?} ", index.groups_of(row)).unwrap();
+        }
+        for position in &records.pairs.order {
+            let address = records.pairs.list[*position as usize].0;
+            let names: Vec<_> = records.pairs.names(index, address).collect();
+            write!(text, "\n{position} {address} {names:?}").unwrap();
+        }
+        write!(text, "\n{:?} {:?}", records.definitions, records.version).unwrap();
+        text
+    }
+
+    /// Checks that the rows that two indexes share are the same, and the only ones.
+    fn check_edits(old: &InstanceIndex, new: &InstanceIndex) {
+        let Some((removed, added)) = new.edits_since(old) else { return };
+        let kept = |index: &InstanceIndex, except: &[u32]| -> Vec<String> {
+            let rows = (0..index.len() as u32).filter(|row| !except.contains(row));
+            rows.map(|row| {
+                let instance = index.instance(row);
+                let groups: Vec<&str> = instance.group_ids().collect();
+                format!("{:?}", (index.long_form(row), instance.ip, instance.agent_id, instance.az, groups))
+            })
+            .collect()
+        };
+        assert_eq!(kept(old, removed), kept(new, added));
+    }
+
+    #[test]
+    fn edits_equal_a_complete_reading() {
+        let random = &mut fastrand::Rng::with_seed(3);
+        let (mut edited, mut shared, mut refused) = (0, 0, 0);
+        for _ in 0..60 {
+            let mut draft = Draft {
+                keys: RECORD_KEYS.to_vec(),
+                rows: (0..random.usize(..14)).map(|_| row(random)).collect(),
+                pairs: Vec::new(),
+                aliases: vec![r#""_.x":[{"group_id":"1","root_domain":"bosh","placeholder_type":"uuid"}]"#],
+                version: 1,
+                space: "",
+                has_rows_first: false,
+            };
+            draft.pairs = draft.rows.iter().map(|row| pair_of(row)).collect();
+            let mut current = IndexedRecords::from(Records::default());
+            for _ in 0..60 {
+                let before = draft.clone();
+                for _ in 0..random.usize(..4) {
+                    draft.edit(random);
+                }
+                let mut file = draft.write();
+                let is_damaged = random.u8(..8) == 0;
+                if is_damaged {
+                    let at = random.usize(..file.len());
+                    match random.u8(..4) {
+                        0 => file.truncate(at),
+                        1 => drop(file.remove(at)),
+                        2 => file[at] = *random.choice(&b"[]{},:\"\\ a\xff1"[..]).unwrap(),
+                        _ => file.insert(at, *random.choice(&b"[]{},:\"\\ a\xff1"[..]).unwrap()),
+                    }
+                    draft = before;
+                }
+                let complete = Records::parse(&file);
+                edited += u32::from(current.edited(&file).is_some());
+                match (current.next(&file), complete) {
+                    (Ok((next, warnings)), Ok((records, expected))) => {
+                        assert_eq!(warnings, expected);
+                        assert_eq!(contents(&next), contents(&records.into()), "{}", file.escape_ascii());
+                        check_edits(&current.instances, &next.instances);
+                        shared +=
+                            u32::from(std::sync::Arc::ptr_eq(&next.instances.id, &current.instances.id));
+                        current = next;
+                    }
+                    (Err(error), Err(expected)) => {
+                        assert_eq!(error, expected);
+                        refused += 1;
+                    }
+                    (next, complete) => panic!("{next:?}, {complete:?}: {}", file.escape_ascii()),
+                }
+            }
+        }
+        assert!(edited > 800 && shared > 400 && refused > 150, "{edited} {shared} {refused}");
+    }
+
+    #[test]
+    fn unchanged_rows_are_not_parsed() {
+        let rows = |count: u32, changed: u32| -> Vec<u8> {
+            let row = |number: u32| {
+                let last = if number == changed { 1 } else { 0 };
+                format!(
+                    r#"["i{number}","{number}","web",["1"],"z1","1","net","1","dep","10.{last}.0.1","bosh","a{number}",0]"#
+                )
+            };
+            let rows: Vec<String> = (0..count).map(row).collect();
+            let keys = RECORD_KEYS.map(|key| format!("\"{key}\"")).join(",");
+            format!(r#"{{"record_keys":[{keys}],"record_infos":[{}],"version":2}}"#, rows.join(","))
+                .into_bytes()
+        };
+        let first = IndexedRecords::from(Records::default());
+        let (first, _) = first.next(&rows(1_000, 0)).unwrap();
+        let file = rows(1_000, 500);
+        let (_, difference) = first.outline.as_ref().unwrap().follow(&file).unwrap();
+        // The row that has changed back, and the one that has changed now.
+        assert_eq!(difference.rows.edits.count(), 4);
+        let (second, _) = first.next(&file).unwrap();
+        assert!(std::sync::Arc::ptr_eq(&first.instances.agent_id, &second.instances.agent_id));
+        assert!(std::sync::Arc::ptr_eq(&first.instances.by_group, &second.instances.by_group));
+        assert_eq!(second.instances.edits_since(&first.instances), Some((&[0, 500][..], &[0, 500][..])));
+        let (third, _) = second.next(&rows(1_001, 500)).unwrap();
+        assert_eq!(third.instances.edits_since(&second.instances), Some((&[][..], &[1_000][..])));
+    }
+}
