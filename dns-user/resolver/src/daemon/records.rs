@@ -103,7 +103,8 @@ impl CatalogFiles {
 
     /// Reads records.json if it may have changed; returns the records if they are valid.
     fn read_records(&mut self, reading: Reading) -> Option<NewRecords> {
-        let (contents, parsed) = self.records.parsed(reading, parse_records)?;
+        let Self { records, good_records, .. } = self;
+        let (contents, parsed) = records.parsed(reading, |files| parse_records(good_records, files))?;
         let files = contents.paths();
         match parsed.whole() {
             Ok(parsed) => Some(NewRecords { files, parsed }),
@@ -131,7 +132,7 @@ impl CatalogFiles {
         }
         let mut record_files = None;
         if let Some(NewRecords { files, parsed: (records, rows) }) = records {
-            self.good_records = records.into();
+            self.good_records = records;
             record_files = Some((files, rows));
         }
         let (snapshot, skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
@@ -180,17 +181,18 @@ struct NewRecords {
     parsed: ParsedRecords,
 }
 
-type ParsedRecords = (Records, Vec<RowWarning>);
+type ParsedRecords = (IndexedRecords, Vec<RowWarning>);
 
-/// Parses records.json; empty records if no file is configured.
-fn parse_records(files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {
+/// Parses records.json, which follows the file of `good`; empty records if no file is configured.
+fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {
+    let empty = || (Records::default().into(), Vec::new());
     let parsed = files.first().map_or_else(
-        || Ok(ParsedRecords::default()),
-        |(file, bytes)| Records::parse(bytes).map_err(|error| ConfigError::of_file(*file, error.to_string())),
+        || Ok(empty()),
+        |(file, bytes)| good.next(bytes).map_err(|error| ConfigError::of_file(*file, error.to_string())),
     );
     match parsed {
         Ok(valid) => ParsedFiles { valid, errors: Vec::new() },
-        Err(error) => ParsedFiles { valid: ParsedRecords::default(), errors: vec![error] },
+        Err(error) => ParsedFiles { valid: empty(), errors: vec![error] },
     }
 }
 
