@@ -17,7 +17,7 @@ use super::{
         counters::CounterPages,
         index::{IndexMemory, map_index},
         layout::read_name,
-        store::{EntryMemory, map_entries},
+        store::{EntryMemory, map_entries, map_new_entries},
     },
     object::SHARED_MAPS,
     observe::Ring,
@@ -54,10 +54,10 @@ impl Memory {
         let [index, entries, answer_names, answer_entries, control, counters, tap] = maps;
         let mapped =
             |what: &'static str| move |error| FastPathError::Io { what: format!("mapping {what}"), error };
-        let store = map_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
+        let store = map_new_entries(entries.fd.as_fd(), entries.shape).map_err(mapped(names::ENTRIES))?;
         let store = Arc::new(store);
         let index = map_index(index.fd.as_fd(), index.shape, store.clone()).map_err(mapped(names::NAMES))?;
-        let answers = map_entries(answer_entries.fd.as_fd(), answer_entries.shape)
+        let answers = map_new_entries(answer_entries.fd.as_fd(), answer_entries.shape)
             .map_err(mapped(names::ANSWER_ENTRIES))?;
         let answers = Arc::new(answers);
         let answer_index = map_index(answer_names.fd.as_fd(), answer_names.shape, answers.clone())

@@ -196,6 +196,7 @@ impl Programs {
                 loader.load_forwarded(program);
                 // Reading the object and the kernel's types leaves 2 MB free in the allocator.
                 memory::give_back();
+                memory::forget_start();
             }
         })?;
         Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })

@@ -6,12 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    os::fd::BorrowedFd,
-    sync::atomic::Ordering,
+    ops::Range,
+    os::fd::{AsRawFd as _, BorrowedFd, OwnedFd},
+    ptr,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
-use memmap2::MmapRaw;
+use memmap2::{MmapMut, MmapRaw};
 
 use super::{Shape, map_shared, words::Words};
 
@@ -176,17 +178,66 @@ pub(crate) fn cells(size: usize) -> u32 {
 #[derive(Debug)]
 pub(crate) struct EntryMemory<W = MmapRaw> {
     words: W,
+    /// `None` if everything is mapped.
+    windows: Option<Windows>,
+}
+
+/// The parts of the store, each mapped when the first entry is written to it: the kernel counts all of a mapped
+/// array as resident, also what was never touched. The rest reads as zeros.
+#[derive(Debug)]
+struct Windows {
+    map: OwnedFd,
+    /// Address and size of the memory that they are parts of.
+    base: usize,
+    size: usize,
+    are_mapped: Box<[AtomicBool]>,
+}
+
+/// Size of a window in bytes, of whole pages of any size.
+const WINDOW: usize = 256 << 10;
+
+impl Windows {
+    /// Maps the windows that hold these bytes of the store, unless they are mapped.
+    fn map(&self, bytes: Range<usize>) -> io::Result<()> {
+        for window in bytes.start / WINDOW..bytes.end.div_ceil(WINDOW) {
+            if self.are_mapped[window].load(Ordering::Relaxed) {
+                continue;
+            }
+            let start = window * WINDOW;
+            let length = WINDOW.min(self.size - start);
+            let offset = libc::off_t::try_from(start).map_err(io::Error::other)?;
+            let access = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+            // SAFETY: replaces pages inside the anonymous mapping that `EntryMemory` owns and unmaps as a whole. They
+            // were never written to, so a concurrent reader finds zeros or what the array holds.
+            let mapped = unsafe {
+                let address = ptr::with_exposed_provenance_mut(self.base + start);
+                libc::mmap(address, length, access.0, access.1, self.map.as_raw_fd(), offset)
+            };
+            if mapped == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            self.are_mapped[window].store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 impl<W: Words> EntryMemory<W> {
     /// Creates a store in memory of whole chunks.
     pub(crate) fn new(words: W) -> Self {
         assert!(words.bytes().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
-        Self { words }
+        Self { words, windows: None }
     }
 
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
+    }
+
+    /// Maps the part of the store into which an entry of `size` bytes is to be written.
+    pub(crate) fn prepare(&self, location: Location, size: usize) -> io::Result<()> {
+        let Some(windows) = &self.windows else { return Ok(()) };
+        let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
+        windows.map(start..(start + size).min(self.words.bytes()))
     }
 
     /// Writes an entry's words to allocated cells, to which the index does not point yet, so no
@@ -239,13 +290,27 @@ impl<W: Words> EntryMemory<W> {
 
 /// Maps the store, which has one chunk per element of the map.
 pub(crate) fn map_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
-    let Shape { value_size, elements: chunks } = shape;
+    Ok(EntryMemory::new(map_shared(map, bytes(shape)?)?))
+}
+
+/// Like [`map_entries`], for an empty store: maps only what [`EntryMemory::prepare`] asks for.
+pub(crate) fn map_new_entries(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
+    let size = bytes(shape)?;
+    let are_mapped = (0..size.div_ceil(WINDOW)).map(|_| AtomicBool::new(false)).collect();
+    let memory = MmapRaw::from(MmapMut::map_anon(size)?);
+    let base = memory.as_mut_ptr().expose_provenance();
+    let windows = Windows { map: map.try_clone_to_owned()?, base, size, are_mapped };
+    Ok(EntryMemory { windows: Some(windows), ..EntryMemory::new(memory) })
+}
+
+/// Returns the size of the store.
+fn bytes(Shape { value_size, elements: chunks }: Shape) -> io::Result<usize> {
     if value_size as usize != CHUNK_SIZE {
         return Err(io::Error::other(format!(
             "the store's chunks have {value_size} bytes, not {CHUNK_SIZE}"
         )));
     }
-    Ok(EntryMemory::new(map_shared(map, chunks as usize * CHUNK_SIZE)?))
+    Ok(chunks as usize * CHUNK_SIZE)
 }
 
 #[cfg(test)]

@@ -723,6 +723,9 @@ impl Worker {
         self.flushes = std::mem::take(&mut self.later_flushes);
         // Building and installing a snapshot briefly takes 10 to 20 MB at 10,000 instances.
         dns_kit::memory::give_back();
+        if *self.installed.borrow() == 1 {
+            dns_kit::memory::forget_start();
+        }
     }
 
     /// Notifies the waiting callers that all their earlier requests are in the map.

@@ -94,7 +94,7 @@ impl<W: Words> EntryStore<W> {
 
     /// Writes an entry to its allocated cells and points the index to it, in place of an older
     /// entry. The older entry stays intact until the grace period ends, for program runs that have
-    /// already found it. If the index is full, the cells are freed.
+    /// already found it. If the index is full, or the memory cannot be mapped, the cells are freed.
     pub(crate) fn write(
         &mut self,
         new: Placed,
@@ -102,6 +102,10 @@ impl<W: Words> EntryStore<W> {
         old: Option<(Location, usize)>,
     ) -> Result<(), Full> {
         let Placed { key, location, size } = new;
+        if self.memory.prepare(location, size).is_err() {
+            self.allocator.free(location, size);
+            return Err(Full);
+        }
         self.memory.write(location, words);
         if let Err(full) = self.index.set(key, location, old.map(|(location, _)| location)) {
             self.allocator.free(location, size);
