@@ -9,7 +9,6 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, resolve},
 };
-use serde_json::Value;
 
 use crate::fleet::Fleet;
 
@@ -81,21 +80,23 @@ impl Foundation {
 
     /// Moves the first instance to the address `to`, and increments the version of the records.
     pub fn recreate_one(&mut self, to: Ipv4Addr) -> Result<Change> {
-        let mut records: Value = serde_json::from_slice(&self.records)?;
-        let column = |name: &str| records["record_keys"].as_array()?.iter().position(|key| key == name);
-        let (Some(ip), Some(groups), Some(domain)) = (column("ip"), column("group_ids"), column("domain"))
-        else {
-            anyhow::bail!("the records lack one of the columns ip, group_ids, domain");
-        };
-        let row = records["record_infos"].get_mut(0).context("the records hold no instance")?;
-        let group = row[groups][0].as_str().context("the first instance is in no group")?;
-        let name = format!("q-s0.q-g{group}.{}.", row[domain].as_str().unwrap_or_default());
-        let from = row[ip].as_str().unwrap_or_default().to_owned();
-        row[ip] = to.to_string().into();
-        if let Some(version) = records["version"].as_u64() {
-            records["version"] = (version + 1).into();
+        self.recreate(0, to)
+    }
+
+    /// Moves an instance to the address `to`, and increments the version of the records. The rest of the file
+    /// stays as it is, as when a director writes it.
+    pub fn recreate(&mut self, row: u32, to: Ipv4Addr) -> Result<Change> {
+        let instance = self.snapshot.instance(row).context("the records hold no such instance")?;
+        let group = instance.group_ids().next().context("the instance is in no group")?;
+        let name = format!("q-s0.q-g{group}.{}", instance.domain);
+        let from = instance.ip.context("the instance has no address")?.to_string();
+        let text = str::from_utf8(&self.records).context("records.json")?;
+        let mut text = text.replace(&format!("\"{from}\""), &format!("\"{to}\""));
+        if let Some(version) = self.snapshot.version() {
+            let [old, new] = [version, version + 1].map(|version| format!("\"version\":{version}"));
+            text = text.replacen(&old, &new, 1);
         }
-        let changed = Self::parse(serde_json::to_vec(&records)?, self.aliases.take())?;
+        let changed = Self::parse(text.into_bytes(), self.aliases.take())?;
         *self = Self { max_names: self.max_names, ..changed };
         Ok(Change { name, from, to })
     }

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use bosh_dns_xdp_benches::{
-    cpu::map_memory,
+    cpu::{CpuTime, map_memory},
     foundation::{Change, Foundation},
     lab::{CLIENT_CPU, Lab, SERVER_ADDRESS},
     report::Rounds,
@@ -55,9 +55,18 @@ pub(crate) fn footprint(plan: &Plan, subject: &Subject, table: &mut Table) -> Re
         let mebibytes = |bytes: u64| Rounds(vec![bytes as f64 / f64::from(1 << 20)]);
         let maps = if has_fast_path { mebibytes(map_memory(process)?) } else { Rounds::default() };
         let resident = mebibytes(process::memory(process, "VmRSS")?);
-        table.put(&subject.label(), point, &[Rounds(vec![start]), resident, maps]);
+        let Running::Server(server) = &cell.running else { bail!("ours is a server") };
+        let shares = server.processes()?.into_iter().map(proportional_set_size).sum::<Result<u64>>()?;
+        table.put(&subject.label(), point, &[Rounds(vec![start]), resident, mebibytes(shares), maps]);
     }
     Ok(())
+}
+
+/// Returns the memory of a process in bytes, with its share of the pages that others use, too.
+fn proportional_set_size(process: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
+    Ok(line.context("no Pss in smaps_rollup")?.parse::<u64>()? << 10)
 }
 
 /// Queries `name` until a reply arrives that no socket of the server has caused.
@@ -105,50 +114,87 @@ fn datagrams_received(process: u32) -> Result<u64> {
 //----------- Reload ---------------------------------------------------------
 
 /// Sizes of the foundation in instances.
-pub(crate) const RELOAD_SIZES: [usize; 2] = [1_000, 10_000];
+pub(crate) const RELOAD_SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 
-/// Time from new records to the first new answer, and the slowest query meanwhile.
+/// Time from new records to the first new answer, for a name that is queried all the time and one that was never
+/// queried; the slowest query meanwhile; and CPU time.
 pub(crate) fn reload(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
     let reloads: u8 = if plan.quick { 3 } else { 9 };
     for (point, size) in RELOAD_SIZES.into_iter().enumerate() {
         let mut foundation = Foundation::generate(size)?;
         let mut seen = Vec::new();
+        let mut cold = Vec::new();
         if let Subject::Peer(peer) = subject {
+            // Their zones of the largest foundation take minutes.
+            if size > 10_000 {
+                continue;
+            }
             let lab = Lab::plain()?;
             let running = peer.start(&lab, &foundation.entries(usize::MAX))?;
             for turn in 1..=reloads {
                 let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
                 running.write_names(&foundation.entries(usize::MAX))?;
-                seen.push(watch(&lab, &change, || running.signal_reload())?);
+                seen.push(watch(&lab, &[], &change, || running.signal_reload())?);
             }
         } else {
             let cell = Cell::begin(Lab::plain()?, subject, &foundation, 0)?;
             wait_for_fast_path(&cell.lab.server)?;
             let Running::Server(server) = &cell.running else { bail!("ours is a server") };
             let file = server.folder.path().join("records.json");
+            let processes = server.processes()?;
             for turn in 1..=reloads {
-                let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
-                let next = file.with_extension("next");
-                fs::write(&next, &foundation.records)?;
-                seen.push(watch(&cell.lab, &change, || Ok(fs::rename(&next, &file)?))?);
+                for is_hot in [true, false] {
+                    let to = Ipv4Addr::new(10, 255, 253 + u8::from(is_hot), turn);
+                    // Far enough apart to be in different groups.
+                    let row = if is_hot { 0 } else { u32::from(turn) * 100 };
+                    let change = foundation.recreate(row, to)?;
+                    let next = file.with_extension("next");
+                    fs::write(&next, &foundation.records)?;
+                    let rename = || Ok(fs::rename(&next, &file)?);
+                    let times = watch(&cell.lab, &processes, &change, rename)?;
+                    if is_hot { seen.push(times) } else { cold.push(times) }
+                }
             }
         }
-        let [first, slowest] =
-            [0, 1].map(|column| Rounds(seen.iter().map(|times: &[f64; 2]| times[column]).collect()));
-        table.put(&subject.label(), point, &[first, slowest]);
+        let column = |list: &[Times], value: fn(&Times) -> f64| Rounds(list.iter().map(value).collect());
+        let milliseconds = [
+            column(&seen, |times| times.first),
+            column(&cold, |times| times.first),
+            column(&seen, |times| times.slowest),
+            column(&cold, |times| times.cpu),
+        ];
+        table.put(&subject.label(), point, &milliseconds);
     }
     Ok(())
 }
 
-/// Makes a change and queries the changed name until the answer is the new one; returns that time, and
-/// the slowest of all consecutive replies, in milliseconds.
-fn watch(lab: &Lab, change: &Change, make: impl FnOnce() -> Result<()> + Send) -> Result<[f64; 2]> {
-    /// Pause before the change, in which slower work on the previous one ends. Longer than the tenth
-    /// of a second in which the serial of the peers' zones is counted.
-    const PAUSE: Duration = Duration::from_millis(500);
+/// Times of a reload in milliseconds.
+struct Times {
+    /// Until the first new answer.
+    first: f64,
+    /// The slowest of all consecutive replies.
+    slowest: f64,
+    /// CPU time within two seconds, without that of two idle ones.
+    cpu: f64,
+}
+
+/// Makes a change and queries the changed name until the answer is the new one.
+fn watch(
+    lab: &Lab,
+    processes: &[u32],
+    change: &Change,
+    make: impl FnOnce() -> Result<()> + Send,
+) -> Result<Times> {
+    /// Pause before the change, in which slower work on the previous one ends, and the CPU time of an idle server
+    /// is measured. Longer than the tenth of a second in which the serial of the peers' zones is counted.
+    const PAUSE: Duration = Duration::from_secs(2);
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
     thread::sleep(PAUSE);
+    let before = CpuTime::of_processes(processes)?;
+    thread::sleep(PAUSE);
+    let idle = CpuTime::of_processes(processes)? - before;
     let query = client::query(&change.name, RecordType::A, Some(1232))?.to_vec()?;
-    let ask = || -> Result<[f64; 2]> {
+    let ask = || -> Result<[Duration; 2]> {
         let socket = socket()?;
         let mut buffer = [0; 4096];
         let mut slowest = Duration::ZERO;
@@ -169,11 +215,15 @@ fn watch(lab: &Lab, change: &Change, make: impl FnOnce() -> Result<()> + Send) -
             slowest = slowest.max(sent.elapsed());
             let reply = Message::from_vec(&buffer[..length])?;
             if client::addresses(&reply).contains(&IpAddr::V4(change.to)) {
-                return Ok([started.elapsed(), slowest].map(|time| time.as_secs_f64() * 1e3));
+                return Ok([started.elapsed(), slowest]);
             }
             ensure!(started.elapsed() < LIMIT, "{} did not change within {LIMIT:?}", change.name);
         }
     };
+    let before = CpuTime::of_processes(processes)?;
     // On a separate CPU: a client that queries without a pause would take half of the server's.
-    lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
+    let [first, slowest] = lab.client.run(|| on_cpu(CLIENT_CPU, ask))??;
+    thread::sleep(PAUSE);
+    let cpu = (CpuTime::of_processes(processes)? - before).saturating_sub(idle);
+    Ok(Times { first: milliseconds(first), slowest: milliseconds(slowest), cpu: milliseconds(cpu) })
 }

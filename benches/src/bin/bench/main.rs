@@ -247,8 +247,9 @@ static PARTS: [Part; 11] = [
         points: |plan| life::sizes(plan).into_iter().map(|size| number(size as f64)).collect(),
         ordered: true,
         quantities: &[
-            ("Start-up by size", "ms"),
-            ("Resident memory of the process by size", "MiB"),
+            ("Start-up by size (target with the fast path: 50)", "ms"),
+            ("Resident memory of the server by size (target at 10,000: 35)", "MiB"),
+            ("Memory of server and attacher by size, PSS (target at 10,000: 30)", "MiB"),
             ("Memory of the BPF maps by size", "MiB"),
         ],
         subjects: |_| vec![Subject::Ours("tc"), Subject::Ours("off")],
@@ -256,15 +257,22 @@ static PARTS: [Part; 11] = [
     },
     Part {
         name: "reload",
-        about: "One instance gets another address, and one client queries its name continuously. This server: \
+        about: "One instance gets another address, and one client queries its name continuously: a name that it \
+                queries at every reload (hot), or one that was never queried before (cold). This server: \
                 records.json is renamed into place and noticed. Peers: the zone files are already in place and \
-                SIGHUP is sent; writing and noticing them is not counted.",
+                SIGHUP is sent; writing and noticing them is not counted. CPU time is that of all processes within \
+                two seconds, without that of two idle ones.",
         axis: "instances",
         points: |_| life::RELOAD_SIZES.map(|size| number(size as f64)).to_vec(),
         ordered: true,
         quantities: &[
-            ("From new records to the first new answer", "ms"),
+            ("From new records to the first new answer, hot name (target: 3 at 10,000, 10 at 100,000)", "ms"),
+            (
+                "From new records to the first new answer, cold name (target: 3 at 10,000, 10 at 100,000)",
+                "ms",
+            ),
             ("Slowest query during that reload", "ms"),
+            ("CPU time of a reload (target: 10)", "ms"),
         ],
         subjects: |_| vec![Subject::Ours("tc"), Subject::Peer(Peer::Knot), Subject::Peer(Peer::Nsd)],
         measure: Measure::Each(life::reload),
