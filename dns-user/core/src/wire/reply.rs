@@ -171,12 +171,14 @@ fn write_addresses(
         out.extend_from_slice(owner);
         match v4.get(position) {
             Some(address) => {
-                out.extend_from_slice(&const { fixed_fields(TYPE_A, 4) });
-                out.extend_from_slice(&address.octets());
+                let mut record = const { record::<{ FIXED_LEN + 4 }>(TYPE_A) };
+                record[FIXED_LEN..].copy_from_slice(&address.octets());
+                out.extend_from_slice(&record);
             }
             None => {
-                out.extend_from_slice(&const { fixed_fields(TYPE_AAAA, 16) });
-                out.extend_from_slice(&v6[position - v4.len()].octets());
+                let mut record = const { record::<{ FIXED_LEN + 16 }>(TYPE_AAAA) };
+                record[FIXED_LEN..].copy_from_slice(&v6[position - v4.len()].octets());
+                out.extend_from_slice(&record);
             }
         }
         written += 1;
@@ -226,11 +228,14 @@ pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
     reply[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
-/// Encodes TYPE, CLASS, TTL 0 and RDLENGTH.
-const fn fixed_fields(kind: u16, data_len: u8) -> [u8; FIXED_LEN] {
-    let [type_high, type_low] = kind.to_be_bytes();
-    let [class_high, class_low] = CLASS_IN.to_be_bytes();
-    [type_high, type_low, class_high, class_low, 0, 0, 0, 0, 0, data_len]
+/// Encodes TYPE, CLASS, TTL 0 and RDLENGTH, with room for the RDATA.
+const fn record<const LEN: usize>(kind: u16) -> [u8; LEN] {
+    let mut record = [0; LEN];
+    [record[0], record[1]] = kind.to_be_bytes();
+    [record[2], record[3]] = CLASS_IN.to_be_bytes();
+    // 4 or 16.
+    record[FIXED_LEN - 1] = (LEN - FIXED_LEN) as u8;
+    record
 }
 
 /// Returns the owner of the answers: a pointer to the question's name, or the root itself, which is

@@ -65,24 +65,30 @@ impl<'a> Remembered<'a> {
     }
 }
 
-/// A name in lower case, on the stack.
+/// A name in lower case. The buffer is reused for all queries of a worker.
 pub(super) struct LowerName {
     /// The buffer; only the first `len` bytes are used.
     bytes: [u8; MAX_NAME_LEN],
     len: usize,
 }
 
+impl Default for LowerName {
+    fn default() -> Self {
+        Self { bytes: [0; MAX_NAME_LEN], len: 0 }
+    }
+}
+
 impl LowerName {
     /// Lower-cases a wire-format name of at most 255 bytes. Longer names are truncated and
     /// therefore equal no name.
     #[inline]
-    pub(super) fn new(raw_name: &[u8]) -> Self {
-        let mut bytes = [0; MAX_NAME_LEN];
+    pub(super) fn set(&mut self, raw_name: &[u8]) {
         let len = raw_name.len().min(MAX_NAME_LEN);
-        bytes[..len].copy_from_slice(&raw_name[..len]);
+        let bytes = &mut self.bytes[..len];
+        bytes.copy_from_slice(&raw_name[..len]);
         // Length bytes are at most 63, and so never letters.
-        bytes[..len].make_ascii_lowercase();
-        Self { bytes, len }
+        bytes.make_ascii_lowercase();
+        self.len = len;
     }
 
     #[inline]
@@ -329,7 +335,9 @@ mod tests {
 
     /// Returns the name `text` as a client may send it.
     fn name(text: &str) -> LowerName {
-        LowerName::new(&Name::from_text(text).unwrap().as_wire().to_ascii_uppercase())
+        let mut name = LowerName::default();
+        name.set(&Name::from_text(text).unwrap().as_wire().to_ascii_uppercase());
+        name
     }
 
     fn generation(state: u64, health: u64) -> Generation {

@@ -123,8 +123,16 @@ impl fmt::Debug for Arrivals {
 pub(super) struct ArrivalCounter {
     /// This worker's counts, and the counts of all; `None` if nothing is counted.
     pairs: Option<(WorkerPairs, Arc<Shared>)>,
-    /// The datagrams of the current batch; the flag is set if one was answered immediately.
-    batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
+    /// The datagrams of the current batch, as runs from one client to one pair.
+    batch: Vec<Run>,
+}
+
+/// Consecutive datagrams from one client to one endpoint through one interface.
+struct Run {
+    pair: (u32, SocketAddr),
+    client: IpAddr,
+    /// Those answered immediately.
+    answered: u32,
 }
 
 impl ArrivalCounter {
@@ -140,8 +148,13 @@ impl ArrivalCounter {
 
     /// Counts a datagram from `client` that arrived at an endpoint through an interface.
     pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
-        if self.pairs.is_some() {
-            self.batch.push((ifindex, endpoint, client, answered));
+        if self.pairs.is_none() {
+            return;
+        }
+        let (pair, answered) = ((ifindex, endpoint), u32::from(answered));
+        match self.batch.last_mut() {
+            Some(run) if run.pair == pair && run.client == client => run.answered += answered,
+            _ => self.batch.push(Run { pair, client, answered }),
         }
     }
 
@@ -153,17 +166,21 @@ impl ArrivalCounter {
         }
         let is_awaited = shared.is_awaited.load(Ordering::Relaxed);
         let mut pairs = pairs.0.lock();
-        for (ifindex, endpoint, client, answered) in self.batch.drain(..) {
-            if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&(ifindex, endpoint)) {
+        for runs in self.batch.chunk_by(|one, next| one.pair == next.pair) {
+            let Some(&Run { pair, .. }) = runs.first() else { continue };
+            if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&pair) {
                 continue;
             }
-            let seen = pairs.entry((ifindex, endpoint)).or_default();
-            seen.queries = seen.queries.saturating_add(u32::from(answered));
-            seen.add_client(client);
+            let seen = pairs.entry(pair).or_default();
+            for &Run { pair: _, client, answered } in runs {
+                seen.queries = seen.queries.saturating_add(answered);
+                seen.add_client(client);
+            }
             if is_awaited && seen.queries >= EVIDENCE && shared.is_awaited.swap(false, Ordering::Relaxed) {
                 shared.evidence.notify_one();
             }
         }
+        self.batch.clear();
     }
 }
 

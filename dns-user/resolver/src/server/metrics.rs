@@ -280,6 +280,19 @@ const SIZES: [f64; 14] = [
     0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16_000.0, 32_000.0, 48_000.0,
     64_000.0,
 ];
+/// The same bounds in nanoseconds and bytes, to find a bucket without floating point.
+const DURATIONS_NS: [u64; DURATIONS.len()] = scaled(DURATIONS, 1e9);
+const SIZES_BYTES: [u64; SIZES.len()] = scaled(SIZES, 1.0);
+
+const fn scaled<const BOUNDS: usize>(bounds: [f64; BOUNDS], factor: f64) -> [u64; BOUNDS] {
+    let mut whole = [0; BOUNDS];
+    let mut at = 0;
+    while at < BOUNDS {
+        whole[at] = (bounds[at] * factor + 0.5) as u64;
+        at += 1;
+    }
+    whole
+}
 
 /// Counters of one writer, in cache lines (and pairs of lines, which CPUs prefetch) that nothing else uses.
 #[repr(align(128))]
@@ -350,9 +363,9 @@ impl Stripe {
         if dnssec_ok {
             self.add(&self.dnssec_ok, 1);
         }
-        self.put(&self.durations, &DURATIONS, took.as_secs_f64(), took.as_nanos() as u64);
-        self.put(&self.query_sizes[transport], &SIZES, query_len as f64, query_len as u64);
-        self.put(&self.reply_sizes[transport], &SIZES, reply_len as f64, reply_len as u64);
+        self.put(&self.durations, &DURATIONS_NS, took.as_nanos() as u64);
+        self.put(&self.query_sizes[transport], &SIZES_BYTES, query_len as u64);
+        self.put(&self.reply_sizes[transport], &SIZES_BYTES, reply_len as u64);
     }
 
     /// Counts messages without a reply.
@@ -361,16 +374,10 @@ impl Stripe {
     }
 
     /// Adds `value` to its bucket.
-    fn put<const BOUNDS: usize>(
-        &self,
-        buckets: &Buckets<BOUNDS>,
-        bounds: &[f64; BOUNDS],
-        value: f64,
-        summand: u64,
-    ) {
+    fn put<const BOUNDS: usize>(&self, buckets: &Buckets<BOUNDS>, bounds: &[u64; BOUNDS], value: u64) {
         let bucket = bounds.iter().position(|bound| value <= *bound);
         self.add(bucket.map_or(&buckets.over, |bucket| &buckets.counts[bucket]), 1);
-        self.add(&buckets.sum, summand);
+        self.add(&buckets.sum, value);
     }
 
     #[inline]

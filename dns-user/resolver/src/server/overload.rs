@@ -112,7 +112,9 @@ impl QueueWatch {
 
     /// Counts a datagram taken from the queue, regardless of its content.
     pub(super) fn took(&mut self, client: IpAddr) {
-        self.taken[bucket(client)] += 1;
+        if self.overload.0.is_some() {
+            self.taken[bucket(client)] += 1;
+        }
     }
 
     /// Ends a batch. `is_full`: it had the maximum size, so more datagrams may be queued.

@@ -135,6 +135,8 @@ pub(super) struct Worker {
     runtime: Handle,
     /// Answers from the current records.
     cache: AnswerCache,
+    /// The name of the current query.
+    name: LowerName,
     /// Number of workers.
     workers: usize,
     shuffle: Shuffle,
@@ -156,6 +158,7 @@ impl Worker {
             socket,
             runtime: Handle::current(),
             cache: AnswerCache::new(workers),
+            name: LowerName::default(),
             workers,
             shuffle: Shuffle::default(),
             near: NearClients::default(),
@@ -205,7 +208,7 @@ impl Worker {
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
                 // Even an unreadable datagram has occupied the queue.
-                self.queue.took(socket_address(datagram.peer).ip());
+                self.queue.took(datagram.client.ip());
                 // A defect triggered by one query must not cost other queries their replies.
                 if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
                     tracing::error!(
@@ -216,7 +219,7 @@ impl Worker {
                 }
                 if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len) {
                     let endpoint = SocketAddr::new(address, self.socket.port);
-                    let client = socket_address(datagram.peer).ip().to_canonical();
+                    let client = datagram.client.ip().to_canonical();
                     self.arrivals.arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
                 }
             }
@@ -238,7 +241,7 @@ impl Worker {
             Parsed::Query(query) => query,
             Parsed::Reply(reply) => {
                 *datagram.reply = reply;
-                let client = socket_address(datagram.peer);
+                let client = datagram.client;
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(datagram.query, client.ip(), datagram.reply);
                 self.handler.observe_unreadable(
@@ -256,11 +259,11 @@ impl Worker {
                 return;
             }
         };
-        query.client = Some(socket_address(datagram.peer).ip().to_canonical());
+        query.client = Some(datagram.client.ip().to_canonical());
         query.echo_client_opt = self.handler.options.compat.echo_opt;
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
-            if !self.near.holds(socket_address(datagram.peer).ip(), ifindex)
+            if !self.near.holds(datagram.client.ip(), ifindex)
                 && !self.handler.options.cookies.is_proved(&query)
             {
                 query.max_udp_reply = most.into();
@@ -273,8 +276,7 @@ impl Worker {
                 None => return,
             },
         };
-        let client = socket_address(datagram.peer);
-        self.handler.observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
+        self.handler.observe(&self.stripe, datagram.client, Transport::Udp, &query, datagram.reply, by, took);
     }
 
     /// Answers a local name from the worker's cache.
@@ -284,9 +286,10 @@ impl Worker {
             return None;
         }
         let server_state = &self.handler.server_state;
-        let remembered = self.cache.get(&LowerName::new(query.question.raw_name), |instances, changes| {
-            server_state.has_health_changed(instances, changes)
-        })?;
+        self.name.set(query.question.raw_name);
+        let remembered = self
+            .cache
+            .get(&self.name, |instances, changes| server_state.has_health_changed(instances, changes))?;
         let (Remembered { name, answer, .. }, tracked) = (remembered, remembered.tracked());
         if !server_state.asked_again(name, answer.existence, tracked, query.client) {
             return None;
@@ -309,12 +312,12 @@ impl Worker {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
                 {
-                    let name = LowerName::new(query.question.raw_name);
+                    self.name.set(query.question.raw_name);
                     let server_state = &self.handler.server_state;
                     if let Some(dependence) =
                         server_state.dependence(&query.question.name(), &resolution.checks)
                     {
-                        self.cache.insert(&name, resolution.answer(), &dependence);
+                        self.cache.insert(&self.name, resolution.answer(), &dependence);
                     }
                 }
                 Some(by)
@@ -334,13 +337,12 @@ impl Worker {
 
     /// Starts a query that must wait; a task sends the reply.
     fn hand_over(&self, deferred: Deferred, datagram: &Datagram<'_>, received: Instant, place: WaitingPlace) {
-        let path = ReturnPath::of(datagram);
+        let (path, client) = (ReturnPath::of(datagram), datagram.client);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         poll_then_spawn(&self.runtime, async move {
             // Held until the reply is sent, so that shutdown waits for it.
             let _place = place;
             let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
-            let client = socket_address(&path.peer);
             let stripe = handler.metrics.tasks();
             let query = deferred.query.as_query();
             handler.observe(stripe, client, Transport::Udp, &query, &reply, deferred.by, received.elapsed());
@@ -404,6 +406,8 @@ struct Datagram<'a> {
     /// Buffer for the reply; nothing is sent if it stays empty.
     reply: &'a mut Vec<u8>,
     peer: &'a libc::sockaddr_storage,
+    /// The same address, converted once for all uses.
+    client: SocketAddr,
     /// The control messages received with it.
     control: &'a ControlMessages,
     control_len: usize,
@@ -437,7 +441,7 @@ impl Batch {
         self.incoming.datagrams(count).zip(&mut self.replies).map(|(datagram, reply)| {
             let mmsg::Datagram { bytes, peer, control, control_len } = datagram;
             reply.clear();
-            Datagram { query: bytes, reply, peer, control, control_len }
+            Datagram { query: bytes, reply, peer, client: socket_address(peer), control, control_len }
         })
     }
 
