@@ -78,16 +78,38 @@ fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> i
     // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
     // a first bind without it detects that server.
     drop(udp_socket(address, only_v6, false)?);
-    (0..workers)
-        .map(|_| {
-            let socket = udp_socket(address, only_v6, true)?;
-            if told {
-                ask_for_destination(&socket, address.ip())?;
-            }
-            grow_buffers(&socket);
-            Ok(udp::Socket::new(socket.into(), told, address.port()))
-        })
-        .collect()
+    let bind = |_| -> io::Result<Socket> {
+        let socket = udp_socket(address, only_v6, true)?;
+        if told {
+            ask_for_destination(&socket, address.ip())?;
+        }
+        grow_buffers(&socket);
+        Ok(socket)
+    };
+    let sockets = (0..workers).map(bind).collect::<io::Result<Vec<_>>>()?;
+    if let [first, _, ..] = &sockets[..] {
+        // Otherwise the kernel distributes clients by a hash of their addresses.
+        let _by_hash = steer_by_cpu(first, workers);
+    }
+    Ok(sockets.into_iter().map(|socket| udp::Socket::new(socket.into(), told, address.port())).collect())
+}
+
+/// Lets the kernel deliver each datagram to the socket with the number of the CPU that received it, of
+/// `count` sockets that share a port with this one. A client on this machine is received on its own CPU,
+/// so its worker runs there as well, and no other CPU must be woken up.
+fn steer_by_cpu(socket: &Socket, count: usize) -> io::Result<()> {
+    /// Kernel 4.5.
+    const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
+    let instruction = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    // The number of the CPU modulo `count`. A socket that has been closed meanwhile has no number, and the
+    // kernel then chooses by the hash.
+    let mut program = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32),
+        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, count as u32),
+        instruction(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
 fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
@@ -107,29 +129,30 @@ fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
     };
-    set_option(socket, level, option, 1)
+    set_option(socket, level, option, &1_i32)
 }
 
 /// Requests large buffers; smaller ones also work.
 fn grow_buffers(socket: &Socket) {
     // CAP_NET_ADMIN permits sizes above the limit.
-    let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER as i32);
+    let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &(RECEIVE_BUFFER as i32));
     if forced.is_err() {
         let _smaller = socket.set_recv_buffer_size(RECEIVE_BUFFER);
     }
     let _smaller = socket.set_send_buffer_size(SEND_BUFFER);
 }
 
-/// Calls `setsockopt` with an integer.
-fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the size passed is that of the `int`.
+/// Calls `setsockopt` with a value of the type that the option requires.
+fn set_option<T>(socket: &Socket, level: i32, option: i32, value: &T) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and the kernel reads as many bytes as the value has. The pointer in a
+    // program leads to its instructions, which outlive the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             level,
             option,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
+            (&raw const *value).cast(),
+            size_of_val(value) as libc::socklen_t,
         )
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -165,5 +188,54 @@ fn remedy(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => "check address and port in the configuration",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, thread, time::Duration};
+
+    use nix::{
+        sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+        unistd::Pid,
+    };
+
+    use super::*;
+
+    /// Sends as many datagrams, from different ports, from a thread on one CPU.
+    fn send_on(cpu: usize, to: SocketAddr, count: usize) {
+        let send = move || {
+            let mut only = CpuSet::new();
+            only.set(cpu).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &only).unwrap();
+            for _ in 0..count {
+                let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+                client.send_to(&[cpu as u8], to).unwrap();
+            }
+        };
+        thread::spawn(send).join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn datagrams_reach_worker_of_their_cpu() {
+        const EACH: usize = 20;
+        const WORKERS: usize = 2;
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let endpoint = Endpoint::bind(any, &Options::default(), WORKERS).unwrap();
+        let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        let cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap());
+        let cpus: Vec<usize> = cpus.take(4).collect();
+        for &cpu in &cpus {
+            send_on(cpu, endpoint.address, EACH);
+        }
+        for (number, socket) in endpoint.udp.into_iter().enumerate() {
+            let socket = UdpSocket::from(socket.into_descriptor());
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            for _ in 0..EACH * cpus.iter().filter(|&&cpu| cpu % WORKERS == number).count() {
+                let mut cpu = [0];
+                socket.recv(&mut cpu).unwrap();
+                assert_eq!(usize::from(cpu[0]) % WORKERS, number);
+            }
+        }
     }
 }

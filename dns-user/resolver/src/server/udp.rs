@@ -58,6 +58,12 @@ impl Socket {
         let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
     }
 
+    /// Returns the socket for use without a worker.
+    #[cfg(test)]
+    pub(super) fn into_descriptor(self) -> OwnedFd {
+        self.descriptor
+    }
+
     fn raw(&self) -> RawFd {
         self.descriptor.as_raw_fd()
     }
