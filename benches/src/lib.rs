@@ -1,5 +1,6 @@
 //! Code shared by the benches.
 
+pub mod echo;
 pub mod report;
 pub mod servers;
 

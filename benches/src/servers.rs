@@ -374,7 +374,7 @@ fn spawn(lab: &Lab, folder: &Path, program: &str, arguments: Vec<String>, config
 }
 
 /// Waits until `name` has an address at `server`, queried from this namespace.
-fn wait_for_answer(
+pub(crate) fn wait_for_answer(
     from: &whole_system_tests::namespace::Namespace,
     server: SocketAddr,
     name: &str,

@@ -1,13 +1,21 @@
-//! The constant reflector answers with the configured number of records, on every hook.
+//! The constant reflector answers with the configured number of records, on every hook, and so does the
+//! socket echo.
 
-use std::net::SocketAddrV4;
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    thread,
+    time::Duration,
+};
 
 use anyhow::Result;
 use aya::{
     TestRun as _, TestRunOptions,
     programs::{SchedClassifier, Xdp},
 };
-use bosh_dns_xdp_benches::yardstick::{Hook, MAX_ANSWERS, Yardstick};
+use bosh_dns_xdp_benches::{
+    echo,
+    yardstick::{Hook, MAX_ANSWERS, Yardstick},
+};
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use whole_system_tests::{checksum, client, requires};
 
@@ -34,6 +42,25 @@ fn constant_reflector_answers_on_every_hook() -> Result<()> {
                 assert_eq!(client::addresses(&message).len(), answers as usize, "{name} at {hook:?}");
             }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn socket_echo_answers_every_query() -> Result<()> {
+    let socket = echo::open(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    let address = socket.local_addr()?.as_socket().expect("a socket of IPv4");
+    // Ends with this process.
+    thread::spawn(move || echo::serve(&socket, 7));
+    // Of falling length: no reply may contain bytes of an earlier one.
+    for name in ["q-s0.diego-cell-99.default.cf-12.bosh.", "q-s0.q-g1234.bosh.", "a.bosh."] {
+        let query = client::query(name, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
+        let reply = client::ask_raw(address, &query, Duration::from_secs(10))?;
+        assert_eq!(reply.len(), query.len() + 7 * 16);
+        let message = Message::from_vec(&reply)?;
+        assert_eq!(message.metadata.message_type, MessageType::Response);
+        assert_eq!(message.queries[0].name().to_string(), name);
+        assert_eq!(client::addresses(&message).len(), 7);
     }
     Ok(())
 }

@@ -36,4 +36,7 @@ pub(crate) struct Arguments {
     /// Only subjects with this text in their label; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub(crate) subject: Vec<String>,
+    /// Be the subject that returns queries with this number of answers.
+    #[arg(long, value_name = "ANSWERS", hide = true)]
+    pub(crate) echo: Option<u16>,
 }

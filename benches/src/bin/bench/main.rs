@@ -21,6 +21,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
+    echo,
     figures::quoted,
     is_wanted, lab,
     report::{Report, number},
@@ -84,7 +85,8 @@ static PARTS: [Part; 11] = [
                 it answers most; replies are counted, and freed, where they are sent. The rate is replies per \
                 second of that core's CPU time; loads under which it slept between packets do not count. The \
                 bare reflector sends an empty reply; the constant reflector sends the mean number of answers \
-                without a look-up, which is the minimum cost of any answer.",
+                without a look-up, which is the minimum cost of any answer. The socket echo does the same in \
+                userspace, with the server's batches and socket options: the minimum cost behind sockets.",
         axis: "",
         points: |_| vec![String::new()],
         ordered: false,
@@ -98,6 +100,7 @@ static PARTS: [Part; 11] = [
                 Subject::Constant(Hook::Native),
                 Subject::Ours("native"),
                 Subject::Ours("off"),
+                Subject::Echo,
                 Subject::Peer(Peer::KnotXdp),
                 Subject::Peer(Peer::Knot),
                 Subject::Peer(Peer::Nsd),
@@ -381,7 +384,15 @@ static AGAINST: Part = Part {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match interrupt::install().and_then(|()| run(&arguments)) {
+    let result = match arguments.echo {
+        // Ended by SIGTERM.
+        Some(answers) => echo::at_server()
+            .and_then(|socket| echo::serve(&socket, answers))
+            .map(|never| match never {})
+            .map_err(Into::into),
+        None => interrupt::install().and_then(|()| run(&arguments)),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => ExitCode::from(130),
         Err(error) => {

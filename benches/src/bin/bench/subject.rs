@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
     dnsperf::{self, percentile},
+    echo,
     foundation::Foundation,
     lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     load::Loaded,
@@ -47,6 +48,8 @@ pub(crate) enum Subject {
     Reflector(Hook),
     /// The program that sends a constant number of answers, on this hook.
     Constant(Hook),
+    /// The server behind a socket that sends a constant number of answers.
+    Echo,
     /// No server at all.
     Nothing,
 }
@@ -108,6 +111,7 @@ impl Subject {
             Self::Forwarder(forwarder) => forwarder.label().to_owned(),
             Self::Reflector(at) => format!("bare reflector, {}", hook(at)),
             Self::Constant(at) => format!("constant answers, {}", hook(at)),
+            Self::Echo => "socket echo".to_owned(),
             Self::Nothing => "nothing attached".to_owned(),
         }
     }
@@ -174,6 +178,10 @@ impl<'a> Cell<'a> {
             }
             Subject::Constant(hook) => {
                 (Vec::new(), Running::Other(Box::new(attach(Yardstick::Constant { answers }, *hook)?)))
+            }
+            Subject::Echo => {
+                let process = echo::start(&lab, answers)?;
+                (vec![process.pid()], Running::Other(Box::new(process)))
             }
             Subject::Nothing => bail!("nothing cannot be started"),
         };
