@@ -13,9 +13,8 @@ use tokio::{
 };
 
 use crate::{
-    agent::{Agent, AgentError, Reply},
+    agent::{Agent, AgentError, Backoff, Reply},
     api::{self, Invalid},
-    pace::Backoff,
     progress::{Cursor, ReplyFreshness},
 };
 use dns_consul::catalog::{

@@ -185,7 +185,6 @@ impl Known {
         Some(self.live.places.get(place)?.service(service)?.name.as_str())
     }
 
-    /// Returns whether the instances of a service are loaded.
     pub(crate) fn has_instances(&self, (place, service): &Key) -> bool {
         let service = || self.live.places.get(place)?.service(service);
         service().is_some_and(|service| service.told.is_some())
@@ -243,7 +242,7 @@ impl Known {
     }
 }
 
-pub(crate) fn peer_of(name: &str) -> Place {
+fn peer_of(name: &str) -> Place {
     Place::Peer(name.to_ascii_lowercase().into())
 }
 

@@ -3,16 +3,15 @@
 //!
 //! Bottom-up:
 //!
-//! * `token`, `tls`: files that may change at run time.
-//! * `connections`: TCP and TLS to one agent, HTTP/1.1 and HTTP/2, limited in number.
-//! * `pace`: the rate of requests, and the pauses after failures.
-//! * `agent`: sends a request to the first agent that responds.
+//! * `connections`: TCP and TLS to one agent, HTTP/1.1 and HTTP/2, limited in number; files of certificates that may
+//!   change at run time.
+//! * `agent`: the rate of requests, and the pauses after failures; sends a request to the first agent that responds.
 //! * `progress`: the index of blocking queries, and the age of old responses.
 //! * `api`: parses Consul's JSON to registrations.
 //! * `ask`: the topics, and one-time and repeated requests.
 //! * `known`: all data loaded so far, demands of the resolver, and catalog snapshots.
 //! * `follow`: the schedule of requests.
-//! * `source`: [`Source`], the handle.
+//! * [`Source`]: the handle.
 
 mod agent;
 mod api;
@@ -20,9 +19,100 @@ mod ask;
 mod connections;
 mod follow;
 mod known;
-mod pace;
 mod progress;
-mod source;
-mod tls;
 
-pub use source::Source;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{mpsc, watch},
+    task::AbortHandle,
+};
+
+use self::{
+    follow::CatalogWatcher,
+    known::{Demand, Known, view},
+};
+use dns_consul::{
+    Lack,
+    catalog::Place,
+    source::{CatalogView, Settings, Status},
+};
+use dns_upstream::HostNames;
+
+/// A live source; dropping it ends its tasks.
+#[derive(Debug)]
+pub struct Source {
+    /// Demands of the resolver.
+    demands: mpsc::Sender<Demand>,
+    views: watch::Receiver<Arc<CatalogView>>,
+    status: Arc<Mutex<Status>>,
+    /// Whether every service has a watch.
+    watches_all: Arc<AtomicBool>,
+    /// The watcher's task, which owns all others.
+    task: AbortHandle,
+}
+
+impl Source {
+    /// Starts the tasks; requires a tokio runtime. `names` resolves the agents' host names.
+    pub fn start(settings: Settings, names: &Arc<HostNames>) -> Self {
+        let (demands, demanded) = mpsc::channel(1024);
+        let mut known = Known::default();
+        known.own.clone_from(&settings.datacenter);
+        let (shown, views) = watch::channel(Arc::new(view(&known, false)));
+        let status = Arc::new(Mutex::new(Status::default()));
+        let watches_all = Arc::new(AtomicBool::new(false));
+        let task = CatalogWatcher::spawn(
+            settings,
+            names,
+            known,
+            shown,
+            status.clone(),
+            watches_all.clone(),
+            demanded,
+        );
+        Self { demands, views, status, watches_all, task }
+    }
+
+    /// Returns a receiver of catalog snapshots.
+    pub fn views(&self) -> watch::Receiver<Arc<CatalogView>> {
+        self.views.clone()
+    }
+
+    /// Requests a part that the last snapshot lacks. Never blocks.
+    pub fn demand(&self, lack: Lack) {
+        // If the queue is full, the next query repeats it.
+        let _ = self.demands.try_send(Demand::Lack(lack));
+    }
+
+    /// Returns whether every service is watched, so that reports of use are unnecessary.
+    pub fn watches_all(&self) -> bool {
+        self.watches_all.load(Ordering::Relaxed)
+    }
+
+    /// Reports a query for a service; names are in lower case. Never blocks.
+    pub fn asked(&self, place: Place, service: String) {
+        // If the queue is full, the next query repeats it.
+        let _ = self.demands.try_send(Demand::Asked((place, service)));
+    }
+
+    /// Reports services that interfaces answer for, so that they keep or get a watch. Never blocks.
+    pub fn used(&self, services: Vec<(Place, String)>) {
+        // If the queue is full, the next report follows soon.
+        let _ = self.demands.try_send(Demand::Used(services));
+    }
+
+    /// Returns the state for operators.
+    pub fn status(&self) -> Status {
+        self.status.lock().clone()
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -7,10 +7,9 @@
 //!
 //! * [`Dnstap`]: takes exchanges, samples them, and queues them.
 //! * [`writer`]: the thread that encodes and writes them.
-//! * [`schema`]: the Protocol Buffers messages · [`frames`]: the stream protocol.
+//! * [`frames`]: the stream protocol, and the Protocol Buffers messages.
 
 mod frames;
-mod schema;
 mod writer;
 
 use std::{

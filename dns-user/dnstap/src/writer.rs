@@ -24,8 +24,7 @@ use prost::Message as _;
 
 use super::{
     Queued, Shared,
-    frames::{self, Control},
-    schema::{self, MESSAGE},
+    frames::{self, Control, MESSAGE},
 };
 
 /// Pause between attempts to open the output.
@@ -167,8 +166,8 @@ impl Writer {
         self.shared.queued_bytes.fetch_sub(exchange.bytes(), Ordering::Relaxed);
         let extra = Some(std::mem::take(&mut exchange.extra).into_bytes());
         let mut number = 0;
-        for message in schema::messages(exchange, self.config.messages) {
-            let frame = schema::Dnstap {
+        for message in frames::messages(exchange, self.config.messages) {
+            let frame = frames::Dnstap {
                 identity: Some(self.identity.clone()),
                 version: Some(self.version.clone()),
                 extra: extra.clone(),

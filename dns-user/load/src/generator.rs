@@ -169,7 +169,6 @@ fn send(program: &Xdp, interface: u32, cpu: usize, over: &AtomicBool) -> Result<
     Ok(())
 }
 
-/// Returns an XDP program of the object.
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }

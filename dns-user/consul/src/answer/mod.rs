@@ -1,7 +1,6 @@
 //! Resolves a question to the records of its answer.
 
 mod explain;
-mod node;
 mod publish;
 mod service;
 

@@ -1,7 +1,6 @@
 //! Indexed catalog of registrations. A copy shares all data with its original; a change replaces
 //! only the parts it affects.
 
-pub(crate) mod group;
 pub mod live;
 pub mod nodes;
 pub mod registrations;
@@ -12,9 +11,8 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::config::{Config, Visibility};
 use dns_core::name::Name;
-use group::{Group, Member, Sources};
 use live::{Live, LivePlace, Shards};
-use nodes::{Accept, Nodes, Target};
+use nodes::{Accept, Group, Member, Nodes, Sources, Target};
 use registrations::{Gateway, Instance, Node, PreparedQuery, Registrations, Status, VirtualAddress};
 
 /// Handle of an instance, for [`Catalog::instance`].
@@ -197,7 +195,6 @@ impl Catalog {
         moved
     }
 
-    /// Returns the groups with instances on the given nodes.
     fn groups_on(&self, nodes: &HashSet<Box<str>>) -> Vec<u32> {
         if nodes.is_empty() {
             return Vec::new();
