@@ -17,9 +17,8 @@ const KNOWN: &[(&str, &str, &[&str])] = &[
     ("dns-user/fastpath", "publish", &["answers", "publisher", "table"]),
     ("dns-user/fastpath", "publish::table", &["entry_store", "records"]),
     ("dns-user/resolver", "ops", &["api", "metrics", "readiness", "service_status", "status"]),
-    ("dns-user/resolver", "ops::api", &["backend", "groups", "instances"]),
     ("dns-user/resolver", "server", &["metrics", "service", "tcp"]),
-    ("dns-user/upstream", "", &["forward", "host_names", "recursor", "resolv_conf"]),
+    ("dns-user/upstream", "", &["forward", "host_names", "recursor"]),
 ];
 
 /// Segments of a path.

@@ -14,7 +14,7 @@ use std::{
 const WALKS: [(&str, usize, usize); 4] = [
     ("A UDP query that no interface answered.", 1, 15),
     ("A local name:", 7, 15),
-    ("A forwarded name, after 1 to 6:", 7, 21),
+    ("A forwarded name, after 1 to 6:", 7, 20),
     ("New records.json:", 1, 24),
 ];
 

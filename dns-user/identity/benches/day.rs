@@ -12,8 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use dns_identity::{
     authority::CaFiles,
-    keys::{KeyType, PrivateKey},
-    pool::{KeyPool, Priority},
+    keys::{KeyPool, KeyType, Priority, PrivateKey},
     profile::Container,
     rotator::{Next, Rotator, Settings},
 };

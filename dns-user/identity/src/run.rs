@@ -1,8 +1,11 @@
-//! `run`: a rotator with its sources of identities, its clock and its metrics.
+//! `run`: a rotator with its sources of identities, its clock and its metrics; and the control socket: one JSON object
+//! per line, one reply per line.
 
 use std::{
+    io::{self, BufRead, BufReader, Read, Write},
     net::SocketAddr,
-    path::PathBuf,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
     sync::mpsc,
     thread,
     time::{Duration, Instant, SystemTime},
@@ -10,17 +13,18 @@ use std::{
 
 use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     authority::CaFiles,
-    control::{self, Command, Reply},
     descriptions::Descriptions,
     folder::{lock, make_folders},
-    keys::KeyType,
+    keys::{KeyPool, KeyType, thread_time},
     metrics::{self, Exposition},
-    pool::{KeyPool, thread_time},
-    rotator::{Next, Rotator, Settings},
+    profile::{Container, Guid},
+    rotator::{Next, Rotator, Settings, Status},
 };
+use dns_kit::unix_socket::{self, Access};
 
 /// Interval at which the folder of descriptions is read even without a change notification; longer if
 /// reading takes more than a 500th of it.
@@ -127,7 +131,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         format!("{}: another rotator uses this folder; stop it or choose another one", folder.display())
     })?;
     // Bound before this program's threads start, because the umask changes meanwhile.
-    let control = control.as_deref().map(control::bind).transpose()?;
+    let control = control.as_deref().map(bind_control).transpose()?;
     let pool = KeyPool::start(key_type, pool).context("key pool")?;
     let settings = Settings { folder, validity, backdate, envoy, also_trust, keep_old_ca };
     let rotator = Rotator::open(settings, ca, pool, now)?;
@@ -158,7 +162,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
     if let Some(listener) = control {
         let events = events.clone();
-        control::serve(listener, move |command| execute(&events, command))?;
+        serve_control(listener, move |command| execute(&events, command))?;
     }
     if let Some(address) = metrics {
         let events = events.clone();
@@ -174,7 +178,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         .spawn(move || work(rotator, descriptions, &inbox))?;
     tracing::info!("rotator started");
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    dns_kit::signals::ended().await;
+    dns_kit::command_line::until_ended().await;
     let _ = events.send(Event::Stop);
     worker.join().map_err(|_| anyhow::anyhow!("the rotator panicked"))
 }
@@ -246,6 +250,136 @@ fn handle_command(rotator: &mut Rotator, command: Command, files: Option<&mut De
     };
     done.inspect_err(|error| rotator.count_failure(error))
         .map_or_else(|error| Reply::Error(error.to_string()), |()| Reply::Done)
+}
+
+//----------- Control socket -------------------------------------------------
+
+/// Maximum length of a command in bytes.
+const LONGEST_COMMAND: u64 = 1 << 20;
+
+/// Maximum time that a client may stay idle.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A command for a rotator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Command {
+    /// Create an identity; the reply is sent once its first pair is written.
+    Create {
+        /// Description of the new identity.
+        container: Container,
+    },
+    /// Change the description of an identity.
+    Update {
+        /// Description that replaces the current one.
+        container: Container,
+    },
+    /// Remove an identity and its files.
+    Destroy {
+        /// Id of the identity to remove.
+        guid: Guid,
+    },
+    /// Confirm that descriptions of many identities may disappear at once.
+    #[serde(rename = "confirm-removals")]
+    ConfirmRemovals {
+        /// Largest number of identities to remove.
+        number: usize,
+    },
+    /// Return the state of all identities.
+    Status,
+}
+
+/// The reply to a command.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reply {
+    /// The command took effect.
+    Done,
+    /// The state of all identities.
+    Status(Box<Status>),
+    /// The command failed: cause and remedy.
+    Error(String),
+}
+
+/// Error of the control socket.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct ControlError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// Binds the socket, with access for this user only from its creation. To be called before the process
+/// starts threads, because the umask changes meanwhile.
+pub fn bind_control(path: &Path) -> Result<UnixListener, ControlError> {
+    let failed = |problem: String| ControlError { path: path.to_owned(), problem };
+    if UnixStream::connect(path).is_ok() {
+        return Err(failed("another rotator serves this socket; stop it or choose another path".to_owned()));
+    }
+    unix_socket::bind(path, Access { user: None, group: None }, &[])
+        .map_err(|error| failed(error.to_string()))
+}
+
+/// Serves commands until the process ends; `execute` runs each.
+pub fn serve_control(
+    listener: UnixListener,
+    execute: impl Fn(Command) -> Reply + Clone + Send + 'static,
+) -> io::Result<()> {
+    let accept = move || {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => {
+                    let execute = execute.clone();
+                    thread::spawn(move || {
+                        if let Err(error) = answer(&stream, execute) {
+                            tracing::debug!(%error, "control connection ended");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "control socket cannot accept; retrying");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    };
+    thread::Builder::new().name("control".to_owned()).spawn(accept).map(|_| ())
+}
+
+fn answer(stream: &UnixStream, execute: impl Fn(Command) -> Reply) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        if (&mut reader).take(LONGEST_COMMAND).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let reply = match serde_json::from_str(&line) {
+            Ok(command) => execute(command),
+            Err(error) => Reply::Error(format!("cannot parse the command: {error}")),
+        };
+        let mut text = serde_json::to_string(&reply)?;
+        text.push('\n');
+        (&mut &*stream).write_all(text.as_bytes())?;
+    }
+}
+
+/// Sends one command to a rotator.
+pub fn send_command(path: &Path, command: &Command) -> Result<Reply, ControlError> {
+    let failed = |problem: String| ControlError { path: path.to_owned(), problem };
+    let exchange = || {
+        let mut stream = UnixStream::connect(path)?;
+        let mut text = serde_json::to_string(command)?;
+        text.push('\n');
+        stream.write_all(text.as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        Ok(line)
+    };
+    let line = exchange()
+        .map_err(|error: io::Error| failed(format!("{error}; is `bosh-dns-identity run` running?")))?;
+    serde_json::from_str(&line).map_err(|error| failed(format!("cannot parse the reply: {error}")))
 }
 
 #[cfg(test)]

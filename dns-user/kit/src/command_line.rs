@@ -3,6 +3,7 @@
 
 use std::{
     ffi::OsString,
+    future,
     io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -10,9 +11,10 @@ use std::{
 
 use anyhow::Context as _;
 use clap_complete::Shell;
-use dns_core::terminal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::logs::print_error;
+use dns_core::terminal;
 
 /// Arguments of the subcommand `man`.
 #[derive(Debug, clap::Args)]
@@ -112,6 +114,22 @@ pub fn print_parse_error(error: &clap::Error, arguments: impl IntoIterator<Item 
 pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
     print_error(program, &format!("{error:#}"));
     ExitCode::FAILURE
+}
+
+//----------- Signals --------------------------------------------------------
+
+/// Waits for SIGTERM or SIGINT.
+pub async fn until_ended() {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers, the default action of the signals ends the process.
+        return future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use self::unread::{Responses, StallLimit};
-use crate::{logs::LineLimit, peer::Peer, tls::common_name, unix_socket::ControlListener};
+use crate::{connections::Peer, logs::LineLimit, tls::common_name, unix_socket::ControlListener};
 
 /// Pause after a failed accept, which usually means that file descriptors are exhausted.
 const PAUSE: Duration = Duration::from_millis(100);

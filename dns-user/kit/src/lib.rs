@@ -7,14 +7,14 @@
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
 //! * [`metrics`]: declarations of all families.
 //! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
-//! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per [`peer`].
+//! * [`http_server`], [`http_client`]: HTTP, bounded in time, size and connections per client.
 //! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
 //! * [`eager`]: futures that are polled where they are created and woken.
-//! * [`clock`], [`limits`], [`memory`]: the kernel's clock; the limit on open files; the allocator's memory.
-//! * [`standstill`]: detects that the process did not run.
-//! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors.
+//! * [`clock`]: the kernel's clock, and periods in which the process did not run.
+//! * [`limits`], [`memory`]: the limit on open files; the allocator's memory.
+//! * [`command_line`]: the commands `man` and `completions`, output, parsing and errors, and the signals that
+//!   end a program.
 //! * [`admission`], [`connections`]: fair limits on the work and the connections of clients.
-//! * [`signals`]: the signals that end a program.
 
 pub mod admission;
 pub mod clock;
@@ -24,16 +24,13 @@ pub mod eager;
 pub mod files;
 pub mod http_client;
 pub mod http_server;
-pub mod limits;
 pub mod logs;
-pub mod memory;
 pub mod metrics;
 pub mod mmsg;
-pub mod peer;
-pub mod priority;
+mod process;
 pub mod sandbox;
-pub mod signals;
-pub mod standstill;
 pub mod threads;
 pub mod tls;
 pub mod unix_socket;
+
+pub use process::{limits, memory, priority};

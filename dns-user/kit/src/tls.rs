@@ -5,8 +5,7 @@
 //! file) is never used: the last valid set stays in use and every poll tries again. Connections
 //! keep the set that they started with.
 
-mod certificate;
-mod verify;
+mod certificates;
 
 use std::{
     path::{Path, PathBuf},
@@ -25,10 +24,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
-pub use self::{
-    certificate::{CertificateFacts, common_name},
-    verify::{AcceptedName, ServerVerifier},
-};
+pub use self::certificates::{AcceptedName, CertificateFacts, ServerVerifier, common_name};
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
 
@@ -415,7 +411,6 @@ impl ResolvesClientCert for PolledIdentity {
     }
 }
 
-/// Returns the stamps of the three files.
 fn stamps(files: &TlsFiles) -> FileStamps {
     [&files.certificate, &files.private_key, &files.ca].map(FileStamp::of)
 }

@@ -8,7 +8,6 @@
 //! * [`daemon`] starts, reloads and stops everything, including `dns-fastpath` and `dns-health`.
 //! * [`ops`] and [`cli`] are the operator's interfaces.
 
-mod accounts;
 pub mod cli;
 mod consul;
 pub mod daemon;

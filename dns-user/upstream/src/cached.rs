@@ -12,8 +12,7 @@ use super::{
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
     contents::Selection,
-    failures::Failures,
-    flight::{FlightKey, FlightResult, Leader, Part, SingleFlight},
+    flight::{Failures, FlightKey, FlightResult, Leader, Part, SingleFlight},
     forward::Forwarder,
     forwarded::Forwarded,
     http::HttpSource,
@@ -32,7 +31,7 @@ const MAX_WAITING_FOR_DNS: usize = 8192;
 const MAX_WAITING_FOR_HTTP: usize = 1024;
 /// Time for which a client waits for the renewal of an expired answer before it gets the stale one
 /// (RFC 8767, section 5: "client response timer", 1.8 s).
-const STALE_PATIENCE: Duration = Duration::from_millis(1800);
+const STALE_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// The reason of a denial.
 const BLOCKED: ExtendedError = ExtendedError::new(InfoCode::Blocked, "denied by a handler of this server");
@@ -243,7 +242,7 @@ impl CachedSource {
             }
         };
         // The renewal continues after this client stops waiting.
-        match tokio::time::timeout(STALE_PATIENCE, tokio::spawn(renewal)).await {
+        match tokio::time::timeout(STALE_TIMEOUT, tokio::spawn(renewal)).await {
             Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
                 entry.renewal_failed();

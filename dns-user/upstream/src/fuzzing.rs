@@ -81,7 +81,6 @@ pub fn http_answer(query: &[u8], document: &[u8]) -> Option<Vec<u8>> {
     json_answer::reply(&parsed(query)?, document).ok()
 }
 
-/// Parses the query in a message.
 fn parsed(message: &[u8]) -> Option<Query<'_>> {
     match parse(message) {
         Parsed::Query(query) => Some(query),

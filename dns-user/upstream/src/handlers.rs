@@ -14,7 +14,7 @@ use super::{
     host_names::HostNames,
     http::{HttpSource, client},
     options,
-    trust::Trust,
+    tcp::Trust,
 };
 use dns_core::{
     config::{

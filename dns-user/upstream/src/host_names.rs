@@ -19,19 +19,20 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
-use super::{
+use crate::{
     forward::Forwarder,
     message::{self, MessageIndex},
     outgoing::Form,
     recursor::RecursorOptions,
-    resolv_conf,
     udp::Matching,
+    without_excluded,
 };
 use dns_core::{
     config::{Compat, RecursorSelection},
     name::Name,
     wire::{CLASS_IN, Parsed, TYPE_A, TYPE_AAAA, Transport, parse},
 };
+use dns_kit::files::FileStamp;
 
 /// Host names assigned by the administrator.
 const HOSTS: &str = "/etc/hosts";
@@ -94,7 +95,7 @@ impl HostNames {
             return Some((vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()], longest));
         }
         let mut servers = self.recursors.clone();
-        servers.extend(resolv_conf::nameservers(&self.own.load()));
+        servers.extend(nameservers(&self.own.load()));
         servers.extend(self.own.load().iter().map(ToString::to_string));
         let options = RecursorOptions {
             timeout: TIMEOUT,
@@ -217,13 +218,156 @@ pub(crate) fn socket_address(name: &str) -> Option<SocketAddr> {
     }
     let (host, port) = name.rsplit_once(':')?;
     let (address, zone) = host.strip_prefix('[')?.strip_suffix(']')?.split_once('%')?;
-    let index = resolv_conf::interface_index(zone)?;
+    let index = interface_index(zone)?;
     Some(SocketAddrV6::new(address.parse().ok()?, port.parse().ok()?, 0, index).into())
 }
 
 /// Returns whether `name` (`host:port`) has a host name.
 pub(crate) fn has_host_name(name: &str) -> bool {
     !name.starts_with('[') && name.parse::<SocketAddr>().is_err()
+}
+
+//----------- resolv.conf ----------------------------------------------------
+
+/// The system's list of nameservers.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Interval of the check for changes. The file is often a symbolic link into a folder that is
+/// recreated (systemd, DHCP clients), which a watch would lose.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The usable nameservers of the file, followed as it changes.
+pub(super) struct Nameservers {
+    /// Listen addresses of this server.
+    own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    /// Excluded recursors, `host:port`.
+    excluded: Vec<String>,
+    /// Versions of the file and of `own` from which `names` was read.
+    seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
+    names: Vec<String>,
+}
+
+impl Nameservers {
+    /// Reads the file. An unreadable file yields an empty list.
+    pub(super) fn new(own: Arc<ArcSwap<Vec<SocketAddr>>>, excluded: Vec<String>) -> Self {
+        let mut new = Self { own, excluded, seen: Default::default(), names: Vec::new() };
+        new.seen = new.version();
+        new.names = new.read();
+        new
+    }
+
+    /// Returns the nameservers last read.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Passes each new list to `replace` while the list `is_used`. An empty list is ignored: the file
+    /// may be in the middle of an update, and possibly outdated recursors are better than none.
+    pub(super) async fn follow(mut self, is_used: impl Fn() -> bool, replace: impl Fn(&[String])) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            if !is_used() {
+                return;
+            }
+            let now = self.version();
+            let same_own = Arc::ptr_eq(&now.1, &self.seen.1);
+            if now.0 == self.seen.0 && same_own {
+                continue;
+            }
+            // Taken before the file is read, so that a change in between is noticed next time.
+            self.seen = now;
+            let new = self.read();
+            // If this server's addresses have changed, an empty list is better than forwarding to
+            // itself.
+            if new.is_empty() && same_own {
+                tracing::warn!(
+                    file = RESOLV_CONF,
+                    "the file contains no usable nameserver; the current recursors stay in use"
+                );
+            } else if new != self.names {
+                replace(&new);
+                tracing::info!(
+                    recursors = ?new,
+                    "recursors of /etc/resolv.conf reloaded; answers of the earlier ones are void"
+                );
+                self.names = new;
+            }
+        }
+    }
+
+    /// Returns the version of all inputs to the list.
+    fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
+        (FileStamp::of(RESOLV_CONF), self.own.load_full())
+    }
+
+    fn read(&self) -> Vec<String> {
+        let names = match fs::read(RESOLV_CONF) {
+            Ok(bytes) => {
+                parse_resolv_conf(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1), false)
+            }
+            Err(error) => {
+                tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
+                Vec::new()
+            }
+        };
+        without_excluded(names, &self.excluded)
+    }
+}
+
+/// Returns the current nameservers of the file as `address:port`, loopback addresses included,
+/// without the addresses of a server that listens on `own`.
+pub(super) fn nameservers(own: &[SocketAddr]) -> Vec<String> {
+    let text = fs::read(RESOLV_CONF).unwrap_or_default();
+    parse_resolv_conf(&String::from_utf8_lossy(&text), &own_addresses(own), true)
+}
+
+/// Returns the addresses at which `listen` can be reached: a wildcard covers all addresses of the
+/// interfaces.
+fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
+    let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
+    if own.iter().any(IpAddr::is_unspecified) {
+        let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+        own.extend(interfaces.filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        }));
+    }
+    own
+}
+
+/// Parses the nameservers of a resolv.conf (resolv.conf(5)), with port 53, without our own
+/// addresses and, unless `with_loopback` is set, without loopback addresses, because a server there
+/// may forward to us.
+fn parse_resolv_conf(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if words.next() != Some("nameserver") {
+            continue;
+        }
+        let Some(word) = words.next() else { continue };
+        // A link-local address may contain its interface: `fe80::1%eth0`.
+        let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
+        let Ok(address) = address.parse::<IpAddr>() else {
+            tracing::warn!(nameserver = word, "nameserver skipped: not an IP address");
+            continue;
+        };
+        if address.is_loopback() && !with_loopback || own.contains(&address) {
+            continue;
+        }
+        let name = match (address, zone.and_then(interface_index)) {
+            (IpAddr::V6(v6), Some(index)) => SocketAddrV6::new(v6, 53, 0, index).to_string(),
+            _ => SocketAddr::new(address, 53).to_string(),
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn interface_index(zone: &str) -> Option<u32> {
+    zone.parse().ok().or_else(|| nix::net::if_::if_nametoindex(zone).ok())
 }
 
 #[cfg(test)]
@@ -246,5 +390,26 @@ mod tests {
         assert_eq!(socket_address("[fe80::2%lo]:53"), Some(expected.into()));
         assert_eq!(socket_address("[fe80::2%no-such-if]:53"), None);
         assert!(!has_host_name("[fe80::2%no-such-if]:53") && has_host_name("ns.example:53"));
+    }
+
+    #[test]
+    fn loopback_and_own_addresses_are_skipped() {
+        let text = "# nameserver 9.9.9.9\nsearch x\nnameserver 127.0.0.53\nnameserver 169.254.0.2\n\
+                    nameserver 10.0.0.2\n  nameserver\t10.0.0.3 \nnameserver ::1\nnameserver fd00::1\n\
+                    nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
+        let own = own_addresses(&["169.254.0.2:53".parse().unwrap()]);
+        assert_eq!(
+            parse_resolv_conf(text, &own, false),
+            ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]
+        );
+    }
+
+    #[test]
+    fn wildcard_covers_own_addresses() {
+        for wildcard in ["0.0.0.0:53", "[::]:53"] {
+            let own = own_addresses(&[wildcard.parse().unwrap()]);
+            // Every machine has a loopback interface, though it may be down and without addresses.
+            assert!(own.len() > 1 || nix::ifaddrs::getifaddrs().unwrap().all(|one| one.address.is_none()));
+        }
     }
 }

@@ -31,7 +31,7 @@ use super::{
     forwarded::Forwarded,
     host_names::{HostName, HostNames},
     json_answer, message,
-    trust::Trust,
+    tcp::Trust,
 };
 use dns_core::wire::{ExtendedError, InfoCode, Query};
 use dns_kit::logs::LineLimit;
@@ -41,7 +41,7 @@ const MAX_DOCUMENT: usize = 4 << 20;
 /// Maximum number of redirects that are followed (observed, and Go's limit).
 const MAX_REDIRECTS: usize = 10;
 /// Time for which a connection waits for the first look-up of its host name.
-const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of idle connections per server.
 const MAX_IDLE: usize = 16;
 /// Time for which idle connections are kept.
@@ -88,7 +88,7 @@ impl Service<dns::Name> for Hosts {
         let host = followed.entry(name.as_str().to_owned()).or_insert_with(|| names.follow(name.as_str()));
         let host = Arc::clone(host);
         Box::pin(async move {
-            let address = host.address(LOOK_UP_PATIENCE).await;
+            let address = host.address(LOOK_UP_TIMEOUT).await;
             let address = address.ok_or_else(|| io::Error::other("the host name is not known"))?;
             // The client takes the port from the URL.
             Ok(std::iter::once(SocketAddr::new(address, 0)))
@@ -254,7 +254,6 @@ fn decompress(document: &[u8]) -> Result<Vec<u8>, HttpError> {
     Ok(text)
 }
 
-/// Returns an error with all its causes.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

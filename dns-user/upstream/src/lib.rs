@@ -2,27 +2,23 @@
 //! reverse names.
 //!
 //! * [`forward`]: tries recursors one after the other, the best first.
-//! * [`explain`]: the way of a name, for operators.
 //! * [`failed_tries`]: counters and log lines of failures.
-//! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses.
-//! * [`cached`], [`cache`], [`store`], [`failures`], [`flight`]: caching and sharing of look-ups in
-//!   front of a source; [`admission`]: the limit of waiting queries per client.
-//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers; [`trust`]:
-//!   verification of TLS servers.
+//! * [`recursor`], [`udp`], [`tcp`] (also DNS over TLS): one recursor; [`host_names`]: its addresses, and the
+//!   recursors of /etc/resolv.conf.
+//! * [`cached`], [`cache`], [`store`], [`flight`]: caching and sharing of look-ups in front of a source, and remembered
+//!   failures; [`admission`]: the limit of waiting queries per client.
+//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
 //! * [`outgoing`]: builds queries to recursors; [`message`], [`fields`]: read replies without
-//!   changing the bytes of their records; [`sound`]: validates those bytes.
+//!   changing the bytes of their records; [`rdata`]: validates those bytes.
 //! * [`interfaces`]: the interfaces' copies of cached answers.
-//! * [`contents`]: lists and flushes caches for operators.
+//! * [`contents`]: lists and flushes caches for operators; [`status`]: recursors, caches, and the way of a name.
 //! * [`fuzzing`]: entry points of the fuzz targets.
 
-mod answer;
 mod cache;
 mod cached;
 mod contents;
-mod explain;
 mod failed_tries;
-mod failures;
 mod fields;
 mod flight;
 mod forward;
@@ -32,52 +28,51 @@ pub mod fuzzing;
 mod handlers;
 mod host_names;
 mod http;
-mod in_force;
 mod interfaces;
 mod json_answer;
 mod message;
 pub mod metrics;
 mod outgoing;
+mod rdata;
 mod recursor;
-mod resolv_conf;
 mod reverse;
-mod sound;
 mod special;
 mod status;
 mod store;
 mod tcp;
 #[cfg(test)]
 mod tests;
-mod trust;
 mod udp;
 mod validated;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
-
-pub use dns_kit::admission;
+use futures_util::future::BoxFuture;
 
 pub use self::{
-    answer::Answer,
     cached::{CachedSource, Denial},
     contents::{CachedAnswer, Listing, Selection},
-    explain::{CacheFinding, CachedState, ForwardingExplanation},
     handlers::{HandlerConfig, HandlerSource, Handlers, HttpServer},
     host_names::{HostName, HostNames},
     http::shown,
-    in_force::InForce,
     interfaces::{CachedQuestion, InterfaceAnswers, NoInterfaces},
     reverse::reverse_reply,
     special::SpecialNames,
-    status::{CacheStatus, RecursorStatus},
-    trust::Trust,
+    status::{CacheFinding, CacheStatus, CachedState, ForwardingExplanation, RecursorStatus},
+    tcp::Trust,
 };
+pub use dns_kit::admission;
+
 use self::{
-    cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::RecursorOptions,
-    resolv_conf::Nameservers, udp::Matching,
+    admission::AdmissionStatus, cache::Cache, cached::Source, forward::Forwarder, host_names::Nameservers,
+    outgoing::Form, recursor::RecursorOptions, udp::Matching,
 };
-use dns_core::config::Config;
+use dns_core::{
+    config::Config,
+    name::Name,
+    wire::{ForwardedAnswer, Query, Transport},
+};
 
 /// The recursors of the configuration.
 #[derive(Debug)]
@@ -239,5 +234,133 @@ impl From<io::Error> for TryError {
             | io::ErrorKind::NotConnected => Self::Reset,
             _ => Self::Refused,
         }
+    }
+}
+
+//----------- Answerers ------------------------------------------------------
+
+/// Answers queries: recursors, a handler, reverse names, Consul's names.
+pub trait Answer: Send + Sync {
+    /// Returns a complete reply with the client's id and the letter case of its question. It may be
+    /// larger than the client accepts; the caller truncates it.
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
+
+    /// Writes the reply into the empty `out` if that requires no waiting. Returns whether it did.
+    /// Must be cheap, because other queries wait in the meantime.
+    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+        false
+    }
+
+    /// Returns the fresh cached answer to a query, for use without this answerer until its TTL has
+    /// passed; `None` if there is none, or if the reply depends on more than name, type, DO and CD.
+    fn cached(&self, _query: &Query<'_>) -> Option<ForwardedAnswer> {
+        None
+    }
+
+    /// Replaces the cached answer to a query with a new one. The old one stays if that fails.
+    fn refresh<'a>(&'a self, _query: &'a Query<'a>) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+//----------- Current upstreams ----------------------------------------------
+
+/// Tries in a row without a reply from which a recursor counts as out: a single datagram may be lost.
+const OUTAGE_TRIES: u32 = 3;
+
+/// The recursors and handlers in use; each is replaced as a whole.
+#[derive(Debug)]
+pub struct CurrentUpstreams {
+    /// The recursors of the configuration, replaced as a whole on reload.
+    pub upstream: ArcSwap<Upstream>,
+    /// The handlers by domain, replaced as a whole on reload.
+    pub handlers: ArcSwap<Handlers>,
+}
+
+impl CurrentUpstreams {
+    /// Starts with these recursors and handlers.
+    pub fn new(upstream: Upstream, handlers: Handlers) -> Arc<Self> {
+        Arc::new(Self {
+            upstream: ArcSwap::from_pointee(upstream),
+            handlers: ArcSwap::from_pointee(handlers),
+        })
+    }
+
+    /// Returns every source with the domain of its handler: first the configured recursors, with
+    /// `None`.
+    pub(crate) fn sources(&self) -> Vec<(Option<Name>, CachedSource)> {
+        let recursors = self.upstream.load().recursors().map(|source| (None, source));
+        let handlers = self.handlers.load();
+        let handlers = handlers.sources().map(|(domain, source)| (Some(domain.clone()), source.clone()));
+        recursors.into_iter().chain(handlers).collect()
+    }
+
+    /// Returns the status of every recursor: the configured recursors first, then those of
+    /// handlers.
+    pub fn recursors(&self) -> Vec<RecursorStatus> {
+        self.sources()
+            .iter()
+            .filter_map(|(_, source)| source.forwarder())
+            .flat_map(status::recursor_statuses)
+            .collect()
+    }
+
+    /// Returns that no recursor answers or is known; `None` while one answers, or recursion is disabled.
+    pub fn outage(&self) -> Option<String> {
+        let source = self.upstream.load().recursors()?;
+        let recursors = status::recursor_statuses(source.forwarder()?);
+        if recursors.is_empty() {
+            return Some(
+                "no recursor is known: names outside the fleet get SERVFAIL; set `recursors`, or a nameserver in \
+                 /etc/resolv.conf that is neither this server nor a loopback address"
+                    .to_owned(),
+            );
+        }
+        let is_out = recursors.iter().all(|recursor| recursor.unanswered_tries >= OUTAGE_TRIES);
+        is_out.then(|| {
+            let addresses: Vec<&str> = recursors.iter().map(|recursor| recursor.address.as_str()).collect();
+            format!(
+                "no recursor answers ({}): names outside the fleet get SERVFAIL; correct `recursors`, or restore \
+                 the way to them",
+                addresses.join(", ")
+            )
+        })
+    }
+
+    /// Returns the waiting queries of each source with the domain of its handler; `None` for the
+    /// configured recursors.
+    pub fn admissions(&self) -> Vec<(Option<String>, AdmissionStatus)> {
+        let sources = self.sources().into_iter().filter(|(_, source)| source.waits());
+        sources
+            .map(|(domain, source)| (domain.map(|domain| domain.to_string()), source.admission()))
+            .collect()
+    }
+
+    /// Returns the status of the recursors' cache; `None` without a cache.
+    pub fn cache(&self) -> Option<CacheStatus> {
+        self.upstream.load().recursors()?.cache().map(CacheStatus::of)
+    }
+
+    /// Explains how a name is forwarded: by the handler of a domain, or by the configured
+    /// recursors. Returns `None` if that source does not exist.
+    pub fn explain(&self, handler: Option<&Name>, name: &Name) -> Option<ForwardingExplanation> {
+        let (_, source) = self.sources().into_iter().find(|(domain, _)| domain.as_ref() == handler)?;
+        Some(source.explain(name))
+    }
+
+    /// Lists at most `limit` of the selected answers in all caches.
+    pub fn list(&self, selection: &Selection, limit: usize) -> Listing {
+        let sources = self.sources();
+        let caches = sources.iter().filter_map(|(domain, source)| Some((domain.as_ref(), source.cache()?)));
+        Listing::of(caches, selection, limit)
+    }
+
+    /// Removes the selected answers from all caches. An answer requested before is not stored
+    /// afterwards. Returns the number of removed answers; `None` without any cache.
+    pub fn flush(&self, selection: &Selection) -> Option<u64> {
+        self.sources()
+            .iter()
+            .filter_map(|(_, source)| source.flush(selection))
+            .reduce(|sum, count| sum + count)
     }
 }

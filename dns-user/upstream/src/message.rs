@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
-use super::sound::{FixedFields, is_sound_data, name_end, valid_name_end};
+use super::rdata::{FixedFields, is_valid_rdata, name_end, valid_name_end};
 use dns_core::wire::Query;
 
 pub(crate) const NOERROR: u8 = 0;
@@ -137,7 +137,7 @@ impl MessageIndex {
                 let record = Record::at(message, at, name_end(message, at, &numbers)?)?;
                 let class = u16_at(message, record.ttl_at - 2)?;
                 numbers.add(record.fixed_fields());
-                if !is_sound_data(message, record.rtype, class, record.data.clone(), &numbers) {
+                if !is_valid_rdata(message, record.rtype, class, record.data.clone(), &numbers) {
                     return None;
                 }
                 if record.rtype == TYPE_OPT {
@@ -347,7 +347,7 @@ pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &m
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
         numbers.add(record.fixed_fields());
-        let is_sound = !is_meta && is_sound_data(message, record.rtype, 1, record.data, numbers);
+        let is_sound = !is_meta && is_valid_rdata(message, record.rtype, 1, record.data, numbers);
         if !is_sound {
             numbers.take_back();
         }

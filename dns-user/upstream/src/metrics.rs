@@ -12,10 +12,10 @@ use prometheus::{
 };
 
 use super::{
-    CachedSource, InForce,
+    CachedSource, CurrentUpstreams,
     admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
-    failures,
+    flight,
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
     store::Totals,
@@ -26,7 +26,7 @@ use dns_kit::metrics::{families, histogram, labels};
 /// The metric families of this crate.
 pub struct UpstreamMetrics {
     /// The recursors and handlers in use.
-    pub in_force: Arc<InForce>,
+    pub in_force: Arc<CurrentUpstreams>,
     /// Value of the label `server`.
     pub server: String,
 }
@@ -36,7 +36,7 @@ const LIMITS: [(&str, usize); 4] = [
     ("recursor_tcp_connections", tcp::MAX_CONNECTIONS),
     ("recursor_tcp_connection_queries", tcp::MAX_PIPELINED),
     ("recursor_socket_queries", udp::MAX_IN_FLIGHT),
-    ("remembered_failures", failures::MAX_FAILURES),
+    ("remembered_failures", flight::MAX_FAILURES),
 ];
 
 impl UpstreamMetrics {
@@ -65,7 +65,6 @@ impl UpstreamMetrics {
     }
 }
 
-/// Returns the families of one cache.
 fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
     let CacheCounters { hits, denial_hits, misses, stale_hits } = &cache.counters;
     let [hits, denial_hits, misses, stale_hits] =
@@ -119,7 +118,6 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     set.recursors.iter().enumerate().flat_map(of_recursor).collect()
 }
 
-/// Returns the latency histogram of one recursor.
 fn latency(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
     let replies = latencies.iter().map(|replies| replies.load(Relaxed));
     histogram(&LATENCY_BOUNDS_US.map(seconds), replies, seconds(sum_us.load(Relaxed)))

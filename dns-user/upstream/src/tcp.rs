@@ -10,13 +10,15 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     ops::Range,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
+use hyper_rustls::ConfigBuilderExt as _;
 use parking_lot::Mutex;
-use rustls::ClientConfig;
+use rustls::{ClientConfig, crypto::ring};
 use rustls_pki_types::ServerName;
 use smallvec::SmallVec;
 use tokio::{
@@ -24,15 +26,13 @@ use tokio::{
     net::TcpStream,
     sync::{mpsc, oneshot},
 };
-
-use dns_kit::logs::LineLimit;
 use tokio_rustls::TlsConnector;
 
-use super::{
+use crate::{
     TryError, message,
-    trust::Trust,
     udp::{Matching, Verdict, judge},
 };
+use dns_kit::{logs::LineLimit, tls::ServerVerifier};
 
 /// Number of connections opened before queries share one.
 const FEW: usize = 4;
@@ -363,4 +363,45 @@ async fn write(
         writer.flush().await?;
     }
     Ok(())
+}
+
+//----------- Trust ----------------------------------------------------------
+
+/// The servers that a TLS client accepts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Trust {
+    /// Servers with a certificate of one of the system's CAs.
+    #[default]
+    System,
+    /// Servers with a certificate of one of the CAs in this PEM file, which is read again when it
+    /// changes.
+    File(PathBuf),
+    /// Any server. The connection is encrypted, but not protected from an attacker on its way.
+    Anyone,
+}
+
+impl Trust {
+    /// Returns the settings of a client that accepts these servers.
+    pub(crate) fn client_config(&self) -> ClientConfig {
+        let provider = Arc::new(ring::default_provider());
+        let builder = || {
+            ClientConfig::builder_with_provider(Arc::clone(&provider))
+                .with_safe_default_protocol_versions()
+                .expect("ring supports the TLS versions that rustls takes by default")
+        };
+        let checked_by = |verifier: ServerVerifier| {
+            builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
+        };
+        match self {
+            Self::System => match builder().with_native_roots() {
+                Ok(builder) => builder.with_no_client_auth(),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read the system's CA certificates; using Mozilla's");
+                    builder().with_webpki_roots().with_no_client_auth()
+                }
+            },
+            Self::File(path) => checked_by(ServerVerifier::of_file(path)),
+            Self::Anyone => checked_by(ServerVerifier::unverified()),
+        }
+    }
 }

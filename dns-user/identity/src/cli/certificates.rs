@@ -15,14 +15,12 @@ use crate::{
     authority::CaFiles,
     certificate::Validity,
     check::{self, Findings, snapshot, unresolved},
-    control::{self, Command, Reply},
     descriptions::read_any,
     fleet::state::StateFolder,
     folder::{IdentityFolder, Pair},
     keys::PrivateKey,
-    manifest::{self, Provider},
-    run::LeafOptions,
-    san::{Ids, Link, Names},
+    run::{self, Command, LeafOptions, Reply},
+    san::{self, Ids, Link, Names, Provider, VariableError},
 };
 
 #[derive(Debug, clap::Args)]
@@ -173,7 +171,7 @@ impl ConfirmRemovals {
             StateFolder::open(state)?.confirm_removals(number)?;
         }
         if let Some(control) = control
-            && let Reply::Error(problem) = control::send(&control, &Command::ConfirmRemovals { number })?
+            && let Reply::Error(problem) = run::send_command(&control, &Command::ConfirmRemovals { number })?
         {
             anyhow::bail!(problem);
         }
@@ -244,7 +242,7 @@ impl San {
                 Some((_, ids)) => Ok(*ids),
                 None => recorded_ids(fleet.as_ref(), link, provider),
             };
-            for variable in manifest::variables(&text, &self.domain, &find_ids).with_context(named)? {
+            for variable in san::variables(&text, &self.domain, &find_ids).with_context(named)? {
                 print_variable(&variable);
                 missing |= report(fleet.as_ref(), &variable.names);
             }
@@ -273,22 +271,20 @@ impl San {
 }
 
 /// Parses `LINK=NETWORK-ID/GROUP-ID`.
-fn parse_ids(text: &str) -> Result<(String, Ids), String> {
+fn parse_ids(text: &str) -> Result<(String, Ids), &'static str> {
     let parse = || {
         let (link, ids) = text.split_once('=')?;
         let (network, group) = ids.split_once('/')?;
         Some((link.to_owned(), Ids { network: network.parse().ok()?, group: group.parse().ok()? }))
     };
-    parse().ok_or_else(|| "use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7".to_owned())
+    parse().ok_or("use LINK=NETWORK-ID/GROUP-ID, such as my-link=3/7")
 }
 
 /// Looks up ids in the fleet's records. These do not distinguish the group of a link from the group
 /// of its instances, so an instance in several groups yields no result.
-fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, String> {
-    let remedy = format!("add the ids: --ids {link}=NETWORK-ID/GROUP-ID");
-    let fleet = fleet.ok_or_else(|| {
-        format!("short names need ids, which a manifest does not contain; use --records, or {remedy}")
-    })?;
+fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Result<Ids, VariableError> {
+    let link = || link.to_owned();
+    let fleet = fleet.ok_or_else(|| VariableError::NoRecords(link()))?;
     let Provider { instance_group, network, deployment, uses_link_group } = provider;
     let is_same = |recorded: &str, stated: &str| canonical(recorded).ok() == canonical(stated).ok();
     let mut networks = BTreeSet::new();
@@ -305,17 +301,14 @@ fn recorded_ids(fleet: Option<&Snapshot>, link: &str, provider: &Provider) -> Re
         (networks.into_iter().collect(), groups.into_iter().collect());
     match (&networks[..], &groups[..]) {
         ([network], [group]) if !uses_link_group => Ok(Ids { network: *network, group: *group }),
-        ([], _) | (_, []) => Err(format!(
-            "records.json has no instance of {instance_group}.{network}.{deployment} with ids; deploy it, or {remedy}"
-        )),
-        _ => Err(format!(
-            "records.json has networks {networks:?} and groups {groups:?} of {instance_group}, and does not \
-             show which group belongs to the link; {remedy}"
-        )),
+        ([], _) | (_, []) => {
+            Err(VariableError::NoInstance(format!("{instance_group}.{network}.{deployment}"), link()))
+        }
+        _ => Err(VariableError::Ambiguous(networks, groups, instance_group.clone(), link())),
     }
 }
 
-fn print_variable(variable: &manifest::Variable) {
+fn print_variable(variable: &san::Variable) {
     println!("{}", variable.name);
     let Names { common_name, dns, addresses } = &variable.names;
     if let Some(name) = common_name {

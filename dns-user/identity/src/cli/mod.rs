@@ -13,15 +13,15 @@ use clap::{CommandFactory, Parser, Subcommand};
 use dns_kit::command_line;
 
 use crate::{
-    control::{self, Command as ControlCommand, Reply},
     descriptions::read_any,
     fleet::{
+        RotateOptions,
         agent::{self, AgentOptions},
         issuer::{self, IssuerOptions},
-        rotate::{self, RotateOptions},
+        rotate_ca,
     },
     profile::Guid,
-    run::{self, RunOptions},
+    run::{self, Command as ControlCommand, Reply, RunOptions},
 };
 
 /// Certificates that identify instances and renew themselves
@@ -115,7 +115,7 @@ impl Command {
             Self::Create(describe) => describe.send(|container| ControlCommand::Create { container }),
             Self::Update(describe) => describe.send(|container| ControlCommand::Update { container }),
             Self::Destroy(Destroy { control, guid }) => {
-                done(control::send(&control, &ControlCommand::Destroy { guid: Guid::try_from(guid)? })?)
+                done(run::send_command(&control, &ControlCommand::Destroy { guid: Guid::try_from(guid)? })?)
             }
             Self::Status(status) => status.run(),
             Self::San(san) => san.run(),
@@ -123,7 +123,7 @@ impl Command {
             Self::Token(token) => token.run(),
             Self::ConfirmRemovals(confirm) => confirm.run(),
             Self::Agent(options) => block_on(agent::run(*options)),
-            Self::RotateCa(options) => block_on(rotate::rotate_ca(options)),
+            Self::RotateCa(options) => block_on(rotate_ca(options)),
             Self::Man(man) => man.run(CommandLine::command()).map(|()| ExitCode::SUCCESS),
             Self::Completions(completions) => {
                 completions.run(CommandLine::command()).map(|()| ExitCode::SUCCESS)
@@ -145,7 +145,7 @@ impl Describe {
     ) -> anyhow::Result<ExitCode> {
         let Self { control, description } = self;
         let container = read_any(&description).with_context(|| description.display().to_string())?;
-        done(control::send(&control, &order(container))?)
+        done(run::send_command(&control, &order(container))?)
     }
 }
 
@@ -159,7 +159,7 @@ fn done(reply: Reply) -> anyhow::Result<ExitCode> {
 impl Status {
     fn run(self) -> anyhow::Result<ExitCode> {
         let Self { control, json } = self;
-        let status = match control::send(&control, &ControlCommand::Status)? {
+        let status = match run::send_command(&control, &ControlCommand::Status)? {
             Reply::Status(status) => status,
             Reply::Error(problem) => anyhow::bail!(problem),
             Reply::Done => anyhow::bail!("the rotator did not return its status"),

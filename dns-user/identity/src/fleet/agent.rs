@@ -14,7 +14,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use super::protocol::{Credentials, Issuer, Orders, PairReply, PairRequest, Proof, Report};
+use super::{Credentials, Issuer, Orders, PairReply, PairRequest, Proof, Report};
 use crate::{
     authority::{Fingerprint, certificates, date, parse_all, validity},
     certificate::{Standing, Validity, seconds, signing_request},
@@ -161,7 +161,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     }
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let ended = dns_kit::signals::ended();
+    let ended = dns_kit::command_line::until_ended();
     tokio::pin!(ended);
     let mut ready = false;
     loop {
@@ -238,7 +238,6 @@ fn hash(pair: &Pair) -> Fingerprint {
     Fingerprint::of(pair.joined().as_bytes())
 }
 
-/// Returns the validity of a pair and the fingerprint of its CA.
 fn facts(pair: &Pair) -> Option<(Validity, Fingerprint)> {
     let ders = certificates(pair.certificate.as_bytes()).ok()?;
     let parsed = parse_all(&ders).ok()?;

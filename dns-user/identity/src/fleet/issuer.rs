@@ -30,7 +30,7 @@ use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
 
 use super::{
-    protocol::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
+    Member, Members, Orders, PairReply, PairRequest, Refused, Report,
     state::{IssuerFacts, MembersFile, StateFolder},
     trust::Trust,
 };
@@ -191,7 +191,7 @@ pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     tokio::spawn(refresh(service.clone()));
     tokio::select! {
         () = accept(listener, service.clone()) => {}
-        () = dns_kit::signals::ended() => {}
+        () = dns_kit::command_line::until_ended() => {}
     }
     service.save(Unsaved::Renewals, SystemTime::now());
     Ok(())

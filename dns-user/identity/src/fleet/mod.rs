@@ -2,21 +2,44 @@
 //! rotation of the CA across all of them.
 //!
 //! This file decides which names an instance may have in a certificate, according to the fleet's `records.json`.
-//! [`trust`] has the steps of a rotation. With I/O: [`state`] (files of the issuer), [`issuer`], [`agent`], [`rotate`].
+//! [`trust`] has the steps of a rotation. With I/O: [`rotate_ca`], [`state`] (files of the issuer),
+//! [`issuer`], [`agent`]; their calls are JSON over mutual TLS.
 
 pub mod agent;
 pub mod issuer;
-pub mod protocol;
-pub mod rotate;
 pub mod state;
 pub mod trust;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
+use anyhow::Context;
+use http_body_util::Full;
+use hyper::{Request, StatusCode, body::Bytes, header};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{PrivateKeyDer, ServerName, pem::PemObject};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use zeroize::Zeroizing;
+
+use self::{
+    state::StateFolder,
+    trust::{Direction, Step, Trust},
+};
+use crate::{
+    authority::{CaFiles, Fingerprint, certificates},
+    certificate::seconds,
+    folder::Pair,
+    profile::{Profile, ProfileError},
+};
 use dns_core::catalog::Snapshot;
-
-use self::protocol::PairRequest;
-use crate::profile::{Profile, ProfileError};
+use dns_kit::http_client::{Limits, exchange};
 
 /// Reason for which a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,11 +118,312 @@ impl Own {
     }
 }
 
+//----------- Protocol -------------------------------------------------------
+
+/// Body of `POST /v1/pair`: requests a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PairRequest {
+    /// Id of the instance; must be the client's own.
+    pub instance: String,
+    /// Common name shared by the fleet, such as `health.bosh-dns`; `None` for the instance's own pair.
+    pub role: Option<String>,
+    /// Additional names; each must belong to the instance.
+    pub names: Vec<String>,
+    /// Addresses; each must belong to the instance. `None` requests all of them.
+    pub addresses: Option<Vec<IpAddr>>,
+    /// Signing request (RFC 2986), DER in base64: proves possession of the key.
+    pub request: String,
+}
+
+/// The issuer's reply to a [`PairRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairReply {
+    /// Leaf and CA, PEM.
+    pub certificate: String,
+    /// CAs to trust, and the issuing one.
+    pub orders: Orders,
+}
+
+/// Body of `POST /v1/report`: state of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Generation of the trust bundle that all its folders have; 0 before the first.
+    pub generation: u64,
+    /// CAs that issued its pairs.
+    pub issuers: BTreeSet<Fingerprint>,
+    /// Latest end of validity of its pairs, in seconds since 1970.
+    pub not_after: u64,
+}
+
+/// Reply to [`Report`]: the state that the fleet converges to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// Generation of the trust set; incremented by every change.
+    pub generation: u64,
+    /// CAs to trust, PEM.
+    pub bundle: String,
+    /// Issuing CA; pairs of any other must be renewed.
+    pub issuing: Fingerprint,
+    /// Time of the issuer, in seconds since 1970; `None` from an older issuer.
+    #[serde(default)]
+    pub now: Option<u64>,
+}
+
+/// Body of an error reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// Cause of the rejection, and a remedy.
+    pub error: String,
+}
+
+/// An instance that holds certificates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Generation of its trust bundle.
+    pub generation: u64,
+    /// CAs that issued its pairs.
+    pub issuers: BTreeSet<Fingerprint>,
+    /// Latest end of validity of its pairs, in seconds since 1970.
+    pub not_after: u64,
+}
+
+/// All instances that hold certificates, by id.
+pub type Members = BTreeMap<String, Member>;
+
+//----------- Issuer ----------------------------------------------------------
+
+/// Maximum duration of a call.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum size of a reply in bytes.
+const LARGEST_REPLY: usize = 1 << 20;
+
+/// Address of the issuer, and the name in its certificate.
+#[derive(Clone, Debug)]
+struct Issuer {
+    address: String,
+    name: String,
+}
+
+/// Proof of a caller's identity, and the CAs that verify the issuer.
+struct Credentials {
+    proof: Proof,
+    roots: String,
+}
+
+/// Proof of a caller's identity.
+enum Proof {
+    /// The instance's own pair.
+    Pair(Pair),
+    Token(Zeroizing<String>),
+}
+
+impl Issuer {
+    async fn call<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        credentials: &Credentials,
+    ) -> anyhow::Result<T> {
+        let call = self.try_call(path, body, credentials);
+        let reply = tokio::time::timeout(TIMEOUT, call).await;
+        let Self { address, name: _ } = self;
+        reply.context("no reply within 30 s").flatten().with_context(|| format!("issuer {address}"))
+    }
+
+    async fn try_call<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        credentials: &Credentials,
+    ) -> anyhow::Result<T> {
+        let config = client_config(credentials)?;
+        let stream = TcpStream::connect(&self.address).await?;
+        let name = ServerName::try_from(self.name.clone())?;
+        let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+        let stream = connected.map_err(explain)?;
+        let mut request = Request::post(path)
+            .header(header::HOST, &self.name)
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Proof::Token(token) = &credentials.proof {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.as_str()));
+        }
+        let request = request.body(Full::new(Bytes::from(serde_json::to_vec(body)?)))?;
+        let response = exchange(stream, request, Limits { time: TIMEOUT, body: LARGEST_REPLY }).await?;
+        let (status, body) = (response.status(), response.into_body());
+        if status == StatusCode::OK {
+            return Ok(serde_json::from_slice(&body)?);
+        }
+        let refused = serde_json::from_slice(&body).map(|refused: Refused| refused.error);
+        anyhow::bail!("{status}: {}", refused.unwrap_or_else(|_| "no reason given".to_owned()))
+    }
+}
+
+/// Adds the remedy to a certificate that this machine's clock rejects.
+fn explain(error: std::io::Error) -> anyhow::Error {
+    let text = error.to_string();
+    match text.contains("not valid yet") || text.contains("expired") {
+        true => anyhow::Error::from(error).context("check the clocks of this machine and of the issuer"),
+        false => error.into(),
+    }
+}
+
+fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
+    let Credentials { proof, roots } = credentials;
+    let mut store = RootCertStore::empty();
+    for root in certificates(roots.as_bytes())? {
+        store.add(root)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(store);
+    Ok(match proof {
+        Proof::Token(_) => builder.with_no_client_auth(),
+        Proof::Pair(pair) => {
+            let chain = certificates(pair.certificate.as_bytes())?;
+            let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes())?;
+            builder.with_client_auth_cert(chain, key)?
+        }
+    })
+}
+
+//----------- Rotation -------------------------------------------------------
+
+/// Options of `rotate-ca`.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("direction").required(true).args(["ca", "back", "resume"]))]
+pub struct RotateOptions {
+    /// State folder of the issuer, which keeps running
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+    /// PEM file of the new CA
+    #[arg(long, value_name = "FILE", requires = "ca_key")]
+    ca: Option<PathBuf>,
+    /// PEM file of the new CA's private key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    ca_key: Option<PathBuf>,
+    /// Return to the previous CA; also continues an interrupted return
+    #[arg(long)]
+    back: bool,
+    /// Continue an interrupted rotation or return
+    #[arg(long)]
+    resume: bool,
+    /// Seconds to wait after each step, so that services reload their files and late agents report
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    settle: u64,
+    /// Maximum seconds for a step; after that, stop in a consistent state
+    #[arg(long, value_name = "SECONDS")]
+    patience: Option<u64>,
+}
+
+/// Rotates until only the target is trusted; SIGINT and SIGTERM stop it in a consistent state.
+pub async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
+    let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
+    let state = StateFolder::open(state)?;
+    let _lock = state.lock_rotation()?.context("another rotate-ca is running; wait for it or stop it")?;
+    let trust = state.trust()?.context("no CA is installed; start the issuer with --ca first")?;
+    let now = SystemTime::now();
+    let direction = match (ca.zip(ca_key), back) {
+        (Some((certificate, key)), _) => Direction::To(state.import(&CaFiles { certificate, key }, now)?),
+        (None, true) => Direction::Back,
+        (None, false) => Direction::Resume,
+    };
+    let rotation = trust.rotation_to(direction)?;
+    let target = rotation.target.clone();
+    state.authority(&target, now)?;
+    if trust.rotation.as_ref() != Some(&rotation) {
+        state.set_trust(&Trust { rotation: Some(rotation), ..trust })?;
+    }
+    let steps = Steps { state, target, settle: Duration::from_secs(settle), patience };
+    tokio::select! {
+        done = steps.run() => done,
+        () = dns_kit::command_line::until_ended() => anyhow::bail!(
+            "interrupted between two steps, which is safe; continue with --resume, or return with --back"
+        ),
+    }
+}
+
+struct Steps {
+    state: StateFolder,
+    target: Fingerprint,
+    settle: Duration,
+    patience: Option<u64>,
+}
+
+impl Steps {
+    async fn run(&self) -> anyhow::Result<()> {
+        let mut changed = false;
+        loop {
+            let trust = self.state.trust()?.context("trust.json is missing; restore it from a backup")?;
+            self.converge(&trust).await?;
+            if changed {
+                tokio::time::sleep(self.settle).await;
+                self.converge(&trust).await?;
+            }
+            // The target is verified again, because days may have passed since its import.
+            self.state.authority(&self.target, SystemTime::now())?;
+            let Some((step, next)) = trust.next(&self.target) else {
+                let trust = trust.completed();
+                self.state.set_trust(&trust)?;
+                self.state.forget_keys(&trust)?;
+                println!("done: only CA {} is trusted", self.target);
+                return Ok(());
+            };
+            self.state.set_trust(&next)?;
+            println!("{}", describe(step));
+            changed = true;
+        }
+    }
+
+    /// Waits until every member has adopted the state.
+    async fn converge(&self, trust: &Trust) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut shown = None;
+        loop {
+            let members = self.state.members()?;
+            let now = seconds(SystemTime::now());
+            let lagging: Vec<&str> = trust.lagging(&members, now).collect();
+            if lagging.is_empty() {
+                break;
+            }
+            if shown != Some(lagging.len()) {
+                let (count, all) = (lagging.len(), members.len());
+                let first = lagging.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                println!("  waiting for {count} of {all} instances, such as {first}");
+                shown = Some(count);
+            }
+            if self.patience.is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience)) {
+                anyhow::bail!(
+                    "{} instances have not followed, such as {}; check their agents' logs, then use --resume \
+                     or --back",
+                    lagging.len(),
+                    lagging[0]
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        if shown.is_some() {
+            println!("  the fleet has followed");
+        }
+        Ok(())
+    }
+}
+
+fn describe(step: Step) -> &'static str {
+    match step {
+        Step::Trust => "step 1 of 3: the fleet trusts both CAs",
+        Step::Issue => "step 2 of 3: the new CA issues",
+        Step::Retire => "step 3 of 3: only one CA remains trusted",
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use dns_core::catalog::{AliasFiles, Records};
-
     use super::*;
+    use dns_core::catalog::{AliasFiles, Records};
 
     fn fleet() -> Snapshot {
         let text = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain","agent_id"],

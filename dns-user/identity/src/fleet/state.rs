@@ -21,10 +21,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeroize::Zeroizing;
 
-use super::{
-    protocol::{Member, Members},
-    trust::Trust,
-};
+use super::{Member, Members, trust::Trust};
 use crate::{
     authority::{Authority, CaError, CaFiles, Fingerprint},
     certificate::seconds,

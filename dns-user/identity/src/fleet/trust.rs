@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::protocol::Members;
+use super::Members;
 use crate::authority::Fingerprint;
 
 /// The CAs of a fleet.
@@ -144,7 +144,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::fleet::protocol::Member;
+    use crate::fleet::Member;
 
     fn ca(name: &str) -> Fingerprint {
         Fingerprint::of(name.as_bytes())

@@ -100,7 +100,6 @@ impl Identity {
         self.issuer.as_ref().is_some_and(|issuer| issuer.fingerprint == *authority)
     }
 
-    /// Reads a pair of the folder.
     pub(super) fn read(&self, name: &str) -> Result<Pair, FolderError> {
         read_pair(self.folder.path(), name)
             .map_err(|cause| FolderError { path: self.folder.path().join(name), cause })

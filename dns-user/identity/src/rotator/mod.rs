@@ -23,8 +23,7 @@ use crate::{
     authority::{Authority, CaError, CaFiles, Fingerprint, Stamps},
     certificate::{Validity, unix},
     folder::{FolderError, IdentityFolder, Pair, make_folders, sweep_interrupted},
-    keys::KeyError,
-    pool::KeyPool,
+    keys::{KeyError, KeyPool},
     profile::{Container, Guid, Profile, ProfileError},
 };
 

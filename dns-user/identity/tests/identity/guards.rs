@@ -9,8 +9,7 @@ use std::{
 use dns_identity::{
     descriptions::Descriptions,
     folder::read_pair,
-    keys::KeyType,
-    pool::KeyPool,
+    keys::{KeyPool, KeyType},
     rotator::{Next, Rotator},
 };
 use tempfile::TempDir;
@@ -196,7 +195,7 @@ fn control_socket_replaces_no_file() {
     let place = memory();
     let path = place.path().join("control");
     fs::write(&path, "precious").unwrap();
-    let error = dns_identity::control::bind(&path).unwrap_err().to_string();
+    let error = dns_identity::run::bind_control(&path).unwrap_err().to_string();
     assert!(error.contains("is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     assert!(Path::new(&path).is_file());

@@ -13,7 +13,7 @@ use std::{
 
 use dns_identity::{
     fleet::{
-        protocol::Member,
+        Member,
         state::{MembersFile, StateFolder},
     },
     folder::read_pair,

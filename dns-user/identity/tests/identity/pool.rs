@@ -11,8 +11,7 @@ use std::{
 
 use dns_identity::{
     folder::read_pair,
-    keys::{KeyType, PrivateKey},
-    pool::{KeyPool, thread_time},
+    keys::{KeyPool, KeyType, PrivateKey, thread_time},
     rotator::Rotator,
 };
 use nix::{

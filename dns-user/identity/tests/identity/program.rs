@@ -12,8 +12,8 @@ use std::{
 use test_support::free_address;
 
 use dns_identity::{
-    control::{self, Command as Order, Reply},
     folder::read_pair,
+    run::{self, Command as Order, Reply},
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -129,7 +129,7 @@ impl World {
     }
 
     fn ready(&self) {
-        until("the control socket", || control::send(&self.control(), &Order::Status).is_ok());
+        until("the control socket", || run::send_command(&self.control(), &Order::Status).is_ok());
     }
 
     fn identity(&self, guid: &str) -> PathBuf {
@@ -165,7 +165,7 @@ fn folder_of_descriptions_is_followed() {
     // A description without an identity is visible everywhere.
     world.describe("g9.json", r#"{"guid":"g8"}"#);
     let described = || {
-        let Ok(Reply::Status(status)) = control::send(&world.control(), &Order::Status) else { panic!() };
+        let Ok(Reply::Status(status)) = run::send_command(&world.control(), &Order::Status) else { panic!() };
         status.problems
     };
     until("the description without identity", || described().len() == 2);
@@ -182,7 +182,7 @@ fn folder_of_descriptions_is_followed() {
     fs::remove_file(world.folder.path().join("containers/g9.json")).unwrap();
     // The folder determines the identities; commands are refused.
     let create = Order::Create { container: container(json!({ "guid": "g3" })) };
-    let Reply::Error(problem) = control::send(&world.control(), &create).unwrap() else { panic!() };
+    let Reply::Error(problem) = run::send_command(&world.control(), &create).unwrap() else { panic!() };
     assert!(problem.contains("--containers"), "{problem}");
     until("metrics", || {
         get(metrics, "/metrics").is_some_and(|text| {
@@ -212,7 +212,7 @@ fn kill_at_any_moment_keeps_pairs() {
     let order = |number: u32| Order::Create {
         container: container(json!({ "guid": "g1", "ous": [format!("app:{number}")] })),
     };
-    assert!(matches!(control::send(&world.control(), &order(0)).unwrap(), Reply::Done));
+    assert!(matches!(run::send_command(&world.control(), &order(0)).unwrap(), Reply::Done));
     let path = world.identity("g1");
     let mut number = 0;
     for round in 0..25_u64 {
@@ -223,7 +223,7 @@ fn kill_at_any_moment_keeps_pairs() {
                 let mut sent = number;
                 loop {
                     sent += 1;
-                    if control::send(&control, &order(sent)).is_err() {
+                    if run::send_command(&control, &order(sent)).is_err() {
                         return sent;
                     }
                 }
@@ -236,14 +236,14 @@ fn kill_at_any_moment_keeps_pairs() {
         assert!(matches(&read_pair(&path, "instance").unwrap()), "round {round}");
         assert!(matches(&joined(&path).unwrap()), "round {round}");
         world.restart("");
-        let Reply::Status(status) = control::send(&world.control(), &Order::Status).unwrap() else {
+        let Reply::Status(status) = run::send_command(&world.control(), &Order::Status).unwrap() else {
             panic!()
         };
         assert_eq!(status.identities.len(), 1, "round {round}");
     }
     assert!(number > 25, "{number} changes");
     // The next change removes all remains.
-    assert!(matches!(control::send(&world.control(), &order(number + 1)).unwrap(), Reply::Done));
+    assert!(matches!(run::send_command(&world.control(), &order(number + 1)).unwrap(), Reply::Done));
     let names: Vec<_> = fs::read_dir(&path)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -251,7 +251,7 @@ fn kill_at_any_moment_keeps_pairs() {
         .collect();
     assert!(names.len() <= 2, "{names:?}");
     assert!(matches!(
-        control::send(&world.control(), &Order::Destroy { guid: guid("g1") }).unwrap(),
+        run::send_command(&world.control(), &Order::Destroy { guid: guid("g1") }).unwrap(),
         Reply::Done
     ));
     assert_eq!(fs::read_dir(world.folder.path().join("identities")).unwrap().count(), 0);

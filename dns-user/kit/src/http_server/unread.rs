@@ -21,7 +21,7 @@ use tokio::{
     time::{self, Sleep},
 };
 
-use crate::peer::Peer;
+use crate::connections::Peer;
 
 /// Maximum bytes of unread responses per server. A further response closes connections that have
 /// stalled; if that is not enough, it is refused with status 503, so that clients that read are never

@@ -5,12 +5,13 @@
 //! only requests that reach userspace; `tap` shows both paths.
 
 use std::{
+    net::SocketAddr,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use super::Request;
 use crate::metrics::labels::{rcode_label, type_label};
+use dns_core::name::Name;
 
 /// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
 pub const TARGET: &str = "dns_resolver::requests";
@@ -105,6 +106,31 @@ impl Limiter {
 fn now_seconds() -> u64 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_secs()
+}
+
+//----------- Request --------------------------------------------------------
+
+/// A request answered in userspace.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Name in the question.
+    pub name: &'a Name,
+    /// QTYPE of the question.
+    pub query_type: u16,
+    /// RCODE of the reply.
+    pub rcode: u8,
+    /// Number of answers in the reply.
+    pub answers: u16,
+    /// Size of the reply in bytes.
+    pub bytes: usize,
+    /// Address and port of the client.
+    pub client: SocketAddr,
+    /// Transport protocol: `udp` or `tcp`.
+    pub transport: &'static str,
+    /// Source of the answer: `local`, `recursor`, `cache`, `handler`...
+    pub answered_by: &'static str,
+    /// Time from receiving the query to the reply.
+    pub took: Duration,
 }
 
 #[cfg(test)]

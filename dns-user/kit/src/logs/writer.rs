@@ -61,7 +61,6 @@ impl LineWriter {
         Ok(Self { lines, dropped })
     }
 
-    /// Returns the number of dropped lines.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -393,7 +392,6 @@ mod format_tests {
         assert_eq!((priority(&Level::ERROR), priority(&Level::DEBUG)), ("<3>", "<7>"));
     }
 
-    /// Formats the line with `format`.
     fn line(format: LogFormat) -> String {
         let mut text = String::new();
         let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };

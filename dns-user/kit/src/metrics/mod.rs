@@ -2,13 +2,380 @@
 //!
 //! Each crate owns its counters and exposes them under the families declared in [`names`].
 
-mod family;
 pub mod labels;
 pub mod names;
-mod process;
 
-pub use self::{
-    family::{Counter, Family, Gauge, Histogram, Kind, histogram},
-    names::families,
-    process::register_process,
+use std::{fs, marker::PhantomData};
+
+use nix::{
+    sys::resource::{Resource, getrlimit},
+    unistd::{SysconfVar, sysconf},
 };
+use prometheus::{
+    HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    core::{Collector, Desc},
+    proto::{self, Bucket, LabelPair, Metric, MetricFamily, MetricType},
+};
+
+pub use self::names::families;
+
+//----------- Families -------------------------------------------------------
+
+/// A metric family with `LABELS` labels.
+pub struct Family<K, const LABELS: usize> {
+    name: &'static str,
+    help: &'static str,
+    labels: [&'static str; LABELS],
+    kind: PhantomData<K>,
+}
+
+/// Marker for families of monotonic counters.
+pub struct Counter;
+
+/// Marker for families of current values.
+pub struct Gauge;
+
+/// Marker for families of distributions of sizes or durations.
+pub struct Histogram;
+
+/// Type of a family's metrics.
+pub trait Kind {
+    /// Value of one metric in a scrape.
+    type Value;
+    /// Type for the registry.
+    const TYPE: MetricType;
+    /// Stores a value in a metric.
+    fn set(metric: &mut Metric, value: Self::Value);
+}
+
+impl Kind for Counter {
+    type Value = u64;
+    const TYPE: MetricType = MetricType::COUNTER;
+
+    fn set(metric: &mut Metric, value: u64) {
+        let mut counter = proto::Counter::default();
+        counter.set_value(value as f64);
+        metric.set_counter(counter);
+    }
+}
+
+impl Kind for Gauge {
+    type Value = f64;
+    const TYPE: MetricType = MetricType::GAUGE;
+
+    fn set(metric: &mut Metric, value: f64) {
+        let mut gauge = proto::Gauge::default();
+        gauge.set_value(value);
+        metric.set_gauge(gauge);
+    }
+}
+
+impl Kind for Histogram {
+    type Value = proto::Histogram;
+    const TYPE: MetricType = MetricType::HISTOGRAM;
+
+    fn set(metric: &mut Metric, value: proto::Histogram) {
+        metric.set_histogram(value);
+    }
+}
+
+impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
+    pub(crate) const fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
+        Self { name, help, labels, kind: PhantomData }
+    }
+
+    /// Builds the family for a scrape from (label values, metric value) pairs; label values are in
+    /// the order of the labels.
+    #[must_use]
+    pub fn of<L: Into<String>>(
+        &self,
+        metrics: impl IntoIterator<Item = ([L; LABELS], K::Value)>,
+    ) -> MetricFamily {
+        let metrics = metrics.into_iter().map(|(values, value)| {
+            let pairs = self.labels.into_iter().zip(values).map(|(name, value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name(name.to_owned());
+                pair.set_value(value.into());
+                pair
+            });
+            let mut pairs: Vec<LabelPair> = pairs.collect();
+            // The registry requires sorted labels.
+            pairs.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+            let mut metric = Metric::from_label(pairs);
+            K::set(&mut metric, value);
+            metric
+        });
+        let mut family = MetricFamily::default();
+        family.set_name(self.name.to_owned());
+        family.set_help(self.help.to_owned());
+        family.set_field_type(K::TYPE);
+        family.set_metric(metrics.collect());
+        family
+    }
+
+    /// Registers `collect`, which builds this family and related ones on each scrape.
+    pub fn scrape(
+        &self,
+        registry: &Registry,
+        collect: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
+    ) -> prometheus::Result<()> {
+        let labels = self.labels.map(str::to_owned).to_vec();
+        let description = Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())?;
+        registry.register(Box::new(Scraped { description, collect }))
+    }
+
+    /// Returns the options of a stored metric.
+    fn opts(&self) -> Opts {
+        Opts::new(self.name, self.help)
+    }
+}
+
+/// Collects families that are built on each scrape.
+struct Scraped<F> {
+    /// Describes one of the families. The registry refuses two collectors with equal descriptions.
+    description: Desc,
+    collect: F,
+}
+
+impl<F: Fn() -> Vec<MetricFamily> + Send + Sync> Collector for Scraped<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.description]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        (self.collect)()
+    }
+}
+
+/// Builds a histogram for a scrape from the observations in each bucket, not cumulative; the last
+/// bucket has no bound.
+pub fn histogram(bounds: &[f64], observations: impl IntoIterator<Item = u64>, sum: f64) -> proto::Histogram {
+    let mut observations = observations.into_iter();
+    let mut count = 0;
+    let buckets = bounds.iter().zip(observations.by_ref()).map(|(bound, in_bucket)| {
+        count += in_bucket;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound);
+        bucket.set_cumulative_count(count);
+        bucket
+    });
+    let mut histogram = proto::Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(count + observations.sum::<u64>());
+    histogram.set_sample_sum(sum);
+    histogram
+}
+
+impl<K: Kind> Family<K, 0> {
+    /// Builds the family of a single metric for a scrape.
+    #[must_use]
+    pub fn is(&self, value: K::Value) -> MetricFamily {
+        self.of([([] as [&str; 0], value)])
+    }
+}
+
+impl Family<Counter, 0> {
+    /// Creates a stored counter.
+    pub fn counter(&self) -> prometheus::Result<IntCounter> {
+        IntCounter::with_opts(self.opts())
+    }
+}
+
+impl<const LABELS: usize> Family<Counter, LABELS> {
+    /// Creates stored counters with labels.
+    pub fn counters(&self) -> prometheus::Result<IntCounterVec> {
+        IntCounterVec::new(self.opts(), &self.labels)
+    }
+}
+
+impl Family<Gauge, 0> {
+    /// Creates a stored integer gauge.
+    pub fn gauge(&self) -> prometheus::Result<IntGauge> {
+        IntGauge::with_opts(self.opts())
+    }
+}
+
+impl<const LABELS: usize> Family<Gauge, LABELS> {
+    /// Creates stored integer gauges with labels.
+    pub fn gauges(&self) -> prometheus::Result<IntGaugeVec> {
+        IntGaugeVec::new(self.opts(), &self.labels)
+    }
+}
+
+impl Family<Histogram, 0> {
+    /// Creates a stored histogram with these bucket bounds.
+    pub fn histogram(&self, bounds: &[f64]) -> prometheus::Result<prometheus::Histogram> {
+        prometheus::Histogram::with_opts(HistogramOpts::from(self.opts()).buckets(bounds.to_vec()))
+    }
+}
+
+//----------- Process --------------------------------------------------------
+
+/// Registers the families of this process.
+pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
+    registry.register(Box::new(Process::new()?))
+}
+
+/// CPU time, memory, descriptors and threads of this process at the time of a scrape.
+struct Process {
+    cpu: prometheus::Counter,
+    open_files: prometheus::Gauge,
+    most_files: prometheus::Gauge,
+    virtual_memory: prometheus::Gauge,
+    resident_memory: prometheus::Gauge,
+    started: prometheus::Gauge,
+    threads: prometheus::Gauge,
+}
+
+impl Process {
+    fn new() -> prometheus::Result<Self> {
+        let process = Self {
+            cpu: prometheus::Counter::new(
+                "process_cpu_seconds_total",
+                "Total user and system CPU time spent in seconds.",
+            )?,
+            open_files: prometheus::Gauge::new("process_open_fds", "Number of open file descriptors.")?,
+            most_files: prometheus::Gauge::new(
+                "process_max_fds",
+                "Maximum number of open file descriptors.",
+            )?,
+            virtual_memory: prometheus::Gauge::new(
+                "process_virtual_memory_bytes",
+                "Virtual memory size in bytes.",
+            )?,
+            resident_memory: prometheus::Gauge::new(
+                "process_resident_memory_bytes",
+                "Resident memory size in bytes.",
+            )?,
+            started: prometheus::Gauge::new(
+                "process_start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+            )?,
+            threads: prometheus::Gauge::new("process_threads", "Number of OS threads in the process.")?,
+        };
+        if let (Some(stat), Some(boot)) = (Stat::read(), boot_time()) {
+            process.started.set((boot + stat.start / ticks_per_second()).floor());
+        }
+        Ok(process)
+    }
+
+    fn all(&self) -> [&dyn Collector; 7] {
+        let Self { cpu, open_files, most_files, virtual_memory, resident_memory, started, threads } = self;
+        [cpu, open_files, most_files, virtual_memory, resident_memory, started, threads]
+    }
+}
+
+impl Collector for Process {
+    fn desc(&self) -> Vec<&Desc> {
+        self.all().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        if let Ok(files) = fs::read_dir("/proc/self/fd") {
+            // Without the descriptor that lists them.
+            self.open_files.set(files.count().saturating_sub(1) as f64);
+        }
+        if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
+            self.most_files.set(soft as f64);
+        }
+        if let Some(stat) = Stat::read() {
+            // Two scrapes at a time must not count twice, nor backwards.
+            self.cpu.inc_by((stat.cpu / ticks_per_second() - self.cpu.get()).max(0.0));
+            self.virtual_memory.set(stat.virtual_memory);
+            self.resident_memory.set(stat.resident_pages * page_size());
+            self.threads.set(stat.threads);
+        }
+        self.all().into_iter().flat_map(Collector::collect).collect()
+    }
+}
+
+/// Fields of `/proc/self/stat` (proc_pid_stat(5)); times are in clock ticks.
+#[derive(Debug, PartialEq)]
+struct Stat {
+    cpu: f64,
+    threads: f64,
+    start: f64,
+    virtual_memory: f64,
+    resident_pages: f64,
+}
+
+impl Stat {
+    fn read() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/self/stat").ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name, the second field, is in parentheses and may contain any character.
+        let (_, rest) = text.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        // The manual counts from 1, and the first field here is the third.
+        let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
+        Some(Self {
+            cpu: field(14)? + field(15)?,
+            threads: field(20)?,
+            start: field(22)?,
+            virtual_memory: field(23)?,
+            resident_pages: field(24)?,
+        })
+    }
+}
+
+/// Returns the time of the machine's start in seconds since 1970.
+fn boot_time() -> Option<f64> {
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+fn ticks_per_second() -> f64 {
+    setting(SysconfVar::CLK_TCK, 100.0)
+}
+
+fn page_size() -> f64 {
+    setting(SysconfVar::PAGE_SIZE, 4096.0)
+}
+
+fn setting(name: SysconfVar, usual: f64) -> f64 {
+    sysconf(name).ok().flatten().map_or(usual, |value| value as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_spaces_are_skipped() {
+        let text =
+            "7 (a b) c) S 1 7 7 0 -1 4 9 0 0 0 150 50 0 0 20 0 12 0 900 4096000 250 18446744073709551615";
+        let expected = Stat {
+            cpu: 200.0,
+            threads: 12.0,
+            start: 900.0,
+            virtual_memory: 4_096_000.0,
+            resident_pages: 250.0,
+        };
+        assert_eq!(Stat::parse(text), Some(expected));
+        assert_eq!(Stat::parse("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn own_process_is_measured() {
+        let registry = Registry::new();
+        register_process(&registry).unwrap();
+        let value = |name: &str| {
+            let families = registry.gather();
+            let family = families.iter().find(|family| family.name() == name).unwrap();
+            let metric = &family.get_metric()[0];
+            metric.get_gauge().get_value() + metric.get_counter().get_value()
+        };
+        assert!(value("process_resident_memory_bytes") > 1e6);
+        assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
+        assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= value("process_open_fds"));
+        assert!(value("process_threads") >= 1.0);
+        let uptime: f64 =
+            fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let now = boot_time().unwrap() + uptime;
+        assert!((now - 86_400.0..=now + 2.0).contains(&value("process_start_time_seconds")));
+        let before = value("process_cpu_seconds_total");
+        while value("process_cpu_seconds_total") <= before {}
+    }
+}

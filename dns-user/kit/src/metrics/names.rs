@@ -4,7 +4,7 @@
 //! The [`families`] serve only to be exposed; `xtask/tests/metrics.rs` fails on a family that no
 //! crate exposes.
 
-use super::family::{Counter, Family, Gauge, Histogram};
+use super::{Counter, Family, Gauge, Histogram};
 
 /// A declared family, for the metrics reference.
 #[derive(Clone, Copy, Debug)]

@@ -3,27 +3,30 @@
 //! bosh-dns is called as `bosh-dns --config FILE` and parses its options with Go's `flag` package;
 //! [`arguments`] translates such a call into `run --config FILE`.
 
-mod attach;
-mod called_as;
 mod check;
-mod colour;
 #[cfg(test)]
 mod command_page;
 mod defaults;
-mod health;
 mod manual;
 mod operate;
 #[cfg(test)]
-mod reference;
+mod reference_tests;
 mod resolver;
 mod try_out;
-mod wait;
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{daemon, ops::version::VERSION_AND_COMMIT};
+use crate::{
+    daemon::{self, RunOptions},
+    ops::version::VERSION_AND_COMMIT,
+};
+use dns_health::server;
 use dns_kit::logs::{LogFormat, print_error};
 
 /// Exit code for invalid arguments, as in clap and bosh-dns.
@@ -47,15 +50,15 @@ enum Command {
     /// Check configuration, records, aliases and handlers, and print what would be served
     Check(check::Check),
     /// Run the health server, which answers the health checks of other machines, until SIGTERM
-    Health(health::HealthServer),
+    Health(HealthServer),
     /// Serve a small foundation, or your records, on a free local port until Ctrl-C
     Try(try_out::Try),
     /// Print a configuration to start from
     Config(defaults::PrintConfig),
     /// Wait until a name resolves
-    Wait(wait::Wait),
+    Wait(resolver::Wait),
     /// Load and attach the BPF programs for an unprivileged server (xdp.attach_socket) until SIGTERM
-    Attach(attach::Attach),
+    Attach(Attach),
     /// Create the pin folder (xdp.bpffs) for a service that does not start as root
     PreparePins(PreparePins),
     /// Use the server as this machine's resolver until SIGTERM
@@ -98,7 +101,7 @@ fn complain(problem: &dyn std::fmt::Display) {
 /// Runs the command given in the arguments, the first of which is the program name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     dns_kit::memory::return_large_buffers();
-    let given = called_as::own_form(arguments_given.into_iter().collect());
+    let given = own_form(arguments_given.into_iter().collect());
     if given.len() < 2 {
         eprintln!("bosh-dns-xdp: no configuration: run bosh-dns-xdp --config FILE (or --help)");
         return ExitCode::from(USAGE);
@@ -117,7 +120,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     match cli.command {
         Command::Run(Run { config: ConfigFile { config }, log_format }) => {
-            daemon::run(&config, daemon::RunOptions { log_format, ..Default::default() })
+            daemon::run(&config, RunOptions { log_format, ..Default::default() })
         }
         Command::Check(check) => check.run(),
         Command::Health(health) => health.run(),
@@ -170,6 +173,95 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
     (ours, Vec::new())
 }
 
+//----------- Attacher ----------------------------------------------------------
+
+#[derive(Debug, Args)]
+struct Attach {
+    /// The server's configuration, whose `xdp.attach_socket` names the socket.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Format of log lines
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+    /// Serve the server that started this process, at standard input
+    #[arg(long, hide = true)]
+    parent: bool,
+}
+
+impl Attach {
+    /// Runs the attacher until it is killed.
+    fn run(self) -> ExitCode {
+        let Self { config: ConfigFile { config }, log_format, parent } = self;
+        daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
+    }
+}
+
+//----------- Health server -----------------------------------------------------
+
+/// Which configuration, and how to log.
+#[derive(Debug, Args)]
+struct HealthServer {
+    /// The health server's own configuration file (health_server_config.json of bosh-dns)
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Format of log lines
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+impl HealthServer {
+    /// Runs the health server until SIGTERM.
+    fn run(self) -> ExitCode {
+        let Self { config, log_format } = self;
+        server::run(&config, log_format)
+    }
+}
+
+//----------- Names of the program ----------------------------------------------
+
+/// Translates a call under the name of a program of the bosh-dns package, which other jobs and scripts call, or of
+/// the health server.
+///
+/// | Called as | Runs |
+/// |---|---|
+/// | `bosh-dns-health FILE`, `bosh-dns-xdp-health FILE` | `health --config FILE` |
+/// | `bosh-dns-wait ...` | `wait ...` |
+/// | `bosh-dns-nameserverconfig ...` | `resolver --keep ...` |
+/// | `bosh-dns-systemd-resolved-updater --config FILE` | `resolver --systemd-resolved --once --keep ...` |
+/// | anything else | the command in its arguments |
+fn own_form(given: Vec<OsString>) -> Vec<OsString> {
+    let name = given.first().and_then(|path| Path::new(path).file_name()?.to_str()).unwrap_or_default();
+    let (command, options): (&[&str], _) = match name {
+        "bosh-dns-health" | "bosh-dns-xdp-health" => {
+            // Only a single word that is not an option; clap reports anything else.
+            let is_file = given.len() == 2 && !given[1].to_string_lossy().starts_with('-');
+            (if is_file { &["health", "--config"] } else { &["health"] }, false)
+        }
+        "bosh-dns-wait" => (&["wait"], true),
+        // As in bosh-dns, nothing is restored when the process ends.
+        "bosh-dns-nameserverconfig" => (&["resolver", "--keep"], true),
+        "bosh-dns-systemd-resolved-updater" => {
+            (&["resolver", "--keep", "--systemd-resolved", "--once"], true)
+        }
+        _ => return given,
+    };
+    let mut given = given.into_iter();
+    let mut ours: Vec<OsString> = given.next().into_iter().collect();
+    ours.extend(command.iter().map(OsString::from));
+    ours.extend(given.map(|word| if options { two_dashes(word) } else { word }));
+    ours
+}
+
+/// Accepts `-port` for `--port`, as Go's `flag` does.
+fn two_dashes(word: OsString) -> OsString {
+    match word.to_str() {
+        Some(text) if text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
+            format!("-{text}").into()
+        }
+        _ => word,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,5 +293,27 @@ mod tests {
     #[test]
     fn commands_pass_clap_checks() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn bosh_dns_names_are_commands() {
+        for (given, expected) in [
+            ("/x/bosh-dns --config f", "--config f"),
+            ("bosh-dns-xdp status", "status"),
+            ("/x/bosh-dns-health f.json", "health --config f.json"),
+            ("bosh-dns-xdp-health --help", "health --help"),
+            ("bosh-dns-wait -port 5 --checkDomain a.", "wait --port 5 --checkDomain a."),
+            ("bosh-dns-nameserverconfig --bindAddress 1.1.1.1", "resolver --keep --bindAddress 1.1.1.1"),
+            (
+                "bosh-dns-systemd-resolved-updater --config f",
+                "resolver --keep --systemd-resolved --once --config f",
+            ),
+            ("cli instances", "instances"),
+        ] {
+            let words = own_form(given.split_whitespace().map(OsString::from).collect());
+            let words: Vec<String> =
+                words.into_iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            assert_eq!(words.join(" "), expected, "{given}");
+        }
     }
 }

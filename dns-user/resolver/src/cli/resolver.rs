@@ -1,15 +1,27 @@
 //! `resolver`: makes the server the machine's resolver and maintains that configuration.
 
-use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{self, Instant},
+};
 
 use super::complain;
 use crate::{
-    daemon::domains::RoutedDomains,
+    daemon::{
+        domains::RoutedDomains,
+        upcheck::{self, NoAnswer},
+    },
     system::{ResolvConf, Resolved, SystemError},
 };
+use dns_core::{config::values::parse_duration, name::Name};
 
 /// Interval of checks that the server is still the first resolver, as in bosh-dns.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -112,12 +124,12 @@ impl Way {
     /// Waits for the next check: an interval, or a change of the domains.
     async fn next(&mut self) {
         match self {
-            Self::ResolvConf(_) => tokio::time::sleep(INTERVAL).await,
+            Self::ResolvConf(_) => time::sleep(INTERVAL).await,
             Self::Resolved(_, domains) => {
-                let (before, end) = (domains.all(), tokio::time::Instant::now() + INTERVAL);
+                let (before, end) = (domains.all(), Instant::now() + INTERVAL);
                 // Must not be cancelled halfway, because files that were read already are not read
                 // again.
-                while domains.all() == before && tokio::time::Instant::now() < end {
+                while domains.all() == before && Instant::now() < end {
                     domains.follow().await;
                 }
             }
@@ -130,5 +142,90 @@ impl Way {
             Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),
             Self::Resolved(resolved, _) => resolved.put_back(),
         }
+    }
+}
+
+//----------- Wait --------------------------------------------------------------
+
+/// Interval between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time limit of one attempt through the machine's resolver, which may retry by itself.
+const SYSTEM_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Args)]
+pub(super) struct Wait {
+    /// Query the server at this address; by default, use this machine's resolver
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// The server's port
+    #[arg(long, default_value_t = 53)]
+    port: u16,
+    /// Name that must resolve
+    #[arg(long, alias = "checkDomain", value_name = "NAME", default_value = "upcheck.bosh-dns.")]
+    check_domain: Name,
+    /// How long to wait, such as 30s or 5m
+    #[arg(long, value_parser = parse_duration, default_value = "1m")]
+    timeout: Duration,
+    /// Taken for the reference's sake
+    #[arg(long, alias = "logFormat", hide = true)]
+    log_format: Option<String>,
+}
+
+impl Wait {
+    /// Waits until the name resolves; exits with 1 after the time limit.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { address, port, check_domain, timeout, log_format: _ } = self;
+        let whom = match address {
+            Some(address) => format!("the server at {}", SocketAddr::new(address, port)),
+            None => "this machine's resolver".to_owned(),
+        };
+        match until_resolved(address, port, &check_domain, timeout, RETRY_INTERVAL) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problem) => {
+                complain(&format_args!(
+                    "{check_domain} did not resolve within {timeout:?} ({whom}): {problem}"
+                ));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// Queries until the name resolves; returns the last problem after the time limit.
+pub(super) fn until_resolved(
+    address: Option<IpAddr>,
+    port: u16,
+    name: &Name,
+    timeout: Duration,
+    interval: Duration,
+) -> Result<(), NoAnswer> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let end = Instant::now() + timeout;
+        loop {
+            let tried = match address {
+                Some(address) => upcheck::resolves(SocketAddr::new(address, port), name).await,
+                None => by_the_machine(name).await,
+            };
+            match tried {
+                Ok(()) => return Ok(()),
+                Err(problem) if Instant::now() >= end => return Err(problem),
+                Err(_) => time::sleep(interval.min(end.saturating_duration_since(Instant::now()))).await,
+            }
+        }
+    });
+    // A lookup through the machine's resolver may still block.
+    runtime.shutdown_background();
+    result
+}
+
+/// Resolves the name through the C library, as other programs on this machine do.
+async fn by_the_machine(name: &Name) -> Result<(), NoAnswer> {
+    let looked_up = tokio::net::lookup_host((name.to_string(), 0));
+    match time::timeout(SYSTEM_TIMEOUT, looked_up).await {
+        Ok(Ok(mut addresses)) => addresses.next().map(drop).ok_or(NoAnswer::NoAddress),
+        Ok(Err(problem)) => Err(problem.into()),
+        Err(_) => Err(NoAnswer::Silence(SYSTEM_TIMEOUT)),
     }
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use dns_core::{catalog::RECORD_KEYS, name::Name};
 use serde_json::{Value, json};
 
-use super::{complain, wait};
+use super::{complain, resolver};
 use crate::daemon::{self, OnHangup, RunOptions};
 use dns_kit::logs::LogFormat;
 
@@ -131,7 +131,8 @@ fn loopback() -> IpAddr {
 /// Returns whether a DNS server answers the up-check name within `timeout`.
 fn answers(server: SocketAddr, timeout: Duration) -> bool {
     let Ok(name) = Name::from_text(UPCHECK) else { return false };
-    wait::until_resolved(Some(server.ip()), server.port(), &name, timeout, Duration::from_millis(20)).is_ok()
+    resolver::until_resolved(Some(server.ip()), server.port(), &name, timeout, Duration::from_millis(20))
+        .is_ok()
 }
 
 /// Checks that an address is free for UDP and TCP; the error names the process that uses it.

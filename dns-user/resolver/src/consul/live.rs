@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use super::{Catalogs, ConsulNames};
 use dns_consul::{catalog::Place, source::Settings};
 use dns_consul_source::Source;
-use dns_upstream::InForce;
+use dns_upstream::CurrentUpstreams;
 
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -19,7 +19,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,
     catalogs: Arc<Catalogs>,
-    upstreams: Arc<InForce>,
+    upstreams: Arc<CurrentUpstreams>,
     installed: impl Fn() + Send + Sync + 'static,
 ) {
     let mut settings = catalogs.settings();

@@ -8,9 +8,6 @@
 mod catalogs;
 #[cfg(feature = "live-consul")]
 mod live;
-#[cfg(not(feature = "live-consul"))]
-mod no_live;
-mod published;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -28,7 +25,7 @@ use hickory_proto::{
 use prometheus::{Registry, proto::MetricFamily};
 use tokio::sync::watch;
 
-pub(crate) use catalogs::{Catalogs, NewZone, load_config};
+pub(crate) use catalogs::{Catalogs, NewZone, Published, load_config};
 use dns_consul::{
     Asker, PendingAnswer, Zone, chain_of, config::Config as ConsulConfig, record::Record, source::Status,
 };
@@ -50,10 +47,9 @@ pub(crate) use live::follow;
 use no_live::Source;
 #[cfg(not(feature = "live-consul"))]
 pub(crate) use no_live::follow;
-pub(crate) use published::Published;
 
 /// How long an answer waits for data that a live Consul has not delivered yet.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Consul's names: the current zone, and the recursors for host names.
 pub(crate) struct ConsulNames {
@@ -68,7 +64,7 @@ pub(crate) struct ConsulNames {
     /// Publishes names that interfaces can answer.
     fast_path: FastPathHandle,
     /// Names that interfaces can answer, with their services.
-    used: published::Used,
+    used: catalogs::Used,
     seed: u64,
 }
 
@@ -81,7 +77,7 @@ impl ConsulNames {
             version: watch::channel(version).0,
             source: ArcSwapOption::empty(),
             fast_path,
-            used: published::Used::default(),
+            used: catalogs::Used::default(),
             seed: fastrand::u64(..),
         }
     }
@@ -131,7 +127,7 @@ impl ConsulNames {
         let now = kernel_monotonic_ns();
         let services = self.used.recent(|name, qtype| {
             let last_used = match qtype {
-                published::ADDRESSES => self.fast_path.last_used_ns(name)?,
+                catalogs::ADDRESSES => self.fast_path.last_used_ns(name)?,
                 _ => self.reply_last_used_ns(name, qtype)?,
             };
             Some(Duration::from_nanos(now.saturating_sub(last_used)))
@@ -172,7 +168,7 @@ impl ConsulNames {
     }
 
     /// Requests the data for the query from a live Consul and, if it is missing, waits for it up to
-    /// [`PATIENCE`].
+    /// [`TIMEOUT`].
     async fn until_told(&self, query: &Query<'_>) {
         let Some(source) = self.source.load_full() else { return };
         let mut version = self.version.subscribe();
@@ -186,7 +182,7 @@ impl ConsulNames {
             }
         };
         // If the data is still missing, the reply is SERVFAIL.
-        let _ = tokio::time::timeout(PATIENCE, told).await;
+        let _ = tokio::time::timeout(TIMEOUT, told).await;
     }
 
     /// Returns whether the answer must wait for a live Consul. If not, reports to it that the
@@ -295,7 +291,7 @@ impl Answer for ConsulNames {
             && answer.rcode == ResponseCode::NoError
             && let Some(service) = zone.service_of(query)
         {
-            self.used.note(&name, if is_address_list { published::ADDRESSES } else { qtype }, service);
+            self.used.note(&name, if is_address_list { catalogs::ADDRESSES } else { qtype }, service);
         }
         if is_address_list {
             self.fast_path.learn(&name);
@@ -441,4 +437,49 @@ fn of_source(status: &Status) -> Vec<MetricFamily> {
         families::CONSUL_STALE_QUESTIONS.is(status.stale as f64),
         families::CONSUL_INVALID_ENTRIES.is(status.invalid_entries as f64),
     ]
+}
+
+/// Replaces `live` in a build without the feature `live-consul`: names come from definition files only.
+#[cfg(not(feature = "live-consul"))]
+mod no_live {
+    use std::future;
+
+    use super::{Arc, Catalogs, ConsulNames, Status};
+    use dns_consul::{Lack, catalog::Place};
+    use dns_upstream::CurrentUpstreams;
+
+    /// A live source, of which this build has none.
+    pub(super) enum Source {}
+
+    impl Source {
+        pub(super) fn demand(&self, _lack: Lack) {
+            match *self {}
+        }
+
+        pub(super) fn watches_all(&self) -> bool {
+            match *self {}
+        }
+
+        pub(super) fn asked(&self, _place: Place, _service: String) {
+            match *self {}
+        }
+
+        pub(super) fn used(&self, _services: Vec<(Place, String)>) {
+            match *self {}
+        }
+
+        pub(super) fn status(&self) -> Status {
+            match *self {}
+        }
+    }
+
+    /// Never returns: the configuration has no live Consul.
+    pub(crate) async fn follow(
+        _names: Arc<ConsulNames>,
+        _catalogs: Arc<Catalogs>,
+        _upstreams: Arc<CurrentUpstreams>,
+        _installed: impl Fn() + Send + Sync + 'static,
+    ) {
+        future::pending().await
+    }
 }

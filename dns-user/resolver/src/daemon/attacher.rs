@@ -4,7 +4,7 @@
 use std::{
     env,
     fs::File,
-    io,
+    io::{self, Read as _, Write as _},
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
@@ -12,17 +12,19 @@ use std::{
     panic,
     path::Path,
     process::{self, Command, ExitCode},
+    time::{Duration, Instant},
 };
 
 use clap::ValueEnum as _;
 use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{SigHandler, SigSet, Signal, signal},
-    unistd::User,
+    unistd::{ForkResult, User, fork},
 };
 use tracing::{info, warn};
 
-use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager, standby};
-use crate::accounts::{self, NoAccount};
+use super::{INTERNAL_FAILURE, RunOptions, listeners::all_addresses, privileges, service_manager};
+use crate::system::{self, NoAccount};
 use dns_core::config::{Config, ConfigErrors, HookMode, ParsedFiles};
 use dns_fastpath::{Attacher, Authority, ReadAuthority};
 use dns_kit::{
@@ -130,7 +132,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     }
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
-    let known = |key, name: &Option<String>| name.as_ref().map(|name| accounts::user(key, name)).transpose();
+    let known = |key, name: &Option<String>| name.as_ref().map(|name| system::user(key, name)).transpose();
     let server = known("xdp.user", &xdp.user)?.as_ref().map_or(own, ids);
     let attach_user = known("xdp.attach_user", &xdp.attach_user)?;
     // The folder may belong to an earlier attacher or have been prepared by a service manager
@@ -149,7 +151,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     // Forks, so it must precede the first thread.
     let servers = match servers {
-        Servers::Parent(server) => match standby::divide(server).map_err(AttacherError::Parent)? {
+        Servers::Parent(server) => match divide(server).map_err(AttacherError::Parent)? {
             Some(worker) => Servers::Parent(worker),
             None => return Ok(()),
         },
@@ -187,7 +189,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
         Servers::Any(attacher) => {
             let socket = xdp.attach_socket.as_deref().unwrap_or(Path::new(""));
             info!("attacher ready at {}", socket.display());
-            service_manager::tell(service_manager::State::Ready);
+            service_manager::notify(service_manager::Phase::Ready);
             Err(AttacherError::Socket(attacher.run(read)))
         }
     };
@@ -244,6 +246,119 @@ pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
         Err(problem) => {
             print_error("bosh-dns-xdp", &problem.to_string());
             ExitCode::FAILURE
+        }
+    }
+}
+
+//----------- Standby -----------------------------------------------------------
+
+/// Time until the first replacement.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest time until a replacement; it doubles each time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Life of an attacher after which its end counts as the first one.
+const STABLE: Duration = Duration::from_secs(120);
+
+/// An attacher of the server.
+pub(super) struct Worker {
+    server: UnixStream,
+    /// Tells the standby process of this one's end: closed by the kernel if it is killed.
+    end: UnixStream,
+}
+
+impl Worker {
+    /// Returns the connection to the server.
+    pub(super) fn server(&self) -> &UnixStream {
+        &self.server
+    }
+
+    /// Declares that this attacher has done its work and needs no replacement.
+    pub(super) fn finish(&self) {
+        // An error means that the standby process is gone.
+        let _ = (&self.end).write(&[0]);
+    }
+}
+
+/// Forks the standby process, which replaces the server's own attacher if it is killed. Returns once in each attacher,
+/// this process first; `None` in the standby process, at its end.
+///
+/// The server cannot start a second attacher: it has given up its privileges, and its seccomp filter refuses
+/// execve(2). So the attacher's process forks before its first thread: the parent attaches, and the child sleeps until
+/// that process is killed, then forks the next one. Each attacher offers the server a connection through the stream
+/// that the server created.
+fn divide(server: UnixStream) -> io::Result<Option<Worker>> {
+    // The seccomp filter does not permit wait4(2), so the kernel must reap attachers. SAFETY: SIG_IGN
+    // installs no handler.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn)? };
+    let (worker, mut watched) = offer(&server)?;
+    // SAFETY: the process has a single thread.
+    if let ForkResult::Parent { .. } = unsafe { fork() }? {
+        return Ok(Some(worker));
+    }
+    drop(worker);
+    let (mut begun, mut pause) = (Instant::now(), FIRST_PAUSE);
+    loop {
+        if wait(&server, &watched, None)? == Ended::Server || is_finished(&watched) {
+            return Ok(None);
+        }
+        if begun.elapsed() >= STABLE {
+            pause = FIRST_PAUSE;
+        }
+        if wait(&server, &server, Some(pause))? == Ended::Server {
+            return Ok(None);
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let (worker, next) = offer(&server)?;
+        // SAFETY: as above.
+        if let ForkResult::Child = unsafe { fork() }? {
+            return Ok(Some(worker));
+        }
+        (watched, begun) = (next, Instant::now());
+    }
+}
+
+/// Offers the server a connection to a new attacher; also returns the stream that ends with the attacher.
+fn offer(server: &UnixStream) -> io::Result<(Worker, UnixStream)> {
+    let connection = dns_fastpath::offer_connection(server)?;
+    let (end, watched) = UnixStream::pair()?;
+    Ok((Worker { server: connection, end }, watched))
+}
+
+/// Returns whether the attacher at the other end has declared its end.
+fn is_finished(mut watched: &UnixStream) -> bool {
+    matches!(watched.read(&mut [0]), Ok(1))
+}
+
+/// The process whose end was noticed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Server,
+    Attacher,
+    /// Neither, within the time limit.
+    Nothing,
+}
+
+/// Waits for the end of the server or of the attacher; the server sends nothing on its stream.
+fn wait(server: &UnixStream, attacher: &UnixStream, limit: Option<Duration>) -> io::Result<Ended> {
+    let end = limit.map(|limit| Instant::now() + limit);
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let timeout =
+            left.map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
+        let mut fds = [server, attacher].map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
+        match poll(&mut fds, timeout) {
+            Ok(0) => return Ok(Ended::Nothing),
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let [server, attacher] = fds.map(|fd| fd.any().unwrap_or(false));
+        match (server, attacher) {
+            (true, _) => return Ok(Ended::Server),
+            (false, true) => return Ok(Ended::Attacher),
+            (false, false) => {}
         }
     }
 }

@@ -5,15 +5,15 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Instant};
 use serde::Serialize;
 
 use super::{
-    config::{self, WholeConfig},
     files::{Files, First},
     followed_file::Sources,
     listeners::all_addresses,
+    settings::{self, WholeConfig},
 };
 use crate::{
-    accounts,
     ops::service_status::{FileState, Kind, ServiceStatus},
     server::ServerError,
+    system,
 };
 use dns_core::config::{Config, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
@@ -70,7 +70,7 @@ pub struct Serves {
 
 /// Checks a configuration and every file it names.
 pub fn check(path: &Path) -> CheckReport {
-    let (errors, whole) = config::check(path);
+    let (errors, whole) = settings::check_config(path);
     let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let Some(whole) = whole else {
         return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
@@ -103,14 +103,14 @@ impl CheckReport {
 fn surroundings(config: &Config) -> Vec<String> {
     let has_fast_path = config.xdp.enabled && config.xdp.mode != HookMode::Off;
     let control = config.control.as_ref();
-    let user = |key, name: Option<&String>| accounts::user(key, name?).err();
+    let user = |key, name: Option<&String>| system::user(key, name?).err();
     let accounts = [
         user("xdp.user", config.xdp.user.as_ref()),
         user("xdp.attach_user", config.xdp.attach_user.as_ref().filter(|_| has_fast_path)),
         user("control.user", control.and_then(|control| control.user.as_ref())),
         control
             .and_then(|control| control.group.as_ref())
-            .and_then(|name| accounts::group("control.group", name).err()),
+            .and_then(|name| system::group("control.group", name).err()),
     ];
     let mut errors: Vec<String> = accounts.into_iter().flatten().map(|error| error.to_string()).collect();
     if has_fast_path {
@@ -242,7 +242,6 @@ fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
     files.into_iter().filter_map(problem).collect()
 }
 
-/// Returns the unreadable files of a certificate.
 fn unreadable(tls: &TlsFiles) -> Vec<String> {
     let TlsFiles { certificate, private_key, ca } = tls;
     let problem = |path: &std::path::PathBuf| {

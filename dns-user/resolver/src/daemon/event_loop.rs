@@ -15,14 +15,13 @@ use tracing::{error, info, warn};
 
 use super::{
     DaemonError,
-    config::{self, WholeConfig},
     failures::{Failure, Failures},
     fast_path::Lifecycle,
     files::{Changes, Files},
     followed_file::{Reading, Sources},
     listeners::{Listeners, all_addresses},
-    service_manager, settings,
-    signals::{Asked, Signals},
+    service_manager::{self, Asked, Signals},
+    settings::{self, WholeConfig},
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
 };
@@ -46,10 +45,10 @@ use dns_kit::{files::watch::Watch, logs::Logs};
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Time limit for interfaces to answer from a new snapshot.
-const PUBLISHING_PATIENCE: Duration = Duration::from_secs(2);
+const PUBLISHING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time limit for reading config.json.
-const CONFIG_PATIENCE: Duration = Duration::from_secs(1);
+const CONFIG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of consecutive rounds without an answer to any client or self-check after which the
 /// process ends: 30 s.
@@ -111,7 +110,7 @@ impl Daemon<'_> {
                 }
                 _ = beats.tick() => {
                     self.fast_path.heartbeat();
-                    service_manager::tell(service_manager::State::Alive);
+                    service_manager::notify(service_manager::Phase::Alive);
                 }
                 () = self.watch.next() => self.reload_files(Reading::IfChanged).await,
                 asked = signals.next() => match asked {
@@ -201,7 +200,7 @@ impl Daemon<'_> {
         self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
         if has_handlers || reading == Reading::Always {
             // A new handler may have taken over names that the interfaces still answer.
-            if !self.fast_path.flushed(PUBLISHING_PATIENCE).await {
+            if !self.fast_path.flushed(PUBLISHING_TIMEOUT).await {
                 warn!("fast path still serves the previous files");
             }
         }
@@ -330,18 +329,18 @@ struct Unanswered {
     silent: Vec<String>,
 }
 
-/// Reads config.json on a blocking thread, for at most [`CONFIG_PATIENCE`].
+/// Reads config.json on a blocking thread, for at most [`CONFIG_TIMEOUT`].
 async fn read_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
     let file = path.display().to_string();
     let failed = |problem: String| ConfigErrors::from(ConfigError::of_file(file, problem));
     let path = path.to_owned();
-    let reading = tokio::task::spawn_blocking(move || config::load(&path));
-    match time::timeout(CONFIG_PATIENCE, reading).await {
+    let reading = tokio::task::spawn_blocking(move || settings::load_config(&path));
+    match time::timeout(CONFIG_TIMEOUT, reading).await {
         Ok(Ok(result)) => result,
         // The panic has been logged with its location.
         Ok(Err(panic)) => Err(failed(panic.to_string())),
         Err(_) => {
-            Err(failed(format!("the file system did not respond within {} s", CONFIG_PATIENCE.as_secs())))
+            Err(failed(format!("the file system did not respond within {} s", CONFIG_TIMEOUT.as_secs())))
         }
     }
 }

@@ -8,21 +8,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::{JoinError, JoinHandle};
+use tokio::{
+    sync::{Semaphore, mpsc::Receiver},
+    task::{JoinError, JoinHandle},
+    time::timeout,
+};
 use tracing::{error, info, warn};
 
-use crate::ops::service_status::{FastPathOff, ServiceStatus};
 use crate::{
-    ops::tap::{self, Tap, TapLine},
+    ops::{
+        service_status::{FastPathOff, ServiceStatus},
+        tap::{self, Tap, TapLine},
+    },
     server::Arrivals,
-    state::ServerState,
+    state::{Route, ServerState},
 };
 use dns_common::control::{COOKIES, ECHO_OPT};
 use dns_core::{
     config::{Config, HookMode, XdpConfig},
     resolve::Health,
+    wire::{CLASS_IN, OPT_LEN, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse},
 };
-use dns_fastpath::{Admission, AttacherConnection, Everything, FastPath, FastPathError, TapItem};
+use dns_fastpath::{
+    Admission, AnswerQuestion, AttacherConnection, Everything, FastPath, FastPathError, TapItem,
+};
 use dns_health::HealthService;
 
 /// Delay before reconnecting to a lost attacher.
@@ -38,10 +47,10 @@ const UNFOLLOWED: Duration = Duration::from_secs(10);
 
 /// How long to wait for an attacher of this server to offer itself. The first one reads the configuration
 /// before.
-const OFFER_PATIENCE: Duration = Duration::from_secs(5);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the start waits for the service to detach an earlier server's programs.
-const DETACHING_PATIENCE: Duration = Duration::from_secs(5);
+const DETACHING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The fast path of a running server, empty until its maps exist. DNS does not wait for it.
 ///
@@ -401,7 +410,7 @@ impl Lifecycle {
     /// Waits until the interfaces answer from the last published state; returns false if that takes
     /// longer than `patience`.
     pub(super) async fn flushed(&self, patience: Duration) -> bool {
-        tokio::time::timeout(patience, self.server_state.fast_path.flushed()).await.is_ok()
+        timeout(patience, self.server_state.fast_path.flushed()).await.is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor, and waits for completion.
@@ -435,7 +444,7 @@ pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAdd
             .map_err(|problem| problem.to_string())
     });
     // After the lease they do not answer anyway.
-    let detached = tokio::time::timeout(config.lease.min(DETACHING_PATIENCE), detaching).await;
+    let detached = timeout(config.lease.min(DETACHING_TIMEOUT), detaching).await;
     match detached {
         Ok(Ok(Ok(()))) => info!("the attacher has detached the programs of earlier servers"),
         // A service that does not run detaches them itself when it starts.
@@ -451,7 +460,7 @@ pub(super) async fn end_earlier_programs(config: &XdpConfig, listen: &[SocketAdd
 
 fn connect(config: &XdpConfig, source: &AttacherSource) -> Result<AttacherConnection, FastPathError> {
     match (source, &config.attach_socket) {
-        (AttacherSource::Own(standby), _) => AttacherConnection::receive(standby, OFFER_PATIENCE),
+        (AttacherSource::Own(standby), _) => AttacherConnection::receive(standby, OFFER_TIMEOUT),
         (AttacherSource::Service, Some(socket)) => {
             AttacherConnection::open(socket, config.attach_user.as_deref())
         }
@@ -493,4 +502,77 @@ fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
             }
         }
     })))
+}
+
+//----------- Renewals ----------------------------------------------------------
+
+/// Maximum number of concurrent renewals; further ones wait.
+const AT_ONCE: usize = 16;
+
+/// Time limit of a renewal. Afterwards the answer expires, and a query fetches it.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Renews forwarded answers that interfaces use shortly before they expire, so that no query waits for the renewal;
+/// ends with the fast path.
+pub(super) async fn follow_renewals(server_state: Arc<ServerState>, mut requested: Receiver<AnswerQuestion>) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    while let Some(renewal) = requested.recv().await {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let server_state = server_state.clone();
+        tokio::spawn(async move {
+            // The old answer stays until it expires.
+            let _ = timeout(RENEWAL_TIMEOUT, renew(&server_state, &renewal)).await;
+            drop(place);
+        });
+    }
+}
+
+/// Fetches an answer from the currently responsible server; its cache publishes it.
+async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
+    let state = server_state.state_full();
+    let message = query(renewal);
+    let Parsed::Query(query) = parse(&message) else { return };
+    if let Route::Handler(answer) | Route::Recursors(answer) = Route::of(&state, &renewal.name, renewal.qtype)
+    {
+        answer.refresh(&query).await;
+    }
+}
+
+/// Returns the query that a client with these flags and RD would send.
+fn query(renewal: &AnswerQuestion) -> Vec<u8> {
+    const RD: u8 = 0x01;
+    const CD: u8 = 0x10;
+    let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = renewal;
+    let mut message = Vec::with_capacity(12 + name.as_wire().len() + 4 + OPT_LEN);
+    message.extend_from_slice(&[0, 0, RD, if *checking_disabled { CD } else { 0 }]);
+    message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(*dnssec_ok)]);
+    message.extend_from_slice(name.as_wire());
+    message.extend_from_slice(&qtype.to_be_bytes());
+    message.extend_from_slice(&CLASS_IN.to_be_bytes());
+    if *dnssec_ok {
+        message.extend_from_slice(&opt_record(UDP_PAYLOAD_SIZE, 0, true));
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewal_asks_the_same_question() {
+        for (dnssec_ok, checking_disabled) in [(false, false), (true, false), (false, true), (true, true)] {
+            let renewal = AnswerQuestion {
+                name: "www.example".parse().unwrap(),
+                qtype: 257,
+                dnssec_ok,
+                checking_disabled,
+            };
+            let message = query(&renewal);
+            let Parsed::Query(query) = parse(&message) else { panic!("a query: {message:02x?}") };
+            assert_eq!((query.question.name(), query.question.qtype), (renewal.name, 257));
+            assert_eq!((query.dnssec_ok(), query.checking_disabled()), (dnssec_ok, checking_disabled));
+            assert!(query.recursion_desired());
+        }
+    }
 }

@@ -1,19 +1,18 @@
 //! The running server: startup, reloads and shutdown of all components.
 //!
-//! * `start`, `event_loop`, `signals`: startup, main loop and shutdown.
-//! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path.
+//! * `start`, `event_loop`: startup, main loop and shutdown.
+//! * `service_manager`: signals, and messages to systemd.
+//! * `settings`: config.json.
+//! * `upstreams`, `fast_path`: routes for non-local names; lifecycle of the fast path, and renewals of its answers.
 //! * `files`, `records`, `consul`, `followed_file`: follow files on disk.
 //! * [`domains`]: the domains that only this server answers, for systemd-resolved.
-//! * `listeners`: the listening sockets, updated when addresses files change.
+//! * `listeners`: the listening sockets, updated when addresses files change; the API and the control socket.
 //! * `upcheck`: self-checks.
-//! * `attacher`: the privileged process that loads and attaches the programs; `standby` replaces it if it is killed.
-//! * `api`: opens the API and the control socket.
+//! * `attacher`: the privileged process that loads and attaches the programs, and its replacement.
 //! * `failures`: handling of panics.
 
-mod api;
 mod attacher;
 pub mod check;
-mod config;
 mod consul;
 pub mod domains;
 mod event_loop;
@@ -24,25 +23,22 @@ mod followed_file;
 mod listeners;
 mod privileges;
 mod records;
-mod renewals;
 mod service_manager;
 mod settings;
-mod signals;
-mod standby;
 mod start;
 pub(crate) mod upcheck;
 mod upstreams;
 
 pub use self::{
     attacher::{attach, prepare_pins},
-    signals::OnHangup,
+    service_manager::OnHangup,
 };
 
 use std::{io, path::Path, process::ExitCode};
 
 use tracing::{error, info, warn};
 
-use self::config::WholeConfig;
+use self::settings::WholeConfig;
 use crate::{ops::api::bind_control, server::ServerError};
 use dns_core::config::{ConfigErrors, ControlConfig, HookMode, LogLevel};
 use dns_health::HealthError;
@@ -128,7 +124,7 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
 /// Performs the steps that must precede the first thread, then runs the server. Sets `is_logged`
 /// once errors are written to the log.
 fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), DaemonError> {
-    let config = config::load(path)?;
+    let config = settings::load_config(path)?;
     let settings = &config.0.config;
     let xdp = &settings.xdp;
     // Must happen while the process may still change the socket's owner.
@@ -178,17 +174,17 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
 async fn serve(
     path: &Path,
     config: WholeConfig,
-    (control, attacher): (Option<api::Control>, Option<fast_path::OwnAttacher>),
+    (control, attacher): (Option<listeners::Control>, Option<fast_path::OwnAttacher>),
     logs: &Logs,
     mut failures: failures::Failures,
     on_hangup: OnHangup,
 ) -> Result<(), DaemonError> {
     // Installed first, so that a signal during startup also ends the process gracefully.
-    let mut signals = signals::Signals::new(on_hangup)?;
+    let mut signals = service_manager::Signals::new(on_hangup)?;
     let mut daemon = start::start(path, config, (control, attacher), logs, &failures).await?;
-    service_manager::tell(service_manager::State::Ready);
+    service_manager::notify(service_manager::Phase::Ready);
     let result = daemon.run(&mut signals, &mut failures).await;
-    service_manager::tell(service_manager::State::Stopping);
+    service_manager::notify(service_manager::Phase::Stopping);
     daemon.stop().await;
     result
 }

@@ -6,7 +6,7 @@
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
-use crate::accounts::{self, NoAccount};
+use crate::system::{self, NoAccount};
 
 /// Failure to drop privileges.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub(super) fn keep_for_serving(user: Option<&str>) -> Result<(), PrivilegesError
         let held = caps::read(None, CapSet::Permitted).map_err(failed)?;
         return keep_only(&held.difference(&ATTACHING.into()).copied().collect());
     };
-    let user = accounts::user("xdp.user", name)?;
+    let user = system::user("xdp.user", name)?;
     if user.uid == Uid::effective() { Ok(()) } else { become_user(&user, &SERVING.into()) }
 }
 

@@ -1,4 +1,4 @@
-//! Reports the server's state to systemd (`sd_notify(3)`) if its unit has `Type=notify`; with
+//! Handles signals. Reports the server's state to systemd (`sd_notify(3)`) if its unit has `Type=notify`; with
 //! `WatchdogSec` it restarts a server whose loop hangs. Keeps files that a privileged command opened for the
 //! service (`FileDescriptorStoreMax`).
 
@@ -8,10 +8,13 @@ use std::{
 };
 
 use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::debug;
 
+use super::DaemonError;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum Phase {
     /// The server answers queries.
     Ready,
     /// The main loop is running (watchdog keep-alive).
@@ -21,11 +24,11 @@ pub(super) enum State {
 }
 
 /// Notifies the service manager, if there is one.
-pub(super) fn tell(state: State) {
+pub(super) fn notify(state: Phase) {
     let message = match state {
-        State::Ready => NotifyState::Ready,
-        State::Alive => NotifyState::Watchdog,
-        State::Stopping => NotifyState::Stopping,
+        Phase::Ready => NotifyState::Ready,
+        Phase::Alive => NotifyState::Watchdog,
+        Phase::Stopping => NotifyState::Stopping,
     };
     if let Err(error) = sd_notify::notify(false, &[message]) {
         debug!("cannot tell systemd (sd_notify) that the server is {state:?}: {error}");
@@ -55,4 +58,55 @@ pub(super) fn handed_files<const N: usize>(names: [&str; N]) -> [Option<File>; N
         // SAFETY: the service manager opened this descriptor for this process, and nothing else uses it.
         Some(unsafe { File::from_raw_fd(*number) })
     })
+}
+
+//----------- Signals -----------------------------------------------------------
+
+/// The signals that the server handles.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    on_hangup: OnHangup,
+}
+
+/// Meaning of SIGHUP for this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnHangup {
+    /// Reload the configuration and every file, as services do.
+    #[default]
+    Reload,
+    /// End with the terminal.
+    End,
+}
+
+/// Request made by a signal.
+pub(super) enum Asked {
+    /// Shut down; holds the signal's name.
+    End(&'static str),
+    /// Reload the configuration and every file.
+    Reload,
+}
+
+impl Signals {
+    /// Installs the signal handlers.
+    pub(super) fn new(on_hangup: OnHangup) -> Result<Self, DaemonError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            on_hangup,
+        })
+    }
+
+    pub(super) async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.terminate.recv() => Asked::End("SIGTERM"),
+            _ = self.interrupt.recv() => Asked::End("SIGINT"),
+            _ = self.hangup.recv() => match self.on_hangup {
+                OnHangup::Reload => Asked::Reload,
+                OnHangup::End => Asked::End("SIGHUP"),
+            },
+        }
+    }
 }

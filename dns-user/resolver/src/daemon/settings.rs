@@ -1,9 +1,10 @@
 //! The settings of `config.json`: changed by a reload, or only by a restart; and remarks.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::Path};
 
 use super::privileges;
-use dns_core::config::Config;
+use dns_consul::config::Config as ConsulConfig;
+use dns_core::config::{Config, ConfigError, ConfigErrors, Loaded, ParsedFiles};
 
 /// Declares the table. Every field of [`Config`] must be in exactly one of the two lists; otherwise
 /// the code does not compile.
@@ -60,6 +61,30 @@ pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
     let no_jobs = config.api.is_some() && config.jobs_dir.is_none();
     let no_jobs = no_jobs.then(|| "jobs_dir is not configured: /local-groups lists no jobs".to_owned());
     config.unbounded_replies(listen).into_iter().chain(privileges::remaining_root()).chain(no_jobs).collect()
+}
+
+//----------- Reading -----------------------------------------------------------
+
+/// The settings with warnings about them, and the object `"consul"`.
+pub(super) type WholeConfig = (Loaded, Option<ConsulConfig>);
+
+pub(super) fn load_config(path: &Path) -> Result<WholeConfig, ConfigErrors> {
+    match check_config(path) {
+        (errors, Some(config)) if errors.is_empty() => Ok(config),
+        (errors, _) => Err(ConfigErrors(errors)),
+    }
+}
+
+/// Reads config.json and returns every error with what remains without the invalid members; `None`
+/// if nothing usable remains.
+pub(super) fn check_config(path: &Path) -> (Vec<ConfigError>, Option<WholeConfig>) {
+    let (mut errors, loaded) = dns_kit::files::check_config(path);
+    let Some(mut loaded) = loaded else { return (errors, None) };
+    let ParsedFiles { valid, errors: of_consul } = crate::consul::load_config(path);
+    errors.extend(of_consul);
+    let (consul, warnings) = valid.unzip();
+    loaded.warnings.extend(warnings.into_iter().flatten());
+    (errors, Some((loaded, consul)))
 }
 
 #[cfg(test)]

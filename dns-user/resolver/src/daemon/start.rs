@@ -14,16 +14,14 @@ use tracing::{info, warn};
 
 use super::{
     DaemonError,
-    api::{self, Control},
-    config::WholeConfig,
     event_loop::Daemon,
     failures::Failures,
     fast_path::{self, Lifecycle, OwnAttacher},
     files::{Files, First},
     followed_file::Sources,
-    listeners::{self, Listeners, all_addresses},
-    privileges, renewals,
-    settings::notes,
+    listeners::{self, Control, Listeners, all_addresses},
+    privileges,
+    settings::{WholeConfig, notes},
     upcheck::Upcheck,
     upstreams::Upstreams,
 };
@@ -31,10 +29,10 @@ use crate::{
     consul::{self, ConsulNames, follow},
     ops::{
         api::Backend,
-        metrics::{Metrics, certificates, http::MetricsServer, whole},
-        overload::OverloadSource,
+        metrics::{self, Metrics, MetricsServer},
         readiness::{CheckLog, Readiness},
         service_status::{Kind, ServiceStatus},
+        status::OverloadSource,
         tap::Tap,
         version::VERSION,
     },
@@ -47,8 +45,8 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
-use dns_kit::{files::watch::Watch, logs::Logs, metrics::labels, standstill};
-use dns_upstream::InForce;
+use dns_kit::{files::watch::Watch, logs::Logs, metrics::labels};
+use dns_upstream::CurrentUpstreams;
 
 /// Interval at which the Consul names answered by the fast path are reported; each report keeps a
 /// watch for a minute.
@@ -68,7 +66,7 @@ pub(super) async fn start<'a>(
     let metrics = Metrics::new(labels::server_label(config.listen), handle.clone())?;
     failures.register(metrics.registry())?;
     let service_status = ServiceStatus::default();
-    failures.spawn("the detection of standstills", standstill::watch());
+    failures.spawn("the detection of standstills", dns_kit::clock::watch_standstills());
     for warning in &warnings {
         warn!("{warning}");
     }
@@ -131,7 +129,7 @@ pub(super) async fn start<'a>(
     if let Some(requested) = handle.renewals() {
         failures.spawn(
             "the renewal of answers that interfaces use",
-            renewals::follow(server_state.clone(), requested),
+            fast_path::follow_renewals(server_state.clone(), requested),
         );
     }
     if let Some(remark) = privileges::remaining_root() {
@@ -140,10 +138,10 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &service_status));
+    let api_tls = config.api.as_ref().and_then(|config| listeners::api_certificates(config, &service_status));
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
-    certificates::register(metrics.registry(), certificates.clone())?;
+    metrics::register_certificates(metrics.registry(), certificates.clone())?;
     let readiness = Readiness {
         service_status: service_status.clone(),
         fast_path: handle,
@@ -152,7 +150,7 @@ pub(super) async fn start<'a>(
         upstreams: upstreams.in_force.clone(),
         certificates: certificates.clone(),
     };
-    whole::register(metrics.registry(), logs.clone(), readiness.clone())?;
+    metrics::register_server(metrics.registry(), logs.clone(), readiness.clone())?;
     expose(&config, &metrics, &readiness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let port = config.api.as_ref().zip(api_tls);
@@ -174,10 +172,10 @@ pub(super) async fn start<'a>(
             tap,
         });
         if let Some(control) = control {
-            api::open_control(control, backend.clone(), failures);
+            listeners::open_control(control, backend.clone(), failures);
         }
         if let Some((config, tls)) = port {
-            api::open(config, tls, backend, failures).await;
+            listeners::open_api(config, tls, backend, failures).await;
         }
     }
     Ok(Daemon {
@@ -255,7 +253,7 @@ fn follow_consul(
     consul: Option<Arc<ConsulNames>>,
     files: &Files,
     server_state: &Arc<ServerState>,
-    upstreams: &Arc<InForce>,
+    upstreams: &Arc<CurrentUpstreams>,
     metrics: &Metrics,
     failures: &Failures,
 ) -> Result<(), DaemonError> {

@@ -22,7 +22,7 @@ use crate::server::OwnConnections;
 use dns_core::name::Name;
 
 /// Time limit of one query.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The queries of a self-check and their targets.
 #[derive(Clone, Debug)]
@@ -143,9 +143,9 @@ impl Upcheck {
                 _ => by_udp(target, &question).await,
             }
         };
-        let reply = match time::timeout(PATIENCE, exchange).await {
+        let reply = match time::timeout(TIMEOUT, exchange).await {
             Ok(reply) => reply.map_err(|error| failed(error.into()))?,
-            Err(_) => return Err(failed(NoAnswer::Silence(PATIENCE))),
+            Err(_) => return Err(failed(NoAnswer::Silence(TIMEOUT))),
         };
         judge(id, &reply, upcheck).map_err(failed)
     }
@@ -186,9 +186,9 @@ pub(super) struct Findings {
 pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
     let id = fastrand::u16(..);
     let question = question(id, name)?;
-    let reply = match time::timeout(PATIENCE, by_udp(target, &question)).await {
+    let reply = match time::timeout(TIMEOUT, by_udp(target, &question)).await {
         Ok(reply) => reply?,
-        Err(_) => return Err(NoAnswer::Silence(PATIENCE)),
+        Err(_) => return Err(NoAnswer::Silence(TIMEOUT)),
     };
     judge(id, &reply, false)
 }

@@ -22,15 +22,15 @@ use dns_core::{
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
 use dns_upstream::{
-    Answer, CachedQuestion, CachedSource, HandlerConfig, Handlers, InForce, InterfaceAnswers, SpecialNames,
-    Upstream, metrics::UpstreamMetrics,
+    Answer, CachedQuestion, CachedSource, CurrentUpstreams, HandlerConfig, Handlers, InterfaceAnswers,
+    SpecialNames, Upstream, metrics::UpstreamMetrics,
 };
 
 /// The recursors, handlers and reverse names in use.
 pub(super) struct Upstreams {
     server_state: Arc<ServerState>,
     /// Recursors and handlers, shared with status and metrics.
-    pub(super) in_force: Arc<InForce>,
+    pub(super) in_force: Arc<CurrentUpstreams>,
     /// Interfaces that answer from copies of cached answers.
     interfaces: Arc<dyn InterfaceAnswers>,
     /// Consul names and their own recursors; `None` without Consul.
@@ -67,7 +67,7 @@ impl Upstreams {
         let upstream = Upstream::new(config, own, &interfaces);
         let handlers =
             Handlers::new(handlers, config, &Handlers::default(), upstream.host_names(), &interfaces);
-        let in_force = InForce::new(upstream, handlers);
+        let in_force = CurrentUpstreams::new(upstream, handlers);
         let server = metrics.server().to_owned();
         UpstreamMetrics { in_force: in_force.clone(), server }.register(metrics.registry())?;
         let consul = consul.map(|(names, object)| {

@@ -4,17 +4,26 @@
 //! * [`readiness`]: liveness and readiness checks.
 //! * [`service_status`]: state of files and sockets, reloads and failed reloads, as reported by the
 //!   daemon.
-//! * [`overload`]: dropped and refused queries, and the affected clients.
-//! * [`tap`]: live queries of both paths.
-//! * `top_names`: the names that interfaces answer most.
+//! * [`tap`]: live queries of both paths, and the names that interfaces answer most.
 //! * [`status`], [`api`]: all of this, for other programs and for our command line.
 
 pub mod api;
 pub mod metrics;
-pub mod overload;
 pub mod readiness;
 pub mod service_status;
 pub mod status;
 pub mod tap;
-mod top_names;
-pub mod version;
+
+/// Version of this binary.
+pub mod version {
+    /// Version of the package, from Cargo.toml.
+    pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    /// Commit from which the binary was built, set by `cargo xtask` (`BOSH_DNS_XDP_COMMIT`); `unknown`
+    /// in a plain cargo build.
+    pub const COMMIT: &str = env!("BOSH_DNS_XDP_COMMIT");
+
+    /// Version and commit, as shown by `--version`.
+    pub const VERSION_AND_COMMIT: &str =
+        concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BOSH_DNS_XDP_COMMIT"), ")");
+}

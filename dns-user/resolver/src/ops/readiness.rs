@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -9,12 +10,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::service_status::{FastPathOff, Kind, ServiceStatus, State};
+use super::service_status::{FastPathOff, FileState, Kind, ServiceStatus, State};
 use crate::consul::ConsulNames;
 use dns_fastpath::FastPathHandle;
 use dns_health::HealthService;
 use dns_kit::tls::RotatingTls;
-use dns_upstream::InForce;
+use dns_upstream::CurrentUpstreams;
 
 /// Name of the check for whose failure a restart may help.
 pub(super) const SOCKETS: &str = "sockets";
@@ -85,7 +86,7 @@ pub struct Readiness {
     pub(crate) health: Option<Arc<HealthService>>,
     /// `None` without an object `"consul"`.
     pub(crate) consul: Option<Arc<ConsulNames>>,
-    pub(crate) upstreams: Arc<InForce>,
+    pub(crate) upstreams: Arc<CurrentUpstreams>,
     /// Certificates of the API and of the health checks.
     pub(crate) certificates: Vec<Arc<RotatingTls>>,
 }
@@ -124,42 +125,8 @@ impl Readiness {
             let detail = silent_addresses.join("; ");
             checks.push(Check::new("every address", CheckResult::NotReady, detail));
         }
-        for (name, kind) in [
-            ("configuration", Kind::Config),
-            ("records", Kind::Records),
-            ("aliases", Kind::Aliases),
-            ("handlers", Kind::Handlers),
-            ("addresses", Kind::Addresses),
-            ("Consul files", Kind::Consul),
-        ] {
-            let Some(state) = files.get(kind.label()) else { continue };
-            if kind == Kind::Records && instances == 0 && state.errors.is_empty() {
-                let file = state.files.first().map(|file| file.display().to_string()).unwrap_or_default();
-                let detail = format!(
-                    "{file} has no instance: names of the fleet are refused until the agent writes others; \
-                     compare records_file with the agent's settings"
-                );
-                checks.push(Check::new(name, CheckResult::Degraded, detail));
-                continue;
-            }
-            checks.push(Check::of(name, CheckResult::NotReady, state.problem(), || match kind {
-                Kind::Records => format!("{instances} instances"),
-                _ => format!("{} files", state.files.len()),
-            }));
-        }
-        // Without the fast path answers are slower, not wrong.
-        checks.push(match fast_path_off {
-            Some(FastPathOff::Intended(why)) => {
-                Check::new("fast path", CheckResult::Ok, format!("off: {why}"))
-            }
-            Some(FastPathOff::Failed(why)) => {
-                Check::new("fast path", CheckResult::Degraded, format!("off: {why}"))
-            }
-            None => {
-                let problem = fast_path.unserved().map(|why| format!("on no interface: {why}"));
-                Check::of("fast path", CheckResult::Degraded, problem, || fast_path.in_words())
-            }
-        });
+        checks.extend(file_checks(&files, instances));
+        checks.push(fast_path_check(fast_path_off, fast_path));
         if let Some(health) = health {
             // Until the first checks, names resolve to all their instances.
             let (result, problem) = match health.why_no_check_can_work() {
@@ -189,6 +156,48 @@ impl Readiness {
             checks.push(Check::new("parts off", CheckResult::Degraded, detail));
         }
         checks
+    }
+}
+
+/// Returns the checks of the kinds of files in use; `instances` is the number in the records.
+fn file_checks(files: &BTreeMap<&'static str, FileState>, instances: usize) -> Vec<Check> {
+    let kinds = [
+        ("configuration", Kind::Config),
+        ("records", Kind::Records),
+        ("aliases", Kind::Aliases),
+        ("handlers", Kind::Handlers),
+        ("addresses", Kind::Addresses),
+        ("Consul files", Kind::Consul),
+    ];
+    let check = |(name, kind): (&'static str, Kind)| {
+        let state = files.get(kind.label())?;
+        if kind == Kind::Records && instances == 0 && state.errors.is_empty() {
+            let file = state.files.first().map(|file| file.display().to_string()).unwrap_or_default();
+            let detail = format!(
+                "{file} has no instance: names of the fleet are refused until the agent writes others; \
+                 compare records_file with the agent's settings"
+            );
+            return Some(Check::new(name, CheckResult::Degraded, detail));
+        }
+        Some(Check::of(name, CheckResult::NotReady, state.problem(), || match kind {
+            Kind::Records => format!("{instances} instances"),
+            _ => format!("{} files", state.files.len()),
+        }))
+    };
+    kinds.into_iter().filter_map(check).collect()
+}
+
+/// Returns the check of the fast path, without which answers are slower, not wrong.
+fn fast_path_check(off: Option<FastPathOff>, fast_path: &FastPathHandle) -> Check {
+    match off {
+        Some(FastPathOff::Intended(why)) => Check::new("fast path", CheckResult::Ok, format!("off: {why}")),
+        Some(FastPathOff::Failed(why)) => {
+            Check::new("fast path", CheckResult::Degraded, format!("off: {why}"))
+        }
+        None => {
+            let problem = fast_path.unserved().map(|why| format!("on no interface: {why}"));
+            Check::of("fast path", CheckResult::Degraded, problem, || fast_path.in_words())
+        }
     }
 }
 

@@ -118,7 +118,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     };
     tokio::select! {
         ended = running => ended,
-        () = dns_kit::signals::ended() => {
+        () = dns_kit::command_line::until_ended() => {
             // The file is always either the old or the new one. A last reply may still be queued.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())

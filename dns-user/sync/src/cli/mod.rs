@@ -1,8 +1,9 @@
 //! The command line. Exit codes: 0 success; 1 failure, or an agent lags or disagrees; 2 invalid usage.
 
-mod address;
-mod instance;
-mod status;
+#[cfg(test)]
+#[path = "../../../resolver/src/cli/command_page.rs"]
+mod command_page;
+mod inventory;
 
 use std::{
     io::{self, IsTerminal},
@@ -11,17 +12,26 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use self::inventory::call;
+use crate::{
+    agent, bus,
+    distributor::{
+        self, PublishOptions,
+        registry::{Agent, AgentRegistry, AgentState, Count},
+        source::InventoryOptions,
+        state::{Folder, State},
+    },
+    http::{TlsFiles, TlsOptions},
+    message::printable,
+    now_ms,
+};
+use dns_core::terminal;
 use dns_kit::{
     command_line,
     files::atomic::{self, Attributes},
-};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-
-use crate::{
-    agent, bus,
-    distributor::{self, PublishOptions, registry::Count, source::InventoryOptions, state::Folder},
-    http::TlsFiles,
 };
 
 /// Distribute records to a fleet by the BOSH director's protocol
@@ -40,13 +50,13 @@ enum Command {
     Agent(Box<agent::AgentOptions>),
     /// Add, remove or move an instance, in the state folder or through the publisher's API
     #[command(subcommand)]
-    Instance(instance::Instance),
+    Instance(inventory::Instance),
     /// Show each agent's version and lag, and list silent and disagreeing agents
-    Status(status::Status),
+    Status(Status),
     /// Print the name of a link or an instance group
-    Address(address::Address),
+    Address(inventory::Address),
     /// Print the name of a link for a certificate
-    San(address::San),
+    San(inventory::San),
     /// Print the manual page, or write all pages to a folder
     Man(command_line::Man),
     /// Print completions for a shell
@@ -57,7 +67,7 @@ enum Command {
     NatsConfig(NatsConfig),
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 struct ConfirmRemovals {
     /// Number of instances, as logged by the publisher
     instances: usize,
@@ -72,7 +82,7 @@ impl ConfirmRemovals {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 struct NatsConfig {
     /// The inventory, for its agents.
     #[command(flatten)]
@@ -206,19 +216,156 @@ impl NatsConfig {
 }
 
 #[cfg(test)]
-#[path = "../../../resolver/src/cli/command_page.rs"]
-mod command_page;
-
-#[cfg(test)]
 #[test]
 fn command_reference_is_current() {
     let command = CommandLine::command();
     command_page::compare("sync-commands.md", &command_page::commands(command));
 }
 
+#[test]
+fn metrics_reference_is_current() {
+    let families = [distributor::metric_families(), agent::metric_families()].concat();
+    let rows = families.iter().map(|family| {
+        let labels =
+            family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));
+        let kind = format!("{:?}", family.get_field_type());
+        (family.name(), kind, labels.into_iter().flatten().collect(), family.help())
+    });
+    let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
+    command_page::compare("sync-metrics.md", &command_page::metrics(introduction, rows));
+}
+
+//----------- Status ---------------------------------------------------------
+
+/// `status`. The exit code is 1 unless all agents hold the version.
+#[derive(Debug, Args)]
+struct Status {
+    /// The publisher's state folder on this machine
+    #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
+    state: Option<PathBuf>,
+    /// URL of the publisher's API, https://HOST:PORT; needs --tls-*
+    #[arg(long, value_name = "URL", requires = "ca", conflicts_with = "state")]
+    api: Option<String>,
+    /// Our certificates for the API.
+    #[command(flatten)]
+    tls: TlsOptions,
+    /// Show all agents, not only lagging ones
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Status {
+    async fn run(self) -> anyhow::Result<ExitCode> {
+        let Self { state, api, tls, all, json } = self;
+        let (registry, newest): (AgentRegistry, u64) = match (api, tls.files()) {
+            (Some(api), Some(files)) => {
+                let registry: AgentRegistry =
+                    serde_json::from_slice(&call(&api, "/v1/status", &files, None).await?)?;
+                let newest = registry.version;
+                (registry, newest)
+            }
+            _ => {
+                let path =
+                    state.context("--state FOLDER, or --api URL with its --tls-* files, is required")?;
+                let folder = Folder::open(&path);
+                let registry: Option<AgentRegistry> = folder.read("agents.json")?;
+                let registry = registry.with_context(|| {
+                    format!(
+                        "{}: no agent reports: nothing has been published from this state folder, or the \
+                         disk is full (see the publisher's log)",
+                        path.display()
+                    )
+                })?;
+                // A version is committed before it is announced, and announced before the registry is
+                // saved: reading the state after the registry shows whether the registry is current.
+                let state: State = folder.read("state.json")?.unwrap_or_default();
+                (registry, state.versions.last().map_or(0, |made| made.version))
+            }
+        };
+        let count = registry.count();
+        let synced = count.complete() && registry.version > 0 && newest <= registry.version;
+        let code = if synced { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        if json {
+            println!("{}", terminal::json(&serde_json::to_string(&registry)?));
+        } else {
+            print!("{}", terminal::lines(&table(&registry, all, now_ms())));
+            if newest > registry.version {
+                println!("announcing version {newest}");
+            }
+        }
+        Ok(code)
+    }
+}
+
+/// Formats the registry as text.
+fn table(registry: &AgentRegistry, all: bool, now: u64) -> String {
+    let count = registry.count();
+    let Count { agents, synced, .. } = count;
+    let ago = |at: Option<u64>| {
+        at.map_or("never".to_owned(), |at| format!("{} s ago", now.saturating_sub(at) / 1000))
+    };
+    let mut text = match registry.version {
+        0 => format!("no version was announced yet\n0 of {agents} agents have one, {count}\n"),
+        version => format!(
+            "version {version}, made {}\n{synced} of {agents} agents have it, {count}\n{} bytes of messages \
+             sent for it\n",
+            ago(Some(registry.made)),
+            registry.bytes_sent
+        ),
+    };
+    let shown =
+        registry.agents.iter().filter(|(_, agent)| all || registry.state(agent) != AgentState::Synced);
+    let mut rows =
+        vec![["AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR"].map(str::to_owned)];
+    for (id, agent) in shown {
+        let Agent { held, heard, asked, failures, error, .. } = agent;
+        let version = held.as_ref().map_or(0, |held| held.version);
+        let error = match (registry.state(agent), error) {
+            (AgentState::Disagreeing, _) => {
+                let digest = held.as_ref().and_then(|held| held.digest.as_deref()).unwrap_or_default();
+                format!("disagrees: holds {digest}")
+            }
+            (AgentState::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
+            (_, error) => error.clone().unwrap_or_default(),
+        };
+        rows.push([
+            printable(id),
+            version.to_string(),
+            registry.version.saturating_sub(version).to_string(),
+            ago(*heard),
+            ago(*asked),
+            failures.to_string(),
+            printable(&error),
+        ]);
+    }
+    if rows.len() == 1 {
+        return text;
+    }
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.len());
+        }
+    }
+    for row in &rows {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        distributor::registry::Call,
+        message::{Reply, Report},
+    };
 
     #[test]
     fn command_line_is_consistent() {
@@ -249,17 +396,31 @@ mod tests {
             assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
         }
     }
-}
 
-#[test]
-fn metrics_reference_is_current() {
-    let families = [distributor::metric_families(), agent::metric_families()].concat();
-    let rows = families.iter().map(|family| {
-        let labels =
-            family.get_metric().first().map(|metric| metric.get_label().iter().map(|label| label.name()));
-        let kind = format!("{:?}", family.get_field_type());
-        (family.name(), kind, labels.into_iter().flatten().collect(), family.help())
-    });
-    let introduction = "# Metrics of bosh-dns-sync\n\nFamilies of the publisher and, with `agent` in the name, of the agents.";
-    command_page::compare("sync-metrics.md", &command_page::metrics(introduction, rows));
+    #[test]
+    fn unsynced_agents_are_listed() {
+        let call = Call { version: 5, nonce: 1 };
+        let mut registry = AgentRegistry::default();
+        registry.set_agents(["a", "b", "c"].into_iter());
+        registry.set_version(5, "five", 0);
+        for id in ["a", "b", "c"] {
+            registry.asked(id, call, 0, 0, 0.5);
+        }
+        let report = |digest: &str| Report { version: 5, digest: Some(digest.to_owned()), patches: true };
+        registry.replied("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
+        registry.replied("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        registry.replied("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
+        let text = table(&registry, false, 4000);
+        assert_eq!(
+            text,
+            "version 5, made 4 s ago\n1 of 3 agents have it, 1 failing, 0 silent, 1 disagreeing\n\
+             0 bytes of messages sent for it\n\
+             AGENT  VERSION  LAG  HEARD    ASKED    ATTEMPTS  ERROR\n\
+             b      0        5    3 s ago  4 s ago  1         disk full\n\
+             c      5        0    3 s ago  4 s ago  0         disagrees: holds other\n"
+        );
+        assert!(table(&registry, true, 4000).contains("\na "));
+        let early = table(&AgentRegistry::default(), false, 1_795_721_272_000);
+        assert_eq!(early, "no version was announced yet\n0 of 0 agents have one, 0 failing, 0 silent\n");
+    }
 }

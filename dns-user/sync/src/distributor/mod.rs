@@ -2,7 +2,7 @@
 //! each agent.
 //!
 //! [`plan`] makes the decisions without I/O. [`state_writer`] does all disk I/O on a thread. The loop
-//! here passes events to the plan and starts its actions as tasks with deadlines. It waits for none
+//! here passes events to the plan and starts its actions on bus and blobstore as tasks with deadlines. It waits for none
 //! of them, so a blobstore, disk or bus that hangs delays neither announcements nor shutdown.
 
 pub mod api;
@@ -11,42 +11,45 @@ pub mod registry;
 pub mod source;
 pub mod state;
 pub mod state_writer;
-mod tasks;
 
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
-use async_nats::connection::State as Connection;
+use async_nats::{Client, connection::State as Connection};
+use bytes::Bytes;
 use clap::value_parser;
-use dns_kit::{
-    files::atomic::{self, Attributes},
-    http_server,
-};
 use futures_util::{StreamExt, stream::select};
 use parking_lot::Mutex;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::{
+    sync::mpsc::UnboundedReceiver,
+    task::{AbortHandle, JoinSet},
+};
 
 use self::{
     api::{Metrics, PublisherApi},
-    plan::{Action, Now, Plan, Settings},
-    registry::{AgentRegistry, AgentVersion, Count},
+    plan::{Action, Now, Outgoing, Plan, Settings},
+    registry::{AgentRegistry, AgentVersion, Call, Count},
     source::InventoryOptions,
+    state::Made,
     state_writer::{Job, StateEvent, StateWriter, TICK, is_of_the_disk},
-    tasks::{Done, Tasks},
 };
 use crate::{
     LogLimit,
     bus::{Bus, BusOptions, PUBLISHER},
     dataset::LAST_VERSION,
     http::TlsOptions,
-    message::{ASK, OURS},
+    message::{self, ASK, Announcement, OURS, Source},
     now_ms,
     store::{Store, StoreOptions, unix_now},
+};
+use dns_kit::{
+    files::atomic::{self, Attributes},
+    http_server,
 };
 
 /// Maximum wait for the last write of `agents.json` at shutdown.
@@ -137,7 +140,7 @@ impl Distributor {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(self.options.timeout);
-        let mut ended = std::pin::pin!(dns_kit::signals::ended());
+        let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
         loop {
             tokio::select! {
                 message = messages.next() => {
@@ -400,7 +403,7 @@ pub struct PublishOptions {
 async fn write_locally(options: &PublishOptions, mut writer: StateWriter, file: &Path) -> anyhow::Result<()> {
     let permissions = Attributes { mode: 0o640, ..Attributes::PRIVATE };
     atomic::sweep(file);
-    let mut ended = std::pin::pin!(dns_kit::signals::ended());
+    let mut ended = std::pin::pin!(dns_kit::command_line::until_ended());
     let mut done = false;
     loop {
         let written = writer.poll().map(|read| {
@@ -432,5 +435,148 @@ async fn write_locally(options: &PublishOptions, mut writer: StateWriter, file: 
             () = tokio::time::sleep(TICK) => {}
             () = &mut ended => return Ok(()),
         }
+    }
+}
+
+//----------- Tasks ----------------------------------------------------------
+
+/// Time limit for a batch of messages, in addition to the time that the bandwidth requires.
+const SEND_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Attempts to delete a blob.
+const DELETIONS: u32 = 3;
+
+/// Pause between two attempts.
+const DELETE_PAUSE: Duration = Duration::from_secs(2);
+
+/// Lead over the bandwidth limit below which the sender does not pause.
+const SLACK: Duration = Duration::from_millis(5);
+
+/// The result of a task.
+#[derive(Debug)]
+enum Done {
+    Put { version: u64, result: anyhow::Result<()> },
+    Deleted(anyhow::Result<()>),
+    Asked,
+    Sent { version: u64, messages: u64, bytes: u64, result: anyhow::Result<()> },
+}
+
+#[derive(Debug)]
+struct Tasks {
+    client: Client,
+    store: Store,
+    process: String,
+    bandwidth: u64,
+    running: JoinSet<Done>,
+    putting: Option<AbortHandle>,
+    sending: Option<AbortHandle>,
+}
+
+impl Tasks {
+    /// Creates an empty set. `process` is the second token of the reply subjects.
+    fn new(client: Client, store: Store, process: String, bandwidth: u64) -> Self {
+        let running = JoinSet::new();
+        Self { client, store, process, bandwidth: bandwidth.max(1), running, putting: None, sending: None }
+    }
+
+    fn process(&self) -> &str {
+        &self.process
+    }
+
+    /// Waits for the next result; never returns without tasks.
+    async fn next(&mut self) -> Done {
+        loop {
+            match self.running.join_next().await {
+                None => std::future::pending().await,
+                Some(Ok(done)) => return done,
+                // Aborted in favour of a newer version.
+                Some(Err(_)) => {}
+            }
+        }
+    }
+
+    /// Uploads a blob; aborts an older upload.
+    fn put(&mut self, made: Made, bytes: Bytes) {
+        if let Some(older) = self.putting.take() {
+            older.abort();
+        }
+        let store = self.store.clone();
+        self.putting = Some(self.running.spawn(async move {
+            let result = store.put(&made.blob, &bytes).await.map_err(Into::into);
+            Done::Put { version: made.version, result }
+        }));
+    }
+
+    fn delete(&mut self, gone: Vec<Made>) {
+        let store = self.store.clone();
+        self.running.spawn(async move {
+            let mut result = Ok(());
+            for Made { version, blob, .. } in gone {
+                for attempt in 1..=DELETIONS {
+                    let deleted = store.delete(&blob).await;
+                    let Err(error) = deleted else { break };
+                    if attempt == DELETIONS {
+                        result = Err(error).with_context(|| format!("version {version}, blob {blob}"));
+                    }
+                    tokio::time::sleep(DELETE_PAUSE).await;
+                }
+            }
+            Done::Deleted(result)
+        });
+    }
+
+    /// Requests reports from agents by announcing version 0, which every agent has.
+    fn ask(&mut self, questions: Vec<(String, Call)>) {
+        let (client, process) = (self.client.clone(), self.process.clone());
+        self.running.spawn(async move {
+            let question = Announcement {
+                source: Source::Blob("-".to_owned()),
+                digest: crate::digest::sha256(b""),
+                version: 0,
+                extra: None,
+            };
+            let asked = async {
+                for (agent, call) in questions {
+                    let body = question.write(&message::reply_subject(&process, &agent, &call.token()));
+                    // The agent reports on its next connection anyway.
+                    let _ = client.publish(message::agent_subject(&agent), body.into()).await;
+                }
+            };
+            let _ = tokio::time::timeout(SEND_DEADLINE, asked).await;
+            Done::Asked
+        });
+    }
+
+    /// Sends a batch at the configured bandwidth; aborts an older batch.
+    fn send(&mut self, batch: Vec<Outgoing>) {
+        if let Some(older) = self.sending.take() {
+            older.abort();
+        }
+        let (client, process, bandwidth) = (self.client.clone(), self.process.clone(), self.bandwidth);
+        let time = move |bytes: u64| Duration::from_secs_f64(bytes as f64 / bandwidth as f64);
+        self.sending = Some(self.running.spawn(async move {
+            let version = batch.first().map_or(0, |first| first.call.version);
+            let (mut messages, mut bytes) = (0_u64, 0_u64);
+            let sent = async {
+                let begun = Instant::now();
+                for Outgoing { agent, call, announcement } in batch {
+                    let body = announcement.write(&message::reply_subject(&process, &agent, &call.token()));
+                    let length = body.len() as u64;
+                    let publish = client.publish(message::agent_subject(&agent), body.into());
+                    let published = tokio::time::timeout(SEND_DEADLINE, publish).await;
+                    published
+                        .context("NATS accepts no messages")?
+                        .with_context(|| format!("to agent {agent}"))?;
+                    (messages, bytes) = (messages + 1, bytes + length);
+                    let ahead = time(bytes).saturating_sub(begun.elapsed());
+                    if ahead > SLACK {
+                        tokio::time::sleep(ahead).await;
+                    }
+                }
+                Ok(())
+            };
+            let result = sent.await;
+            Done::Sent { version, messages, bytes, result }
+        }));
     }
 }

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Number of versions kept regardless of age.
-pub(crate) const KEPT: usize = 10;
+const KEPT: usize = 10;
 
 /// Age in seconds up to which further versions are kept, within the byte limit.
 const KEPT_SECONDS: u64 = 3600;

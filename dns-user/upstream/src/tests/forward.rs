@@ -551,7 +551,7 @@ async fn dropped_edns_is_left_out() {
     for _ in 0..20 {
         assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
     }
-    let drops_edns = || crate::status::of(&forwarder)[0].drops_edns;
+    let drops_edns = || crate::status::recursor_statuses(&forwarder)[0].drops_edns;
     assert!(drops_edns());
     // Two queries with EDNS, 20 without, and one that checks whether EDNS is still dropped.
     assert_eq!(recursor.counts(), (23, 0));
@@ -569,7 +569,7 @@ async fn dropped_edns_is_left_out() {
     let forwarder = super::forwarder(&[recovering.name()], 0, Compat::default());
     assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::SERVFAIL);
     assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
-    while crate::status::of(&forwarder)[0].drops_edns {
+    while crate::status::recursor_statuses(&forwarder)[0].drops_edns {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

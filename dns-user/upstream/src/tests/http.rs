@@ -16,7 +16,7 @@ use crate::{
     Answer as _,
     cached::{CachedSource, Source},
     http::{HttpSource, client},
-    trust::Trust,
+    tcp::Trust,
 };
 
 /// Requests and connections seen by the server.

@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use super::{
     Problem,
-    client::{escaped, get, post},
-    connection::Connection,
+    client::{Connection, escaped, get, post},
     print, print_json,
     table::{self, Table},
     tap::query_type,
@@ -250,7 +249,6 @@ fn entries(listing: &Value) -> impl Iterator<Item = &Value> {
     listing["entries"].as_array().into_iter().flatten()
 }
 
-/// Returns the local replies of a listing.
 fn local_replies(listing: &Value) -> impl Iterator<Item = &Value> {
     listing["local_replies"].as_array().into_iter().flatten()
 }

@@ -7,16 +7,16 @@ use dns_core::terminal;
 use serde_json::Value;
 
 use super::{
-    Problem,
-    client::get,
-    connection::Connection,
+    Colour, Problem,
+    client::{Connection, get},
     print_coloured, print_json,
     table::{self, Table, count, duration, percent},
 };
-use crate::cli::colour::Colour;
 use crate::ops::{
-    overload::{Budget, OverloadStatus},
-    status::{FastPathView, InterfaceView, Status as Answer},
+    status::{
+        Budget, CertificateStatus, FastPathView, InterfaceView, OverloadStatus, RecordsStatus, RepliesStatus,
+        Status as Answer,
+    },
     tap::seconds_since_1970,
 };
 use dns_kit::logs::time_of;
@@ -46,7 +46,6 @@ impl Status {
     }
 }
 
-/// Returns the colour of a line of [`text`].
 fn colour_of(line: &str) -> Option<Colour> {
     let starts = |texts: &[&str]| texts.iter().any(|text| line.starts_with(text));
     if starts(&["  FAIL"]) || (starts(&["bosh-dns-xdp "]) && line.trim_end().ends_with("NOT READY")) {
@@ -89,7 +88,33 @@ fn text(status: &Answer) -> String {
         let _ = writeln!(out, "  note  {}", terminal::line(note));
     }
     let _ = writeln!(out, "\nlisten      {}", status.listen.join(", "));
-    let records = &status.records;
+    records_text(&mut out, &status.records);
+    replies_text(&mut out, &status.replies);
+    match (&status.fast_path, &status.fast_path_off) {
+        (Some(fast_path), _) => fast_path_text(&mut out, fast_path),
+        (None, Some(why)) => drop(writeln!(out, "fast path   off: {why}")),
+        (None, None) => drop(writeln!(out, "fast path   off")),
+    }
+    overload_text(&mut out, &status.overload);
+    recursors_text(&mut out, &status.recursors);
+    for (title, value) in [("Consul", &status.consul), ("cache", &status.cache), ("health", &status.health)] {
+        if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
+            let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
+        }
+    }
+    certificates_text(&mut out, &status.certificates);
+    reloads_text(&mut out, status);
+    if !status.problems.is_empty() {
+        out.push_str("\nnewest warnings and errors\n");
+        for problem in &status.problems {
+            let time = time_of(problem.time);
+            let _ = writeln!(out, "  {time} {} [{}] {}", problem.level, problem.tag, problem.text);
+        }
+    }
+    out
+}
+
+fn records_text(out: &mut String, records: &RecordsStatus) {
     let version = records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
     let age = records.age_seconds.map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
     let _ = writeln!(
@@ -103,7 +128,9 @@ fn text(status: &Answer) -> String {
             terminal::line(&records.domains.join(" ")).into_owned()
         }
     );
-    let replies = &status.replies;
+}
+
+fn replies_text(out: &mut String, replies: &RepliesStatus) {
     let all = replies.fast + replies.userspace;
     let _ = writeln!(
         out,
@@ -115,40 +142,23 @@ fn text(status: &Answer) -> String {
         count(replies.internal),
         count(replies.external)
     );
-    match (&status.fast_path, &status.fast_path_off) {
-        (Some(fast_path), _) => fast_path_text(&mut out, fast_path),
-        (None, Some(why)) => drop(writeln!(out, "fast path   off: {why}")),
-        (None, None) => drop(writeln!(out, "fast path   off")),
+}
+
+fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
+    if certificates.is_empty() {
+        return;
     }
-    overload_text(&mut out, &status.overload);
-    recursors_text(&mut out, &status.recursors);
-    for (title, value) in [("Consul", &status.consul), ("cache", &status.cache), ("health", &status.health)] {
-        if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
-            let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
-        }
+    let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
+    for certificate in certificates {
+        let left = certificate.not_after - seconds_since_1970();
+        lines.line([
+            certificate.purpose.clone(),
+            certificate.subject.clone().unwrap_or_else(|| "-".to_owned()),
+            if left > 0.0 { duration(left) } else { "EXPIRED".to_owned() },
+            certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
     }
-    if !status.certificates.is_empty() {
-        let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
-        for certificate in &status.certificates {
-            let left = certificate.not_after - seconds_since_1970();
-            lines.line([
-                certificate.purpose.clone(),
-                certificate.subject.clone().unwrap_or_else(|| "-".to_owned()),
-                if left > 0.0 { duration(left) } else { "EXPIRED".to_owned() },
-                certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
-            ]);
-        }
-        let _ = write!(out, "\n{}", lines.text(0));
-    }
-    reloads_text(&mut out, status);
-    if !status.problems.is_empty() {
-        out.push_str("\nnewest warnings and errors\n");
-        for problem in &status.problems {
-            let time = time_of(problem.time);
-            let _ = writeln!(out, "  {time} {} [{}] {}", problem.level, problem.tag, problem.text);
-        }
-    }
-    out
+    let _ = write!(out, "\n{}", lines.text(0));
 }
 
 /// Adds the section of queries dropped and refused under overload, with the affected clients.

@@ -12,7 +12,6 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Creates a table with a heading.
     pub(super) fn new(heading: &[&str]) -> Self {
         Self { lines: vec![heading.iter().map(|&text| text.to_owned()).collect()] }
     }

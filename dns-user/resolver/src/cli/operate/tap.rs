@@ -10,8 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Problem,
-    client::{Client, escaped, wait_for},
-    connection::Connection,
+    client::{Client, Connection, escaped, wait_for},
     print, print_json,
 };
 use crate::ops::tap::{TapLine, TapPath, parse_type};
@@ -92,11 +91,8 @@ impl Filter {
 }
 
 /// Parses the mnemonic of a query type; returns it in the server's spelling.
-pub(super) fn query_type(text: &str) -> Result<String, String> {
-    match parse_type(text) {
-        Some(number) => Ok(type_text(number)),
-        None => Err("unknown query type; use a name such as AAAA or TYPE65".to_owned()),
-    }
+pub(super) fn query_type(text: &str) -> Result<String, &'static str> {
+    parse_type(text).map(type_text).ok_or("unknown query type; use a name such as AAAA or TYPE65")
 }
 
 /// A line received from the API.

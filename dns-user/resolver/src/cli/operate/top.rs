@@ -4,8 +4,6 @@
 //! from the tap, sampled to about [`LINES_PER_SECOND`] lines per second regardless of traffic; the
 //! server counts nothing by name while there is no viewer.
 
-#[cfg(feature = "screen")]
-mod draw;
 mod model;
 #[cfg(feature = "screen")]
 mod screen;
@@ -18,8 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use self::model::Model;
 use super::{
     Problem,
-    client::{Client, Lines, wait_for},
-    connection::Connection,
+    client::{Client, Connection, Lines, wait_for},
     print, print_json,
     tap::{Filter, Sent},
 };

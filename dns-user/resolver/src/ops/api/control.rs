@@ -11,10 +11,14 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Backend, refused};
+use super::{
+    Backend, NameRefused,
+    backend::{LocalReply, parse},
+    refused,
+};
 use crate::ops::tap::parse_type;
 use dns_kit::logs::{parse_level, requests, tags};
-use dns_upstream::Selection;
+use dns_upstream::{Listing, Selection};
 
 pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {
     Json(backend.status()).into_response()
@@ -54,7 +58,7 @@ pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     }
 }
 
-pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
+pub(super) async fn flush_all(State(backend): State<Arc<Backend>>) -> Response {
     Json(json!({ "flushed": backend.flush(&Selection::default()).await })).into_response()
 }
 
@@ -120,6 +124,103 @@ pub(super) async fn change_levels(
     }
 }
 
-pub(super) fn bad_request(reason: impl Into<String>) -> Response {
+fn bad_request(reason: impl Into<String>) -> Response {
     (StatusCode::BAD_REQUEST, reason.into() + "\n").into_response()
+}
+
+//----------- Cached answers ----------------------------------------------------
+
+/// Default limit of answers per response.
+const DEFAULT_LIMIT: usize = 10_000;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ListParameters {
+    /// Criteria of the answers.
+    #[serde(flatten)]
+    criteria: Criteria,
+    /// Maximum number of answers in the response.
+    limit: Option<usize>,
+}
+
+/// Response of `/cache`.
+#[derive(Debug, Serialize)]
+struct Contents {
+    #[serde(flatten)]
+    listing: Listing,
+    /// Local replies of other types that interfaces give, sorted by name.
+    local_replies: Vec<LocalReply>,
+}
+
+/// Criteria for cached answers; an absent criterion matches all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Criteria {
+    /// Only this name, none below it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// The names at and below this one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub zone: Option<String>,
+    /// The query type: A, TYPE65.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none", default)]
+    pub query_type: Option<String>,
+}
+
+/// Body of a POST to `/cache/flush`: at least one criterion, or `all`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFlush {
+    /// Criteria of the answers.
+    #[serde(flatten)]
+    pub criteria: Criteria,
+    /// Every answer in the cache.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub all: bool,
+}
+
+impl Criteria {
+    fn selection(&self) -> Result<Selection, NameRefused> {
+        let name = |text: &Option<String>| text.as_deref().map(parse).transpose();
+        let query_type = |text: &String| {
+            parse_type(text).ok_or_else(|| {
+                NameRefused(format!("{text:?} is no query type; use a name such as AAAA or TYPE65"))
+            })
+        };
+        Ok(Selection {
+            name: name(&self.name)?,
+            zone: name(&self.zone)?,
+            query_type: self.query_type.as_ref().map(query_type).transpose()?,
+        })
+    }
+}
+
+/// Handles `/cache`: the selected answers in the order of their names, with their records if a
+/// single name is selected.
+pub(super) async fn list_cached(
+    State(backend): State<Arc<Backend>>,
+    Query(ListParameters { criteria, limit }): Query<ListParameters>,
+) -> Response {
+    let selection = match criteria.selection() {
+        Ok(selection) => selection,
+        Err(NameRefused(reason)) => return bad_request(reason),
+    };
+    let limit = limit.unwrap_or(DEFAULT_LIMIT);
+    let local_replies = backend.local_replies(&selection).await;
+    // Describing many answers takes milliseconds, during which other requests must be served.
+    match tokio::task::spawn_blocking(move || backend.cached(&selection, limit)).await {
+        Ok(listing) => Json(Contents { listing, local_replies }).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Handles `/cache/flush`; responds after the flush has taken effect.
+pub(super) async fn flush_selected(
+    State(backend): State<Arc<Backend>>,
+    Json(CacheFlush { criteria, all }): Json<CacheFlush>,
+) -> Response {
+    if all != (criteria == Criteria::default()) {
+        return bad_request("select answers by name, zone or type, or all of them with \"all\": true");
+    }
+    match criteria.selection() {
+        Ok(selection) => Json(json!({ "flushed": backend.flush(&selection).await })).into_response(),
+        Err(NameRefused(reason)) => bad_request(reason),
+    }
 }

@@ -1,4 +1,4 @@
-//! `/instances`: the instances of the records with their health.
+//! `/instances`: the instances of the records with their health; and `/local-groups`.
 
 use std::{borrow::Cow, convert::Infallible, sync::Arc};
 
@@ -11,7 +11,7 @@ use axum::{
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 
-use super::{Backend, NameRefused, backend::parse, refused};
+use super::{Backend, NameRefused, backend::parse, json_lines, refused};
 use dns_core::{
     catalog::{Instance, Snapshot},
     resolve::{self, Existence},
@@ -103,4 +103,8 @@ fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
         index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
         health_state: state.unwrap_or("unknown").into(),
     }
+}
+
+pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {
+    json_lines(backend.local_groups().await)
 }

@@ -15,9 +15,7 @@
 //! | `/cache/flush` | POST | removes cached answers ([`CacheFlush`]) |
 
 mod backend;
-mod cache;
 mod control;
-mod groups;
 mod instances;
 mod tap;
 
@@ -34,13 +32,11 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use self::{
-    backend::{Backend, NameRefused, ReloadError, Reloaded},
-    cache::{CacheFlush, Criteria},
-    control::{DEFAULT_LEVEL, LEVELS, LogChange},
-    groups::{Group, LocalHealth, read_jobs},
+    backend::{Backend, Group, LocalHealth, NameRefused, ReloadError, Reloaded},
+    control::{CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
 };
-use crate::accounts;
+use crate::system;
 use dns_core::config::ControlConfig;
 use dns_kit::{
     http_server::{Limits, Listener, Server},
@@ -108,13 +104,13 @@ impl ApiServer {
 pub fn bind_control(config: &ControlConfig, server_user: Option<&str>) -> io::Result<ControlSocket> {
     let ControlConfig { socket, user, group, is_default: _ } = config;
     let missing = |error| io::Error::new(io::ErrorKind::NotFound, error);
-    let of_user = |key, name: &str| accounts::user(key, name).map(|user| user.uid).map_err(missing);
+    let of_user = |key, name: &str| system::user(key, name).map(|user| user.uid).map_err(missing);
     let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;
     let user = match user {
         Some(name) => Some(of_user("control.user", name)?),
         None => server,
     };
-    let group = group.as_ref().map(|name| accounts::group("control.group", name)).transpose();
+    let group = group.as_ref().map(|name| system::group("control.group", name)).transpose();
     let group = group.map_err(missing)?.map(|group| group.gid);
     let trusted: Vec<Uid> = server.into_iter().collect();
     ControlSocket::bind(socket, Access { user, group }, &trusted)
@@ -145,15 +141,15 @@ fn routes(backend: Arc<Backend>) -> Router {
     Router::new()
         // bosh-dns ignores the method (observed).
         .route("/instances", any(instances::instances))
-        .route("/local-groups", any(groups::local_groups))
+        .route("/local-groups", any(instances::local_groups))
         .route("/status", get(control::status))
         .route("/resolve", get(control::resolve))
         .route("/tap", get(tap::tap))
         .route("/log", get(control::levels).post(control::change_levels))
         .route("/reload", post(control::reload))
-        .route("/flush", post(control::flush))
-        .route("/cache", get(cache::list))
-        .route("/cache/flush", post(cache::flush))
+        .route("/flush", post(control::flush_all))
+        .route("/cache", get(control::list_cached))
+        .route("/cache/flush", post(control::flush_selected))
         .with_state(backend)
 }
 

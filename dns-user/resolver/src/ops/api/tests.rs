@@ -15,8 +15,11 @@ use tokio::{
 use super::*;
 use crate::{
     ops::{
-        metrics::Metrics, overload::OverloadSource, readiness::Readiness, service_status::ServiceStatus,
-        status::Status, tap::Tap,
+        metrics::Metrics,
+        readiness::Readiness,
+        service_status::ServiceStatus,
+        status::{OverloadSource, Status},
+        tap::Tap,
     },
     state::ServerState,
 };
@@ -27,7 +30,7 @@ use dns_core::{
 };
 use dns_fastpath::FastPathHandle;
 use dns_kit::logs::Request;
-use dns_upstream::{Handlers, InForce, NoInterfaces, Upstream, admission::Admission};
+use dns_upstream::{CurrentUpstreams, Handlers, NoInterfaces, Upstream, admission::Admission};
 
 /// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
@@ -44,7 +47,8 @@ fn backend(tap: Tap) -> Arc<Backend> {
             let _ = done.send(Reloaded { done: vec![], failed: vec!["records".into()] });
         }
     });
-    let upstreams = InForce::new(Upstream::new(&config, &[], &NoInterfaces::shared()), Handlers::default());
+    let upstreams =
+        CurrentUpstreams::new(Upstream::new(&config, &[], &NoInterfaces::shared()), Handlers::default());
     let overload = OverloadSource {
         waiting: Admission::new(1),
         upstreams: upstreams.clone(),

@@ -36,7 +36,7 @@ pub(super) struct Model {
     names: Counts<(String, String)>,
     clients: Counts<IpAddr>,
     /// Number of lines suppressed by the server.
-    pub(super) left_out: u64,
+    pub(super) suppressed: u64,
 }
 
 /// Rates per second between two readings.
@@ -91,7 +91,7 @@ impl Model {
             history: VecDeque::new(),
             names: Counts::default(),
             clients: Counts::default(),
-            left_out: 0,
+            suppressed: 0,
         }
     }
 
@@ -145,7 +145,7 @@ impl Model {
 
     /// Accounts for suppressed lines, so that each counted line represents more queries.
     pub(super) fn suppressed(&mut self, lines: u64) {
-        self.left_out += lines;
+        self.suppressed += lines;
     }
 
     /// Returns the most frequent pairs of name and type.
@@ -208,9 +208,9 @@ impl Model {
                 out.push_str(&table.text(0));
             }
         }
-        if self.left_out > 0 {
+        if self.suppressed > 0 {
             let _ =
-                writeln!(out, "\n{} lines were suppressed: the counts are a sample", count(self.left_out));
+                writeln!(out, "\n{} lines were suppressed: the counts are a sample", count(self.suppressed));
         }
         out
     }
@@ -243,7 +243,7 @@ impl Model {
                 "fast": fast, "userspace": userspace, "external": external,
                 "outcomes": outcomes, "by_interface": interfaces,
             },
-            "names": names, "clients": clients, "left_out": self.left_out,
+            "names": names, "clients": clients, "left_out": self.suppressed,
             "overload": self.status.overload,
         });
         page.to_string() + "\n"

@@ -2,13 +2,28 @@
 
 use std::time::Duration;
 
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::{
+    Frame,
+    crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers},
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::Line,
+    widgets::{Block, Paragraph, Row, Sparkline, Table},
+};
+use serde_json::Value;
 use tokio::{
     sync::mpsc,
     time::{MissedTickBehavior, interval},
 };
 
-use super::{Problem, Watch, draw};
+use super::{
+    Problem, Watch,
+    model::{Model, Ranked, rate_text},
+};
+use crate::{
+    cli::operate::table::{count, duration, percent, plain},
+    ops::readiness::CheckResult,
+};
 
 /// Minimum time between two redraws.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -30,9 +45,7 @@ async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> R
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
     loop {
-        terminal
-            .draw(|frame| draw::draw(frame, &watch.model, watch.every))
-            .map_err(|_| Problem::OutputClosed)?;
+        terminal.draw(|frame| draw(frame, &watch.model, watch.every)).map_err(|_| Problem::OutputClosed)?;
         let redraw = tokio::time::sleep(REDRAW);
         tokio::pin!(redraw);
         let mut is_new = false;
@@ -85,4 +98,195 @@ fn is_end(event: Option<Event>) -> bool {
         }
         Some(_) => false,
     }
+}
+
+//----------- Drawing -----------------------------------------------------------
+
+/// Below this width some columns are left out, so that the others fit into 80.
+const WIDE: u16 = 100;
+
+/// Below this height the names get lines of the other parts.
+const TALL: u16 = 30;
+
+/// Width of the clients' columns: an IPv4 address and two figures.
+const CLIENTS: u16 = 33;
+
+fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
+    let is_wide = frame.area().width >= WIDE;
+    let head = if is_wide { 3 } else { 4 };
+    // In 24 lines the names matter more than the figures around them.
+    let (curve, bottom) = match frame.area().height {
+        TALL.. if is_wide => (5, 9),
+        TALL.. => (4, 9),
+        _ => (3, 6),
+    };
+    let [head, curve, middle, bottom, foot] = Layout::vertical([
+        Constraint::Length(head),
+        Constraint::Length(curve),
+        Constraint::Min(6),
+        Constraint::Length(bottom),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    heading(frame, head, model);
+    let history: Vec<u64> = model.history.iter().copied().collect();
+    let title = format!(" replies a second, newest right: {} ", count(model.rate() as u64));
+    let newest = history.len().saturating_sub(usize::from(curve.width.saturating_sub(2)));
+    frame.render_widget(
+        Sparkline::default()
+            .block(Block::bordered().title(title))
+            .data(&history[newest..])
+            .style(Style::new().fg(Color::Green)),
+        curve,
+    );
+    let clients = Constraint::Length(CLIENTS.max(middle.width * 35 / 100));
+    let [names, clients] = Layout::horizontal([Constraint::Min(0), clients]).areas(middle);
+    hottest(frame, names, model);
+    busiest(frame, clients, model);
+    let parts = match is_wide {
+        true => [28, 34, 38].map(Constraint::Percentage),
+        false => [Constraint::Min(0), Constraint::Length(21), Constraint::Length(37)],
+    };
+    let [misses, interfaces, recursors] = Layout::horizontal(parts).areas(bottom);
+    passed_on(frame, misses, model);
+    by_interface(frame, interfaces, model);
+    by_recursor(frame, recursors, model);
+    let sample = if every > 1 { format!("names and clients: one query in {every}; ") } else { String::new() };
+    let suppressed = if model.suppressed > 0 {
+        format!("{} lines suppressed; ", count(model.suppressed))
+    } else {
+        String::new()
+    };
+    frame.render_widget(Paragraph::new(format!(" {sample}{suppressed}q: quit")), foot);
+}
+
+/// Draws version, readiness, rates and records.
+fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let status = &model.status;
+    let readiness = match (status.ready, status.degraded) {
+        (true, false) => ("ready", Color::Green),
+        (true, true) => ("ready, degraded", Color::Yellow),
+        (false, _) => ("NOT READY", Color::Red),
+    };
+    let bad: Vec<String> = status
+        .checks
+        .iter()
+        .filter(|check| check.result != CheckResult::Ok)
+        .map(|check| format!("{}: {}", check.name, check.detail))
+        .collect();
+    let version = status.records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let fast_path = match &status.fast_path {
+        Some(fast) => format!(
+            "published {}, learned {}, map {:.0} % full, lease {}",
+            count(fast.published as u64),
+            count(fast.learned as u64),
+            fast.map_fill * 100.0,
+            fast.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration)
+        ),
+        None => "no fast path".to_owned(),
+    };
+    let records = format!(
+        " records version {version}: {} instances, {} aliases",
+        count(status.records.instances as u64),
+        count(status.records.aliases as u64)
+    );
+    let mut lines = vec![
+        Line::styled(
+            format!(
+                " bosh-dns-xdp {} up {}: {} {}",
+                status.server_version,
+                duration(status.uptime_seconds),
+                readiness.0,
+                bad.join("; ")
+            ),
+            Style::new().fg(readiness.1).add_modifier(Modifier::BOLD),
+        ),
+        Line::raw(format!(
+            " fast path {}/s ({} of replies)   userspace {}/s   to recursors {}/s",
+            count(model.rates.fast as u64),
+            model.hit_ratio(),
+            count(model.rates.userspace as u64),
+            count(model.rates.external as u64)
+        )),
+    ];
+    if area.width >= WIDE {
+        lines.push(Line::raw(format!("{records}; {fast_path}")));
+    } else {
+        lines.extend([Line::raw(records), Line::raw(format!(" {fast_path}"))]);
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows =
+        model.names().into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
+            let (name, query_type) = key;
+            let fast = percent(asked.fast, asked.total());
+            Row::new([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()])
+        });
+    let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
+    let table = Table::new(rows, widths)
+        .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
+        .block(Block::bordered().title(" hottest names "));
+    frame.render_widget(table, area);
+}
+
+fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let clients = model.clients();
+    let refuses = clients.iter().any(|client| model.refused(*client.key) > 0);
+    let rows = clients.into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
+        let second = match (refuses, model.refused(*key)) {
+            (false, _) => asked.error_text(),
+            (true, 0) => String::new(),
+            (true, refused) => count(refused),
+        };
+        Row::new([rate_text(per_second), second, key.to_string()])
+    });
+    let widths = [7, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(15)]);
+    let table = Table::new(rows, widths)
+        .header(Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD))
+        .block(Block::bordered().title(" busiest clients "));
+    frame.render_widget(table, area);
+}
+
+fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows = model
+        .misses()
+        .into_iter()
+        .map(|(reason, rate)| Row::new([format!("{rate:.0}/s"), reason.to_owned()]));
+    let table = Table::new(rows, [Constraint::Max(9), Constraint::Min(12)])
+        .block(Block::bordered().title(" passed on by reason "));
+    frame.render_widget(table, area);
+}
+
+fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let widths = [Constraint::Min(10), Constraint::Length(7), Constraint::Length(8)];
+    // A narrow table has no room for the hook beside a long name.
+    let widths = &widths[..if area.width < 30 { 2 } else { 3 }];
+    let interfaces = model.status.fast_path.iter().flat_map(|fast| &fast.interfaces);
+    let rows = interfaces.map(|interface| {
+        let rate = model.rates.interfaces.get(&interface.name).copied().unwrap_or(0.0);
+        let cells = [interface.name.clone(), format!("{rate:.0}/s"), interface.hook.clone()];
+        Row::new(cells.into_iter().take(widths.len()))
+    });
+    let table = Table::new(rows, widths).block(Block::bordered().title(" interfaces "));
+    frame.render_widget(table, area);
+}
+
+fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows = model.status.recursors.iter().map(|recursor| {
+        let cell = |key: &str| recursor.get(key).map_or_else(|| "-".to_owned(), plain);
+        let latency = recursor.get("latency_ms").and_then(Value::as_f64);
+        let preferred = recursor.get("preferred").and_then(Value::as_bool).unwrap_or(false);
+        let mark = if preferred { "*" } else { " " };
+        Row::new([
+            format!("{mark} {}", cell("address")),
+            latency.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            format!("{}/25", cell("recent_failures")),
+        ])
+    });
+    let table = Table::new(rows, [Constraint::Min(18), Constraint::Length(9), Constraint::Length(6)])
+        .header(Row::new(["", "LATENCY", "FAILED"]).style(Modifier::BOLD))
+        .block(Block::bordered().title(" recursors "));
+    frame.render_widget(table, area);
 }

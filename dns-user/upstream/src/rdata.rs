@@ -97,7 +97,7 @@ fn labels_end(message: &[u8], mut at: usize) -> Option<usize> {
 
 /// Returns whether the data of a record, at `data` in `message`, has the format of its type; its
 /// names must not overlap `numbers`.
-pub(super) fn is_sound_data(
+pub(super) fn is_valid_rdata(
     message: &[u8],
     rtype: u16,
     class: u16,
@@ -271,13 +271,13 @@ mod tests {
         ] {
             let message = message(data);
             assert_eq!(
-                is_sound_data(&message, rtype, CLASS_IN, 12..message.len(), &FixedFields::default()),
+                is_valid_rdata(&message, rtype, CLASS_IN, 12..message.len(), &FixedFields::default()),
                 sound,
                 "type {rtype}: {data:?}"
             );
         }
         // An A record of Chaosnet is a name and a number (RFC 1035, section 3.4.1 covers IN only).
-        assert!(is_sound_data(&message(b"\0\0\x01"), 1, 3, 12..15, &FixedFields::default()));
+        assert!(is_valid_rdata(&message(b"\0\0\x01"), 1, 3, 12..15, &FixedFields::default()));
     }
 
     proptest! {
@@ -295,7 +295,7 @@ mod tests {
         #[test]
         fn arbitrary_bytes_never_panic(bytes: Vec<u8>, rtype in 0u16..50, at in 0usize..40, length in 0usize..40) {
             let _ = name_end(&bytes, at);
-            let _ = is_sound_data(&bytes, rtype, CLASS_IN, at..at + length, &FixedFields::default());
+            let _ = is_valid_rdata(&bytes, rtype, CLASS_IN, at..at + length, &FixedFields::default());
         }
     }
 }

@@ -1,14 +1,93 @@
-//! Makes the server the first `nameserver` of `/etc/resolv.conf`.
+//! Makes the server the machine's resolver through `/etc/resolv.conf`, with or without resolvconf,
+//! or through systemd-resolved. Every change can be undone.
 
 use std::{
     fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::Duration,
 };
 
-use super::{SystemError, run, run_while_stopping};
+use nix::unistd::{Group, User};
+
+use dns_core::config::ConfigErrors;
+
+/// Reasons why the machine does not use the server.
+#[derive(Debug, thiserror::Error)]
+pub enum SystemError {
+    /// A file cannot be read or written.
+    #[error("{file}: {problem}")]
+    File {
+        /// Path of the file.
+        file: String,
+        /// The error of the system call.
+        problem: io::Error,
+    },
+    /// A program failed or could not be run.
+    #[error("{command} failed: {problem}")]
+    Command {
+        /// The command line that failed.
+        command: String,
+        /// Its standard error and exit status, or the reason it could not be run.
+        problem: String,
+    },
+    /// Another program manages resolv.conf.
+    #[error("{file} is written by {who}: {remedy}")]
+    Managed {
+        /// Path of resolv.conf.
+        file: String,
+        /// Name of the other program.
+        who: &'static str,
+        /// Advice to the operator.
+        remedy: &'static str,
+    },
+    /// The server's configuration cannot be read.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The runtime could not create a timer or a signal handler.
+    #[error("{0}")]
+    Runtime(#[from] io::Error),
+}
+
+/// Maximum number of runs of a program that must succeed before this process ends.
+const ATTEMPTS: u32 = 20;
+
+/// Pause between two runs.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs a program that undoes a change, while this process is being stopped.
+///
+/// To stop a unit, systemd sends SIGTERM to all its processes until no new one appears, so a
+/// program started then may be killed before it has done anything (observed with systemd 252: the
+/// machine kept using a server that was gone). The program is therefore run again.
+fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemError> {
+    for _ in 1..ATTEMPTS {
+        if run(program, arguments).is_ok() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    run(program, arguments).map(drop)
+}
+
+/// Runs a program to completion; returns its standard output.
+fn run(program: &str, arguments: &[&str]) -> Result<String, SystemError> {
+    let failed = |problem: String| SystemError::Command {
+        command: format!("{program} {}", arguments.join(" ")),
+        problem,
+    };
+    let output = Command::new(program).args(arguments).output().map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            Err(failed(format!("{} ({})", String::from_utf8_lossy(&output.stderr).trim(), output.status)))
+        }
+    }
+}
+
+//----------- resolv.conf -------------------------------------------------------
 
 /// The file that the C library reads.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -165,6 +244,95 @@ fn read(file: &Path) -> Result<String, SystemError> {
         Err(problem) if problem.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         other => other.map_err(|problem| SystemError::File { file: file.display().to_string(), problem }),
     }
+}
+
+//----------- systemd-resolved --------------------------------------------------
+
+/// The interface, named as in bosh-dns, so that this server takes over an existing one.
+const INTERFACE: &str = "bosh-dns";
+
+/// Keeps systemd-resolved's configuration up to date.
+#[derive(Debug)]
+pub struct Resolved {
+    /// Address of the server.
+    address: IpAddr,
+    /// Whether this process has created the interface.
+    made: bool,
+    /// The last domains set; `None` before the first call.
+    told: Option<Vec<String>>,
+}
+
+impl Resolved {
+    /// Prepares for a server at `address` without changing anything.
+    pub fn new(address: IpAddr) -> Self {
+        Self { address, made: false, told: None }
+    }
+
+    /// Creates the interface if it does not exist, and configures it and `domains` in
+    /// systemd-resolved if they have changed. A restarted systemd-resolved is configured again.
+    pub fn apply(&mut self, domains: &[String]) -> Result<(), SystemError> {
+        let address = self.address.to_string();
+        if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
+            run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
+            (self.made, self.told) = (true, None);
+        }
+        let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE])?;
+        if !shown.contains(&format!(" {address}/")) {
+            let prefix = if self.address.is_ipv4() { 32 } else { 128 };
+            run("ip", &["address", "add", &format!("{address}/{prefix}"), "dev", INTERFACE])?;
+            run("ip", &["link", "set", INTERFACE, "up"])?;
+        }
+        let asked = run("resolvectl", &["dns", INTERFACE])?;
+        let knows = asked.split_whitespace().any(|word| word == address);
+        if knows && self.told.as_deref() == Some(domains) {
+            return Ok(());
+        }
+        run("resolvectl", &["dns", INTERFACE, &address])?;
+        run("resolvectl", &["default-route", INTERFACE, "no"])?;
+        let routing: Vec<String> = domains.iter().map(|domain| format!("~{domain}")).collect();
+        let mut arguments = vec!["domain", INTERFACE];
+        arguments.extend(routing.iter().map(String::as_str));
+        if routing.is_empty() {
+            // Without a domain the command would only list the current ones.
+            arguments.push("");
+        }
+        run("resolvectl", &arguments)?;
+        self.told = Some(domains.to_vec());
+        Ok(())
+    }
+
+    /// Removes the interface, with its configuration in systemd-resolved, if this process has
+    /// created it.
+    pub fn put_back(&mut self) -> Result<(), SystemError> {
+        if !self.made {
+            return run_while_stopping("resolvectl", &["revert", INTERFACE]);
+        }
+        run_while_stopping("ip", &["link", "delete", INTERFACE])
+    }
+}
+
+//----------- Accounts ----------------------------------------------------------
+
+/// A user or group that does not exist on this machine.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {kind} {name:?} does not exist on this machine; create it, or remove the key")]
+pub(crate) struct NoAccount {
+    /// Key that names the account.
+    key: &'static str,
+    kind: &'static str,
+    name: String,
+}
+
+/// Returns the user named by `key`.
+pub(crate) fn user(key: &'static str, name: &str) -> Result<User, NoAccount> {
+    let missing = || NoAccount { key, kind: "user", name: name.to_owned() };
+    User::from_name(name).ok().flatten().ok_or_else(missing)
+}
+
+/// Returns the group named by `key`.
+pub(crate) fn group(key: &'static str, name: &str) -> Result<Group, NoAccount> {
+    let missing = || NoAccount { key, kind: "group", name: name.to_owned() };
+    Group::from_name(name).ok().flatten().ok_or_else(missing)
 }
 
 #[cfg(test)]

@@ -1,0 +1,485 @@
+//! Metrics: one registry and its exposition.
+//!
+//! Each module owns its counters (`metrics.rs`, `register`) and exposes the families declared in
+//! [`dns_kit::metrics::names`]. The fast path's replies bypass userspace; their counters are
+//! read from the BPF maps on each scrape and added to the families that count all replies. They include the
+//! replies of earlier programs of the process, so that no sum falls when the attacher restarts.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use prometheus::{
+    Registry, TextEncoder,
+    proto::{Counter, MetricFamily},
+};
+use tokio::net::TcpListener;
+
+use super::{
+    readiness::{Check, Readiness, SOCKETS},
+    service_status::{self, DURATIONS},
+    version,
+};
+use dns_common::counters::Outcome;
+use dns_fastpath::{Counters, FastPath, FastPathHandle, FastPathStatus, Hook};
+use dns_kit::{
+    http_server::{Listener, Server},
+    logs::Logs,
+    metrics::{
+        families, histogram,
+        labels::{self, rcode_label},
+        register_process,
+    },
+    tls::RotatingTls,
+};
+
+//----------- Metrics --------------------------------------------------------
+
+/// All metrics of this process. Clones share the registry.
+#[derive(Clone)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registry: Registry,
+    /// The fast path, whose counters are read on each scrape.
+    fast_path: FastPathHandle,
+    /// Value of the label `server`.
+    server: String,
+}
+
+impl Metrics {
+    /// Creates a registry with the metrics of the process and of the fast path. `server` is the
+    /// value of the label of that name ([`dns_kit::metrics::labels::server_label`]).
+    pub fn new(server: String, fast_path: FastPathHandle) -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        register_own_process(&registry)?;
+        register_fast_path(&registry, fast_path.clone())?;
+        Ok(Self { shared: Arc::new(Shared { registry, fast_path, server }) })
+    }
+
+    /// Returns the registry for further collectors.
+    pub fn registry(&self) -> &Registry {
+        &self.shared.registry
+    }
+
+    /// Returns the value of the label `server`.
+    pub fn server(&self) -> &str {
+        &self.shared.server
+    }
+
+    /// Collects all families, including the fast path's replies.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        let mut families = self.shared.registry.gather();
+        if !self.shared.fast_path.is_empty() {
+            let counters = self.shared.fast_path.counters();
+            let forwarded = counters.outcome(Outcome::HitForwarded);
+            let replies = FastReplies { replies: counters.replies(), forwarded };
+            replies.add_to(&mut families, &self.shared.server);
+        }
+        families
+    }
+
+    /// Returns the metrics in text exposition format, version 0.0.4.
+    pub fn text(&self) -> prometheus::Result<String> {
+        TextEncoder::new().encode_to_string(&self.gather())
+    }
+}
+
+//----------- Port --------------------------------------------------------------
+
+/// The bound metrics port: `/metrics` for Prometheus, `/healthz` and `/readyz` for supervisors and load
+/// balancers.
+pub struct MetricsServer {
+    server: Server,
+    served: Served,
+}
+
+/// State shared by the handlers.
+#[derive(Clone)]
+struct Served {
+    metrics: Metrics,
+    probe: Arc<Readiness>,
+}
+
+impl MetricsServer {
+    /// Binds the metrics port to `address`.
+    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Readiness>) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let server = Server::new("the metrics port", Listener::Plain(listener));
+        Ok(Self { server, served: Served { metrics, probe } })
+    }
+
+    /// Returns the bound address, including a port chosen by the kernel.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.server.local_addr()
+    }
+
+    /// Serves until `shutdown` completes.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let routes = Router::new()
+            .route("/metrics", get(exposition))
+            .route("/healthz", get(alive))
+            .route("/readyz", get(ready))
+            .with_state(self.served);
+        self.server.run(move |_| routes.clone(), shutdown).await;
+    }
+}
+
+async fn exposition(State(served): State<Served>) -> Response {
+    match served.metrics.text() {
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot encode the metrics");
+            (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+        }
+    }
+}
+
+/// Handles `/healthz`: 503 if a restart would help.
+async fn alive(State(served): State<Served>) -> Response {
+    verdict(served.probe.checks().into_iter().filter(|check| check.name == SOCKETS))
+}
+
+/// Handles `/readyz`: 200 if the server also has all data needed for correct answers. A degraded
+/// server is ready, because its answers are correct.
+async fn ready(State(served): State<Served>) -> Response {
+    verdict(served.probe.checks().into_iter())
+}
+
+/// Builds a response with one line per check; 503 if one fails.
+fn verdict(checks: impl Iterator<Item = Check>) -> Response {
+    let mut status = StatusCode::OK;
+    let mut text = String::new();
+    for Check { name, ok, result, detail } in checks {
+        if !ok {
+            status = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        text.push_str(&format!("{:<4} {name}: {detail}\n", result.word()));
+    }
+    (status, text).into_response()
+}
+
+//----------- Server ------------------------------------------------------------
+
+/// Registers the families that belong to no single module.
+pub fn register_server(registry: &Registry, logs: Logs, readiness: Readiness) -> prometheus::Result<()> {
+    families::UPTIME_SECONDS.scrape(registry, move || {
+        let status = &readiness.service_status;
+        let service_status::State { records_version, instances, aliases, .. } = status.state();
+        let records_age = status.records_age().unwrap_or_default();
+        let kinds = status.reloads();
+        let reloads = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.count));
+        let failures = kinds.iter().map(|(kind, reloads)| ([*kind], reloads.failures));
+        let durations = kinds.iter().filter(|(_, reloads)| reloads.count > 0).map(|(kind, reloads)| {
+            ([*kind], histogram(&DURATIONS, reloads.durations, reloads.took.as_secs_f64()))
+        });
+        vec![
+            families::UPTIME_SECONDS.is(status.uptime().as_secs_f64()),
+            families::RECORDS_VERSION.is(records_version.unwrap_or(0) as f64),
+            families::RECORDS_AGE_SECONDS.is(records_age.as_secs_f64()),
+            families::RECORDS_INSTANCES.is(instances as f64),
+            families::RECORDS_ALIASES.is(aliases as f64),
+            families::RELOADS_TOTAL.of(reloads),
+            families::RELOAD_FAILURES_TOTAL.of(failures),
+            families::RELOAD_DURATION_SECONDS.of(durations),
+            families::LOG_LINES_LOST_TOTAL.is(logs.dropped()),
+            families::FAST_PATH_DEGRADED.is(f64::from(readiness.is_fast_path_degraded())),
+        ]
+    })
+}
+
+//----------- Certificates ------------------------------------------------------
+
+/// Registers the metric families of these certificates.
+pub fn register_certificates(
+    registry: &Registry,
+    certificates: Vec<Arc<RotatingTls>>,
+) -> prometheus::Result<()> {
+    families::CERTIFICATE_EXPIRY_SECONDS.scrape(registry, move || certificate_families(&certificates))
+}
+
+fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> {
+    let ends = certificates.iter().flat_map(|tls| {
+        let (purpose, material) = (tls.purpose(), tls.current());
+        let own = ([purpose, "certificate"], seconds(material.certificate.not_after));
+        let authority = material.authorities_not_after().map(|end| ([purpose, "authority"], seconds(end)));
+        [Some(own), authority].into_iter().flatten()
+    });
+    let warnings = certificates.iter().flat_map(|tls| {
+        let (purpose, material) = (tls.purpose(), tls.current());
+        let own = ([purpose, "certificate"], seconds(material.certificate.warns_from()));
+        let authority = material.authorities_warn_from().map(|from| ([purpose, "authority"], seconds(from)));
+        [Some(own), authority].into_iter().flatten()
+    });
+    let failures = certificates.iter().map(|tls| ([tls.purpose()], tls.failures()));
+    [
+        families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
+        families::CERTIFICATE_WARNING_SECONDS.of(warnings),
+        families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
+    ]
+    .into_iter()
+    .filter(|family| !family.get_metric().is_empty())
+    .collect()
+}
+
+/// Converts to seconds since 1970.
+fn seconds(moment: SystemTime) -> f64 {
+    moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
+}
+
+//----------- Replies of the fast path ------------------------------------------
+
+/// Replies sent by the BPF programs since they were loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FastReplies {
+    /// Replies by query type label and RCODE.
+    pub replies: Vec<(&'static str, u8, u64)>,
+    /// Replies among these from forwarded answers.
+    pub forwarded: u64,
+}
+
+impl FastReplies {
+    /// Returns the total number of replies.
+    pub fn total(&self) -> u64 {
+        self.replies.iter().map(|(_, _, count)| count).sum()
+    }
+
+    /// Adds these replies to the families in `all`. The programs do not count by address family, so
+    /// the label `family` is empty for their share.
+    fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
+        let total = self.total();
+        // The counters are read one after the other while the programs run.
+        add(all, families::REQUESTS_INTERNAL_TOTAL.is(total.saturating_sub(self.forwarded)));
+        add(all, families::REQUESTS_EXTERNAL_TOTAL.is(self.forwarded));
+        add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
+        let replies = || self.replies.iter().filter(|(_, _, count)| *count > 0);
+        let requests = replies().map(|&(query_type, _, count)| {
+            ([server, labels::ZONE, labels::VIEW, "udp", "", query_type], count)
+        });
+        let responses = replies().map(|&(_, rcode, count)| {
+            let rcode = rcode_label(rcode);
+            ([server.into(), labels::ZONE.into(), labels::VIEW.into(), rcode, "xdp".into()], count)
+        });
+        add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
+        add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
+    }
+}
+
+/// Adds the counters of a family, keeping the families sorted by name.
+fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
+    let place = match all.binary_search_by(|known| known.name().cmp(family.name())) {
+        Ok(place) => place,
+        Err(_) if family.get_metric().is_empty() => return,
+        Err(place) => {
+            let mut empty = family.clone();
+            empty.set_metric(Vec::new());
+            all.insert(place, empty);
+            place
+        }
+    };
+    let known = all[place].mut_metric();
+    for metric in family.take_metric() {
+        match known.iter_mut().find(|known| known.get_label() == metric.get_label()) {
+            Some(known) => {
+                let mut sum = Counter::default();
+                sum.set_value(known.get_counter().get_value() + metric.get_counter().get_value());
+                known.set_counter(sum);
+            }
+            None => known.push(metric),
+        }
+    }
+}
+
+//----------- Fast path ---------------------------------------------------------
+
+/// Registers the metric families of the fast path in use, without keeping the fast path alive.
+fn register_fast_path(registry: &Registry, fast_path: FastPathHandle) -> prometheus::Result<()> {
+    families::FAST_PATH_UP.scrape(registry, move || match fast_path.get() {
+        Some(current) => fast_path_families(&current, &fast_path.counters()),
+        None if fast_path.is_empty() => Vec::new(),
+        None => vec![families::FAST_PATH_UP.is(0.0)],
+    })
+}
+
+fn fast_path_families(fast_path: &FastPath, counters: &Counters) -> Vec<MetricFamily> {
+    let FastPathStatus { interfaces, programs, names: table, answers, lease, pinned_at: _ } =
+        fast_path.status();
+    let interfaces = &interfaces.interfaces;
+    // Other programs assign the slots otherwise.
+    let by_slot = fast_path.counters();
+    let (bytes_in, bytes_out) = counters.bytes();
+    let attached = interfaces.iter().filter(|interface| interface.hook.is_some()).count();
+    let ratio = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+    let up = attached > 0 && lease.remaining_ms > 0;
+    vec![
+        families::FAST_PATH_UP.is(f64::from(up)),
+        families::FAST_PATH_PACKETS_TOTAL
+            .of(counters.outcomes().map(|(outcome, count)| ([Outcome::label(outcome)], count))),
+        families::FAST_PATH_REPLIES_TOTAL.of(counters
+            .replies()
+            .into_iter()
+            .map(|(query_type, rcode, count)| ([query_type.into(), rcode_label(rcode)], count))),
+        families::FAST_PATH_BYTES_TOTAL.of([(["in"], bytes_in), (["out"], bytes_out)]),
+        families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces.iter().map(|interface| {
+            ([interface.name.as_str()], interface.slot.map_or(0, |slot| by_slot.interface(slot)))
+        })),
+        families::FAST_PATH_INTERFACE_INFO.of(interfaces
+            .iter()
+            .map(|interface| ([interface.name.as_str(), interface.hook.map_or("none", Hook::label)], 1.0))),
+        families::FAST_PATH_PROGRAM_INFO.of(programs.iter().map(|program| {
+            let reason = [program.why.as_slice(), &program.verifier].concat().join("\n");
+            ([program.name.to_string(), program.state.label().to_owned(), reason], 1.0)
+        })),
+        families::FAST_PATH_PROGRAM_LOAD_SECONDS.of(programs
+            .iter()
+            .filter_map(|program| program.load_ms.map(|took| ([program.name.as_ref()], took / 1000.0)))),
+        families::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS.of(programs.iter().filter_map(|program| {
+            program.instructions.map(|count| ([program.name.as_ref()], f64::from(count)))
+        })),
+        families::FAST_PATH_ENTRIES.of([
+            (["learned"], table.learned as f64),
+            (["negative"], table.negative as f64),
+            (["published"], table.published as f64),
+        ]),
+        families::FAST_PATH_UNFITTING_NAMES.is(table.unfitting.total() as f64),
+        families::FAST_PATH_MAP_FILL_RATIO.is(ratio(table.published + table.learned, table.max_names)),
+        families::FAST_PATH_ARENA_FILL_RATIO
+            .is(ratio(table.store.used + table.store.quarantined, table.store.total)),
+        families::FAST_PATH_LEASE_SECONDS.is(lease.remaining_ms as f64 / 1000.0),
+        families::FAST_PATH_EVICTIONS_TOTAL.is(table.evicted),
+        families::FAST_PATH_WRITES_TOTAL.is(table.written),
+        families::FAST_PATH_FORWARDED_ANSWERS.is(answers.entries as f64),
+        families::FAST_PATH_FORWARDED_EVICTIONS_TOTAL.is(answers.evicted),
+        families::FAST_PATH_FORWARDED_UNFITTING_TOTAL.is(answers.unfitting),
+        families::FAST_PATH_FORWARDED_RENEWALS_TOTAL.is(answers.renewals),
+        families::FAST_PATH_LOCAL_REPLIES.is(answers.replies.entries as f64),
+        families::FAST_PATH_LOCAL_EVICTIONS_TOTAL.is(answers.replies.evicted),
+        families::FAST_PATH_LOCAL_WITHDRAWN_TOTAL.is(answers.replies.withdrawn),
+        families::FAST_PATH_LOCAL_UNFITTING_TOTAL.is(answers.replies.unfitting),
+    ]
+}
+
+fn register_own_process(registry: &Registry) -> prometheus::Result<()> {
+    register_process(registry)?;
+    let build = families::BUILD_INFO.gauges()?;
+    build.with_label_values(&[version::VERSION, version::COMMIT]).set(1);
+    registry.register(Box::new(build))
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::IntCounter;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+        sync::oneshot,
+    };
+
+    use super::*;
+    use crate::ops::service_status::{Kind, ServiceStatus};
+    use dns_core::config::{Config, ConfigError};
+    use dns_kit::metrics::names;
+    use dns_upstream::{CurrentUpstreams, Handlers, NoInterfaces, Upstream};
+
+    #[test]
+    fn exposition_holds_registered_metrics() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
+        let counter = IntCounter::new("test_total", "For the test.").unwrap();
+        counter.inc_by(7);
+        metrics.registry().register(Box::new(counter)).unwrap();
+        let text = metrics.text().unwrap();
+        assert!(text.contains("\ntest_total 7\n"), "{text}");
+        assert!(text.contains("process_resident_memory_bytes"), "{text}");
+        assert!(!text.contains("fast_path"), "{text}");
+    }
+
+    #[test]
+    fn fast_path_replies_are_included() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
+        let internal = IntCounter::new(names::REQUESTS_INTERNAL_TOTAL, "Internal.").unwrap();
+        internal.inc_by(2);
+        metrics.registry().register(Box::new(internal)).unwrap();
+        let mut families = metrics.gather();
+        let replies = FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)], forwarded: 5 };
+        replies.add_to(&mut families, metrics.server());
+        let text = TextEncoder::new().encode_to_string(&families).unwrap();
+        assert!(text.contains("\nboshdns_requests_internal_total 38\n"), "{text}");
+        assert!(text.contains("\nboshdns_requests_external_total 5\n"), "{text}");
+        assert!(
+            text.contains(
+                "coredns_dns_responses_total{plugin=\"xdp\",rcode=\"NOERROR\",server=\"dns://127.0.0.1:53\",\
+                 view=\"\",zone=\".\"} 41"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"), "{text}");
+        // Repeated gathering does not accumulate the fast path's counts in the registry.
+        assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 2\n"));
+    }
+
+    /// Returns the state of a server that is alive but not ready because no records were read.
+    fn half() -> Arc<Readiness> {
+        let service_status = ServiceStatus::default();
+        let config = Config::parse("config.json", br#"{"port": 53}"#).unwrap().config;
+        service_status.refused(
+            Kind::Records,
+            Vec::new(),
+            &[ConfigError::of_file("records.json", "none read yet")],
+        );
+        Arc::new(Readiness {
+            service_status,
+            fast_path: FastPathHandle::default(),
+            health: None,
+            consul: None,
+            upstreams: CurrentUpstreams::new(
+                Upstream::new(&config, &[], &NoInterfaces::shared()),
+                Handlers::default(),
+            ),
+            certificates: Vec::new(),
+        })
+    }
+
+    /// Returns the complete response to a GET request.
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn metrics_port_serves_probes() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), FastPathHandle::default()).unwrap();
+        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half()).await.unwrap();
+        let address = server.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let running = tokio::spawn(server.run(async move { drop(stopped.await) }));
+        let text = get(address, "/metrics").await;
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        assert!(text.contains("bosh_dns_xdp_build_info{"), "{text}");
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let text = get(address, "/readyz").await;
+        assert!(text.starts_with("HTTP/1.1 503"), "{text}");
+        assert!(text.contains("fail records: records.json: none read yet"), "{text}");
+        assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
+        drop(stop);
+        running.await.unwrap();
+    }
+}

@@ -1,0 +1,323 @@
+//! Commands on the inventory: `instance add|remove|move`; `address` and `san`, which name links and instance groups by
+//! names instead of ids.
+
+use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+
+use anyhow::Context;
+use bytes::Bytes;
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::{
+    dataset::{INSTANCE_GROUP, Ids, LINK},
+    distributor::{
+        source::InventoryOptions,
+        state::{Folder, State},
+    },
+    http::{self, AcceptedName, Call, TlsFiles, TlsOptions},
+    inventory::{
+        changes::Change,
+        file::{Addresses, RawInstance},
+    },
+};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status, canonical};
+use dns_kit::http_client::{HttpClient, Limits};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Instance {
+    /// Add an instance to the inventory
+    Add(Add),
+    /// Remove an instance from the inventory
+    Remove(Remove),
+    /// Change the address of an instance
+    Move(Move),
+}
+
+/// Where the change is made.
+#[derive(Debug, Args)]
+struct Place {
+    /// URL of the publisher's API, https://HOST:PORT; needs --tls-*
+    #[arg(long, value_name = "URL", requires = "ca", conflicts_with_all = ["state", "inventory", "nodes"])]
+    api: Option<String>,
+    /// Our certificates for the API.
+    #[command(flatten)]
+    tls: TlsOptions,
+    /// The publisher's state folder on this machine; needs --inventory or --nodes
+    #[arg(long, value_name = "FOLDER", required_unless_present = "api")]
+    state: Option<PathBuf>,
+    /// Inventory of --state, YAML or JSON
+    #[arg(long, value_name = "FILE|FOLDER", conflicts_with = "nodes")]
+    inventory: Option<PathBuf>,
+    /// Inventory of --state, as a hosts file
+    #[arg(long, value_name = "HOSTSFILE")]
+    nodes: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Add {
+    /// Id of the instance
+    id: String,
+    /// Deployment of the instance
+    #[arg(long, value_name = "NAME")]
+    deployment: String,
+    /// Instance group of the instance
+    #[arg(long, value_name = "NAME")]
+    instance_group: String,
+    /// Network and address of the instance; repeatable
+    #[arg(long = "network", value_name = "NAME=ADDRESS", required = true, value_parser = network)]
+    networks: Vec<(String, IpAddr)>,
+    /// Index of the instance
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    index: u64,
+    /// Availability zone of the instance
+    #[arg(long, value_name = "NAME")]
+    az: Option<String>,
+    /// Id of the instance's agent
+    #[arg(long, value_name = "ID")]
+    agent_id: Option<String>,
+    /// The API or the state folder to change.
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Remove {
+    /// Id of the instance
+    id: String,
+    /// The API or the state folder to change.
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Move {
+    /// Id of the instance
+    id: String,
+    /// New address of the instance
+    ip: IpAddr,
+    /// Network, if the instance has several
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// The API or the state folder to change.
+    #[command(flatten)]
+    place: Place,
+}
+
+impl Instance {
+    pub(super) async fn run(self) -> anyhow::Result<()> {
+        let (change, place) = match self {
+            Self::Add(Add { id, deployment, instance_group, networks, index, az, agent_id, place }) => {
+                let mut addresses: BTreeMap<String, Addresses> = BTreeMap::new();
+                for (network, address) in networks {
+                    addresses
+                        .entry(network)
+                        .and_modify(|held| held.add(address))
+                        .or_insert_with(|| address.into());
+                }
+                let networks = addresses;
+                let instance = RawInstance { id, index: Some(index), az, agent_id, networks };
+                (Change::Add { deployment, group: instance_group, instance }, place)
+            }
+            Self::Remove(Remove { id, place }) => (Change::Remove { id }, place),
+            Self::Move(Move { id, ip, network, place }) => (Change::Move { id, network, ip }, place),
+        };
+        let Place { api, tls, state, inventory, nodes } = place;
+        match (api, state) {
+            (Some(api), _) => {
+                let files =
+                    tls.files().context("the API requires --tls-ca, --tls-certificate and --tls-key")?;
+                let body = serde_json::to_vec(&change)?;
+                call(&api, "/v1/changes", &files, Some(body.into())).await.map(drop)
+            }
+            (None, Some(state)) if inventory.is_some() || nodes.is_some() => {
+                let source = InventoryOptions { inventory, nodes };
+                Ok(source.change(&Folder::existing(&state)?, change)?)
+            }
+            _ => anyhow::bail!("--api URL, or --state FOLDER and --inventory FILE, is required"),
+        }
+    }
+}
+
+/// Calls the publisher's API: POST if there is a body, else GET.
+pub(super) async fn call(
+    api: &str,
+    path: &str,
+    files: &TlsFiles,
+    body: Option<Bytes>,
+) -> anyhow::Result<Bytes> {
+    let client = HttpClient::new(files.load("api", AcceptedName::Host)?.polling_client_config(), 0);
+    let url = format!("{}{path}", api.trim_end_matches('/'));
+    let headers = [("content-type".to_owned(), "application/json".into())].into_iter().collect();
+    let method = if body.is_some() { hyper::Method::POST } else { hyper::Method::GET };
+    let call =
+        Call { method, url: &url, basic: None, headers: Some(&headers), body: body.unwrap_or_default() };
+    let limits = Limits { time: std::time::Duration::from_secs(10), body: 64 << 20 };
+    Ok(http::send(&client, call, limits).await?)
+}
+
+fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {
+    let (name, address) = text.split_once('=').context("expected NAME=ADDRESS")?;
+    let address = address.parse().with_context(|| format!("{address:?} is not an IP address"))?;
+    Ok((name.to_owned(), address))
+}
+
+//----------- Names ----------------------------------------------------------
+
+#[derive(Debug, Args)]
+struct Group {
+    /// The publisher's state folder, which contains the ids
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+    /// Deployment of the instance group
+    #[arg(long, value_name = "NAME")]
+    deployment: String,
+    /// Instance group to name
+    #[arg(long, value_name = "NAME", required_unless_present = "link", conflicts_with = "link")]
+    instance_group: Option<String>,
+    /// Link, as NAME-TYPE
+    #[arg(long, value_name = "NAME-TYPE")]
+    link: Option<String>,
+    /// Network of the addresses
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    network: String,
+    /// Long form: <instance group>.<network>.<deployment>, without ids
+    #[arg(long, requires = "instance_group")]
+    long: bool,
+    /// Domain that the name ends in
+    #[arg(long, default_value = "bosh")]
+    domain: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Address {
+    /// The link or instance group to name.
+    #[command(flatten)]
+    group: Group,
+    /// Availability zone; repeatable, any may match
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    az: Vec<String>,
+    /// Id of a single instance
+    #[arg(long, value_name = "ID")]
+    uuid: Option<String>,
+    /// Instances to include, by health
+    #[arg(long, value_enum, default_value_t = Health::Default)]
+    status: Health,
+    /// Whether the first query waits for health checks
+    #[arg(long, value_enum, value_name = "WHEN")]
+    initial_health_check: Option<First>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct San {
+    /// The link or instance group to name.
+    #[command(flatten)]
+    group: Group,
+    /// Put `*` in place of the first label
+    #[arg(long)]
+    wildcard: bool,
+}
+
+/// `status` of a link's address.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Health {
+    /// Healthy ones; all if there are none.
+    Default,
+    /// Only the unhealthy ones
+    Unhealthy,
+    /// Only the healthy ones
+    Healthy,
+    /// All, whatever their health
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum First {
+    /// The query does not wait for the checks
+    Asynchronous,
+    /// The query waits for the checks
+    Synchronous,
+}
+
+impl Address {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        println!("{}", self.name()?);
+        Ok(())
+    }
+
+    fn name(self) -> anyhow::Result<LinkAddress> {
+        let Self { group, az, uuid, status, initial_health_check } = self;
+        let ids = group.ids()?;
+        let known = |found: Option<u64>, what: &str, name: &str| {
+            found.with_context(|| format!("{what} {name} has no id; publish first"))
+        };
+        let zones: anyhow::Result<Vec<String>> = az
+            .iter()
+            .map(|zone| Ok(known(ids.find_zone(zone), "availability zone", zone)?.to_string()))
+            .collect();
+        let mut criteria = Criteria {
+            zones: zones?,
+            status: match status {
+                Health::Default => Status::Smart,
+                Health::Unhealthy => Status::Unhealthy,
+                Health::Healthy => Status::Healthy,
+                Health::All => Status::All,
+            },
+            synchronous: initial_health_check.map(|first| first == First::Synchronous),
+            ..Criteria::default()
+        };
+        if group.long {
+            let first = uuid.map_or(FirstLabel::Query(criteria), FirstLabel::Instance);
+            return Ok(LinkAddress { first, ..group.name(&ids)? });
+        }
+        if let Some(uuid) = uuid {
+            criteria.numbers = vec![known(ids.find_instance(&uuid), "instance", &uuid)?];
+        }
+        criteria.networks = vec![known(ids.find_network(&group.network), "network", &group.network)?];
+        Ok(LinkAddress { first: FirstLabel::Query(criteria), ..group.name(&ids)? })
+    }
+}
+
+impl San {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let Self { group, wildcard } = self;
+        let ids = group.ids()?;
+        println!("{}", group.name(&ids)?.san(wildcard));
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Reads the ids from the state folder.
+    fn ids(&self) -> anyhow::Result<Ids> {
+        let state: Option<State> = Folder::open(&self.state).read("state.json")?;
+        Ok(state
+            .with_context(|| {
+                format!("{}: nothing has been published from this state folder", self.state.display())
+            })?
+            .ids)
+    }
+
+    fn name(&self, ids: &Ids) -> anyhow::Result<LinkAddress> {
+        let Self { state: _, deployment, instance_group, link, network, long, domain } = self;
+        let label = |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));
+        let group = match (instance_group, link) {
+            (Some(group), _) if *long => AddressGroup::Names {
+                instance_group: label(group)?,
+                network: label(network)?,
+                deployment: label(deployment)?,
+            },
+            (Some(group), _) => AddressGroup::Id(find(ids, deployment, INSTANCE_GROUP, group)?),
+            (None, Some(link)) => AddressGroup::Id(find(ids, deployment, LINK, link)?),
+            (None, None) => anyhow::bail!("--instance-group or --link is required"),
+        };
+        Ok(LinkAddress { group, first: FirstLabel::Query(Criteria::default()), domain: domain.clone() })
+    }
+}
+
+/// Looks up the id of a group and formats it.
+fn find(ids: &Ids, deployment: &str, kind: &str, name: &str) -> anyhow::Result<String> {
+    let id = ids.find_group(deployment, kind, name);
+    let id = id.with_context(|| {
+        format!("no {kind} {name} of deployment {deployment} has an id yet; publish first")
+    })?;
+    Ok(id.to_string())
+}
