@@ -13,30 +13,32 @@ use std::{
 
 /// The most lines of each crate. Numbers only fall: a change that removes code lowers them.
 const BUDGETS: [(&str, usize); 20] = [
-    ("benches", 3_320),
+    // The echo behind a socket, the floor of userspace; hot and cold names, CPU and PSS of reloads.
+    ("benches", 3_510),
     ("benches/demo", 390),
     ("benches/programs", 120),
     ("benches/programs/ebpf", 520),
-    ("dns-common", 970),
-    ("dns-ebpf", 3_600),
-    ("dns-user/consul", 6_000),
-    ("dns-user/consul-source", 3_070),
+    ("dns-common", 940),
+    ("dns-ebpf", 3_290),
+    ("dns-user/consul", 5_440),
+    ("dns-user/consul-source", 2_790),
     // Reading only the rows of records.json that changed: outline, edits, indexes that share the rest.
-    ("dns-user/core", 8_350),
-    ("dns-user/dnstap", 760),
-    // The list of local replies, each client's allowance, the wait for a slow server, and programs loaded early.
-    ("dns-user/fastpath", 15_380),
-    ("dns-user/health", 2_710),
+    ("dns-user/core", 8_320),
+    ("dns-user/dnstap", 730),
+    // The list of local replies, each client's allowance, the wait for a slow server, programs loaded early, and
+    // attaches that wait for other network configuration.
+    ("dns-user/fastpath", 15_410),
+    ("dns-user/health", 2_700),
     // The queue of due identities and the file of appended changes of members.
-    ("dns-user/identity", 6_790),
-    // Tasks that resume where their reply is read, formerly part of dns-resolver; the allocator's memory.
-    ("dns-user/kit", 4_820),
-    ("dns-user/load", 680),
-    ("dns-user/publish", 14_420),
-    ("dns-user/resolver", 16_570),
-    ("dns-user/sync", 6_260),
-    ("dns-user/upstream", 6_200),
-    ("xtask", 2_000),
+    ("dns-user/identity", 6_760),
+    // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
+    ("dns-user/kit", 4_840),
+    ("dns-user/load", 640),
+    ("dns-user/publish", 14_400),
+    ("dns-user/resolver", 15_420),
+    ("dns-user/sync", 6_190),
+    ("dns-user/upstream", 6_170),
+    ("xtask", 1_980),
 ];
 
 /// The most lines of a file.

@@ -1,8 +1,6 @@
 //! Memory that a snapshot keeps and that a reload needs, counted by the allocator: exact, whatever else the
 //! machine does.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot build its input has failed")]
-
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     sync::atomic::{AtomicIsize, Ordering},

@@ -51,6 +51,8 @@ const QUERIES: usize = 256;
 const OF_FAST_PATH: usize = 40;
 /// Containers created one after the other with or without the server.
 const BLOCK: usize = 10;
+/// Time between the starts of two creations.
+const BETWEEN: Duration = Duration::from_millis(100);
 
 /// The load of all containers, or with mode `auto` and without a server the creation of containers.
 pub(crate) fn measure(plan: &Plan, subject: &Subject, table: &mut Table) -> Result<()> {
@@ -257,7 +259,7 @@ fn machine_time() -> Result<Duration> {
 /// Measures the creation of containers alternately with this server and without it (stopped by a signal), and
 /// checks that nothing remains of them.
 fn create(plan: &Plan, table: &mut Table) -> Result<()> {
-    let count = if plan.quick { 100 } else { 1_000 };
+    let count = if plan.quick { 100 } else { 400 };
     let lab = cell_namespaces()?;
     let cell = Cell::new(&lab.server, &lab.client)?;
     let (server, bpffs) = start(&lab, &Foundation::generate(100)?, "auto")?;
@@ -282,6 +284,7 @@ fn create(plan: &Plan, table: &mut Table) -> Result<()> {
                 }
                 asked = number + 1;
             }
+            thread::sleep(BETWEEN.saturating_sub(begun.elapsed()));
         }
     }
     server.signal_all(Signal::SIGCONT)?;

@@ -300,7 +300,7 @@ static PARTS: [Part; 11] = [
         about: "250 containers with silk's interfaces and rules send 20 queries per second each, through their own \
                 interfaces and from a new port each; then a burst of 50,000 queries in a second. One process \
                 offers the load; CPU time is the whole machine's, including that process. Creation: interface, \
-                silk's rules and the bandwidth plugin's qdiscs, in alternating blocks of ten containers with and \
+                silk's rules and the bandwidth plugin's qdiscs, ten per second, in alternating blocks of ten containers with and \
                 without the server, which send queries as soon as they exist.",
         axis: "",
         points: |_| vec![String::new()],

@@ -24,7 +24,7 @@ use super::{
     gate::{Arrival, Gate, PROVEN_PROBE_INTERVAL},
     netlink::{Link, LocalAddress, Socket},
     pins::{KeptMaps, PinnedLink, Pins},
-    rtnl_throttle::{Backlog, CniGrace, EventPace, RtnlThrottle},
+    rtnl_throttle::{Backlog, CniGrace, DEADLINE, EventPace, Events, RtnlThrottle},
     selection::Selection,
     topology,
 };
@@ -118,12 +118,14 @@ impl Interfaces {
         let (commands, commanded) = mailbox::channel()?;
         let (status, seen) = watch::channel(InterfacesStatus::default());
         let (is_ready, ready) = watch::channel(false);
-        let news = Socket::news()?;
+        let events = Events::subscribe()?;
         let netlink = Socket::requests()?;
         let mut reconciler = InterfaceReconciler {
             unseen: seen.clone(),
             setting,
             netlink,
+            events,
+            gather_until: None,
             gate: Gate::default(),
             links: Vec::new(),
             bounded: BTreeSet::new(),
@@ -149,7 +151,7 @@ impl Interfaces {
         // The addresses must be known before any query is answered.
         reconciler.follow_addresses();
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
-            reconciler.run(&news, &commanded, &is_ready);
+            reconciler.run(&commanded, &is_ready);
         })?;
         Ok(Self { commands, status: seen, ready, thread })
     }
@@ -192,6 +194,9 @@ impl Interfaces {
 struct InterfaceReconciler {
     setting: Setting,
     netlink: Socket,
+    events: Events,
+    /// Until when events are gathered before they are handled; `None`: there are none.
+    gather_until: Option<Instant>,
     /// Decides which interface may answer for which endpoint.
     gate: Gate,
     /// The interfaces as last listed.
@@ -254,7 +259,7 @@ struct Refused {
 
 impl InterfaceReconciler {
     /// Works until a stop command, or until all senders are gone.
-    fn run(mut self, news: &Socket, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
+    fn run(mut self, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
         let begun = Instant::now();
         let mut last_round = begun;
         let mut pace = EventPace::new();
@@ -284,13 +289,14 @@ impl InterfaceReconciler {
             }
             self.announce();
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
-            let fds = [Some(news.as_fd()), Some(commands.as_fd()), messages, self.setting.programs.news()];
+            let events = self.gather_until.is_none().then(|| self.events.as_fd());
+            let fds = [Some(commands.as_fd()), events, messages, self.setting.programs.news()];
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is only a shorter one.
             let _ = poll(&mut fds, timeout);
-            let is_told = fds[1].any().unwrap_or(false);
+            let is_told = fds[0].any().unwrap_or(false);
             if let Some(messages) = &mut self.setting.messages {
                 messages.hand_on();
             }
@@ -298,13 +304,13 @@ impl InterfaceReconciler {
             if is_told && let Some(on_stop) = self.handle_commands(commands) {
                 return self.finish(on_stop);
             }
-            if news.drain() {
-                // Commands end the pause early; the other events remain pending.
-                let mut wake = [PollFd::new(commands.as_fd(), PollFlags::POLLIN)];
-                let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
-                let _ = poll(&mut wake, wait);
-                news.drain();
-                self.gate.disturb(Instant::now());
+            let now = Instant::now();
+            if self.gather_until.is_none() && self.events.take() {
+                self.gather_until = Some(now + pace.wait(now));
+            }
+            if self.gather_until.take_if(|until| *until <= now).is_some() {
+                self.events.take();
+                self.gate.disturb(now);
                 self.firewall.routes_changed();
                 self.follow_addresses();
                 self.list_interfaces();
@@ -335,6 +341,10 @@ impl InterfaceReconciler {
         }
         let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
         let wait = if is_reported { TICK } else { ROUND };
+        let wait = match self.gather_until {
+            Some(until) => until.saturating_duration_since(Instant::now()).clamp(SHORTEST, wait),
+            None => wait,
+        };
         if self.postponed { self.rtnl.rest().clamp(SHORTEST, wait) } else { wait }
     }
 
@@ -549,14 +559,26 @@ impl InterfaceReconciler {
         }
         let Some(since) = self.waiting_since.values().min().copied() else { return };
         for (index, link) in waiting.iter().enumerate() {
-            if self.is_urgent(link) || self.rtnl.wait_before(limit) {
+            let order = self.tc_order(link, waiting.len(), now);
+            if self.is_urgent(link) || self.is_good_moment(link.ifindex, order, limit) {
                 let left = Backlog { waiting: waiting.len() - index - 1, since };
-                let order = self.tc_order(link, waiting.len(), now);
                 self.attach(link, order, left, now);
             } else {
                 self.postponed = true;
             }
         }
+    }
+
+    /// Waits until the RTNL lock may be taken for a program on a waiting interface; returns false if that is not
+    /// before `limit`.
+    fn is_good_moment(&mut self, ifindex: u32, order: TcOrder, limit: Instant) -> bool {
+        if !self.rtnl.wait_before(limit) {
+            return false;
+        }
+        let is_late = |since: &Instant| since.elapsed() >= DEADLINE;
+        order == TcOrder::Clsact
+            || self.events.wait_for_silence(limit)
+            || self.waiting_since.get(&ifindex).is_some_and(is_late)
     }
 
     /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and

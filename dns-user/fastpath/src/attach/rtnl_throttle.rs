@@ -4,11 +4,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsFd, BorrowedFd},
     thread,
     time::{Duration, Instant},
 };
 
-use super::netlink::Link;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::netlink::{Link, Socket};
 
 /// Time to wait for further events before handling them: starting a container causes several.
 const COALESCE: Duration = Duration::from_millis(20);
@@ -31,7 +35,65 @@ const HURRIED_PAUSE: u32 = 4;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long an interface may wait for its program. Pauses shrink as far as that needs.
-const DEADLINE: Duration = Duration::from_millis(2000);
+pub(super) const DEADLINE: Duration = Duration::from_millis(2000);
+
+/// Time after an event of network configuration until others count as finished: creating a container takes
+/// the RTNL lock many times within some milliseconds, and each would wait for an operation of ours.
+const SILENCE: Duration = Duration::from_millis(20);
+
+/// Events of network configuration.
+pub(super) struct Events {
+    socket: Socket,
+    /// Time of the last one.
+    last: Option<Instant>,
+    /// Whether one was received that [`Self::take`] has not reported.
+    is_news: bool,
+}
+
+impl Events {
+    /// Subscribes to the events of the calling thread's network namespace.
+    pub(super) fn subscribe() -> io::Result<Self> {
+        Ok(Self { socket: Socket::news()?, last: None, is_news: false })
+    }
+
+    /// Drains the events without waiting; returns whether there were any since the last call.
+    pub(super) fn take(&mut self) -> bool {
+        self.receive();
+        std::mem::take(&mut self.is_news)
+    }
+
+    fn receive(&mut self) {
+        if self.socket.drain() {
+            self.last = Some(Instant::now());
+            self.is_news = true;
+        }
+    }
+
+    /// Waits until no other process seems to be changing the configuration; returns false if that does not
+    /// happen before `limit`.
+    pub(super) fn wait_for_silence(&mut self, limit: Instant) -> bool {
+        loop {
+            self.receive();
+            let now = Instant::now();
+            let Some(silent_at) = self.last.map(|last| last + SILENCE).filter(|at| *at > now) else {
+                return true;
+            };
+            if now >= limit {
+                return false;
+            }
+            let wait = (silent_at.min(limit) - now).max(Duration::from_millis(1));
+            let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+            // An interrupted wait is only a shorter one.
+            let _ = poll(&mut socket, PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX));
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 /// Decides how long to gather events.
 pub(super) struct EventPace {
@@ -161,6 +223,17 @@ impl CniGrace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_end_with_silence() {
+        let hour = Duration::from_secs(3600);
+        let mut events = Events::subscribe().unwrap();
+        assert!(events.wait_for_silence(Instant::now() + hour), "nothing changes");
+        events.last = Some(Instant::now() + hour);
+        assert!(!events.wait_for_silence(Instant::now()), "the last change is too recent");
+        events.is_news = true;
+        assert!(events.take(), "received while waiting, not handled yet");
+    }
 
     #[test]
     fn frequent_events_are_gathered() {

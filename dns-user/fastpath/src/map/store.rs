@@ -415,7 +415,7 @@ mod tests {
 
     /// Returns anonymous memory of `chunks` chunks.
     fn memory(chunks: usize) -> EntryMemory {
-        EntryMemory::new(memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap().into())
+        EntryMemory::new(MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap().into())
     }
 
     proptest! {
