@@ -363,33 +363,33 @@ mod tests {
 
     /// The examples of seed document 000.
     const MANIFEST: &str = r#"
-    name: app-service
-    instance_groups:
-    - name: server_ig
-      networks: [{ name: default }]
-      jobs:
-      - name: app_server
+name: app-service
+instance_groups:
+- name: server_ig
+  networks: [{ name: default }]
+  jobs:
+  - name: app_server
     provides:
       app-server-address: { as: my-custom-app-server-address }
     custom_provider_definitions:
     - { name: app-server-address, type: address }
-    variables:
-    - { name: default_ca, type: certificate, options: { is_ca: true, common_name: Default CA } }
-    - { name: secret, type: password }
-    - name: app_server_cert
-      type: certificate
-      options:
+variables:
+- { name: default_ca, type: certificate, options: { is_ca: true, common_name: Default CA } }
+- { name: secret, type: password }
+- name: app_server_cert
+  type: certificate
+  options:
     ca: default_ca
     common_name: "Application Server"
     alternative_names: [custom-record.appservers.cf.local, 172.158.20.255]
-      consumes:
+  consumes:
     alternative_name: { from: my-custom-app-server-address, properties: { wildcard: true } }
     common_name: { from: my-custom-app-server-address }
-    - name: manual
-      type: certificate
-      consumes:
+- name: manual
+  type: certificate
+  consumes:
     common_name: { address: db.example.org }
-    "#;
+"#;
 
     /// Fails the test: the manifest does not select short names.
     fn no_ids(link: &str, _: &Provider) -> Result<Ids, VariableError> {
