@@ -308,7 +308,8 @@ impl InterfaceReconciler {
             if self.gather_until.is_none() && self.events.take() {
                 self.gather_until = Some(now + pace.wait(now));
             }
-            if self.gather_until.take_if(|until| *until <= now).is_some() {
+            // Commands end the gathering early.
+            if self.gather_until.take_if(|until| is_told || *until <= now).is_some() {
                 self.events.take();
                 self.gate.disturb(now);
                 self.firewall.routes_changed();
