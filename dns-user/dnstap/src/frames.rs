@@ -5,7 +5,7 @@
 //! (READY), the receiver accepts it (ACCEPT), and confirms the end (STOP) by FINISH; a file only has START
 //! and STOP.
 //!
-//! The messages are those of `dnstap.proto` (github.com/dnstap/dnstap.pb), as far as this server writes them.
+//! The messages follow `dnstap.proto` (github.com/dnstap/dnstap.pb), as far as this server writes them.
 
 use std::{
     io::{self, Read, Write},
@@ -41,7 +41,7 @@ pub(super) fn data(out: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
     out[start..start + 4].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Returns a control frame; those that open a stream name its content.
+/// Returns a control frame; a frame that opens a stream names its content.
 pub(super) fn control(kind: Control) -> Vec<u8> {
     let mut fields = (kind as u32).to_be_bytes().to_vec();
     if matches!(kind, Control::Ready | Control::Accept | Control::Start) {

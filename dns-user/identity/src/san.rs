@@ -413,7 +413,7 @@ variables:
             let variables = variables(&text, "bosh", &find_ids).unwrap();
             assert_eq!(variables[1].names.dns, ["custom-record.appservers.cf.local", name]);
             let error = super::variables(&text, "bosh", &no_ids).unwrap_err().to_string();
-            assert!(error.starts_with("variable app_server_cert: ids of"), "{error}");
+            assert!(error.starts_with("variable app_server_cert: short names need ids"), "{error}");
         }
     }
 

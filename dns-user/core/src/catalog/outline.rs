@@ -198,7 +198,7 @@ impl<'t> Scan<'_, 't> {
         (old.is_none_or(|old| old == digest)).then_some(digest)
     }
 
-    /// Reads a list and compares its elements with those of the list before.
+    /// Reads a list and compares its elements with the previous list's.
     fn list(&mut self, old: &Texts) -> Option<(Texts, ListDifference<'t>)> {
         let most = self.old.map_or(usize::MAX, |_| 256.max(old.len() / 8));
         let mut list = ListDifference::default();

@@ -123,7 +123,7 @@ const EACH_SECOND: u64 = 32;
 const GROUPS: usize = 256;
 
 /// Limits how fast each client hands over denials and questions, of which random names make any number: a
-/// client that floods leaves room for those of others.
+/// client that floods leaves room for other clients' names.
 #[derive(Debug)]
 pub(crate) struct ClientAllowance {
     /// The number handed over by each group, in the lowest 16 bits, and the second in which it was counted.

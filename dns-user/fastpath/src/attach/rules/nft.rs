@@ -1,4 +1,4 @@
-//! Tables of nftables, including those of `iptables-nft`, as dumped by the kernel
+//! Tables of nftables, `iptables-nft`'s included, as dumped by the kernel
 //! (`linux/netfilter/nf_tables.h`).
 
 use std::{collections::BTreeMap, io, net::SocketAddr};

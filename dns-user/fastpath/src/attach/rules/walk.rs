@@ -261,7 +261,7 @@ impl Mark {
         Self { value: self.value & known, known }
     }
 
-    /// Returns whether the bits in `mask` are those of `wanted`.
+    /// Returns whether the bits in `mask` equal `wanted`'s.
     pub(super) fn is(self, wanted: u32, mask: u32, name: &'static str) -> Meets {
         if wanted & !mask != 0 || (self.value ^ wanted) & mask & self.known != 0 {
             Meets::No
