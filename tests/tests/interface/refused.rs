@@ -204,24 +204,22 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         let complaint = fault.complaint();
         let mut spoilt = Spoilt::start(&format!("spoilt{number}"), mode, program, fault)?;
         let case = format!("{mode} without {program}");
-        // The programs for whole answers are loaded after the interface answers.
+        // The programs for whole answers are loaded after the interface answers, and an interface may have to wait
+        // for its turn to be attached.
         let mut status = spoilt.status().with_context(|| case.clone())?;
-        wait_until("the programs to be loaded", Duration::from_secs(60), || {
+        wait_until("the programs to be loaded and attached", Duration::from_secs(60), || {
             status = spoilt.status().unwrap_or_default();
             let loading = |program: &Value| program["state"] == "loading";
             let is_tried = |programs: &Vec<Value>| {
                 never_tried == Some(program) || programs.iter().any(|found| found["name"] == program)
             };
-            status["programs"]
-                .as_array()
-                .is_some_and(|programs| is_tried(programs) && !programs.iter().any(loading))
+            let is_as_expected =
+                |interface: &Value| interface["hook"].as_str().is_some_and(|hook| hooks.contains(&hook));
+            let [programs, interfaces] = ["programs", "interfaces"].map(|member| status[member].as_array());
+            programs.is_some_and(|programs| is_tried(programs) && !programs.iter().any(loading))
+                && interfaces.is_some_and(|interfaces| interfaces.iter().all(is_as_expected))
         })
         .with_context(|| format!("{case}: {status}"))?;
-        let interfaces = status["interfaces"].as_array().context("interfaces")?;
-        for interface in interfaces {
-            let hook = interface["hook"].as_str().context("a hook")?;
-            ensure!(hooks.contains(&hook), "{case}: {interface}");
-        }
         ensure!(
             spoilt.is_answered_by_the_interface()? == (hooks != ["none"]),
             "{case}: {}",
