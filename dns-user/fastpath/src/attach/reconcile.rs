@@ -560,8 +560,14 @@ impl InterfaceReconciler {
         }
         let Some(since) = self.waiting_since.values().min().copied() else { return };
         for (index, link) in waiting.iter().enumerate() {
+            let is_urgent = self.is_urgent(link);
+            if !(is_urgent || self.rtnl.wait_before(limit)) {
+                self.postponed = true;
+                continue;
+            }
+            // Asks the kernel, so not before the interface's turn.
             let order = self.tc_order(link, waiting.len(), now);
-            if self.is_urgent(link) || self.is_good_moment(link.ifindex, order, limit) {
+            if is_urgent || order == TcOrder::Clsact || self.may_hold_lock(link.ifindex, limit) {
                 let left = Backlog { waiting: waiting.len() - index - 1, since };
                 self.attach(link, order, left, now);
             } else {
@@ -570,16 +576,10 @@ impl InterfaceReconciler {
         }
     }
 
-    /// Waits until the RTNL lock may be taken for a program on a waiting interface; returns false if that is not
-    /// before `limit`.
-    fn is_good_moment(&mut self, ifindex: u32, order: TcOrder, limit: Instant) -> bool {
-        if !self.rtnl.wait_before(limit) {
-            return false;
-        }
+    /// Waits until a tcx link may hold the RTNL lock; returns false if that is not before `limit`.
+    fn may_hold_lock(&mut self, ifindex: u32, limit: Instant) -> bool {
         let is_late = |since: &Instant| since.elapsed() >= DEADLINE;
-        order == TcOrder::Clsact
-            || self.events.wait_for_silence(limit)
-            || self.waiting_since.get(&ifindex).is_some_and(is_late)
+        self.events.wait_for_silence(limit) || self.waiting_since.get(&ifindex).is_some_and(is_late)
     }
 
     /// Chooses the tc hook: a clsact filter where it disturbs neither a CNI plugin nor other filters and
