@@ -1,6 +1,6 @@
 //! The floor of a server behind sockets: takes batches of queries by `recvmmsg` and returns each by
-//! `sendmmsg`, with constant answers behind the question. Batches and socket options are those of the
-//! server's UDP workers (`server/udp.rs`, `server/sockets.rs`), so the difference is the price of the
+//! `sendmmsg`, with constant answers behind the question. Batches and socket options equal the
+//! UDP workers' (`server/udp.rs`, `server/sockets.rs`), so the difference is the price of the
 //! answer.
 
 use std::{

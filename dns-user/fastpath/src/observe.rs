@@ -1,4 +1,4 @@
-//! What the programs report: the tap, which samples queries because tcpdump does not see packets answered at
+//! Reports of the programs: the tap, which samples queries because tcpdump does not see packets answered at
 //! XDP, and log messages, sent by aya-log and forwarded to our log.
 
 use std::{

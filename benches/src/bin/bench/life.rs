@@ -174,7 +174,7 @@ struct Times {
     first: f64,
     /// The slowest of all consecutive replies.
     slowest: f64,
-    /// CPU time within two seconds, without that of two idle ones.
+    /// CPU time within two seconds, less the CPU time of two idle seconds.
     cpu: f64,
 }
 

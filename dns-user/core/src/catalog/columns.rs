@@ -166,7 +166,7 @@ impl Column {
         self.values.shrink_to_fit();
     }
 
-    /// Returns the column after edits that add rows of `added`, as if all rows were pushed anew.
+    /// Returns the column after edits that add rows of `added`, as if all rows had been pushed.
     pub(super) fn edited(&self, edits: &Edits, added: &Self) -> Self {
         let mut symbols = Renumbering::new(&self.dictionary);
         let mut values = Vec::with_capacity(edits.len());
@@ -197,7 +197,7 @@ impl Column {
 }
 
 /// Numbers the strings of an edited list in the order of their first appearance, like a [`Dictionary`] that is
-/// filled anew, but without hashing the ones that the older dictionary has.
+/// filled from the start, but without hashing the ones that the older dictionary has.
 pub(crate) struct Renumbering<'d> {
     old: &'d Dictionary,
     /// New symbol of each old one that has appeared, else [`NO_VALUE`].

@@ -68,8 +68,8 @@ impl From<Records> for IndexedRecords {
 }
 
 impl IndexedRecords {
-    /// Reads and indexes the file that follows the one these records were read from. The result equals that of
-    /// [`Records::parse`]. Rows with the same text are not parsed again, and shared.
+    /// Reads and indexes the file that follows the one these records were read from. The result equals the
+    /// index of [`Records::parse`]. Rows with the same text are not parsed again, and shared.
     pub fn next(&self, file: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
         if let Some(next) = self.edited(file) {
             return Ok((next, Vec::new()));

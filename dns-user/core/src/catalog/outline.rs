@@ -1,4 +1,4 @@
-//! What is kept of a records file to read the next one quickly: the length and hash of every row's text, 12 bytes
+//! A summary of a records file, to read the next one quickly: the length and hash of every row's text, 12 bytes
 //! each. A row with the same text means the same, so only the others are parsed.
 //!
 //! Files are recognised in the form in which directors write them. Any other form, and any error, gives `None`:
@@ -47,14 +47,14 @@ pub(super) struct Texts {
     hashes: Arc<[u64]>,
 }
 
-/// What differs between a file and the one before.
+/// The difference between a file and the one before.
 pub(super) struct Difference<'t> {
     pub(super) rows: ListDifference<'t>,
     pub(super) pairs: ListDifference<'t>,
     pub(super) version: Option<u64>,
 }
 
-/// What differs in a list.
+/// The difference between a list and the one before.
 #[derive(Default)]
 pub(super) struct ListDifference<'t> {
     pub(super) edits: Edits,

@@ -1,5 +1,5 @@
-//! Properties of an interface: those that rule out serving it and that arriving queries do not reveal, and
-//! whether its clients run on this machine.
+//! Properties of an interface that rule out serving it and that arriving queries do not reveal, and whether its
+//! clients run on this machine.
 
 use std::io;
 

@@ -233,7 +233,7 @@ impl<W: Words> EntryMemory<W> {
         u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
     }
 
-    /// Maps the part of the store into which an entry of `size` bytes is to be written.
+    /// Maps the part of the store into which an entry of `size` bytes will be written.
     pub(crate) fn prepare(&self, location: Location, size: usize) -> io::Result<()> {
         let Some(windows) = &self.windows else { return Ok(()) };
         let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;

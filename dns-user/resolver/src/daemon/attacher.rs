@@ -264,7 +264,7 @@ const STABLE: Duration = Duration::from_secs(120);
 /// An attacher of the server.
 pub(super) struct Worker {
     server: UnixStream,
-    /// Tells the standby process of this one's end: closed by the kernel if it is killed.
+    /// Shows the standby process that this one has ended: the kernel closes it, also after a kill.
     end: UnixStream,
 }
 
