@@ -88,8 +88,7 @@ impl Spoilt {
             let Ok(status) = spoilt.status() else { return false };
             let interfaces = status["interfaces"].as_array();
             interfaces.is_some_and(|interfaces| {
-                interfaces.len() == 2
-                    && interfaces.iter().all(|interface| interface["why"] != "its program is being loaded")
+                interfaces.len() == 2 && interfaces.iter().all(|interface| interface["state"] != "waiting")
             })
         })
         .with_context(|| spoilt.server.log())?;

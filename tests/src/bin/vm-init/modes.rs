@@ -135,6 +135,7 @@ impl Lab {
 /// State of one interface.
 struct Serving {
     interface: &'static str,
+    state: String,
     /// The hook, or `none`.
     hook: String,
     why: String,
@@ -142,7 +143,7 @@ struct Serving {
 
 impl fmt::Display for Serving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { interface, hook, why: _ } = self;
+        let Self { interface, hook, .. } = self;
         write!(f, "{interface} by {hook}")
     }
 }
@@ -155,9 +156,7 @@ fn settled(server: &Server) -> Result<Value> {
         thread::sleep(Duration::from_millis(200));
         let Ok(status) = status(server) else { return false };
         last = status["fast_path"].clone();
-        serving(&last).is_ok_and(|serving| {
-            serving.iter().all(|interface| interface.why != "its program is being loaded")
-        })
+        serving(&last).is_ok_and(|serving| serving.iter().all(|interface| interface.state != "waiting"))
     })?;
     Ok(last)
 }
@@ -192,9 +191,8 @@ fn serving(status: &Value) -> Result<Vec<Serving>> {
     let of = |name| {
         let found = interfaces.iter().find(|interface| interface["name"] == name);
         let found = found.with_context(|| format!("the status does not list {name}"))?;
-        let text = |key: &str| found[key].as_str().map(str::to_owned).context("the hook, and why");
-        let (hook, why) = (text("hook")?, text("why")?);
-        Ok(Serving { interface: name, hook, why })
+        let text = |key: &str| found[key].as_str().map(str::to_owned).context("state, hook and why");
+        Ok(Serving { interface: name, state: text("state")?, hook: text("hook")?, why: text("why")? })
     };
     INTERFACES.iter().map(|&(name, _)| of(name)).collect()
 }
