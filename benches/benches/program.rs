@@ -14,7 +14,7 @@ use aya::{
     maps::{Array, MapData, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
-use bench_programs::reset::{MAX_LEN, Original};
+use bench_programs::reset::{MAX_LEN, MAX_PACKETS, Original, Turn};
 use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{XDP_HEAD_ROOM, counters::Outcome, entry::AnswerPolicy};
 use dns_core::name::Name;
@@ -41,6 +41,8 @@ const A: u16 = 1;
 const TXT: u16 = 16;
 /// Lengths of the queried names in bytes.
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
+/// Numbers of addresses of the mixed names, in turn.
+const MIXED_ANSWERS: [u32; 4] = [1, 3, 6, 10];
 /// Offsets of the IP header's protocol and of UDP's destination port in a frame.
 const PROTOCOL_AND_PORT: (usize, usize) = (14 + 9, 14 + 20 + 2);
 const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
@@ -74,12 +76,13 @@ pub(crate) fn measure(rounds: usize, wanted: &[String]) -> Result<()> {
         for row in &rows {
             match row.expected {
                 Expected::Counted(Outcome::Hit) => {
-                    program
-                        .publish(&row.name(0), &Published { policy: row.policy, ..addresses(row.answers) })?;
+                    for (name, answers) in row.names(0).iter().zip(row.answers()) {
+                        program.publish(name, &Published { policy: row.policy, ..addresses(answers) })?;
+                    }
                 }
                 Expected::Counted(Outcome::HitOther) => {
                     let seed = program.control().hash_seed;
-                    let entry = local_reply(&row.name(0), row.answers - 200, seed)?;
+                    let entry = local_reply(&row.names(0)[0], row.answers - 200, seed)?;
                     program.publish_answer(entry.as_bytes())?;
                 }
                 _ => {}
@@ -109,8 +112,7 @@ struct Row {
     subject: Option<ProgramFd>,
     /// Hook of the program that restores the packet.
     at: Hook,
-    /// Length of the queried name in bytes.
-    name_len: usize,
+    queried: Queried,
     /// Number of addresses of the name.
     answers: u32,
     /// How addresses are sent, if not with the default policy.
@@ -122,6 +124,15 @@ struct Row {
     expected: Expected,
     /// Time of one run by round, in ns.
     times: Vec<u128>,
+}
+
+/// The queried names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queried {
+    /// One name of this length in bytes, so that branches are predicted.
+    One(usize),
+    /// [`MAX_PACKETS`] names of different lengths and numbers of addresses, in turn.
+    Mixed,
 }
 
 /// The kind of packet.
@@ -147,13 +158,14 @@ enum Expected {
 /// Returns all rows of a hook: the reflector, restoring alone, other traffic, misses and hits.
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
+        let queried = Queried::One(name_len);
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
         let (policy, generation, frame) = (None, 0, Frame::Query);
         Ok(Row {
             label,
             subject,
             at,
-            name_len,
+            queried,
             answers,
             policy,
             generation,
@@ -187,6 +199,13 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
             rows.push(row(label, Some(measured), name_len, answers, Expected::Counted(Outcome::Hit))?);
         }
     }
+    for (label, subject, expected) in [
+        ("reset alone, 64 names in turn", None, Expected::Nothing),
+        ("1 to 10 answers, 64 names in turn", Some(measured), Expected::Counted(Outcome::Hit)),
+    ] {
+        let mixed = row(label.into(), subject, 0, 0, expected)?;
+        rows.push(Row { queried: Queried::Mixed, ..mixed });
+    }
     // Like a Consul service: with a TTL, and as many addresses as its defaults send to a client
     // without EDNS.
     for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
@@ -207,26 +226,42 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
 }
 
 impl Row {
-    /// Returns the name queried in a round. Some unpublished names share a tag in the index with a
+    /// Returns the names queried in a round. Some unpublished names share a tag in the index with a
     /// published one and cost an additional comparison, so each round uses another name.
-    fn name(&self, round: usize) -> Vec<u8> {
-        match self.expected {
-            Expected::Counted(Outcome::NotPublished) => name_of(self.name_len, 1000 + round as u32),
+    fn names(&self, round: usize) -> Vec<Vec<u8>> {
+        let len = match self.queried {
+            Queried::One(len) => len,
+            Queried::Mixed => {
+                // Room for three digits in the last label.
+                let lens =
+                    (NAME_LENGTHS[0]..=NAME_LENGTHS[2]).filter(|len| !(1..=3).contains(&((len - 6) % 21)));
+                let names = (500..).zip(lens).map(|(number, len)| name_of(len, number));
+                return names.take(MAX_PACKETS as usize).collect();
+            }
+        };
+        let number = match self.expected {
+            Expected::Counted(Outcome::NotPublished) => 1000 + round as u32,
             // A distinct name for each number of answers and policy.
-            _ => name_of(
-                self.name_len,
-                self.answers + self.policy.map_or(0, |policy| 100 + 100 * policy.plain(false) as u32),
-            ),
+            _ => self.answers + self.policy.map_or(0, |policy| 100 + 100 * policy.plain(false) as u32),
+        };
+        vec![name_of(len, number)]
+    }
+
+    /// Returns the number of addresses of each name.
+    fn answers(&self) -> Vec<u32> {
+        match self.queried {
+            Queried::One(_) => vec![self.answers],
+            Queried::Mixed => MIXED_ANSWERS.into_iter().cycle().take(MAX_PACKETS as usize).collect(),
         }
     }
 
     /// Measures a round and checks the result of every run.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
-        let packet = self.frame.bytes(&self.name(round));
+        let packets: Vec<_> = self.names(round).iter().map(|name| self.frame.bytes(name)).collect();
         program.set_control(|control| control.answer_generation = self.generation);
-        reset.prepare(self.at, self.subject.as_ref(), &packet)?;
+        reset.prepare(self.at, self.subject.as_ref(), &packets)?;
         let before = program.counters().outcomes;
-        let time = reset.run(self.at, &packet)?;
+        let time = reset.run(self.at, &packets[0])?;
         let after = program.counters().outcomes;
         for &outcome in Outcome::ALL {
             let counted = after[outcome as usize] - before[outcome as usize];
@@ -258,7 +293,7 @@ impl Row {
 fn print(label: &str, rows: &[Row]) {
     let [reflector, ..] = rows else { return };
     let reset = |row: &Row| {
-        let alone = rows.iter().find(|other| other.subject.is_none() && other.name_len == row.name_len);
+        let alone = rows.iter().find(|other| other.subject.is_none() && other.queried == row.queried);
         alone.map_or(0.0, Row::shortest)
     };
     let reflected = reflector.shortest() - reset(reflector);
@@ -315,20 +350,24 @@ impl Reset {
         Ok(Self { ebpf })
     }
 
-    /// Sets the packet and the program to run on it (`None` restores only).
-    fn prepare(&mut self, at: Hook, subject: Option<&ProgramFd>, packet: &[u8]) -> Result<()> {
-        ensure!(packet.len() <= MAX_LEN, "a packet longer than the reset knows");
-        let mut bytes = [0; MAX_LEN];
-        bytes[..packet.len()].copy_from_slice(packet);
-        let original = Original {
-            len: packet.len() as u32,
-            head_room: if at == Hook::Xdp { XDP_HEAD_ROOM as u32 } else { 0 },
-            bytes: zerocopy::transmute!(bytes),
-        };
-        let words: [u64; size_of::<Original>() / 8] = zerocopy::transmute!(original);
-        let mut map: Array<&mut MapData, [u64; size_of::<Original>() / 8]> =
-            self.ebpf.map_mut("ORIGINAL").context("no map ORIGINAL")?.try_into()?;
-        map.set(0, words, 0)?;
+    /// Sets the packets, which take turns, and the program to run on them (`None` restores only). The
+    /// number of packets must be a power of two.
+    fn prepare(&mut self, at: Hook, subject: Option<&ProgramFd>, packets: &[Vec<u8>]) -> Result<()> {
+        for (index, packet) in (0..).zip(packets) {
+            ensure!(packet.len() <= MAX_LEN, "a packet longer than the reset knows");
+            let mut bytes = [0; MAX_LEN];
+            bytes[..packet.len()].copy_from_slice(packet);
+            let original = Original {
+                len: packet.len() as u32,
+                head_room: if at == Hook::Xdp { XDP_HEAD_ROOM as u32 } else { 0 },
+                bytes: zerocopy::transmute!(bytes),
+            };
+            let words: [u64; size_of::<Original>() / 8] = zerocopy::transmute!(original);
+            self.set("ORIGINAL", index, words)?;
+        }
+        let turn = Turn { count: 0, mask: packets.len() as u32 - 1, len: packets[0].len() as u32 };
+        let words: [u32; size_of::<Turn>() / 4] = zerocopy::transmute!(turn);
+        self.set("TURN", 0, words)?;
         let name = if at.is_xdp() { "SUBJECT_XDP" } else { "SUBJECT_TC" };
         let mut subjects: ProgramArray<&mut MapData> =
             self.ebpf.map_mut(name).context("no map of subjects")?.try_into()?;
@@ -346,7 +385,13 @@ impl Reset {
         Ok(())
     }
 
-    /// Returns the mean time of one run over `packet` in ns.
+    /// Sets an element of an array of the reset programs.
+    fn set(&mut self, name: &str, index: u32, element: impl aya::Pod) -> Result<()> {
+        let map = self.ebpf.map_mut(name).with_context(|| format!("no map {name}"))?;
+        Ok(Array::<&mut MapData, _>::try_from(map)?.set(index, element, 0)?)
+    }
+
+    /// Returns the mean time of one run, the first one over `packet`, in ns.
     fn run(&self, at: Hook, packet: &[u8]) -> Result<u128> {
         let options = TestRunOptions { data_in: Some(packet), repeat: REPEAT, ..Default::default() };
         let program = |name| self.ebpf.program(name).context("a program is missing in the object");

@@ -10,7 +10,22 @@ pub const HEAD_LEN: usize = (14 + 20 + 8 + 12usize).next_multiple_of(8);
 /// Maximum packet length, rounded up to eight: the headers, a name of 90 bytes, QTYPE and QCLASS.
 pub const MAX_LEN: usize = (14 + 20 + 8 + 12 + 90 + 4usize).next_multiple_of(8);
 
-/// Element of the `ORIGINAL` map: the packet before a program runs on it.
+/// Maximum number of packets that take turns. A power of two.
+pub const MAX_PACKETS: u32 = 64;
+
+/// Element of the `TURN` map: the packet to restore next.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Turn {
+    /// Number of packets restored so far.
+    pub count: u32,
+    /// Number of packets that take turns, a power of two, minus one.
+    pub mask: u32,
+    /// Length in bytes of the packet restored last; before the first run, of the input.
+    pub len: u32,
+}
+
+/// Element of the `ORIGINAL` map: a packet before a program runs on it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Original {

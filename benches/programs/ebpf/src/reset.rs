@@ -10,7 +10,7 @@
 #[path = "../../src/reset.rs"]
 mod original;
 
-use crate::original::{HEAD_LEN, MAX_LEN, Original};
+use crate::original::{HEAD_LEN, MAX_LEN, MAX_PACKETS, Original, Turn};
 use aya_ebpf::{
     bindings::xdp_action,
     helpers::{bpf_skb_change_tail, bpf_skb_store_bytes, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
@@ -19,9 +19,12 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-/// The packet to restore before each round.
+/// The packets to restore, which take turns.
 #[map]
-static ORIGINAL: Array<Original> = Array::with_max_entries(1, 0);
+static ORIGINAL: Array<Original> = Array::with_max_entries(MAX_PACKETS, 0);
+
+#[map]
+static TURN: Array<Turn> = Array::with_max_entries(1, 0);
 
 /// The XDP program under test, in slot 0, entered by a tail call.
 #[map]
@@ -63,21 +66,33 @@ unsafe fn copy<T: Copy>(to: usize, from: usize) {
     unsafe { (to as *mut T).write_volatile((from as *const T).read_volatile()) }
 }
 
+/// Returns the packet to restore, and the turn with the length of the one before.
+#[inline(always)]
+fn next() -> Option<(&'static Original, Turn)> {
+    let next = TURN.get_ptr_mut(0)?;
+    // SAFETY: the element lives as long as the program; nothing else accesses it during runs.
+    let turn = unsafe { *next };
+    let original = ORIGINAL.get_ptr(turn.count & turn.mask)?;
+    // SAFETY: as above; userspace writes the elements only between runs.
+    unsafe {
+        *next = Turn { count: turn.count.wrapping_add(1), len: (*original).len, ..turn };
+        Some((&*original, turn))
+    }
+}
+
 /// Restores the packet's position and content.
 #[inline(always)]
 fn renew_xdp(context: &XdpContext) -> Option<()> {
-    let original = ORIGINAL.get_ptr(0)?;
-    // SAFETY: the element lives as long as the program; userspace writes it only between runs.
-    let original = unsafe { &*original };
+    let (original, turn) = next()?;
     // In 64 bits: the verifier rejects narrower arithmetic on addresses.
     let length = core::hint::black_box(context.data_end() - context.data());
-    let too_long = length as i32 - original.len as i32;
+    let grown = length as i32 - turn.len as i32;
     let head_room = original.head_room as i32;
-    let before = if too_long < head_room { too_long } else { head_room };
+    let before = if grown < head_room { grown } else { head_room };
+    let missing = original.len as i32 - (length as i32 - before);
     // SAFETY: the context is the kernel's own.
     let renewed = unsafe {
-        bpf_xdp_adjust_head(context.ctx, before) == 0
-            && bpf_xdp_adjust_tail(context.ctx, before - too_long) == 0
+        bpf_xdp_adjust_head(context.ctx, before) == 0 && bpf_xdp_adjust_tail(context.ctx, missing) == 0
     };
     if !renewed {
         return None;
@@ -116,16 +131,22 @@ fn renew_xdp(context: &XdpContext) -> Option<()> {
 /// Like [`renew_xdp`], with the kernel's helper writing to the packet.
 #[inline(always)]
 fn renew_tc(context: &TcContext) -> Option<()> {
-    let original = ORIGINAL.get_ptr(0)?;
-    // SAFETY: as in `renew_xdp`; the context is the kernel's own.
-    unsafe {
-        let skb = context.skb.skb;
-        if bpf_skb_change_tail(skb, (*original).len, 0) != 0 {
-            return None;
-        }
-        let head = &raw const (*original).bytes;
-        (bpf_skb_store_bytes(skb, 0, head.cast(), HEAD_LEN as u32, 0) == 0).then_some(())
+    let (original, turn) = next()?;
+    let (skb, bytes) = (context.skb.skb, (&raw const original.bytes).cast());
+    // SAFETY (all): the context is the kernel's own, and the element has this many bytes.
+    if unsafe { bpf_skb_change_tail(skb, original.len, 0) } != 0 {
+        return None;
     }
+    // A reply to the same query differs from it only at the start.
+    if turn.mask == 0 {
+        return (unsafe { bpf_skb_store_bytes(skb, 0, bytes, HEAD_LEN as u32, 0) } == 0).then_some(());
+    }
+    // Read here, where the verifier follows its range to the call.
+    let len = core::hint::black_box(original.len);
+    if len < HEAD_LEN as u32 || len > MAX_LEN as u32 {
+        return None;
+    }
+    (unsafe { bpf_skb_store_bytes(skb, 0, bytes, len, 0) } == 0).then_some(())
 }
 
 /// Unreachable: nothing here can panic, but `no_std` requires a handler.
