@@ -12,14 +12,27 @@ use std::{
 };
 
 use aws_lc_rs::digest;
-use dns_kit::files::{FileStamp, bounded};
+use dns_kit::{
+    files::{FileStamp, bounded},
+    tls::Certificate,
+};
 use rustls::{RootCertStore, server::WebPkiClientVerifier};
 use rustls_pki_types::{
     CertificateDer, UnixTime,
     pem::{self, PemObject},
 };
 use serde::{Deserialize, Serialize};
-use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
+use x509_cert::{
+    der::{
+        Decode, Encode,
+        asn1::ObjectIdentifier,
+        oid::db::rfc5280::{
+            ANY_EXTENDED_KEY_USAGE, ID_CE_BASIC_CONSTRAINTS, ID_CE_CRL_DISTRIBUTION_POINTS,
+            ID_CE_EXT_KEY_USAGE, ID_CE_KEY_USAGE, ID_CE_NAME_CONSTRAINTS, ID_CE_SUBJECT_ALT_NAME,
+        },
+    },
+    ext::pkix::{BasicConstraints, ExtendedKeyUsage, KeyUsage, SubjectKeyIdentifier},
+};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -104,7 +117,7 @@ pub enum Fault {
         "certificate {0} allows {1} CA certificates below it, but there are {2}; issue it with a larger \
          pathlen"
     )]
-    PathLength(usize, u32, usize),
+    PathLength(usize, u8, usize),
     /// The order of the chain is wrong.
     #[error(
         "certificate {0} was not issued by certificate {1}; list the certificates from the CA up to the root"
@@ -165,16 +178,19 @@ impl Authority {
             }
         };
         let first = &parsed[0];
-        if key.as_ref().is_some_and(|key| key.public_key_info() != first.public_key().raw) {
-            faults.push(Fault::KeyMismatch(first.subject().to_string()));
+        if key.as_ref().is_some_and(|key| !certifies(first, key)) {
+            faults.push(Fault::KeyMismatch(first.tbs_certificate().subject().to_string()));
         }
-        let (Some(key), Some(key_id), true) = (key, key_identifier(first), faults.is_empty()) else {
+        let subject = first.tbs_certificate().subject().to_der();
+        let (Some(key), Some(key_id), Ok(subject), true) =
+            (key, key_identifier(first), subject, faults.is_empty())
+        else {
             return Err(faults);
         };
         let authority = Self {
             key,
-            subject: first.subject().as_raw().to_vec(),
-            key_id: key_id.to_vec(),
+            subject,
+            key_id,
             validity: validity(first),
             fingerprint: Fingerprint::of(&ders[0]),
             chain: ders.clone(),
@@ -280,23 +296,24 @@ pub(crate) fn bundle(ders: impl IntoIterator<Item = CertificateDer<'static>>) ->
 }
 
 /// Parses certificates in DER.
-pub fn parse_all<'a>(ders: &'a [CertificateDer<'static>]) -> Result<Vec<X509Certificate<'a>>, Fault> {
-    let parse = |(number, der): (usize, &'a CertificateDer<'static>)| {
-        let damaged = |error: &dyn fmt::Display| Fault::Damaged(number + 1, error.to_string());
-        X509Certificate::from_der(der).map(|(_, parsed)| parsed).map_err(|error| damaged(&error))
+pub fn parse_all(ders: &[CertificateDer<'static>]) -> Result<Vec<Certificate>, Fault> {
+    let numbered = ders.iter().zip(1..);
+    let parse = |(der, number): (&CertificateDer<'static>, usize)| {
+        Certificate::from_der(der).map_err(|error| Fault::Damaged(number, error.to_string()))
     };
-    ders.iter().enumerate().map(parse).collect()
+    numbered.map(parse).collect()
 }
 
 /// Checks the certificates of a CA, its own first. Faults number them from 1.
-pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
+pub fn inspect(chain: &[Certificate], now: SystemTime) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (below, certificate) in chain.iter().enumerate() {
         let number = below + 1;
-        match certificate.basic_constraints() {
-            Ok(Some(constraints)) if constraints.value.ca => {
-                if let Some(allowed) = constraints.value.path_len_constraint
-                    && below > allowed as usize
+        let stated = certificate.tbs_certificate();
+        match stated.get_extension::<BasicConstraints>() {
+            Ok(Some((_, constraints))) if constraints.ca => {
+                if let Some(allowed) = constraints.path_len_constraint
+                    && below > usize::from(allowed)
                 {
                     faults.push(Fault::PathLength(number, allowed, below));
                 }
@@ -306,22 +323,24 @@ pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
         if key_identifier(certificate).is_none() {
             faults.push(Fault::NoKeyIdentifier(number));
         }
-        if !matches!(certificate.key_usage(), Ok(Some(usage)) if usage.value.key_cert_sign()) {
+        if !matches!(stated.get_extension::<KeyUsage>(), Ok(Some((_, usage))) if usage.key_cert_sign()) {
             faults.push(Fault::NoCertSign(number));
         }
-        if !matches!(certificate.extended_key_usage(), Ok(None))
-            && !matches!(certificate.extended_key_usage(), Ok(Some(usage)) if usage.value.any)
-        {
-            faults.push(Fault::ExtendedKeyUsage(number));
+        match stated.get_extension::<ExtendedKeyUsage>() {
+            Ok(None) => {}
+            Ok(Some((_, usage))) if usage.0.contains(&ANY_EXTENDED_KEY_USAGE) => {}
+            _ => faults.push(Fault::ExtendedKeyUsage(number)),
         }
-        faults.extend(unknown_critical(certificate).map(|oid| Fault::CriticalExtension(number, oid)));
-        let stated = validity(certificate);
-        match stated.standing(now) {
-            Standing::Expired => faults.push(Fault::Expired(number, date(stated.not_after))),
-            Standing::NotYet => faults.push(Fault::NotYetValid(number, date(stated.not_before))),
+        faults.extend(
+            unknown_critical(certificate).map(|oid| Fault::CriticalExtension(number, oid.to_string())),
+        );
+        let validity = validity(certificate);
+        match validity.standing(now) {
+            Standing::Expired => faults.push(Fault::Expired(number, date(validity.not_after))),
+            Standing::NotYet => faults.push(Fault::NotYetValid(number, date(validity.not_before))),
             Standing::Valid => {}
         }
-        if chain.get(number).is_some_and(|above| above.subject().as_raw() != certificate.issuer().as_raw()) {
+        if chain.get(number).is_some_and(|above| above.tbs_certificate().subject() != stated.issuer()) {
             faults.push(Fault::Order(number, number + 1));
         }
     }
@@ -330,19 +349,30 @@ pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
 
 /// Returns the OIDs of critical extensions that not all of OpenSSL, Go and webpki process: a peer must
 /// refuse a chain with an unknown one (RFC 5280, section 4.2).
-fn unknown_critical(certificate: &X509Certificate<'_>) -> impl Iterator<Item = String> {
-    // Key usage, alternative name, basic constraints, name constraints, distribution points and
-    // extended key usage.
-    const KNOWN: [&str; 6] = ["2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.30", "2.5.29.31", "2.5.29.37"];
-    let critical = certificate.extensions().iter().filter(|extension| extension.critical);
-    critical.map(|extension| extension.oid.to_id_string()).filter(|oid| !KNOWN.contains(&oid.as_str()))
+fn unknown_critical(certificate: &Certificate) -> impl Iterator<Item = ObjectIdentifier> {
+    const KNOWN: [ObjectIdentifier; 6] = [
+        ID_CE_KEY_USAGE,
+        ID_CE_SUBJECT_ALT_NAME,
+        ID_CE_BASIC_CONSTRAINTS,
+        ID_CE_NAME_CONSTRAINTS,
+        ID_CE_CRL_DISTRIBUTION_POINTS,
+        ID_CE_EXT_KEY_USAGE,
+    ];
+    let extensions = certificate.tbs_certificate().extensions().into_iter().flatten();
+    let critical = extensions.filter(|extension| extension.critical);
+    critical.map(|extension| extension.extn_id).filter(|oid| !KNOWN.contains(oid))
+}
+
+/// Returns whether `certificate` is that of `key`.
+pub fn certifies(certificate: &Certificate, key: &PrivateKey) -> bool {
+    let certified = certificate.tbs_certificate().subject_public_key_info().to_der();
+    certified.is_ok_and(|info| info == key.public_key_info())
 }
 
 /// Returns the validity stated in a certificate.
-pub fn validity(certificate: &X509Certificate<'_>) -> Validity {
-    let at = |seconds: i64| moment(u64::try_from(seconds).unwrap_or(0));
-    let stated = certificate.validity();
-    Validity { not_before: at(stated.not_before.timestamp()), not_after: at(stated.not_after.timestamp()) }
+pub fn validity(certificate: &Certificate) -> Validity {
+    let stated = certificate.tbs_certificate().validity();
+    Validity { not_before: stated.not_before.to_system_time(), not_after: stated.not_after.to_system_time() }
 }
 
 /// Formats a time as `2026-11-24 23:10:00 UTC`.
@@ -352,11 +382,10 @@ pub fn date(at: SystemTime) -> String {
     format!("{} {hour:02}:{minute:02}:{second:02} UTC", at.date())
 }
 
-fn key_identifier<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
-    certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
-        ParsedExtension::SubjectKeyIdentifier(identifier) if !identifier.0.is_empty() => Some(identifier.0),
-        _ => None,
-    })
+fn key_identifier(certificate: &Certificate) -> Option<Vec<u8>> {
+    let (_, identifier) =
+        certificate.tbs_certificate().get_extension::<SubjectKeyIdentifier>().ok().flatten()?;
+    Some(identifier.0.into_bytes().into_vec()).filter(|identifier| !identifier.is_empty())
 }
 
 /// PEM files of a CA.

@@ -9,7 +9,10 @@ use std::{
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use time::OffsetDateTime;
-use x509_parser::prelude::{FromDer, X509CertificationRequest};
+use x509_cert::{
+    der::{Decode, Encode},
+    request::CertReq,
+};
 use yasna::{
     DERWriter, Tag, construct_der,
     models::ObjectIdentifier,
@@ -162,16 +165,16 @@ impl SigningRequest {
     /// Parses a request and verifies its signature; `None` if it is malformed or not signed by its
     /// own key.
     pub fn verify(der: &[u8]) -> Option<Self> {
-        let (rest, request) = X509CertificationRequest::from_der(der).ok()?;
-        let info = &request.certification_request_info;
+        let request = CertReq::from_der(der).ok()?;
+        let key = &request.info.public_key;
+        // DER has one encoding for each value, so these are the octets that were signed.
         let signed = keys::verify(
-            &request.signature_algorithm.algorithm.to_id_string(),
-            &info.subject_pki.subject_public_key.data,
-            info.raw,
-            &request.signature_value.data,
+            &request.algorithm.oid.to_string(),
+            key.subject_public_key.raw_bytes(),
+            &request.info.to_der().ok()?,
+            request.signature.raw_bytes(),
         );
-        let public_key_info = info.subject_pki.raw.to_vec();
-        (rest.is_empty() && signed).then_some(Self { public_key_info })
+        signed.then_some(Self { public_key_info: key.to_der().ok()? })
     }
 }
 

@@ -13,11 +13,14 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Existence, resolve},
 };
-use dns_kit::files::bounded;
-use x509_parser::prelude::{GeneralName, X509Certificate};
+use dns_kit::{
+    files::bounded,
+    tls::{Certificate, first_common_name},
+};
+use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use crate::{
-    authority::{CaFiles, Fault, certificates, date, inspect, parse_all, validity},
+    authority::{CaFiles, Fault, certificates, certifies, date, inspect, parse_all, validity},
     certificate::Standing,
     folder::read_pair,
     keys::PrivateKey,
@@ -133,7 +136,7 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     };
     match PrivateKey::from_pem(pair.key.as_bytes()) {
         Err(error) => found.error(&key, error),
-        Ok(held) if held.public_key_info() != parsed[0].public_key().raw => {
+        Ok(held) if !certifies(&parsed[0], &held) => {
             found.error(
                 &key,
                 format!("does not match the key of {}; destroy and recreate the identity", crt.display()),
@@ -233,24 +236,22 @@ pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, NamesEr
 
 /// Returns the DNS names and addresses among the SANs, and the common name if it looks like a host
 /// name.
-fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<IpAddr>) {
+fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
+    let certificate = certificate.tbs_certificate();
     let (mut names, mut addresses) = (Vec::new(), Vec::new());
-    if let Some(name) = certificate.subject().iter_common_name().find_map(|name| name.as_str().ok())
-        && name.contains('.')
-        && !name.contains(' ')
-    {
-        names.push(name.to_owned());
-    }
-    if let Ok(Some(alternative)) = certificate.subject_alternative_name() {
-        for name in &alternative.value.general_names {
+    names.extend(
+        first_common_name(certificate.subject()).filter(|name| name.contains('.') && !name.contains(' ')),
+    );
+    if let Ok(Some((_, alternative))) = certificate.get_extension::<SubjectAltName>() {
+        for name in alternative.0 {
             match name {
-                GeneralName::DNSName(name) if !names.iter().any(|held| held == name) => {
-                    names.push((*name).to_owned());
+                GeneralName::DnsName(name) if !names.iter().any(|held| held == name.as_str()) => {
+                    names.push(name.to_string());
                 }
-                GeneralName::IPAddress(octets) => {
-                    if let Ok(v4) = <[u8; 4]>::try_from(*octets) {
+                GeneralName::IpAddress(octets) => {
+                    if let Ok(v4) = <[u8; 4]>::try_from(octets.as_bytes()) {
                         addresses.push(v4.into());
-                    } else if let Ok(v6) = <[u8; 16]>::try_from(*octets) {
+                    } else if let Ok(v6) = <[u8; 16]>::try_from(octets.as_bytes()) {
                         addresses.push(v6.into());
                     }
                 }

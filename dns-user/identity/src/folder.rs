@@ -34,7 +34,7 @@ use nix::{
 use zeroize::Zeroizing;
 
 use crate::{
-    authority::{certificates, parse_all},
+    authority::{certificates, certifies, parse_all},
     keys::PrivateKey,
     profile::Owner,
 };
@@ -100,7 +100,7 @@ impl Pair {
         let ders = certificates(self.certificate.as_bytes());
         let parsed = ders.as_ref().ok().and_then(|ders| parse_all(ders).ok());
         let key = PrivateKey::from_pem(self.key.as_bytes());
-        parsed.zip(key.ok()).is_some_and(|(parsed, key)| parsed[0].public_key().raw == key.public_key_info())
+        parsed.zip(key.ok()).is_some_and(|(parsed, key)| certifies(&parsed[0], &key))
     }
 
     /// Returns certificate chain and key in one text, for `instance.pem`.

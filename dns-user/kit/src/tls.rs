@@ -24,7 +24,9 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
-pub use self::certificates::{AcceptedName, CertificateFacts, ServerVerifier, common_name};
+pub use self::certificates::{
+    AcceptedName, Certificate, CertificateFacts, ServerVerifier, common_name, first_common_name,
+};
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
 

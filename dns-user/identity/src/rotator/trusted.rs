@@ -16,6 +16,7 @@ use dns_kit::files::{
 };
 use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
+use x509_cert::ext::pkix::BasicConstraints;
 
 use crate::{
     authority::{CaError, bundle, certificates, parse_all},
@@ -162,7 +163,8 @@ fn read(files: &[PathBuf]) -> Result<Vec<CertificateDer<'static>>, CaError> {
         for (number, parsed) in
             parse_all(&ders).map_err(|fault| failed(fault.to_string()))?.iter().enumerate()
         {
-            if !matches!(parsed.basic_constraints(), Ok(Some(constraints)) if constraints.value.ca) {
+            let constraints = parsed.tbs_certificate().get_extension::<BasicConstraints>();
+            if !matches!(constraints, Ok(Some((_, constraints))) if constraints.ca) {
                 return Err(failed(format!("certificate {} is not a CA; list CAs only", number + 1)));
             }
         }

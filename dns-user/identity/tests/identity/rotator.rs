@@ -11,7 +11,7 @@ use std::{
 };
 
 use dns_identity::{
-    authority::{CaFiles, certificates, parse_all, validity},
+    authority::{CaFiles, certificates, certifies, parse_all, validity},
     certificate::Validity,
     check,
     folder::{Pair, read_pair},
@@ -128,7 +128,7 @@ pub(crate) fn validity_of(pair: &Pair) -> Validity {
 pub(crate) fn matches(pair: &Pair) -> bool {
     let ders = certificates(pair.certificate.as_bytes()).unwrap();
     let key = PrivateKey::from_pem(pair.key.as_bytes()).unwrap();
-    parse_all(&ders).unwrap()[0].public_key().raw == key.public_key_info()
+    certifies(&parse_all(&ders).unwrap()[0], &key)
 }
 
 /// A pair from `instance.pem`, read in a single call.

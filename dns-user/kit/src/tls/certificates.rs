@@ -17,9 +17,11 @@ use rustls::{
     server::ParsedCertificate,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use x509_parser::{
-    error::X509Error,
-    prelude::{FromDer, GeneralName, X509Certificate, X509Name},
+use x509_cert::{
+    certificate::{CertificateInner, Raw},
+    der::{self, Decode, Tag, Tagged, oid::db::rfc4519::COMMON_NAME},
+    ext::pkix::{SubjectAltName, name::GeneralName},
+    name::Name,
 };
 
 use super::{RotatingTls, TlsError, read_certificates, trusted};
@@ -208,6 +210,9 @@ impl ServerCertVerifier for ServerVerifier {
 
 //----------- Properties -----------------------------------------------------
 
+/// A parsed certificate, also one whose serial number is longer than RFC 5280 allows.
+pub type Certificate = CertificateInner<Raw>;
+
 /// Properties of a certificate used in logs, metrics and checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
@@ -221,39 +226,21 @@ pub struct CertificateFacts {
     pub not_after: SystemTime,
 }
 
-/// Reason why a certificate could not be parsed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum CertificateError {
-    /// The data is not a DER certificate.
-    #[error(transparent)]
-    Encoding(#[from] x509_parser::nom::Err<X509Error>),
-    /// The alternative names are invalid.
-    #[error(transparent)]
-    Extension(X509Error),
-}
-
 impl CertificateFacts {
     /// Parses a DER certificate.
-    pub fn parse(certificate: &CertificateDer<'_>) -> Result<Self, CertificateError> {
-        let (_, parsed) = X509Certificate::from_der(certificate)?;
-        let dns_names = match parsed.subject_alternative_name() {
-            Ok(Some(extension)) => extension
-                .value
-                .general_names
-                .iter()
-                .filter_map(|name| match name {
-                    GeneralName::DNSName(text) => Some((*text).to_owned()),
-                    _ => None,
-                })
-                .collect(),
-            Ok(None) => Vec::new(),
-            Err(error) => return Err(CertificateError::Extension(error)),
-        };
+    pub fn parse(certificate: &CertificateDer<'_>) -> der::Result<Self> {
+        let parsed = Certificate::from_der(certificate)?;
+        let parsed = parsed.tbs_certificate();
+        let alternative = parsed.get_extension::<SubjectAltName>()?.map(|(_, names)| names.0);
+        let dns_names = alternative.into_iter().flatten().filter_map(|name| match name {
+            GeneralName::DnsName(text) => Some(text.to_string()),
+            _ => None,
+        });
         Ok(Self {
             common_name: first_common_name(parsed.subject()),
-            dns_names,
-            not_before: moment(parsed.validity().not_before.timestamp()),
-            not_after: moment(parsed.validity().not_after.timestamp()),
+            dns_names: dns_names.collect(),
+            not_before: parsed.validity().not_before.to_system_time(),
+            not_after: parsed.validity().not_after.to_system_time(),
         })
     }
 
@@ -289,17 +276,14 @@ impl CertificateFacts {
 
 /// Returns the common name of a certificate's subject; `None` also if it cannot be parsed.
 pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    first_common_name(parsed.subject())
+    first_common_name(Certificate::from_der(certificate).ok()?.tbs_certificate().subject())
 }
 
 /// Returns the first common name of `subject` that is a string.
-fn first_common_name(subject: &X509Name<'_>) -> Option<String> {
-    subject.iter_common_name().find_map(|name| name.as_str().ok()).map(str::to_owned)
-}
-
-/// Converts seconds since 1970; negative values become 1970.
-fn moment(seconds: i64) -> SystemTime {
-    let since = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-    SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH)
+pub fn first_common_name(subject: &Name) -> Option<String> {
+    let names = subject.iter().filter(|attribute| attribute.oid == COMMON_NAME).map(|name| &name.value);
+    let mut strings = names.filter(|value| {
+        matches!(value.tag(), Tag::Utf8String | Tag::PrintableString | Tag::Ia5String | Tag::TeletexString)
+    });
+    strings.find_map(|value| str::from_utf8(value.value()).ok()).map(str::to_owned)
 }
