@@ -23,7 +23,7 @@ pub mod descriptions;
 pub mod fleet;
 pub mod folder;
 pub mod keys;
-pub mod metrics;
+mod metrics;
 pub mod profile;
 pub mod rotator;
 pub mod run;

@@ -20,7 +20,7 @@ use crate::{
     descriptions::Descriptions,
     folder::{lock, make_folders},
     keys::{KeyPool, KeyType, thread_time},
-    metrics::{self, Exposition},
+    metrics,
     profile::{Container, Guid},
     rotator::{Next, Rotator, Settings, Status},
 };
@@ -168,7 +168,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         let events = events.clone();
         let status = move || match tokio::task::block_in_place(|| execute(&events, Command::Status)) {
             Reply::Status(status) => metrics::of_rotator(&status),
-            Reply::Done | Reply::Error(_) => Ok(Exposition::default()),
+            Reply::Done | Reply::Error(_) => Vec::new(),
         };
         metrics::serve(address, status).await?;
     }

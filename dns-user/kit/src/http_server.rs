@@ -122,7 +122,6 @@ impl Client {
     }
 }
 
-/// Returns the routes for a client.
 type Routes = dyn Fn(&Client) -> Router + Send + Sync;
 
 impl Server {
@@ -414,13 +413,13 @@ impl Drop for Place {
 /// Serves `/metrics` at an address until the process ends; `gather` returns the families.
 pub async fn spawn_metrics(
     address: SocketAddr,
-    gather: impl Fn() -> prometheus::Result<Vec<MetricFamily>> + Clone + Send + Sync + 'static,
+    gather: impl Fn() -> Vec<MetricFamily> + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot serve metrics at {address}; choose a free address"))?;
     let text = move || async move {
-        let text = gather().and_then(|families| TextEncoder::new().encode_to_string(&families));
+        let text = TextEncoder::new().encode_to_string(&gather());
         text.unwrap_or_else(|error| format!("# {error}\n"))
     };
     let router = Router::new().route("/metrics", get(text));

@@ -254,9 +254,9 @@ mod tests {
 
 #[test]
 fn metrics_reference_is_current() {
-    let families = crate::metrics::FAMILIES
+    let families = crate::metrics::DECLARED
         .iter()
-        .map(|family| (family.name, family.kind.to_owned(), family.labels.to_vec(), family.help));
+        .map(|(name, kind, labels, help)| (*name, (*kind).to_owned(), labels.to_vec(), *help));
     let introduction =
         "# Metrics of bosh-dns-identity\n\nFamilies of the rotator, the issuer and the agents.";
     command_page::compare("identity-metrics.md", &command_page::metrics(introduction, families));

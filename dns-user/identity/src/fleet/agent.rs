@@ -12,6 +12,7 @@ use std::{
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use parking_lot::Mutex;
+use prometheus::proto::MetricFamily;
 use zeroize::Zeroizing;
 
 use super::{Credentials, Issuer, Orders, PairReply, PairRequest, Proof, Report};
@@ -20,7 +21,7 @@ use crate::{
     certificate::{Standing, Validity, seconds, signing_request},
     folder::{IdentityFolder, Pair, make_folders, read_pair},
     keys::{KeyType, PrivateKey},
-    metrics::{self, Exposition, PairState, no_labels},
+    metrics::{self, PairState},
     profile::{Guid, Owner},
     schedule::{Schedule, Share},
 };
@@ -30,7 +31,7 @@ const OWN: &str = "instance";
 
 /// Command-line options of the subcommand `agent`.
 #[derive(Debug, clap::Args)]
-pub struct AgentOptions {
+pub(crate) struct AgentOptions {
     /// Host and port of the issuer
     #[arg(long, value_name = "HOST:PORT")]
     issuer: String,
@@ -69,7 +70,6 @@ pub struct AgentOptions {
     metrics: Option<SocketAddr>,
 }
 
-/// Looks up a user by name.
 fn find_user(name: &str) -> Result<Owner, UserError> {
     match nix::unistd::User::from_name(name) {
         Ok(Some(user)) => Ok(Owner { uid: user.uid.as_raw(), gid: user.gid.as_raw() }),
@@ -124,7 +124,7 @@ struct Shown {
 }
 
 /// Runs an agent until SIGTERM or SIGINT.
-pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let AgentOptions {
         issuer,
         issuer_name,
@@ -489,15 +489,16 @@ impl Agent {
 }
 
 impl Shown {
-    fn metrics(&self) -> prometheus::Result<Exposition> {
+    fn metrics(&self) -> Vec<MetricFamily> {
         let Self { pairs, renewals, failures, connected, skew } = self;
-        let shown = Exposition::default();
-        metrics::add_pairs(&shown, pairs)?;
-        shown.gauge(&metrics::ISSUER_REACHED, [(no_labels(), i64::from(*connected))])?;
-        shown.gauge(&metrics::CLOCK_SKEW, [(no_labels(), *skew)])?;
-        shown.counter(&metrics::RENEWALS, [(no_labels(), *renewals)])?;
-        shown.counter(&metrics::FAILURES, failures.iter().map(|(reason, count)| (vec![*reason], *count)))?;
-        Ok(shown)
+        let mut families = metrics::of_pairs(pairs);
+        families.extend([
+            metrics::ISSUER_REACHED.is(f64::from(*connected)),
+            metrics::CLOCK_SKEW.is(*skew as f64),
+            metrics::RENEWALS.is(*renewals),
+            metrics::FAILURES.of(failures.iter().map(|(reason, count)| ([*reason], *count))),
+        ]);
+        families
     }
 }
 

@@ -25,6 +25,7 @@ use dns_kit::{
 };
 use nix::fcntl::Flock;
 use parking_lot::Mutex;
+use prometheus::proto::MetricFamily;
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
@@ -40,7 +41,7 @@ use crate::{
     check::snapshot,
     descriptions::RemovalGuard,
     keys::{KeyType, PrivateKey},
-    metrics::{self, Exposition, no_labels},
+    metrics,
     profile::Profile,
 };
 
@@ -70,7 +71,7 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Command-line options of the subcommand `issuer`.
 #[derive(Debug, clap::Args)]
-pub struct IssuerOptions {
+pub(crate) struct IssuerOptions {
     /// State folder (CAs, keys, members, tokens); only the issuer's user may have access
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
@@ -151,7 +152,6 @@ enum Unsaved {
     Progress,
 }
 
-/// The fleet of the records.
 struct Fleet {
     snapshot: Snapshot,
     /// Ids of all instances: every report looks one up.
@@ -178,7 +178,7 @@ struct Refusal {
 }
 
 /// Serves agents until SIGTERM or SIGINT.
-pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: IssuerOptions) -> anyhow::Result<()> {
     let (listen, metrics) = (options.listen, options.metrics);
     let service = Arc::new(IssuerService::open(options, SystemTime::now())?);
     if let Some(address) = metrics {
@@ -409,24 +409,18 @@ impl IssuerService {
         }
     }
 
-    fn metrics(&self) -> prometheus::Result<Exposition> {
+    fn metrics(&self) -> Vec<MetricFamily> {
         let shared = self.shared.lock();
-        let shown = Exposition::default();
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let lagging = shared.trust.lagging(&shared.members, seconds(SystemTime::now())).count();
-        for (family, value) in [
-            (metrics::MEMBERS, number(shared.members.len())),
-            (metrics::LAGGING, number(lagging)),
-            (metrics::TRUSTED_CAS, number(shared.trust.trusted.len())),
-            (metrics::CA_EXPIRY, metrics::timestamp(shared.authority.validity().not_after)),
-            (metrics::FILES_USABLE, i64::from(shared.problem.is_none())),
-        ] {
-            shown.gauge(&family, [(no_labels(), value)])?;
-        }
-        shown.counter(&metrics::ISSUED, [(no_labels(), shared.issued)])?;
-        let refused = shared.refused.iter().map(|(reason, count)| (vec![*reason], *count));
-        shown.counter(&metrics::REFUSED, refused)?;
-        Ok(shown)
+        vec![
+            metrics::MEMBERS.is(shared.members.len() as f64),
+            metrics::LAGGING.is(lagging as f64),
+            metrics::TRUSTED_CAS.is(shared.trust.trusted.len() as f64),
+            metrics::CA_EXPIRY.is(metrics::timestamp(shared.authority.validity().not_after)),
+            metrics::FILES_USABLE.is(f64::from(shared.problem.is_none())),
+            metrics::ISSUED.is(shared.issued),
+            metrics::REFUSED.of(shared.refused.iter().map(|(reason, count)| ([*reason], *count))),
+        ]
     }
 
     /// Issues a pair to a client that has proved to be the instance.

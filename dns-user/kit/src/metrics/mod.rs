@@ -32,6 +32,9 @@ pub struct Family<K, const LABELS: usize> {
 /// Marker for families of monotonic counters.
 pub struct Counter;
 
+/// Marker for families of monotonic times in seconds.
+struct SecondsCounter;
+
 /// Marker for families of current values.
 pub struct Gauge;
 
@@ -59,6 +62,17 @@ impl Kind for Counter {
     }
 }
 
+impl Kind for SecondsCounter {
+    type Value = f64;
+    const TYPE: MetricType = MetricType::COUNTER;
+
+    fn set(metric: &mut Metric, value: f64) {
+        let mut counter = proto::Counter::default();
+        counter.set_value(value);
+        metric.set_counter(counter);
+    }
+}
+
 impl Kind for Gauge {
     type Value = f64;
     const TYPE: MetricType = MetricType::GAUGE;
@@ -80,7 +94,8 @@ impl Kind for Histogram {
 }
 
 impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
-    pub(crate) const fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
+    /// Declares a family.
+    pub const fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
         Self { name, help, labels, kind: PhantomData }
     }
 
@@ -211,82 +226,40 @@ impl Family<Histogram, 0> {
 
 //----------- Process --------------------------------------------------------
 
-/// Registers the families of this process.
+const CPU_SECONDS: Family<SecondsCounter, 0> =
+    Family::new("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", []);
+const OPEN_FILES: Family<Gauge, 0> = Family::new("process_open_fds", "Number of open file descriptors.", []);
+const MOST_FILES: Family<Gauge, 0> =
+    Family::new("process_max_fds", "Maximum number of open file descriptors.", []);
+const VIRTUAL_MEMORY: Family<Gauge, 0> =
+    Family::new("process_virtual_memory_bytes", "Virtual memory size in bytes.", []);
+const RESIDENT_MEMORY: Family<Gauge, 0> =
+    Family::new("process_resident_memory_bytes", "Resident memory size in bytes.", []);
+const STARTED: Family<Gauge, 0> =
+    Family::new("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", []);
+const THREADS: Family<Gauge, 0> = Family::new("process_threads", "Number of OS threads in the process.", []);
+
+/// Registers the families of this process: CPU time, memory, descriptors and threads.
 pub fn register_process(registry: &Registry) -> prometheus::Result<()> {
-    registry.register(Box::new(Process::new()?))
-}
-
-/// CPU time, memory, descriptors and threads of this process at the time of a scrape.
-struct Process {
-    cpu: prometheus::Counter,
-    open_files: prometheus::Gauge,
-    most_files: prometheus::Gauge,
-    virtual_memory: prometheus::Gauge,
-    resident_memory: prometheus::Gauge,
-    started: prometheus::Gauge,
-    threads: prometheus::Gauge,
-}
-
-impl Process {
-    fn new() -> prometheus::Result<Self> {
-        let process = Self {
-            cpu: prometheus::Counter::new(
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-            )?,
-            open_files: prometheus::Gauge::new("process_open_fds", "Number of open file descriptors.")?,
-            most_files: prometheus::Gauge::new(
-                "process_max_fds",
-                "Maximum number of open file descriptors.",
-            )?,
-            virtual_memory: prometheus::Gauge::new(
-                "process_virtual_memory_bytes",
-                "Virtual memory size in bytes.",
-            )?,
-            resident_memory: prometheus::Gauge::new(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes.",
-            )?,
-            started: prometheus::Gauge::new(
-                "process_start_time_seconds",
-                "Start time of the process since unix epoch in seconds.",
-            )?,
-            threads: prometheus::Gauge::new("process_threads", "Number of OS threads in the process.")?,
-        };
-        if let (Some(stat), Some(boot)) = (Stat::read(), boot_time()) {
-            process.started.set((boot + stat.start / ticks_per_second()).floor());
-        }
-        Ok(process)
-    }
-
-    fn all(&self) -> [&dyn Collector; 7] {
-        let Self { cpu, open_files, most_files, virtual_memory, resident_memory, started, threads } = self;
-        [cpu, open_files, most_files, virtual_memory, resident_memory, started, threads]
-    }
-}
-
-impl Collector for Process {
-    fn desc(&self) -> Vec<&Desc> {
-        self.all().into_iter().flat_map(Collector::desc).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
+    let boot = boot_time();
+    CPU_SECONDS.scrape(registry, move || {
+        let mut families = Vec::new();
         if let Ok(files) = fs::read_dir("/proc/self/fd") {
             // Without the descriptor that lists them.
-            self.open_files.set(files.count().saturating_sub(1) as f64);
+            families.push(OPEN_FILES.is(files.count().saturating_sub(1) as f64));
         }
         if let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            self.most_files.set(soft as f64);
+            families.push(MOST_FILES.is(soft as f64));
         }
         if let Some(stat) = Stat::read() {
-            // Two scrapes at a time must not count twice, nor backwards.
-            self.cpu.inc_by((stat.cpu / ticks_per_second() - self.cpu.get()).max(0.0));
-            self.virtual_memory.set(stat.virtual_memory);
-            self.resident_memory.set(stat.resident_pages * page_size());
-            self.threads.set(stat.threads);
+            families.push(CPU_SECONDS.is(stat.cpu / ticks_per_second()));
+            families.push(VIRTUAL_MEMORY.is(stat.virtual_memory));
+            families.push(RESIDENT_MEMORY.is(stat.resident_pages * page_size()));
+            families.push(THREADS.is(stat.threads));
+            families.extend(boot.map(|boot| STARTED.is((boot + stat.start / ticks_per_second()).floor())));
         }
-        self.all().into_iter().flat_map(Collector::collect).collect()
-    }
+        families
+    })
 }
 
 /// Fields of `/proc/self/stat` (proc_pid_stat(5)); times are in clock ticks.

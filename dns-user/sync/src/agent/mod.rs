@@ -97,7 +97,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let metrics = Arc::new(Metrics::new()?);
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
-        http_server::spawn_metrics(address, move || Ok(registry.gather())).await?;
+        http_server::spawn_metrics(address, move || registry.gather()).await?;
     }
     let running = async {
         let disk = Disk::start(&options, store.longest())?;

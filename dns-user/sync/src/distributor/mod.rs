@@ -103,7 +103,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
     let metrics = Metrics::new()?;
     if let Some(address) = options.metrics {
         let registry = metrics.registry.clone();
-        http_server::spawn_metrics(address, move || Ok(registry.gather())).await?;
+        http_server::spawn_metrics(address, move || registry.gather()).await?;
     }
     let settings = Settings {
         bandwidth: options.bandwidth,
