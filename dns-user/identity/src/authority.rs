@@ -69,69 +69,57 @@ pub struct Issued {
 
 /// Defect of a CA, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Fault {
-    /// The file contains no certificate.
     #[error("no certificate in PEM format; put the CA's certificate first, then its issuers")]
     NoCertificate,
-    /// A block of PEM or DER is damaged.
     #[error("certificate {0} is damaged: {1}; copy the file again")]
     Damaged(usize, String),
-    /// The key cannot be used.
     #[error("CA key: {0}")]
     Key(KeyError),
-    /// The key belongs to another certificate.
     #[error("the private key does not match the CA certificate; use the key of {0:?}")]
     KeyMismatch(String),
     /// BasicConstraints lacks `CA:TRUE` (RFC 5280, section 4.2.1.9).
     #[error("certificate {0} is not a CA: BasicConstraints lacks CA:TRUE; create it as a CA")]
     NotCa(usize),
-    /// The SubjectKeyIdentifier extension is absent.
     #[error(
         "certificate {0} has no Subject Key Identifier, so leaves lack the authority key identifier and \
          some verifiers refuse them; create the CA with subjectKeyIdentifier=hash"
     )]
     NoKeyIdentifier(usize),
-    /// KeyUsage does not permit signing certificates.
     #[error("certificate {0} lacks keyCertSign in KeyUsage; create the CA with keyUsage=keyCertSign,cRLSign")]
     NoCertSign(usize),
-    /// ExtendedKeyUsage restricts the usages of leaves.
     #[error(
         "certificate {0} limits ExtendedKeyUsage, so peers refuse client or server certificates; omit the \
          extension or use anyExtendedKeyUsage"
     )]
     ExtendedKeyUsage(usize),
-    /// A critical extension that peers may not know.
     #[error(
         "certificate {0} has the critical extension {1}, which some verifiers refuse; issue it without, or not \
          critical"
     )]
     CriticalExtension(usize, String),
-    /// The validity ended at the given time.
     #[error("certificate {0} expired at {1}; replace the CA")]
     Expired(usize, String),
-    /// The validity starts at the given time.
     #[error("certificate {0} is valid only from {1}; check this machine's clock")]
     NotYetValid(usize, String),
-    /// There are more CAs below it than it permits.
     #[error(
         "certificate {0} allows {1} CA certificates below it, but there are {2}; issue it with a larger \
          pathlen"
     )]
     PathLength(usize, u8, usize),
-    /// The order of the chain is wrong.
     #[error(
         "certificate {0} was not issued by certificate {1}; list the certificates from the CA up to the root"
     )]
     Order(usize, usize),
-    /// A verifier rejected a test certificate.
     #[error("verification of a test certificate failed: {0}")]
     Refused(String),
 }
 
 /// A condition that works but deserves attention.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Caution {
-    /// Leaves end with the CA.
     #[error("the CA expires at {0}, before a new leaf would; leaves expire with the CA: replace it soon")]
     EndsFirst(String),
 }

@@ -2,12 +2,13 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs, io,
+    fmt, fs,
     net::IpAddr,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
+use anyhow::Context as _;
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     name::Name,
@@ -20,7 +21,7 @@ use dns_kit::{
 use x509_cert::ext::pkix::{SubjectAltName, name::GeneralName};
 
 use crate::{
-    authority::{CaFiles, Fault, certificates, certifies, date, inspect, parse_all, validity},
+    authority::{CaFiles, certificates, certifies, date, inspect, parse_all, validity},
     certificate::Standing,
     folder::read_pair,
     keys::PrivateKey,
@@ -176,61 +177,24 @@ fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
     }
 }
 
-/// A file that a comparison of names cannot use.
-#[derive(Debug, thiserror::Error)]
-pub enum NamesError {
-    /// The file cannot be read.
-    #[error("{}: {cause}", path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The certificate cannot be parsed.
-    #[error("{}: {fault}", path.display())]
-    Certificate {
-        /// Path of the file.
-        path: PathBuf,
-        /// Defect of the certificate.
-        fault: Fault,
-    },
-    /// The records cannot be parsed.
-    #[error("{}: {problem}", path.display())]
-    Records {
-        /// Path of the file.
-        path: PathBuf,
-        /// Position and cause.
-        problem: String,
-    },
-    /// An alias file cannot be parsed.
-    #[error("{0}")]
-    Aliases(String),
-}
-
 /// Returns the names of a certificate that do not resolve in the fleet of a `records.json`.
-pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<Vec<String>, NamesError> {
-    let path = || certificate.to_owned();
-    let text = fs::read(certificate).map_err(|cause| NamesError::File { path: path(), cause })?;
-    let ders = certificates(&text).map_err(|fault| NamesError::Certificate { path: path(), fault })?;
-    let parsed = parse_all(&ders).map_err(|fault| NamesError::Certificate { path: path(), fault })?;
+pub(crate) fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Vec<String>> {
+    let path = || certificate.display().to_string();
+    let ders = certificates(&fs::read(certificate).with_context(path)?).with_context(path)?;
+    let parsed = parse_all(&ders).with_context(path)?;
     let (names, addresses) = subject_names(&parsed[0]);
     let snapshot = snapshot(records, aliases)?;
     Ok(unresolved(&snapshot, &names, &addresses).iter().map(ToString::to_string).collect())
 }
 
 /// Reads a fleet's records and aliases.
-pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, NamesError> {
-    let read =
-        |path: &Path| bounded::read(path).map_err(|cause| NamesError::File { path: path.to_owned(), cause });
-    let (parsed, _) = Records::parse(&read(records)?)
-        .map_err(|error| NamesError::Records { path: records.to_owned(), problem: error.to_string() })?;
-    let files: Vec<(String, Vec<u8>)> = aliases
-        .iter()
-        .map(|path| Ok((path.display().to_string(), read(path)?)))
-        .collect::<Result<_, NamesError>>()?;
+pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> anyhow::Result<Snapshot> {
+    let read = |path: &Path| bounded::read(path).with_context(|| path.display().to_string());
+    let (parsed, _) = Records::parse(&read(records)?).with_context(|| records.display().to_string())?;
+    let files = aliases.iter().map(|path| Ok((path.display().to_string(), read(path)?)));
+    let files = files.collect::<anyhow::Result<Vec<(String, Vec<u8>)>>>()?;
     let files = files.iter().map(|(path, text)| (path.as_str(), text.as_slice()));
-    let (aliases, _) = AliasFiles::parse(files).map_err(|error| NamesError::Aliases(error.to_string()))?;
+    let (aliases, _) = AliasFiles::parse(files)?;
     Ok(Snapshot::build(parsed, &aliases).0)
 }
 
@@ -266,12 +230,10 @@ fn subject_names(certificate: &Certificate) -> (Vec<String>, Vec<IpAddr>) {
 
 /// A name or address of a certificate that has no counterpart in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Unresolved {
-    /// The name is in a domain of the fleet, but no instance answers it.
     Name(String),
-    /// The name does not follow the query language.
     Malformed(String),
-    /// No instance has the address.
     Address(IpAddr),
 }
 

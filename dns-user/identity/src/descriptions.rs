@@ -143,17 +143,14 @@ fn is_settled(stamp: &FileStamp) -> bool {
 
 /// Defect of a description.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum DescriptionError {
-    /// The file cannot be read.
     #[error("{0}")]
     File(io::Error),
-    /// The file is larger than any description.
     #[error("it is larger than 1 MiB; a description has a few hundred bytes")]
     Length,
-    /// The text is not a description.
     #[error("{0}; correct the description")]
     Malformed(serde_json::Error),
-    /// The file has the name of another instance.
     #[error("its guid is {0}, but the file is named after {1}; rename it")]
     OtherGuid(Guid, Guid),
 }

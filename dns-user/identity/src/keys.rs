@@ -50,20 +50,16 @@ enum Pair {
 
 /// Error when generating, parsing or using a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum KeyError {
-    /// The cryptography library failed without a reason.
     #[error("the cryptographic library failed")]
     Library,
-    /// The text has no PEM block of a private key.
     #[error("no private key in PEM format; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
     NoPem,
-    /// The key is protected by a passphrase.
     #[error("the private key is encrypted; decrypt it with `openssl pkey`")]
     Encrypted,
-    /// The base64 or DER is malformed.
     #[error("the private key is damaged: its PEM block cannot be decoded")]
     Damaged,
-    /// The algorithm is not supported.
     #[error("the private key is neither RSA (2048 to 8192 bits) nor ECDSA on P-256 or P-384")]
     Unsupported,
 }

@@ -71,23 +71,19 @@ pub struct Profile {
 
 /// Reason why a description cannot be made into a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ProfileError {
-    /// The id is not valid as a folder name and a DNS name.
     #[error(
         "guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, with at most 63 between two \
          dots and no empty part"
     )]
     Guid(String),
-    /// The common name exceeds the limit of X.520.
     #[error("common name {0:?} is longer than 64 characters (X.520); use an alternative name")]
     CommonName(String),
-    /// The name is not valid as a SAN of type dNSName.
     #[error("{0:?} is not a DNS name; use letters, digits, `-`, `_` and `.`, at most 253 characters")]
     DnsName(String),
-    /// An organizational unit is empty.
     #[error("an organizational unit is empty; remove it from `ous`")]
     EmptyUnit,
-    /// An organizational unit is too long or has control characters.
     #[error(
         "organizational unit {0:?} is not usable; use at most 64 characters (RFC 5280), none of them a control \
          character"

@@ -83,27 +83,16 @@ pub struct Names {
 
 /// Reason why a link cannot be made into a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum SanError {
-    /// A part of the name has no canonical form.
     #[error("{what} {name:?}: {cause}; rename it")]
-    NotCanonical {
-        /// Instance group, network or deployment.
-        what: &'static str,
-        /// The name as in the manifest.
-        name: String,
-        /// Rule that the name violates.
-        cause: NotCanonical,
-    },
-    /// The consumer's name is unknown.
+    NotCanonical { what: &'static str, name: String, cause: NotCanonical },
     #[error("{0:?} is not a valid consumer; alternative_name and common_name are")]
     Consumer(String),
-    /// Only variables of type `certificate` consume links.
     #[error("variable of type {0:?} cannot consume links; only type certificate can")]
     VariableType(String),
-    /// The common name exceeds the 64 characters of X.520.
     #[error("common name {0:?} is longer than 64 characters (X.520); use alternative_name")]
     LongCommonName(String),
-    /// A manual address or an alternative name is not a valid name.
     #[error("{0:?} is neither a DNS name nor an IP address")]
     NotName(String),
 }
@@ -213,50 +202,37 @@ pub struct Variable {
 
 /// Reasons why a manifest yields no names.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ManifestError {
-    /// The manifest is not valid YAML.
     #[error("{0}")]
     Yaml(String),
-    /// A variable's link has no provider or yields no name.
     #[error("variable {variable}: {problem}")]
-    Variable {
-        /// Name of the manifest's variable.
-        variable: String,
-        /// Cause of the failure, and a remedy.
-        problem: VariableError,
-    },
+    Variable { variable: String, problem: VariableError },
 }
 
 /// Reasons why a variable has no names, with the remedy.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum VariableError {
-    /// The names, a purpose or the variable's type are invalid.
     #[error(transparent)]
     San(#[from] SanError),
-    /// The options are malformed.
     #[error(transparent)]
     Options(#[from] serde_json::Error),
-    /// The consumer names neither a link nor an address.
     #[error("a consumer needs `from` or `address`")]
     NoSource,
-    /// No job provides the link.
     #[error("no job provides {0:?}; add it to `provides` of a job, or correct `from`")]
     NoProvider(String),
-    /// A part of the provider has no name.
     #[error("{0} of the provider of {1:?} has no name")]
     NoName(&'static str, String),
-    /// Short names are used without records.
     #[error(
         "short names need ids, which a manifest does not contain; use --records, or add the ids: --ids \
          {0}=NETWORK-ID/GROUP-ID"
     )]
     NoRecords(String),
-    /// The records have no ids of the provider, which the first text names.
     #[error(
         "records.json has no instance of {0} with ids; deploy it, or add the ids: --ids {1}=NETWORK-ID/GROUP-ID"
     )]
     NoInstance(String, String),
-    /// The provider's instances are in several networks or groups.
     #[error(
         "records.json has networks {0:?} and groups {1:?} of {2}, and does not show which group belongs to the link; \
          add the ids: --ids {3}=NETWORK-ID/GROUP-ID"
@@ -315,7 +291,6 @@ fn consumed_link(
     Ok(Link::Group { instance_group, network, deployment, domain: domain.to_owned(), ids })
 }
 
-/// Finds the provider of a link.
 fn provider(manifest: &Value, link: &str) -> Result<Provider, VariableError> {
     let provides_it = |group: &&Value| list(&group["jobs"]).iter().any(|job| provides(job, link));
     let group = list(&manifest["instance_groups"]).iter().find(provides_it);

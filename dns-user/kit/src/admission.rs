@@ -58,7 +58,6 @@ struct InFlight<K> {
     limited: Vec<Refusals<K>>,
 }
 
-/// Refusals of one client.
 #[derive(Debug)]
 struct Refusals<K> {
     client: K,

@@ -66,7 +66,6 @@ pub struct Connections {
     table: Mutex<Table>,
 }
 
-/// The connections by number.
 #[derive(Debug, Default)]
 struct Table {
     /// Number of the next connection.

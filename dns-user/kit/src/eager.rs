@@ -80,7 +80,6 @@ struct EagerTask {
     runtime: Handle,
 }
 
-/// The progress of an eager task.
 enum State {
     /// Being polled.
     Polled,

@@ -31,17 +31,14 @@ pub struct Limits {
 
 /// Reasons why an exchange failed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
-    /// No connection, TLS or HTTP; the message includes the causes.
     #[error("{0}")]
     Exchange(String),
-    /// The response's body exceeds the limit.
     #[error("the response is longer than {0} bytes")]
     TooLong(usize),
-    /// The connection ended within the response.
     #[error("the response was cut short: {0}")]
     CutShort(String),
-    /// The time limit was exceeded.
     #[error("not finished within {0:?}")]
     Timeout(Duration),
 }

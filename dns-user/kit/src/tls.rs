@@ -87,37 +87,18 @@ struct Attempt {
 
 /// Reason why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum TlsError {
-    /// A file is unreadable or contains no PEM section of the required kind.
     #[error("{}: {problem}; a PEM file with {wanted} is needed", path.display())]
-    File {
-        /// Path of the unusable file.
-        path: PathBuf,
-        /// Reason without the path.
-        problem: String,
-        /// Required content of the file.
-        wanted: &'static str,
-    },
-    /// The private key belongs to another certificate.
+    File { path: PathBuf, problem: String, wanted: &'static str },
     #[error(
         "{} does not match the certificate {}; install a matching key and certificate",
         key.display(),
         certificate.display()
     )]
-    KeyMismatch {
-        /// Path of the certificate.
-        certificate: PathBuf,
-        /// Path of the private key.
-        key: PathBuf,
-    },
-    /// The files are readable but rejected by TLS.
+    KeyMismatch { certificate: PathBuf, key: PathBuf },
     #[error("{}: {problem}", path.display())]
-    Unusable {
-        /// Path of the rejected file.
-        path: PathBuf,
-        /// Message of rustls or the certificate parser.
-        problem: String,
-    },
+    Unusable { path: PathBuf, problem: String },
 }
 
 impl RotatingTls {

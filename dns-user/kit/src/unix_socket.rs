@@ -6,21 +6,24 @@
 
 use std::{
     ffi::{CString, OsStr},
-    fs::File,
+    fs::{DirBuilder, File},
     io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::net::{SocketAddr, UnixListener},
+        unix::{
+            fs::DirBuilderExt as _,
+            net::{SocketAddr, UnixListener},
+        },
     },
     path::Path,
 };
 
 use nix::{
     errno::Errno,
-    fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat},
+    fcntl::{AtFlags, OFlag, openat, renameat},
     sys::{
         socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind as bind_to, listen, socket},
-        stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, mkdirat},
+        stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat},
     },
     unistd::{Gid, Uid, UnlinkatFlags, User, fchownat, getgrouplist, setfsgid, unlinkat},
 };
@@ -50,7 +53,7 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         }
         _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not a valid socket path")),
     };
-    make_folders(folder)?;
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     let folder = open_folder(folder, trusted)?;
     match fstatat(&folder, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) if kind(&found) != SFlag::S_IFSOCK => {
@@ -113,20 +116,6 @@ fn bind_in(folder: &OwnedFd, name: &OsStr, listener: &OwnedFd, group: Option<Gid
     nix::sys::stat::umask(umask);
     before.map(setfsgid);
     Ok(bound?)
-}
-
-/// Creates a folder and its missing ancestors regardless of the umask.
-fn make_folders(folder: &Path) -> io::Result<()> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    if let Some(above) = folder.parent().filter(|above| !above.as_os_str().is_empty()) {
-        make_folders(above)?;
-    }
-    match mkdirat(AT_FDCWD, folder, Mode::from_bits_truncate(0o755)) {
-        Ok(()) | Err(Errno::EEXIST) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Opens a folder, unless untrusted users can write to it.

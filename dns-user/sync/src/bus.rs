@@ -60,18 +60,12 @@ pub struct Bus {
 
 /// Errors that a reconnect cannot repair.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum BusError {
-    /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The servers cannot be used with these options.
     #[error("NATS at {servers}: {problem}")]
-    Connect {
-        /// Addresses of the servers, separated by commas.
-        servers: String,
-        /// The NATS client's message.
-        problem: String,
-    },
+    Connect { servers: String, problem: String },
 }
 
 impl Bus {

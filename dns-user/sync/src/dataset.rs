@@ -14,12 +14,10 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::inventory::{Instance, Inventory};
 
-/// Highest version: JSON numbers up to this one are exact in every reader.
-pub const LAST_VERSION: u64 = (1 << 53) - 1;
+pub(crate) const LAST_VERSION: u64 = (1 << 53) - 1;
 
-/// A dataset without a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dataset {
+pub(crate) struct Dataset {
     /// Pairs for `/etc/hosts`: address, name.
     records: Vec<(String, String)>,
     infos: Vec<Row>,
@@ -44,12 +42,9 @@ struct Row(
     u64,
 );
 
-/// One definition of an alias.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct AliasRow {
-    /// Domain of the instances.
     root_domain: String,
-    /// Id of the link's group.
     group_id: String,
     /// Health filter for the instances.
     health_filter: Option<String>,
@@ -60,7 +55,6 @@ struct AliasRow {
 
 #[derive(Serialize)]
 struct Written<'a> {
-    /// Pairs for `/etc/hosts`.
     records: &'a [(String, String)],
     version: u64,
     /// Names of the columns.
@@ -73,7 +67,7 @@ impl Dataset {
     /// Builds the dataset of an inventory and allocates missing ids.
     ///
     /// All names in `inventory` have a canonical form, because it is validated.
-    pub fn build(inventory: &Inventory, ids: &mut Ids) -> Self {
+    pub(crate) fn build(inventory: &Inventory, ids: &mut Ids) -> Self {
         let numbers: Vec<u64> =
             inventory.instances.iter().map(|instance| ids.instance(&instance.id)).collect();
         let mut ordered: Vec<_> = numbers.into_iter().zip(&inventory.instances).collect();
@@ -143,16 +137,14 @@ impl Dataset {
         }
     }
 
-    /// Serialises the dataset with a version.
-    pub fn write(&self, version: u64) -> Vec<u8> {
+    pub(crate) fn write(&self, version: u64) -> Vec<u8> {
         let Self { records, infos, aliases } = self;
         let written = Written { records, version, record_keys: RECORD_KEYS, record_infos: infos, aliases };
         // Serialising cannot fail: all keys are strings, and all values are strings and numbers.
         serde_json::to_vec(&written).unwrap_or_default()
     }
 
-    /// Returns the number of rows.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.infos.len()
     }
 }
@@ -182,28 +174,26 @@ fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, 
 
 /// The parts of a dataset that an agent reads; their presence identifies a dataset.
 #[derive(Debug, Deserialize)]
-pub struct Read<'a> {
-    /// Version number of the dataset.
+pub(crate) struct Read<'a> {
     pub version: u64,
-    /// Pairs for `/etc/hosts`.
     #[serde(borrow, default)]
     pub records: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// Names of the columns; required.
     #[serde(borrow)]
-    pub record_keys: Vec<Cow<'a, str>>,
+    #[expect(dead_code, reason = "a file without the names of the columns is no dataset")]
+    record_keys: Vec<Cow<'a, str>>,
     /// Rows; only the server looks at their content.
-    pub record_infos: Vec<IgnoredAny>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "a file without rows is no dataset"))]
+    record_infos: Vec<IgnoredAny>,
 }
 
 impl<'a> Read<'a> {
     /// Parses the JSON of `records.json`.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
 }
 
-/// Returns the ids of a dataset's instances.
-pub fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> {
+pub(crate) fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct Rows {
         record_infos: Vec<Vec<serde_json::Value>>,
@@ -214,16 +204,14 @@ pub fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> 
     Ok(rows.record_infos.into_iter().filter_map(id).collect())
 }
 
-/// Type of an instance group's id.
-pub const INSTANCE_GROUP: &str = "instance-group";
+pub(crate) const INSTANCE_GROUP: &str = "instance-group";
 
-/// Type of a link group's id.
-pub const LINK: &str = "link";
+pub(crate) const LINK: &str = "link";
 
 /// All ids ever allocated. Each kind is counted separately from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ids {
+pub(crate) struct Ids {
     /// Availability zones by name.
     zones: BTreeMap<String, u64>,
     networks: BTreeMap<String, u64>,
@@ -236,43 +224,38 @@ pub struct Ids {
 
 impl Ids {
     /// Returns the id of an availability zone; allocates it if missing.
-    pub fn zone(&mut self, name: &str) -> u64 {
+    pub(crate) fn zone(&mut self, name: &str) -> u64 {
         allocate(&mut self.zones, name)
     }
 
-    /// Returns the id of a network; allocates it if missing.
-    pub fn network(&mut self, name: &str) -> u64 {
+    pub(crate) fn network(&mut self, name: &str) -> u64 {
         allocate(&mut self.networks, name)
     }
 
-    /// Returns the number of an instance; allocates it if missing.
-    pub fn instance(&mut self, id: &str) -> u64 {
+    pub(crate) fn instance(&mut self, id: &str) -> u64 {
         allocate(&mut self.instances, id)
     }
 
     /// Returns the id of an availability zone, if allocated.
-    pub fn find_zone(&self, name: &str) -> Option<u64> {
+    pub(crate) fn find_zone(&self, name: &str) -> Option<u64> {
         self.zones.get(name).copied()
     }
 
-    /// Returns the id of a network, if allocated.
-    pub fn find_network(&self, name: &str) -> Option<u64> {
+    pub(crate) fn find_network(&self, name: &str) -> Option<u64> {
         self.networks.get(name).copied()
     }
 
-    /// Returns the number of an instance, if allocated.
-    pub fn find_instance(&self, id: &str) -> Option<u64> {
+    pub(crate) fn find_instance(&self, id: &str) -> Option<u64> {
         self.instances.get(id).copied()
     }
 
-    /// Returns the id of a group, if allocated.
-    pub fn find_group(&self, deployment: &str, kind: &str, name: &str) -> Option<u64> {
+    pub(crate) fn find_group(&self, deployment: &str, kind: &str, name: &str) -> Option<u64> {
         self.groups.get(deployment)?.get(kind)?.get(name).copied()
     }
 
     /// Returns the id of a group; allocates it if missing. `kind` is [`INSTANCE_GROUP`] or
     /// [`LINK`].
-    pub fn group(&mut self, deployment: &str, kind: &str, name: &str) -> u64 {
+    pub(crate) fn group(&mut self, deployment: &str, kind: &str, name: &str) -> u64 {
         let of_kind =
             self.groups.entry(deployment.to_owned()).or_default().entry(kind.to_owned()).or_default();
         *of_kind.entry(name.to_owned()).or_insert_with(|| {

@@ -24,18 +24,12 @@ pub struct MultiDigest {
 
 /// Reasons why a digest cannot be used or does not match.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum DigestError {
-    /// No digest of a known algorithm.
     #[error("{0:?} has no sha1, sha256 or sha512 digest")]
     Unknown(String),
-    /// The bytes have a different digest.
     #[error("the digest of the blob is {found}, but {announced} was announced")]
-    Mismatch {
-        /// Digest of the bytes.
-        found: String,
-        /// Digest in the announcement.
-        announced: String,
-    },
+    Mismatch { found: String, announced: String },
 }
 
 /// Known algorithms, weakest first.

@@ -42,31 +42,14 @@ pub struct Call<'a> {
 
 /// Reasons why a request failed; the URLs are without their queries, which may be secrets.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum HttpError {
-    /// The request cannot be made, such as with an invalid header.
     #[error("{url}: {cause}")]
-    Request {
-        /// URL of the request.
-        url: String,
-        /// The invalid part of the request.
-        cause: hyper::http::Error,
-    },
-    /// The exchange failed before a complete reply.
+    Request { url: String, cause: hyper::http::Error },
     #[error("{url}: {cause}")]
-    Exchange {
-        /// URL of the request.
-        url: String,
-        /// Connection, TLS or HTTP, the time limit, or a body that is too long.
-        cause: ClientError,
-    },
-    /// The store replied with an error status.
+    Exchange { url: String, cause: ClientError },
     #[error("{url}: the blobstore replied {status}")]
-    Status {
-        /// URL of the request.
-        url: String,
-        /// Status of the response.
-        status: StatusCode,
-    },
+    Status { url: String, status: StatusCode },
 }
 
 /// Sends a request and returns the response body.

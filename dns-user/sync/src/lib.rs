@@ -11,15 +11,15 @@
 //! Modules with I/O: [`bus`] (NATS, and the configuration of nats-server), [`http`] (with TLS and signed WebDAV
 //! paths), [`store`] (blobs), [`agent`] (with `/etc/hosts`), [`distributor`], and the command line, [`main`].
 
-pub mod agent;
+mod agent;
 pub mod bus;
 mod cli;
-pub mod dataset;
+mod dataset;
 pub mod digest;
-pub mod distributor;
+mod distributor;
 pub mod http;
-pub mod inventory;
-pub mod message;
+mod inventory;
+mod message;
 pub mod store;
 
 use std::{

@@ -10,30 +10,29 @@ use crate::digest;
 const PROTOCOL: u8 = 3;
 
 /// Second token of the subject on which agents send unsolicited reports; no director listens there.
-pub const ASK: &str = "bosh-dns-sync";
+pub(crate) const ASK: &str = "bosh-dns-sync";
 
 /// Prefix of the second token of our publishers' reply subjects. It shows our agents that the caller reads a
 /// [`Report`] in the reply; a director gets the reply it expects.
-pub const OURS: &str = "bosh-dns-sync-";
+pub(crate) const OURS: &str = "bosh-dns-sync-";
 
 /// Method of announcements with a signed link.
-pub const SIGNED_METHOD: &str = "sync_dns_with_signed_url";
+pub(crate) const SIGNED_METHOD: &str = "sync_dns_with_signed_url";
 
 /// Maximum length of a text from another party that is kept, shown or logged, in characters.
 const LONGEST_TEXT: usize = 300;
 
-/// Returns the subject on which an agent listens.
-pub fn agent_subject(agent: &str) -> String {
+pub(crate) fn agent_subject(agent: &str) -> String {
     format!("agent.{agent}")
 }
 
 /// Returns the subject to which an agent replies: `director.<process>.<agent>.<request>`.
-pub fn reply_subject(process: &str, agent: &str, request: &str) -> String {
+pub(crate) fn reply_subject(process: &str, agent: &str, request: &str) -> String {
     format!("director.{process}.{agent}.{request}")
 }
 
 /// Parses agent and request from a reply subject.
-pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
+pub(crate) fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');
     let (first, _process) = (tokens.next()?, tokens.next()?);
     let (agent, request) = (tokens.next()?, tokens.next()?);
@@ -41,13 +40,13 @@ pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns whether one of our publishers reads the replies on this subject.
-pub fn wants_report(reply_to: &str) -> bool {
+pub(crate) fn wants_report(reply_to: &str) -> bool {
     reply_to.strip_prefix("director.").is_some_and(|rest| rest.starts_with(OURS))
 }
 
 /// Returns a text from another party in a form safe for logs and terminals: control characters are
 /// escaped and the length is limited.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut clean = String::new();
     for character in text.chars().take(LONGEST_TEXT) {
         match character.is_control() || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
@@ -62,10 +61,8 @@ pub fn printable(text: &str) -> String {
     clean
 }
 
-/// Announcement of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announcement {
-    /// Location of the blob.
+pub(crate) struct Announcement {
     pub source: Source,
     /// One or more digests of the blob.
     pub digest: String,
@@ -75,14 +72,12 @@ pub struct Announcement {
     pub extra: Option<Extra>,
 }
 
-/// Location of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// Id in the blobstore configured in the agent: `sync_dns`.
     Blob(String),
     /// A URL that needs no credentials: `sync_dns_with_signed_url`.
     Signed {
-        /// Complete URL including its signature.
         url: String,
         /// Headers that the store requires.
         headers: Map<String, Value>,
@@ -91,7 +86,7 @@ pub enum Source {
 
 /// Extra argument for our agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extra {
+pub(crate) struct Extra {
     /// Patch from an older version to the announced one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch: Option<Patch>,
@@ -110,7 +105,7 @@ fn is_zero(value: &u64) -> bool {
 
 /// A compressed difference between two versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Patch {
+pub(crate) struct Patch {
     /// Version that the patch applies to.
     pub from: u64,
     /// Base64 of the zstd frame.
@@ -119,7 +114,7 @@ pub struct Patch {
 
 /// State of an agent's file, as our agents report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Version of the file; 0 without a usable file.
     pub version: u64,
     /// `sha256:<hex>` of the file; `None` without a usable file.
@@ -132,7 +127,7 @@ pub struct Report {
 
 impl Report {
     /// Parses the body of an unsolicited report. Returns `None` if it is malformed.
-    pub fn read(body: &[u8]) -> Option<Self> {
+    pub(crate) fn read(body: &[u8]) -> Option<Self> {
         Self::of(&serde_json::from_slice(body).ok()?)
     }
 
@@ -143,7 +138,7 @@ impl Report {
     }
 
     /// Serialises the report for an unsolicited message.
-    pub fn write(&self) -> Vec<u8> {
+    pub(crate) fn write(&self) -> Vec<u8> {
         // Strings and numbers always serialise.
         serde_json::to_vec(self).unwrap_or_default()
     }
@@ -153,14 +148,11 @@ impl Report {
 #[derive(Serialize)]
 struct Call<'a> {
     protocol: u8,
-    /// Name of the method.
     method: &'a str,
     arguments: Vec<Argument<'a>>,
-    /// Subject for the reply.
     reply_to: &'a str,
 }
 
-/// One argument of a call.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Argument<'a> {
@@ -171,7 +163,6 @@ enum Argument<'a> {
     Extra(&'a Extra),
 }
 
-/// The argument of `sync_dns_with_signed_url`.
 #[derive(Serialize)]
 struct SignedArgument<'a> {
     signed_url: &'a str,
@@ -184,7 +175,7 @@ struct SignedArgument<'a> {
 
 impl Announcement {
     /// Returns the call as JSON.
-    pub fn write(&self, reply_to: &str) -> Vec<u8> {
+    pub(crate) fn write(&self, reply_to: &str) -> Vec<u8> {
         let Self { source, digest, version, extra } = self;
         let (method, mut arguments) = match source {
             Source::Blob(id) => {
@@ -209,8 +200,7 @@ impl Announcement {
 
 /// A call as received by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Subject for the reply.
+pub(crate) struct Received {
     pub reply_to: String,
     /// The announcement, or the exception to return.
     pub call: Result<Announcement, CallError>,
@@ -218,20 +208,15 @@ pub struct Received {
 
 /// A call that an agent cannot execute; the text is the reply's exception.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CallError {
-    /// A method that our agents do not implement.
+pub(crate) enum CallError {
     #[error("unknown message {0}")]
     UnknownMethod(String),
-    /// `sync_dns` without its three arguments.
     #[error("sync_dns: the arguments must be a blob id, a digest and a version")]
     SyncDns,
-    /// `sync_dns` with an invalid version.
     #[error("sync_dns: the version must be a number of 0 to 9007199254740991")]
     Version,
-    /// A blob id that could escape the blobstore's folder or path.
     #[error("sync_dns: the blob id must be a plain name: letters, digits, `-`, `_` and `.`, 128 at most")]
     BlobName,
-    /// `sync_dns_with_signed_url` without its members.
     #[error(
         "sync_dns_with_signed_url: the argument must be an object with signed_url, multi_digest, version"
     )]
@@ -241,19 +226,17 @@ pub enum CallError {
 /// Members common to all calls.
 #[derive(Deserialize)]
 struct AnyCall {
-    /// Name of the method.
     #[serde(default)]
     method: String,
     #[serde(default)]
     arguments: Vec<Value>,
-    /// Subject for the reply.
     #[serde(default)]
     reply_to: String,
 }
 
 /// Parses a call. Returns `None` for malformed JSON or a missing reply subject; the agent does not
 /// reply then.
-pub fn read_call(body: &[u8]) -> Option<Received> {
+pub(crate) fn read_call(body: &[u8]) -> Option<Received> {
     let AnyCall { method, arguments, reply_to } = serde_json::from_slice(body).ok()?;
     if reply_to.is_empty() {
         return None;
@@ -303,9 +286,8 @@ fn is_plain_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(plain) && !text.starts_with('.')
 }
 
-/// Reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// The agent has the announced version or a higher one. A BOSH agent does not report which one.
     Synced(Option<Report>),
     /// Reason of a failure, outermost cause first.
@@ -321,8 +303,7 @@ struct Synced<'a> {
 }
 
 impl Reply {
-    /// Returns the reply as JSON.
-    pub fn write(&self) -> Vec<u8> {
+    pub(crate) fn write(&self) -> Vec<u8> {
         match self {
             Self::Synced(None) => br#"{"value":"synced"}"#.to_vec(),
             // Strings and numbers always serialise.
@@ -336,7 +317,7 @@ impl Reply {
     }
 
     /// Parses a reply; a malformed one counts as an exception.
-    pub fn read(body: &[u8]) -> Self {
+    pub(crate) fn read(body: &[u8]) -> Self {
         let reply: Value = serde_json::from_slice(body).unwrap_or_default();
         if reply.get("value").and_then(Value::as_str) == Some("synced") {
             return match reply.get("version") {

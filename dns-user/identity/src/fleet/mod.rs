@@ -5,10 +5,10 @@
 //! [`trust`] has the steps of a rotation. With I/O: [`rotate_ca`], [`state`] (files of the issuer),
 //! [`issuer`], [`agent`]; their calls are JSON over mutual TLS.
 
-pub mod agent;
-pub mod issuer;
+pub(crate) mod agent;
+pub(crate) mod issuer;
 pub mod state;
-pub mod trust;
+mod trust;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,30 +41,20 @@ use crate::{
 use dns_core::catalog::Snapshot;
 use dns_kit::http_client::{Limits, exchange};
 
-/// Reason for which a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NameRefusal {
-    /// The instance is not in the records.
+pub(crate) enum NameRefusal {
     #[error("no instance {0:?} in records.json; wait for the records, or correct the id")]
     UnknownInstance(String),
-    /// The name belongs to another instance, or to none.
     #[error("{name:?} does not belong to instance {instance:?} in records.json; request its own names")]
-    ForeignName {
-        /// Id of the instance that sent the request.
-        instance: String,
-        /// The rejected name or address.
-        name: String,
-    },
-    /// The name is not one of the issuer's roles.
+    ForeignName { instance: String, name: String },
     #[error("{0:?} is not a role; start the issuer with --role {0}")]
     UnknownRole(String),
-    /// No valid certificate can have these names.
     #[error("{0}")]
     Profile(#[from] ProfileError),
 }
 
 /// Returns the profile of a pair if every requested name and address belongs to the instance.
-pub fn permitted_profile(
+pub(crate) fn permitted_profile(
     snapshot: &Snapshot,
     roles: &[String],
     request: &PairRequest,
@@ -123,59 +113,57 @@ impl Own {
 /// Body of `POST /v1/pair`: requests a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PairRequest {
+pub(crate) struct PairRequest {
     /// Id of the instance; must be the client's own.
-    pub instance: String,
+    pub(crate) instance: String,
     /// Common name shared by the fleet, such as `health.bosh-dns`; `None` for the instance's own pair.
-    pub role: Option<String>,
+    pub(crate) role: Option<String>,
     /// Additional names; each must belong to the instance.
-    pub names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// Addresses; each must belong to the instance. `None` requests all of them.
-    pub addresses: Option<Vec<IpAddr>>,
+    pub(crate) addresses: Option<Vec<IpAddr>>,
     /// Signing request (RFC 2986), DER in base64: proves possession of the key.
-    pub request: String,
+    pub(crate) request: String,
 }
 
-/// The issuer's reply to a [`PairRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PairReply {
+pub(crate) struct PairReply {
     /// Leaf and CA, PEM.
-    pub certificate: String,
+    pub(crate) certificate: String,
     /// CAs to trust, and the issuing one.
-    pub orders: Orders,
+    pub(crate) orders: Orders,
 }
 
 /// Body of `POST /v1/report`: state of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Report {
+pub(crate) struct Report {
     /// Generation of the trust bundle that all its folders have; 0 before the first.
-    pub generation: u64,
+    pub(crate) generation: u64,
     /// CAs that issued its pairs.
-    pub issuers: BTreeSet<Fingerprint>,
+    pub(crate) issuers: BTreeSet<Fingerprint>,
     /// Latest end of validity of its pairs, in seconds since 1970.
-    pub not_after: u64,
+    pub(crate) not_after: u64,
 }
 
 /// Reply to [`Report`]: the state that the fleet converges to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Generation of the trust set; incremented by every change.
-    pub generation: u64,
+    pub(crate) generation: u64,
     /// CAs to trust, PEM.
-    pub bundle: String,
+    pub(crate) bundle: String,
     /// Issuing CA; pairs of any other must be renewed.
-    pub issuing: Fingerprint,
+    pub(crate) issuing: Fingerprint,
     /// Time of the issuer, in seconds since 1970; `None` from an older issuer.
     #[serde(default)]
-    pub now: Option<u64>,
+    pub(crate) now: Option<u64>,
 }
 
 /// Body of an error reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refused {
-    /// Cause of the rejection, and a remedy.
-    pub error: String,
+pub(crate) struct Refused {
+    pub(crate) error: String,
 }
 
 /// An instance that holds certificates.
@@ -295,7 +283,7 @@ fn client_config(credentials: &Credentials) -> anyhow::Result<ClientConfig> {
 /// Options of `rotate-ca`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("direction").required(true).args(["ca", "back", "resume"]))]
-pub struct RotateOptions {
+pub(crate) struct RotateOptions {
     /// State folder of the issuer, which keeps running
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
@@ -320,7 +308,7 @@ pub struct RotateOptions {
 }
 
 /// Rotates until only the target is trusted; SIGINT and SIGTERM stop it in a consistent state.
-pub async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
+pub(crate) async fn rotate_ca(options: RotateOptions) -> anyhow::Result<()> {
     let RotateOptions { state, ca, ca_key, back, resume: _, settle, patience } = options;
     let state = StateFolder::open(state)?;
     let _lock = state.lock_rotation()?.context("another rotate-ca is running; wait for it or stop it")?;

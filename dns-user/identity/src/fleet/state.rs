@@ -36,47 +36,30 @@ pub struct StateFolder {
 
 /// Error of a file in the state folder.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
-    /// A CA has a defect.
     #[error(transparent)]
     Authority(#[from] CaError),
-    /// Reading or writing failed.
     #[error("{}: {cause}; check the issuer's folder of state", path.display())]
-    File {
-        /// Path of the file that failed.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The folder is not an issuer's.
+    File { path: PathBuf, cause: io::Error },
     #[error("{}: not the state folder of an issuer: it has no trust.json; correct the path", .0.display())]
     NoIssuer(PathBuf),
-    /// Another issuer runs with the folder.
     #[error("{}: another issuer uses this folder; stop it, or choose another folder", .0.display())]
     InUse(PathBuf),
-    /// The file is not JSON of the expected form.
     #[error("{}: {cause}; restore the file from a backup", path.display())]
-    Json {
-        /// Path of the malformed file.
-        path: PathBuf,
-        /// Position and cause of the syntax error.
-        cause: serde_json::Error,
-    },
-    /// Replacing a file failed.
+    Json { path: PathBuf, cause: serde_json::Error },
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
 }
 
 /// Reason for which a bootstrap token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum TokenError {
-    /// The token was never created, or was used before.
     #[error("the bootstrap token is unknown or already used; create a new one")]
     Unknown,
-    /// The token was created for another instance.
     #[error("the bootstrap token belongs to another instance; create one for this instance")]
     OtherInstance,
-    /// The token's lifetime has ended.
     #[error("the bootstrap token expired; create a new one")]
     Expired,
 }

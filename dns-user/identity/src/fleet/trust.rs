@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::Members;
 use crate::authority::Fingerprint;
 
-/// The CAs of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trust {
@@ -18,7 +17,6 @@ pub struct Trust {
     pub generation: u64,
     /// CAs that every instance trusts.
     pub trusted: Vec<Fingerprint>,
-    /// Fingerprint of the CA that signs new certificates.
     pub issuing: Fingerprint,
     /// The CA that issued before the current rotation, or before the last one.
     pub origin: Option<Fingerprint>,
@@ -37,7 +35,6 @@ pub struct Rotation {
     pub returns: bool,
 }
 
-/// Direction of a rotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the CA with this fingerprint.
@@ -51,15 +48,12 @@ pub enum Direction {
 /// Reason for which a rotation in this direction is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirectionError {
-    /// There was no rotation to go back from.
     #[error("no rotation to return from; begin one with --ca and --ca-key")]
     NoOrigin,
-    /// The last rotation is complete.
     #[error("no rotation was interrupted; begin one with --ca and --ca-key")]
     NothingStopped,
 }
 
-/// A step of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Trust the target in addition to the current CA.
@@ -71,7 +65,6 @@ pub enum Step {
 }
 
 impl Trust {
-    /// Returns a fleet with a single CA.
     pub fn new(authority: Fingerprint) -> Self {
         Self {
             generation: 1,

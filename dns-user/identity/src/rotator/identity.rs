@@ -162,7 +162,6 @@ const CONTAINER: &str = "container.json";
 /// CAs that a peer's certificate may be issued by, PEM.
 const BUNDLE: &str = "ca.crt";
 
-/// Contents of an identity's folder.
 pub(super) struct Contents<'a> {
     pub(super) pair: &'a Pair,
     /// Pair for container-to-container traffic.

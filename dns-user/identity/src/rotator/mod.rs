@@ -6,12 +6,13 @@ mod trusted;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 
 pub use self::identity::IdentityStatus;
@@ -20,7 +21,7 @@ use self::{
     trusted::Trusted,
 };
 use crate::{
-    authority::{Authority, CaError, CaFiles, Fingerprint, Stamps},
+    authority::{Authority, CaFiles, Fingerprint, Stamps},
     certificate::{Validity, unix},
     folder::{FolderError, IdentityFolder, Pair, make_folders, sweep_interrupted},
     keys::{KeyError, KeyPool},
@@ -97,23 +98,16 @@ pub enum Next {
 
 /// Error when creating, changing or renewing an identity.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum RotatorError {
-    /// The description is invalid.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// Generating a key or signing failed.
     #[error("cannot issue: {0}")]
     Key(KeyError),
-    /// The CA has expired.
     #[error("{path}: the CA expired; replace the CA")]
-    Authority {
-        /// The CA's file.
-        path: String,
-    },
-    /// The files could not be written or read.
+    Authority { path: String },
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// No identity has this guid.
     #[error("no identity {0}; `status` lists them")]
     Unknown(Guid),
 }
@@ -130,31 +124,16 @@ impl RotatorError {
     }
 }
 
-/// Reason why a rotator cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The CA cannot be used.
-    #[error(transparent)]
-    Authority(#[from] CaError),
-    /// The folder cannot be used.
-    #[error("{}: {cause}; create it writable for the rotator's user", path.display())]
-    Folder {
-        /// Path of the folder of identities.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-}
-
 impl Rotator {
     /// Loads the CA and takes over the identities found in the folder.
-    pub fn open(settings: Settings, ca: CaFiles, pool: KeyPool, now: SystemTime) -> Result<Self, StartError> {
+    pub fn open(settings: Settings, ca: CaFiles, pool: KeyPool, now: SystemTime) -> anyhow::Result<Self> {
         let stamps = ca.stamps();
         let authority = ca.load(now)?;
         for caution in authority.cautions(now, settings.validity) {
             tracing::warn!("{}: {caution}", ca.certificate.display());
         }
-        let failed = |cause| StartError::Folder { path: settings.folder.clone(), cause };
+        let path = settings.folder.display().to_string();
+        let failed = |cause| anyhow!("{path}: {cause}; create it writable for the rotator's user");
         make_folders(&settings.folder).map_err(failed)?;
         sweep_interrupted(&settings.folder).map_err(failed)?;
         let mut trusted = Trusted::open(&settings.folder, settings.also_trust.clone())?;

@@ -67,14 +67,12 @@ pub enum LogFormat {
 
 /// Reason why logging could not be set up or changed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum LogsError {
-    /// Logging is already set up in this process.
     #[error("logging is already set up in this process")]
     AlreadySet,
-    /// The writing thread could not be started.
     #[error("cannot start the thread that writes the log: {0}")]
     Thread(#[from] io::Error),
-    /// The subscriber with the filter no longer exists.
     #[error("logging has been shut down")]
     Gone,
 }
@@ -181,7 +179,6 @@ impl Logs {
         self.shared.filter.reload(levels.filter()).map_err(|_| LogsError::Gone)
     }
 
-    /// Logs a single warning for all unknown tags of the configuration.
     fn warn_of_unknown_tags(&self) {
         let unknown: Vec<String> = self.levels().unknown_tags().map(str::to_owned).collect();
         if !unknown.is_empty() {

@@ -182,7 +182,6 @@ where
     }
 }
 
-/// The parts of a line.
 struct Line<'a> {
     /// RFC 3339 in UTC with microseconds.
     time: &'a str,

@@ -53,7 +53,6 @@ pub struct ServerVerifier {
     provider: Arc<CryptoProvider>,
 }
 
-/// The CAs of a verifier.
 #[derive(Debug)]
 enum Roots {
     Fixed(Arc<RootCertStore>),

@@ -41,22 +41,16 @@ pub(super) struct Applier {
 /// Reasons why a version cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApplyError {
-    /// The blob cannot be downloaded.
     #[error("download of the blob failed {ATTEMPTS} times: {0}")]
     Download(StoreError),
-    /// The blob cannot be downloaded, and another attempt cannot help.
     #[error("downloading the blob: {0}")]
     NotTried(StoreError),
-    /// A newer version was announced before this one was downloaded.
     #[error("a newer version was announced meanwhile")]
     Overtaken,
-    /// The announced digest has an unknown form.
     #[error("checking the blob: {0}")]
     Digest(#[from] digest::DigestError),
-    /// The patch is malformed.
     #[error("patch: {0}")]
     Patch(String),
-    /// The blob is invalid, or a file cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -78,7 +72,6 @@ impl Applier {
         applier
     }
 
-    /// Returns a receiver for the state of the file.
     pub(super) fn held(&self) -> watch::Receiver<Report> {
         self.held.subscribe()
     }
@@ -247,13 +240,11 @@ const BY_BLOB: &str = "blob";
 #[derive(Debug)]
 pub(super) struct Metrics {
     pub(super) registry: Registry,
-    /// Version of the file.
     version: IntGauge,
     /// Applied versions by source: [`BY_PATCH`], [`BY_BLOB`].
     taken: IntCounterVec,
     /// Versions that could not be applied.
     failed: IntCounter,
-    /// Patches that did not apply.
     patch_failed: IntCounter,
     /// Announcements of a version lower than the file's.
     lower: IntCounter,

@@ -36,25 +36,19 @@ const QUEUE: usize = 4;
 /// Errors when reading or writing the files.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DiskError {
-    /// The folder does not answer.
     #[error(
         "{}: not finished within {LIMIT:?}, its folder does not respond; if it is mounted, check its server, or \
          unmount it with `umount --lazy`", .0.display()
     )]
     Hangs(PathBuf),
-    /// The digest does not match.
     #[error("checking the blob: {0}")]
     Digest(#[from] DigestError),
-    /// The bytes are not a dataset.
     #[error("reading the blob: {0}")]
     Content(serde_json::Error),
-    /// The dataset has another version.
     #[error("the blob has version {found}, but {announced} was announced")]
     Version { found: u64, announced: u64 },
-    /// A file cannot be used: the old records for a patch, or the hosts file.
     #[error("{}: {problem}", path.display())]
     Unusable { path: PathBuf, problem: String },
-    /// A file cannot be written.
     #[error("writing: {0}")]
     Write(#[from] atomic::ReplaceError),
 }
@@ -323,7 +317,6 @@ fn add_hosts_lines<'a>(text: &mut String, records: impl Iterator<Item = (&'a str
     }
 }
 
-/// Returns the offset of the first line that is exactly `line`.
 fn line_at(text: &str, line: &str) -> Option<usize> {
     let mut at = 0;
     for found in text.split_inclusive('\n') {

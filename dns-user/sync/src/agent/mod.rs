@@ -34,7 +34,7 @@ const QUEUE: usize = 256;
 
 /// The treatment of `/etc/hosts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum HostsMode {
+pub(crate) enum HostsMode {
     /// The file is not touched.
     Off,
     /// A marked block is maintained.
@@ -45,7 +45,7 @@ pub enum HostsMode {
 
 /// Command-line options of the subcommand `agent`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct AgentOptions {
+pub(crate) struct AgentOptions {
     /// Id of this agent, the inventory's agent_id
     #[arg(long, value_name = "ID")]
     pub id: String,
@@ -91,7 +91,7 @@ pub struct AgentOptions {
 type Work = (Announcement, String);
 
 /// Runs until SIGTERM or SIGINT.
-pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
+pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
     let bus = Bus::connect(&options.bus, &options.id).await?;
     let store = Store::open(&options.store, Some(&bus))?;
     let metrics = Arc::new(Metrics::new()?);

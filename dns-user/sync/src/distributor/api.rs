@@ -72,7 +72,6 @@ pub(super) async fn spawn(
     Ok(())
 }
 
-/// Rejects clients that are not allowed.
 async fn refused() -> Response {
     let problem = "the client certificate's common name is not in --api-clients";
     (StatusCode::FORBIDDEN, Json(json!({ "error": problem }))).into_response()

@@ -5,12 +5,12 @@
 //! here passes events to the plan and starts its actions on bus and blobstore as tasks with deadlines. It waits for none
 //! of them, so a blobstore, disk or bus that hangs delays neither announcements nor shutdown.
 
-pub mod api;
+pub(crate) mod api;
 mod plan;
-pub mod registry;
-pub mod source;
-pub mod state;
-pub mod state_writer;
+pub(crate) mod registry;
+pub(crate) mod source;
+pub(crate) mod state;
+pub(crate) mod state_writer;
 
 use std::{
     net::SocketAddr,
@@ -56,7 +56,7 @@ use dns_kit::{
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// The registry as last written, for the API.
-pub type Shared = Arc<Mutex<AgentRegistry>>;
+pub(crate) type Shared = Arc<Mutex<AgentRegistry>>;
 
 struct Distributor {
     options: PublishOptions,
@@ -74,7 +74,7 @@ struct Distributor {
 }
 
 /// Runs `publish`. Returns whether all agents hold the version.
-pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
+pub(crate) async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
     dns_kit::memory::return_large_buffers();
     let writer = StateWriter::open(&options)?;
     if let Some(file) = options.local.clone() {
@@ -259,7 +259,6 @@ impl Distributor {
         Ok(())
     }
 
-    /// Processes the result of a task.
     fn done(&mut self, done: Done) {
         match done {
             Done::Put { version, result } => {
@@ -338,7 +337,7 @@ pub(crate) fn metric_families() -> Vec<prometheus::proto::MetricFamily> {
 
 /// Command-line options of the subcommand `publish`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct PublishOptions {
+pub(crate) struct PublishOptions {
     /// Options that name the inventory.
     #[command(flatten)]
     pub source: InventoryOptions,

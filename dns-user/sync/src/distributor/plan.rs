@@ -46,12 +46,10 @@ const ENVELOPE: usize = 4096;
 /// Maximum length of a reply in bytes; our agents' are below 1 KiB.
 const LONGEST_REPLY: usize = 16 << 10;
 
-/// Settings of the plan.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     /// Limit for all blobs and messages together, in bytes per second.
     pub(super) bandwidth: u64,
-    /// Whether patches are sent.
     pub(super) patches: bool,
     /// Validity of a signed link.
     pub(super) links_good_for: Duration,
@@ -74,7 +72,6 @@ pub(super) struct Now<'a> {
 /// Work for the caller.
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Request a report from these agents.
     Ask(Vec<(String, Call)>),
     /// Commit the inventory above a version.
     Commit {
@@ -82,7 +79,6 @@ pub(super) enum Action {
     },
     /// Upload the blob of a version.
     Put(Made, Bytes),
-    /// Delete the blobs of forgotten versions.
     Delete(Vec<Made>),
     Patch {
         from: u64,
@@ -130,7 +126,6 @@ enum Blob {
     Stored,
 }
 
-/// A patch to the current version.
 #[derive(Clone, Debug)]
 enum PatchState {
     Requested(u64),
@@ -238,7 +233,6 @@ impl Plan {
         (!gone.is_empty()).then_some(Action::Delete(gone))
     }
 
-    /// Records a failed commit; it is retried later.
     pub(super) fn commit_failed(&mut self, now: u64) {
         if self.commit == Commit::Running {
             self.commit = Commit::Due(now + PAUSE_MS);
@@ -261,14 +255,12 @@ impl Plan {
         }
     }
 
-    /// Records a patch to a version.
     pub(super) fn patch(&mut self, from: u64, to: u64, patch: Option<Patch>) {
         if let Some(current) = self.current.as_mut().filter(|current| current.made.version == to) {
             current.patches.insert(from, PatchState::Made(patch.map(Arc::new)));
         }
     }
 
-    /// Records that a batch was sent or abandoned.
     pub(super) fn sent(&mut self, version: u64, bytes: u64) {
         if self.sending == Some(version) {
             self.sending = None;

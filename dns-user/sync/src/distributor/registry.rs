@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::message::{self, Reply, Report};
 
 /// Time an agent has to reply, in addition to the period over which downloads are spread.
-pub const REPLY_TIMEOUT_MS: u64 = 10_000;
+pub(crate) const REPLY_TIMEOUT_MS: u64 = 10_000;
 
 /// Longest pause before a silent agent is retried.
 const LONGEST_PAUSE_MS: u64 = 300_000;
@@ -24,11 +24,11 @@ const OPEN_CALLS: usize = 4;
 
 /// Largest step by which a report raises the version. A single faulty agent must not exhaust the
 /// numbers.
-pub const LARGEST_RAISE: u64 = 1_000_000;
+pub(crate) const LARGEST_RAISE: u64 = 1_000_000;
 
 /// The file that an agent holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AgentVersion {
+pub(crate) struct AgentVersion {
     /// Version of the file; 0 without one.
     pub version: u64,
     /// Digest of the file; `None` from a BOSH agent, which reports none.
@@ -37,7 +37,7 @@ pub struct AgentVersion {
 
 /// Last known state of one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agent {
+pub(crate) struct Agent {
     /// Its file, as last reported to this publisher process.
     pub held: Option<AgentVersion>,
     /// Time of its last message, in milliseconds since 1970.
@@ -68,7 +68,7 @@ pub struct Agent {
 
 /// An open call to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub(crate) struct Call {
     /// Announced version; 0 for a request to report.
     pub version: u64,
     /// Random number in the reply's subject, which another party cannot guess.
@@ -77,12 +77,11 @@ pub struct Call {
 
 impl Call {
     /// Returns the last token of the reply's subject.
-    pub fn token(self) -> String {
+    pub(crate) fn token(self) -> String {
         format!("{}-{:016x}", self.version, self.nonce)
     }
 
-    /// Parses the last token of the reply's subject.
-    pub fn parse(token: &str) -> Option<Self> {
+    pub(crate) fn parse(token: &str) -> Option<Self> {
         let (version, nonce) = token.split_once('-')?;
         Some(Self { version: version.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? })
     }
@@ -90,7 +89,7 @@ impl Call {
 
 /// An agent's state relative to the version of the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentState {
+pub(crate) enum AgentState {
     /// Holds the version with its digest.
     Synced,
     /// Replied `synced` without a digest, as BOSH agents do.
@@ -105,10 +104,9 @@ pub enum AgentState {
 
 /// The publisher's record of all agents, kept in `agents.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AgentRegistry {
+pub(crate) struct AgentRegistry {
     /// Version that all agents should hold; 0 before the first one.
     pub version: u64,
-    /// Digest of the version's dataset.
     #[serde(default)]
     pub digest: String,
     /// Time of its announcement, in milliseconds since 1970.
@@ -117,14 +115,12 @@ pub struct AgentRegistry {
     /// Bytes of announcements sent for it.
     #[serde(default)]
     pub bytes_sent: u64,
-    /// Agents by their id.
     pub agents: BTreeMap<String, Agent>,
 }
 
 /// Number of agents in each [`AgentState`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
-    /// Number of all agents.
+pub(crate) struct Count {
     pub agents: usize,
     /// Agents on the current version, including `unverified` ones.
     pub synced: usize,
@@ -140,7 +136,7 @@ pub struct Count {
 
 impl Count {
     /// Returns whether every agent holds the version.
-    pub fn complete(&self) -> bool {
+    pub(crate) fn complete(&self) -> bool {
         self.synced == self.agents
     }
 }
@@ -161,7 +157,7 @@ impl std::fmt::Display for Count {
 
 /// Consequence of an agent's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Only the registry changed.
     Noted,
     /// The agent replied with a new exception.
@@ -176,7 +172,7 @@ pub enum Verdict {
 
 impl AgentRegistry {
     /// Prepares the registry of a previous process: all agents must report again.
-    pub fn forget_reports(&mut self) {
+    pub(crate) fn forget_reports(&mut self) {
         for agent in self.agents.values_mut() {
             let Agent { held: _, heard, asked, failures: _, error: _, patches: _, unsigned, .. } = agent;
             *agent = Agent { heard: *heard, asked: *asked, unsigned: *unsigned, ..Agent::default() };
@@ -184,13 +180,13 @@ impl AgentRegistry {
     }
 
     /// Sets the fleet's agents; new ones are due immediately, removed ones are forgotten.
-    pub fn set_agents<'a>(&mut self, ids: impl Iterator<Item = &'a str>) {
+    pub(crate) fn set_agents<'a>(&mut self, ids: impl Iterator<Item = &'a str>) {
         let mut old = std::mem::take(&mut self.agents);
         self.agents = ids.map(|id| (id.to_owned(), old.remove(id).unwrap_or_default())).collect();
     }
 
     /// Sets the fleet's version; lagging agents are due immediately.
-    pub fn set_version(&mut self, version: u64, digest: &str, made: u64) {
+    pub(crate) fn set_version(&mut self, version: u64, digest: &str, made: u64) {
         if version == self.version && digest == self.digest {
             return;
         }
@@ -200,8 +196,7 @@ impl AgentRegistry {
         }
     }
 
-    /// Returns an agent's state.
-    pub fn state(&self, agent: &Agent) -> AgentState {
+    pub(crate) fn state(&self, agent: &Agent) -> AgentState {
         match &agent.held {
             Some(AgentVersion { version, digest: None }) if *version > 0 && *version >= self.version => {
                 AgentState::Unverified
@@ -225,7 +220,7 @@ impl AgentRegistry {
     }
 
     /// Returns the agents to call now, each with the version that it holds if it applies patches.
-    pub fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
+    pub(crate) fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
         let due = self.agents.iter().filter(|(_, agent)| agent.next <= now && self.lags(agent));
         due.map(|(id, agent)| {
             let held = agent.held.as_ref().filter(|_| agent.patches);
@@ -235,13 +230,13 @@ impl AgentRegistry {
     }
 
     /// Returns whether every agent has answered this process.
-    pub fn all_reported(&self) -> bool {
+    pub(crate) fn all_reported(&self) -> bool {
         self.agents.values().all(|agent| agent.has_reported)
     }
 
     /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
     /// 0..1.
-    pub fn asked(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
+    pub(crate) fn asked(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         if agent.calls.len() == OPEN_CALLS {
             agent.calls.remove(0);
@@ -258,7 +253,7 @@ impl AgentRegistry {
 
     /// Processes a reply. Only the first reply to an open call counts; a late one counts as a
     /// report.
-    pub fn replied(&mut self, id: &str, call: Call, reply: Reply, now: u64, random: f64) -> Verdict {
+    pub(crate) fn replied(&mut self, id: &str, call: Call, reply: Reply, now: u64, random: f64) -> Verdict {
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
         let Some(open) = agent.calls.iter().position(|open| *open == call) else { return Verdict::Ignored };
         agent.calls.remove(open);
@@ -307,7 +302,7 @@ impl AgentRegistry {
     }
 
     /// Processes an agent's report of its file.
-    pub fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
+    pub(crate) fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
         let Report { version, digest, patches } = report;
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
         let held = AgentVersion { version, digest: Some(digest.unwrap_or_default()) };
@@ -336,8 +331,7 @@ impl AgentRegistry {
         }
     }
 
-    /// Counts agents by state.
-    pub fn count(&self) -> Count {
+    pub(crate) fn count(&self) -> Count {
         let mut count = Count { agents: self.agents.len(), ..Count::default() };
         for agent in self.agents.values() {
             match self.state(agent) {
@@ -354,8 +348,7 @@ impl AgentRegistry {
         count
     }
 
-    /// Returns the first disagreeing agent.
-    pub fn disagreeing(&self) -> Option<(&str, &AgentVersion)> {
+    pub(crate) fn disagreeing(&self) -> Option<(&str, &AgentVersion)> {
         self.agents.iter().find_map(|(id, agent)| {
             let held = agent.held.as_ref()?;
             (self.state(agent) == AgentState::Disagreeing).then_some((&**id, held))

@@ -17,15 +17,14 @@ use crate::inventory::{
 };
 
 /// Name of the file with the changes made by command.
-pub const CHANGES: &str = "changes.json";
+pub(crate) const CHANGES: &str = "changes.json";
 
 /// Maximum size of a hosts file, in bytes.
 const LONGEST_FILE: u64 = 256 << 20;
 
-/// Location of the inventory.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[group(required = true, multiple = false, id = "inventory_source")]
-pub struct InventoryOptions {
+pub(crate) struct InventoryOptions {
     /// Inventory, YAML or JSON: a file, or a folder of *.yml, *.yaml and *.json
     #[arg(long, value_name = "FILE|FOLDER")]
     pub inventory: Option<PathBuf>,
@@ -34,30 +33,21 @@ pub struct InventoryOptions {
     pub nodes: Option<PathBuf>,
 }
 
-/// Failures of reading the inventory.
 #[derive(Debug, thiserror::Error)]
-pub enum SourceError {
-    /// A file cannot be read.
+pub(crate) enum SourceError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The files' content is not a valid inventory.
     #[error("{}: {cause}", path.display())]
-    Inventory {
-        /// Path of the inventory's file or folder.
-        path: PathBuf,
-        /// First mistake found in the inventory.
-        cause: InventoryError,
-    },
-    /// A change made by command is invalid.
+    Inventory { path: PathBuf, cause: InventoryError },
     #[error(transparent)]
     Change(#[from] InventoryError),
-    /// The changes cannot be read or written.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
 /// Identity of the files' content: path and, if it exists, change time, inode and length.
-pub type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
+pub(crate) type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
 
 impl InventoryOptions {
     fn path(&self) -> &Path {
@@ -66,7 +56,7 @@ impl InventoryOptions {
     }
 
     /// Reads the files, without the changes made by command.
-    pub fn files(&self) -> Result<RawInventory, SourceError> {
+    pub(crate) fn files(&self) -> Result<RawInventory, SourceError> {
         let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
         let failed = |cause| FileError::Io { path: path.clone(), cause };
         let bytes = bounded::read_at_most(path, LONGEST_FILE).map_err(failed)?;
@@ -84,7 +74,7 @@ impl InventoryOptions {
     }
 
     /// Reads the inventory. Changes that no longer apply are removed from the folder and logged.
-    pub fn load(&self, folder: &Folder) -> Result<Inventory, SourceError> {
+    pub(crate) fn load(&self, folder: &Folder) -> Result<Inventory, SourceError> {
         let files = self.files()?;
         let changes: Changes = folder.read(CHANGES)?.unwrap_or_default();
         if !changes.clone().settle(&files).is_empty() {
@@ -116,7 +106,7 @@ impl InventoryOptions {
     }
 
     /// Adds a change made by command. A change that makes the inventory invalid is rejected.
-    pub fn change(&self, folder: &Folder, change: Change) -> Result<(), SourceError> {
+    pub(crate) fn change(&self, folder: &Folder, change: Change) -> Result<(), SourceError> {
         let files = self.files()?;
         folder.edit(CHANGES, |changes: &mut Changes| {
             changes.settle(&files);
@@ -127,7 +117,7 @@ impl InventoryOptions {
     }
 
     /// Returns the identity of the inventory's files.
-    pub fn stamps(&self) -> Stamps {
+    pub(crate) fn stamps(&self) -> Stamps {
         let paths = file::files(self.path()).unwrap_or_else(|_| vec![self.path().to_owned()]);
         stamps(paths)
     }

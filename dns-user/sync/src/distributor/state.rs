@@ -36,23 +36,19 @@ const KEPT_SECONDS: u64 = 3600;
 /// Number of versions kept regardless of size: the newest and the previous one.
 const KEPT_AT_LEAST: usize = 2;
 
-/// Content of `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub(crate) struct State {
     /// Numeric ids allocated to instances and groups.
     pub ids: Ids,
     /// Kept versions, oldest first; the last one is the fleet's current version.
     pub versions: Vec<Made>,
 }
 
-/// A committed version with its blob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Made {
-    /// Number of the version.
+pub(crate) struct Made {
     pub version: u64,
-    /// Id of its blob.
     pub blob: String,
     /// `sha256:...` of its dataset.
     pub digest: String,
@@ -62,38 +58,26 @@ pub struct Made {
 
 /// An open state folder; locked if the publisher opened it.
 #[derive(Debug)]
-pub struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     /// AgentVersion while the publisher runs.
     _lock: Option<Flock<File>>,
 }
 
-/// Failures of the state folder.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// A system call failed.
+pub(crate) enum StateError {
     #[error("{}: {cause}", path.display())]
-    Io {
-        /// The file that failed.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// No publisher has used the folder.
+    Io { path: PathBuf, cause: io::Error },
     #[error("{}: no publisher has used this folder; correct the path, or start `publish` first", .0.display())]
     NoPublisher(PathBuf),
-    /// Another publisher holds the lock.
     #[error("{} is in use by another publisher; stop it, or use another folder", .0.display())]
     Locked(PathBuf),
-    /// A file is malformed.
     #[error("{}: {problem}; ids must not be assigned twice: restore the file from a backup", path.display())]
     Content {
-        /// The file that failed.
         path: PathBuf,
         /// The parser's message.
         problem: String,
     },
-    /// A file could not be written.
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
     /// A higher version could not be represented exactly as a JSON number.
@@ -103,7 +87,7 @@ pub enum StateError {
 
 impl Folder {
     /// Opens and locks a folder for the publisher; creates it if it is missing.
-    pub fn lock(path: &Path) -> Result<Self, StateError> {
+    pub(crate) fn lock(path: &Path) -> Result<Self, StateError> {
         let failed = |cause| StateError::Io { path: path.to_owned(), cause };
         fs::create_dir_all(path.join("datasets")).map_err(failed)?;
         let file = File::create(path.join("lock")).map_err(failed)?;
@@ -123,13 +107,12 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Opens a folder for reading and for the files that commands edit.
-    pub fn open(path: &Path) -> Self {
+    pub(crate) fn open(path: &Path) -> Self {
         Self { path: path.to_owned(), _lock: None }
     }
 
     /// Opens the folder of a publisher that has run.
-    pub fn existing(path: &Path) -> Result<Self, StateError> {
+    pub(crate) fn existing(path: &Path) -> Result<Self, StateError> {
         match path.join("datasets").is_dir() {
             true => Ok(Self::open(path)),
             false => Err(StateError::NoPublisher(path.to_owned())),
@@ -137,7 +120,7 @@ impl Folder {
     }
 
     /// Reads a file of the folder. Returns `None` if it does not exist.
-    pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
+    pub(crate) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.path.join(name);
         match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -149,27 +132,24 @@ impl Folder {
         }
     }
 
-    /// Returns the folder's path.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Serialises a value to a file of the folder.
-    pub fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
+    pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
         let path = self.path.join(name);
         let bytes = serde_json::to_vec(value)
             .map_err(|error| StateError::Content { path: path.clone(), problem: error.to_string() })?;
         self.write_bytes(name, &bytes)
     }
 
-    /// Writes bytes to a file of the folder.
-    pub fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
+    pub(crate) fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         atomic::replace(&self.path.join(name), bytes, Attributes::PRIVATE)?;
         Ok(())
     }
 
     /// Edits a file while holding its lock.
-    pub fn edit<T: DeserializeOwned + Serialize + Default, E: From<StateError>>(
+    pub(crate) fn edit<T: DeserializeOwned + Serialize + Default, E: From<StateError>>(
         &self,
         name: &str,
         change: impl FnOnce(&mut T) -> Result<(), E>,
@@ -184,7 +164,7 @@ impl Folder {
     }
 
     /// Reads the dataset of a version; `None` if it is not kept.
-    pub fn dataset(&self, version: u64) -> Option<Vec<u8>> {
+    pub(crate) fn dataset(&self, version: u64) -> Option<Vec<u8>> {
         fs::read(self.dataset_path(version)).ok()
     }
 
@@ -192,8 +172,7 @@ impl Folder {
         self.path.join(format!("datasets/{version}.json"))
     }
 
-    /// Removes a file if it exists.
-    pub fn remove(&self, name: &str) -> Result<(), StateError> {
+    pub(crate) fn remove(&self, name: &str) -> Result<(), StateError> {
         let path = self.path.join(name);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -209,7 +188,7 @@ impl Folder {
     /// next commit replaces. A committed number is never reused for other content. On a full disk,
     /// the datasets that only serve patches are deleted, so that a new version fits without an
     /// operator's help.
-    pub fn commit(
+    pub(crate) fn commit(
         &self,
         state: &mut State,
         ids: Ids,
@@ -261,7 +240,12 @@ impl Folder {
 
     /// Deletes old versions before a new one is written: ten are kept, and more from the last hour,
     /// all within `bytes`. Returns the deleted versions, whose blobs can be deleted.
-    pub fn forget_old(&self, state: &mut State, now: u64, bytes: u64) -> Result<Vec<Made>, StateError> {
+    pub(crate) fn forget_old(
+        &self,
+        state: &mut State,
+        now: u64,
+        bytes: u64,
+    ) -> Result<Vec<Made>, StateError> {
         let length =
             |made: &Made| fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len());
         let mut kept = 0;

@@ -34,7 +34,7 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 const DISK_PAUSE_MS: u64 = 2000;
 
 /// Name of the file with the number of removals that an operator confirmed.
-pub const CONFIRMED: &str = "confirmed.json";
+pub(crate) const CONFIRMED: &str = "confirmed.json";
 
 /// Number of removals that need no confirmation, however small the fleet.
 const FREE_REMOVALS: usize = 10;
@@ -49,8 +49,7 @@ const LONGEST_PATCH: usize = 500_000;
      intended, run bosh-dns-sync confirm-removals {removed} --state FOLDER, or publish --confirm-removals \
      {removed}"
 )]
-pub struct MassRemoval {
-    /// Number of removed instances.
+pub(crate) struct MassRemoval {
     pub removed: usize,
     /// Number of instances before the change.
     pub known: usize,
@@ -65,7 +64,6 @@ pub(super) enum Job {
     Commit {
         floor: u64,
     },
-    /// Create the patch from a kept version to these bytes.
     Patch {
         from: u64,
         to: u64,
@@ -74,7 +72,6 @@ pub(super) enum Job {
     WriteRegistry(Vec<u8>),
 }
 
-/// A result of the thread.
 #[derive(Debug)]
 pub(super) enum StateEvent {
     /// The inventory was read; the ids of its agents.
@@ -84,12 +81,14 @@ pub(super) enum StateEvent {
     /// The inventory could not be read or committed.
     Failed(anyhow::Error),
     /// A patch; `None` if the old version is gone or the patch would be too long.
-    Patch { from: u64, to: u64, patch: Option<Patch> },
-    /// `agents.json` was written.
+    Patch {
+        from: u64,
+        to: u64,
+        patch: Option<Patch>,
+    },
     RegistryWritten(Result<(), StateError>),
 }
 
-/// The newest version after a commit.
 #[derive(Debug)]
 pub(super) struct Committed {
     pub(super) made: Made,
@@ -167,7 +166,6 @@ impl StateWriter {
         self.state.versions.last()
     }
 
-    /// Reads one of the folder's files.
     pub(super) fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         self.folder.read(name)
     }

@@ -12,27 +12,19 @@ use super::{
     file::{RawDeployment, RawGroup, RawInstance, RawInventory},
 };
 
-/// A change to one instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Change {
-    /// Adds an instance to a group.
+pub(crate) enum Change {
     Add {
-        /// Name of its deployment.
         deployment: String,
-        /// Name of its instance group.
         group: String,
-        /// Description of the new instance.
         instance: RawInstance,
     },
-    /// Removes an instance from the inventory.
     Remove {
-        /// Id of the instance to remove.
         id: String,
     },
     /// Gives an instance another address.
     Move {
-        /// Id of the instance to move.
         id: String,
         /// The network; optional if the instance has only one.
         #[serde(default)]
@@ -45,8 +37,7 @@ pub enum Change {
 /// Outstanding changes by instance id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Changes {
-    /// The last change to each instance.
+pub(crate) struct Changes {
     #[serde(default)]
     pub outstanding: BTreeMap<String, Outstanding>,
 }
@@ -54,7 +45,7 @@ pub struct Changes {
 /// A change that the files do not contain yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Outstanding {
+pub(crate) struct Outstanding {
     /// The instance after the command; `None` if removed.
     pub wanted: Option<Placed>,
     /// The instance in the files at the time of the command; `None` if it was missing.
@@ -63,27 +54,23 @@ pub struct Outstanding {
 
 /// Reasons why a change no longer applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub(crate) enum Settled {
     /// The files contain the change.
     Adopted,
     /// The files changed after the command.
     Superseded,
 }
 
-/// An instance with its deployment and instance group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
-    /// Name of the deployment.
+pub(crate) struct Placed {
     pub deployment: String,
-    /// Name of the instance group.
     pub group: String,
-    /// Description of the instance.
     pub instance: RawInstance,
 }
 
 impl Changes {
     /// Records a change, given the files' present content.
-    pub fn make(&mut self, change: Change, files: &RawInventory) -> Result<(), InventoryError> {
+    pub(crate) fn make(&mut self, change: Change, files: &RawInventory) -> Result<(), InventoryError> {
         let (id, wanted) = match change {
             Change::Add { deployment, group, instance } => {
                 if self.find(&instance.id, files).is_some() {
@@ -118,7 +105,7 @@ impl Changes {
     }
 
     /// Returns the files' content with all changes that still apply.
-    pub fn over(&self, mut files: RawInventory) -> RawInventory {
+    pub(crate) fn over(&self, mut files: RawInventory) -> RawInventory {
         let mut open: BTreeMap<&str, Option<Placed>> = BTreeMap::new();
         for (id, change) in &self.outstanding {
             if change.settled(in_files(id, &files).as_ref()).is_none() {
@@ -150,7 +137,7 @@ impl Changes {
     }
 
     /// Drops the changes that no longer apply and returns their ids with the reason.
-    pub fn settle(&mut self, files: &RawInventory) -> Vec<(String, Settled)> {
+    pub(crate) fn settle(&mut self, files: &RawInventory) -> Vec<(String, Settled)> {
         let mut settled = Vec::new();
         self.outstanding.retain(|id, change| match change.settled(in_files(id, files).as_ref()) {
             None => true,

@@ -19,11 +19,9 @@ use super::{Alias, InventoryError};
 /// Longest inventory file, in bytes.
 const LONGEST_FILE: u64 = 256 << 20;
 
-/// The content of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawInventory {
-    /// Domain of all names.
+pub(crate) struct RawInventory {
     #[serde(default)]
     pub domain: Option<String>,
     /// Whether `/etc/hosts` also gets names with the index.
@@ -36,7 +34,7 @@ pub struct RawInventory {
 
 impl RawInventory {
     /// Returns the instances of all groups.
-    pub fn instances(&self) -> impl Iterator<Item = &RawInstance> {
+    pub(crate) fn instances(&self) -> impl Iterator<Item = &RawInstance> {
         self.deployments
             .iter()
             .flat_map(|deployment| &deployment.instance_groups)
@@ -44,24 +42,18 @@ impl RawInventory {
     }
 }
 
-/// A deployment as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawDeployment {
-    /// Name of the deployment.
+pub(crate) struct RawDeployment {
     pub name: String,
-    /// Instance groups of the deployment.
     #[serde(default)]
     pub instance_groups: Vec<RawGroup>,
 }
 
-/// An instance group as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawGroup {
-    /// Name of the instance group.
+pub(crate) struct RawGroup {
     pub name: String,
-    /// Links that the group provides.
     #[serde(default)]
     pub links: Vec<RawLink>,
     /// Instances; their position is their default index.
@@ -69,33 +61,26 @@ pub struct RawGroup {
     pub instances: Vec<RawInstance>,
 }
 
-/// A link as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawLink {
+pub(crate) struct RawLink {
     /// Name of the link, unique in its group.
     pub name: String,
-    /// Type of the link.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Aliases that resolve to the link's instances.
     #[serde(default)]
     pub aliases: Vec<Alias>,
 }
 
-/// An instance as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawInstance {
-    /// Id of the instance.
+pub(crate) struct RawInstance {
     pub id: String,
     /// Index of the instance; its position in the list by default.
     #[serde(default)]
     pub index: Option<u64>,
-    /// Name of its availability zone.
     #[serde(default)]
     pub az: Option<String>,
-    /// Id of the instance's agent.
     #[serde(default)]
     pub agent_id: Option<String>,
     /// Addresses by network name.
@@ -106,7 +91,7 @@ pub struct RawInstance {
 /// Addresses of an instance on one network: usually one, or one of each family. Written as a text or a
 /// list of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addresses(Vec<IpAddr>);
+pub(crate) struct Addresses(Vec<IpAddr>);
 
 impl From<IpAddr> for Addresses {
     fn from(address: IpAddr) -> Self {
@@ -116,19 +101,19 @@ impl From<IpAddr> for Addresses {
 
 impl Addresses {
     /// Returns the addresses in the order of the file.
-    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = IpAddr> {
         self.0.iter().copied()
     }
 
     /// Adds an address unless it is present.
-    pub fn add(&mut self, address: IpAddr) {
+    pub(crate) fn add(&mut self, address: IpAddr) {
         if !self.0.contains(&address) {
             self.0.push(address);
         }
     }
 
     /// Replaces the address of the same family, or the only one.
-    pub fn replace(&mut self, address: IpAddr) {
+    pub(crate) fn replace(&mut self, address: IpAddr) {
         let same = self.0.iter().position(|held| held.is_ipv4() == address.is_ipv4());
         match same {
             Some(at) => self.0[at] = address,
@@ -185,46 +170,31 @@ impl<'de> Deserialize<'de> for Addresses {
     }
 }
 
-/// Reasons why a file or folder cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// A system call failed.
+pub(crate) enum FileError {
     #[error("{}: {cause}", path.display())]
-    Io {
-        /// The file or the folder.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The content is invalid.
+    Io { path: PathBuf, cause: io::Error },
     #[error("{}: {problem}", path.display())]
     Content {
-        /// The file or the folder.
         path: PathBuf,
         /// Position and cause of the mistake.
         problem: ContentError,
     },
 }
 
-/// Mistakes in a file or a folder.
 #[derive(Debug, thiserror::Error)]
-pub enum ContentError {
-    /// The file may be half written: it must not remove a whole fleet.
+pub(crate) enum ContentError {
     #[error("the file is empty; an empty fleet is `deployments: []`")]
     Empty,
-    /// The text is not YAML of this shape; the message includes the position.
     #[error("{0}")]
     Malformed(Box<serde_saphyr::Error>),
-    /// Two files give different domains.
     #[error("another file has a different `domain`; set it once")]
     TwoDomains,
-    /// The folder contains no inventory files.
     #[error("the folder has no *.yml, *.yaml or *.json")]
     NoFiles,
 }
 
-/// Parses the text of one file.
-pub fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
+pub(crate) fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
     if text.iter().all(u8::is_ascii_whitespace) {
         return Err(ContentError::Empty);
     }
@@ -238,7 +208,7 @@ pub fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
 
 /// Reads a file, or all `*.yml`, `*.yaml` and `*.json` of a folder in order of their names;
 /// deployments of the same name are merged.
-pub fn load(path: &Path) -> Result<RawInventory, FileError> {
+pub(crate) fn load(path: &Path) -> Result<RawInventory, FileError> {
     let mut all = RawInventory::default();
     for file in files(path)? {
         let content = |problem| FileError::Content { path: file.clone(), problem };
@@ -260,8 +230,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     Ok(all)
 }
 
-/// Returns the files of an inventory, sorted by name.
-pub fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     let failed = |cause| FileError::Io { path: path.to_owned(), cause };
     if !fs::metadata(path).map_err(failed)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -289,7 +258,7 @@ const NAMES: [&str; 3] = ["fleet", "node", "default"];
 /// id of the instance and of its agent. Lines with the same name or address describe one instance.
 /// Addresses that other machines cannot reach, such as loopback, multicast and link-local ones with
 /// or without a zone index, are skipped: every hosts file has them.
-pub fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
+pub(crate) fn read_nodes(text: &str) -> Result<RawInventory, InventoryError> {
     let [deployment, group, network] = NAMES.map(str::to_owned);
     let mut instances: Vec<RawInstance> = Vec::new();
     let mut owners: HashMap<IpAddr, usize> = HashMap::new();

@@ -3,8 +3,8 @@
 //! Raw files ([`mod@file`]) are parsed into [`Inventory`], which is always valid: names have
 //! a canonical form, ids are unique, addresses are parsed, aliases are complete.
 
-pub mod changes;
-pub mod file;
+pub(crate) mod changes;
+pub(crate) mod file;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,29 +18,23 @@ use dns_core::link_address::canonical;
 
 /// A validated inventory, in the order of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inventory {
+pub(crate) struct Inventory {
     /// Domain of all names; `bosh` by default.
     pub domain: String,
     /// Whether `/etc/hosts` also gets names with the index in place of the id.
     pub index_records: bool,
-    /// Instances of all deployments.
     pub instances: Vec<Instance>,
-    /// Link groups of all deployments.
     pub links: Vec<Link>,
 }
 
 /// One instance with at least one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instance {
+pub(crate) struct Instance {
     /// Id of the instance; a director uses UUIDs.
     pub id: String,
-    /// Index in the group.
     pub index: u64,
-    /// Name of the deployment.
     pub deployment: String,
-    /// Name of the instance group.
     pub group: String,
-    /// Name of the availability zone.
     pub zone: Option<String>,
     /// Id of the agent on the VM, if there is one.
     pub agent: Option<String>,
@@ -48,16 +42,11 @@ pub struct Instance {
     pub networks: Vec<(String, IpAddr)>,
 }
 
-/// A link that an instance group provides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Name of the deployment.
+pub(crate) struct Link {
     pub deployment: String,
-    /// Name of the instance group.
     pub group: String,
-    /// Name of the link.
     pub name: String,
-    /// Type of the link.
     pub kind: String,
     /// Aliases that resolve to the link's instances.
     pub aliases: Vec<Alias>,
@@ -78,8 +67,7 @@ impl Link {
         key(self) == key(other)
     }
 
-    /// Returns the name of the link's group.
-    pub fn group_name(&self) -> String {
+    pub(crate) fn group_name(&self) -> String {
         format!("{}-{}", self.name, self.kind)
     }
 }
@@ -87,7 +75,7 @@ impl Link {
 /// An alias of a link; its values are passed through as in a director's manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Alias {
+pub(crate) struct Alias {
     /// Queried name; `_` is the placeholder.
     pub domain: String,
     /// Health filter: `smart`, `healthy`, `unhealthy`, `all`.
@@ -101,10 +89,9 @@ pub struct Alias {
     pub placeholder_type: Option<String>,
 }
 
-/// Error in an inventory.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{place}: {problem}")]
-pub struct InventoryError {
+pub(crate) struct InventoryError {
     /// Path of the mistake: `deployment/group/...`.
     pub place: String,
     /// The mistake and its remedy.
@@ -112,7 +99,6 @@ pub struct InventoryError {
 }
 
 impl InventoryError {
-    /// Creates an error at a position.
     pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place: place.into(), problem: problem.into() }
     }
@@ -120,7 +106,7 @@ impl InventoryError {
 
 impl Inventory {
     /// Validates the merged content of the files.
-    pub fn parse(raw: RawInventory) -> Result<Self, InventoryError> {
+    pub(crate) fn parse(raw: RawInventory) -> Result<Self, InventoryError> {
         let RawInventory { domain, index_records, deployments } = raw;
         let domain = domain.unwrap_or_else(|| "bosh".to_owned());
         if dns_core::name::Name::from_text(&domain).is_err() || domain.is_empty() {
@@ -143,7 +129,7 @@ impl Inventory {
 
     /// Returns whether something of `before` is missing: an instance, one of its networks, a link or an
     /// alias. An incomplete file can be the cause.
-    pub fn is_cut(&self, before: &Self) -> bool {
+    pub(crate) fn is_cut(&self, before: &Self) -> bool {
         let instances: HashMap<&str, &Instance> = self.instances_by_id();
         let lost = before.instances.iter().any(|old| {
             let new = instances.get(old.id.as_str());
@@ -156,7 +142,7 @@ impl Inventory {
     }
 
     /// Adds everything of `before` that is missing. An error if both together are no inventory.
-    pub fn keeping(mut self, before: &Self) -> Result<Self, InventoryError> {
+    pub(crate) fn keeping(mut self, before: &Self) -> Result<Self, InventoryError> {
         let positions: HashMap<String, usize> =
             self.instances.iter().enumerate().map(|(at, instance)| (instance.id.clone(), at)).collect();
         for old in &before.instances {

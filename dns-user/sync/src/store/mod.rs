@@ -74,9 +74,7 @@ struct Secrets {
     password: Option<String>,
     /// Secret for signed WebDAV links; if set, links are signed.
     signing_secret: Option<String>,
-    /// Access key for S3.
     access_key: Option<String>,
-    /// Secret key for S3.
     secret_key: Option<String>,
 }
 
@@ -117,55 +115,32 @@ enum Kind {
         /// Keys for signatures; `None` for anonymous access.
         credentials: Option<Credentials>,
     },
-    /// JetStream's object store.
     JetStream(Objects),
 }
 
 /// Errors of a blobstore.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
-    /// The options are invalid.
     #[error("{0}")]
     Options(String),
-    /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] http::TlsError),
-    /// An HTTP request failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// A file of the folder, or the credentials file, cannot be used.
     #[error("{}: {cause}", path.display())]
-    File {
-        /// Path of the unusable file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// A file could not be written.
+    File { path: PathBuf, cause: io::Error },
     #[error(transparent)]
     Replace(#[from] atomic::ReplaceError),
-    /// JetStream failed to store, fetch or delete a blob.
     #[error("JetStream: {0}")]
     JetStream(String),
-    /// The blob exceeds the limit.
     #[error("the blob {blob} is longer than {longest} bytes (--longest-blob)")]
-    TooLong {
-        /// Id of the blob.
-        blob: String,
-        /// Maximum size in bytes.
-        longest: usize,
-    },
-    /// A shared folder does not respond.
+    TooLong { blob: String, longest: usize },
     #[error(
         "{}: not finished within {limit:?}, the folder does not respond; if it is mounted, check its server, or \
          unmount it with `umount --lazy`", path.display()
     )]
-    Hangs {
-        /// Path of the file in the folder.
-        path: PathBuf,
-        /// Time limit of the call.
-        limit: Duration,
-    },
+    Hangs { path: PathBuf, limit: Duration },
 }
 
 impl StoreError {
