@@ -57,10 +57,7 @@ impl Publisher {
             store: folder.join("store"),
             ..Config::default()
         };
-        Self {
-            sources: Sources::new(&config, true).unwrap(),
-            runtime: tokio::runtime::Runtime::new().unwrap(),
-        }
+        Self { sources: Sources::new(&config).unwrap(), runtime: tokio::runtime::Runtime::new().unwrap() }
     }
 
     /// Reads the sources; returns the published addresses and the current problem.

@@ -12,8 +12,7 @@ use tokio::net::UnixStream;
 /// Timeout of a response.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the body of a successful GET.
-pub async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
+pub(crate) async fn get(socket: &Path, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = call(socket, Method::GET, path, Bytes::new()).await?;
     if status != StatusCode::OK {
         bail!("{}: {status}: {}", socket.display(), String::from_utf8_lossy(&body).trim_end());
@@ -32,7 +31,7 @@ pub async fn call(
 }
 
 /// Sends a request whose response may take some time.
-pub async fn call_within(
+pub(crate) async fn call_within(
     limit: Duration,
     socket: &Path,
     method: Method,

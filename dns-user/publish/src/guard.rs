@@ -57,33 +57,20 @@ pub fn check(plan: &Plan, scale: Scale, confirmed: Option<usize>) -> Result<(), 
 
 /// Reason why the deletions of a plan need confirmation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Refusal {
-    /// No record is wanted.
     #[error(
         "the documents want no records, which would delete {deletions} names; check the documents, or allow \
          it with `bosh-dns-publish apply --confirm-deletions {deletions}`"
     )]
-    EmptySource {
-        /// Number of names to delete.
-        deletions: usize,
-    },
-    /// The plan deletes more names than the limit.
+    EmptySource { deletions: usize },
     #[error(
         "{deletions} of {owned} names would be deleted{}, above the limit of {limit} in an hour; the other \
          changes are made; check filters and documents, or allow the deletions with `bosh-dns-publish apply \
          --confirm-deletions {deletions}`",
         Recent(*recent)
     )]
-    TooMany {
-        /// Number of names to delete.
-        deletions: usize,
-        /// Number of owned names.
-        owned: usize,
-        /// Number of names deleted in the last hour.
-        recent: usize,
-        /// Number of deletions in an hour that need no confirmation.
-        limit: usize,
-    },
+    TooMany { deletions: usize, owned: usize, recent: usize, limit: usize },
 }
 
 impl Refusal {

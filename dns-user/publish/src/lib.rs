@@ -3,26 +3,26 @@
 //! The core is pure: records, ownership, plan and guard compute on values without I/O. Providers
 //! list and change zones; the engine connects the two: `list -> plan -> guard -> apply -> status`.
 
-pub mod api;
+mod api;
 mod cli;
 pub mod config;
 pub mod control;
-pub mod documents;
-pub mod endpoint;
+mod documents;
+mod endpoint;
 pub mod engine;
-pub mod fleet;
+mod fleet;
 pub mod guard;
-pub mod metrics;
+mod metrics;
 pub mod ownership;
 pub mod plan;
 pub mod provider;
-pub mod publication;
+mod publication;
 pub mod record;
-pub mod render;
+mod render;
 pub mod runner;
-pub mod store;
-pub mod text;
-pub mod update_record;
+mod store;
+mod text;
+mod update_record;
 mod webhook;
 
 pub use cli::main;

@@ -12,9 +12,8 @@ use crate::record::{Record, RecordType};
 /// Declares the metrics: one row each.
 macro_rules! metrics {
     ($($field:ident: $kind:ident $name:literal $([$($label:literal),+])? $help:literal;)*) => {
-        /// Prometheus metrics of the publisher.
         #[derive(Clone, Debug)]
-        pub struct Metrics {
+        pub(crate) struct Metrics {
             registry: Registry,
             $(
                 #[doc = concat!($help, ".")]
@@ -23,8 +22,7 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// Creates and registers all metrics.
-            pub fn new() -> prometheus::Result<Self> {
+            pub(crate) fn new() -> prometheus::Result<Self> {
                 let registry = Registry::new();
                 dns_kit::metrics::register_process(&registry)?;
                 $(
@@ -70,14 +68,13 @@ metrics! {
 }
 
 impl Metrics {
-    /// Returns all metrics in Prometheus' text form.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let families = self.registry.gather();
         TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
     }
 
     /// Returns the number of record sets by type; the default types are counted even at zero.
-    pub fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
+    pub(crate) fn count_types<'a>(records: impl IntoIterator<Item = &'a Record>) -> BTreeMap<String, usize> {
         let shown = RecordType::DEFAULT_MANAGED.into_iter();
         let mut counts: BTreeMap<String, usize> =
             shown.map(|record_type| (record_type.to_string(), 0)).collect();
@@ -88,7 +85,7 @@ impl Metrics {
     }
 
     /// Sets the gauges by record type; types that no longer occur are set to zero.
-    pub fn set_types(gauge: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
+    pub(crate) fn set_types(gauge: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
         for record_type in ["A", "AAAA", "CNAME"].into_iter().chain(counts.keys().map(String::as_str)) {
             let count = counts.get(record_type).copied().unwrap_or_default();
             let labels: Vec<&str> = provider.into_iter().chain([record_type]).collect();
@@ -97,7 +94,7 @@ impl Metrics {
     }
 
     /// Removes the metrics of a provider that is no longer configured.
-    pub fn forget(&self, provider: &str) {
+    pub(crate) fn forget(&self, provider: &str) {
         // Removal fails in metrics that lack the provider, which is fine.
         for family in [
             &self.soft_errors,

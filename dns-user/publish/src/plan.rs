@@ -175,7 +175,6 @@ pub fn drop_orphans<'a>(orphans: impl IntoIterator<Item = &'a Record>, owner: &s
     by_name(owned.map(|orphan| (&orphan.name, Action::DropOrphan(orphan.clone()))))
 }
 
-/// Returns a plan of actions, grouped by name.
 fn by_name<'a>(actions: impl Iterator<Item = (&'a Name, Action)>) -> Plan {
     let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
     for (name, action) in actions {
@@ -548,79 +547,47 @@ impl fmt::Display for Note {
 
 /// Reason why a wanted record has no effect, or only a partial one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Reason {
-    /// The record, or another one with its name, belongs to another owner or to none.
     #[error("the name has a record of {}; take it over with `adopt` or `transfer-owner`", Owner(owner))]
-    Foreign {
-        /// Owner label; empty if there is none.
-        owner: String,
-    },
-    /// The domain filter excludes the name.
+    Foreign { owner: String },
     #[error("the name is out of scope: domain-filter or exclude-domains excludes it")]
     OutOfDomain,
-    /// The record is owned, but the domain filter now excludes it.
     #[error("no longer in scope of domain-filter and exclude-domains; `retire` with its domain deletes it")]
     LeftBehind,
-    /// The type is not managed.
     #[error("records of this type are not managed; add the type to managed_record_types")]
     UnmanagedType,
-    /// A record of an unmanaged type occupies the name.
     #[error(
         "the name has a record of type {record_type}, and a CNAME excludes all others; remove one of them"
     )]
-    Occupied {
-        /// Type of the record in the way.
-        record_type: RecordType,
-    },
-    /// The policy forbids the deletion that a change of type requires.
+    Occupied { record_type: RecordType },
     #[error(
         "blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync"
     )]
-    NeedsDeletion {
-        /// Type of the record in the way.
-        record_type: RecordType,
-    },
-    /// The documents want both a CNAME and another type.
+    NeedsDeletion { record_type: RecordType },
     #[error("the CNAME is dropped because other records of the name are wanted; remove one of them")]
     AliasConflict,
-    /// No address is currently known.
     #[error("no target is known; existing records stay unchanged")]
     NoTargets,
-    /// The document that wanted the record is unreadable.
     #[error("its document cannot be read; the record stays unchanged until it can")]
     SourceUnreadable,
-    /// The owner record belongs to no record.
     #[error(
         "the owner record of {} has no record; if its publisher is gone, `retire --orphans={owner}` deletes it",
         Owner(owner)
     )]
-    Orphan {
-        /// Owner label; empty if there is none.
-        owner: String,
-    },
-    /// One owner record matches two records, by the new and the old form of names.
+    Orphan { owner: String },
     #[error("its owner record also matches another record; neither changes until `adopt` names the owner")]
     Ambiguous,
-    /// No zone contains the name.
     #[error("none of the provider's zones contains the name")]
     NoZone,
-    /// The CNAME's target is its own name.
     #[error("the CNAME points to its own name; correct its target")]
     SelfAlias,
-    /// The zone's own NS records.
     #[error("the server manages the NS records of its zone; change them there, and remove the record here")]
     ApexServers,
-    /// Resolvers never see the name, because another record redirects them.
     #[error(
         "resolvers do not see the name: {at} has a record of type {record_type}; publish it in that zone"
     )]
-    Hidden {
-        /// Name of the delegation or redirection.
-        at: Name,
-        /// NS or DNAME.
-        record_type: RecordType,
-    },
-    /// Another writer creates the name again after every deletion.
+    Hidden { at: Name, record_type: RecordType },
     #[error(
         "kept, because another writer with the same owner creates it again after every deletion; give each \
          publisher its own txt-owner-id"

@@ -9,7 +9,7 @@ use dns_core::name::Name as FleetDomain;
 
 use crate::{
     documents::{Content, Document, DocumentId, Kind, Scan},
-    fleet::{FleetName, FleetNames},
+    fleet::{FleetName, FleetNames, ResolveError},
     plan::Desired,
     record::{Labels, Name, Record, RecordType, Target as RecordTarget},
     update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
@@ -18,7 +18,6 @@ use crate::{
 /// A provider with all records wanted there.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Identity of the DNS Update Record.
     pub id: DocumentId,
     /// DNS Update Record with the provider's parameters.
     pub record: UpdateRecord,
@@ -39,15 +38,13 @@ pub struct Target {
 pub struct Publication {
     /// Providers, by `PROJECT/RECORD`.
     pub targets: BTreeMap<String, Arc<Target>>,
-    /// Reasons why a document, or a part of it, is not published.
     pub problems: BTreeMap<DocumentId, Vec<String>>,
 }
 
-/// Default targets of a provider, by type.
-pub type DefaultTargets = BTreeMap<RecordType, BTreeSet<RecordTarget>>;
+pub(crate) type DefaultTargets = BTreeMap<RecordType, BTreeSet<RecordTarget>>;
 
 /// Function that returns the records of a fleet name, or the reason why there are none.
-pub type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, String>;
+pub(crate) type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, ResolveError>;
 
 impl Target {
     /// Returns the name in status, metrics and commands: `PROJECT/RECORD`.
@@ -66,7 +63,7 @@ impl Target {
 }
 
 /// Computes the wanted records of every provider.
-pub fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
+pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
     let all: Vec<&Document> = scan.documents.iter().collect();
     let known = scan.holds_unknown.then(|| all.iter().map(|document| document.id.resource()).collect());
@@ -206,28 +203,30 @@ impl Target {
         records
     }
 
-    /// Gives default targets to the entries without any, and if `force` is set to all entries of
-    /// `DNSEndpoint`s. Returns the entries that remain without a target; their published records stay.
-    pub(crate) fn fill(&mut self, defaults: &DefaultTargets, force: bool) -> Vec<(DocumentId, Name)> {
-        let mut untargeted = std::mem::take(&mut self.untargeted);
+    /// Takes the targets of all entries of `DNSEndpoint`s away, so that [`Target::fill`] replaces them.
+    pub(crate) fn clear_targets(&mut self) {
+        let is_cleared = |record: &Record| {
+            let is_host = record.record_type.is_address() || record.record_type == RecordType::CNAME;
+            is_host && !record.targets.is_empty()
+        };
+        for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
+            let resource = id.resource();
+            let cleared = self
+                .desired
+                .records
+                .extract_if(.., |record| is_cleared(record) && record.labels.resource() == resource);
+            self.untargeted.extend(cleared.map(|record| (id.clone(), record)));
+        }
+    }
+
+    /// Gives default targets to the entries without any. Returns the entries that remain without a target;
+    /// their published records stay.
+    pub(crate) fn fill(&mut self, defaults: &DefaultTargets) -> Vec<(DocumentId, Name)> {
+        let untargeted = std::mem::take(&mut self.untargeted);
         if defaults.is_empty() {
             let names = untargeted.iter().map(|(id, record)| (id.clone(), record.name.clone())).collect();
             self.desired.records.extend(untargeted.into_iter().map(|(_, record)| record));
             return names;
-        }
-        if force {
-            let is_forced = |record: &Record| {
-                let is_host = record.record_type.is_address() || record.record_type == RecordType::CNAME;
-                is_host && !record.targets.is_empty()
-            };
-            for id in self.counts.keys().filter(|id| id.kind == Kind::Endpoint) {
-                let resource = id.resource();
-                let forced = self
-                    .desired
-                    .records
-                    .extract_if(.., |record| is_forced(record) && record.labels.resource() == resource);
-                untargeted.extend(forced.map(|record| (id.clone(), record)));
-            }
         }
         let mut filled = BTreeMap::new();
         for (id, record) in untargeted {
@@ -242,7 +241,7 @@ impl Target {
 }
 
 /// Returns the fleet names that documents refer to.
-pub fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetDomain> {
+pub(crate) fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetDomain> {
     let mut found = BTreeSet::new();
     for document in documents {
         if let Some(Content::Fleet(names)) = &document.content {
@@ -280,7 +279,7 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
             "router.internal" => {
                 Ok(vec![Record::parse(name.external.as_str(), RecordType::A, ["10.0.0.1"]).unwrap()])
             }
-            _ => Err("matches no instance; correct the name".to_owned()),
+            _ => Err(ResolveError::NoInstance(name.internal.clone())),
         })
     }
 
@@ -329,7 +328,9 @@ spec: {provider: coredns, selector: 'tier in (edge)'}
         let problems: Vec<_> = publication.problems.into_values().flatten().collect();
         assert_eq!(
             problems,
-            ["g.example.org: matches no instance; correct the name; its records stay unchanged"]
+            [
+                "g.example.org: gone.internal. matches no instance; correct the name; its records stay unchanged"
+            ]
         );
     }
 }

@@ -13,13 +13,13 @@ use crate::{
 };
 
 /// Default image of the Deployments.
-pub const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.22.0";
+pub(crate) const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.22.0";
 
 /// Arguments that the publisher applies itself if external-dns only serves the provider.
 const NOT_OF_WEBHOOK: [&str; 4] = ["policy", "registry", "txt-", "interval"];
 
 /// Returns the command that makes external-dns serve a record's provider to the publisher.
-pub fn webhook_command(record: &UpdateRecord) -> Vec<String> {
+pub(crate) fn webhook_command(record: &UpdateRecord) -> Vec<String> {
     let mut words = vec![
         "external-dns".to_owned(),
         "--webhook-server".to_owned(),
@@ -35,7 +35,10 @@ pub fn webhook_command(record: &UpdateRecord) -> Vec<String> {
 }
 
 /// Renders every provider. Returns YAML by file name.
-pub fn manifests(publication: &Publication, image: &str) -> Result<BTreeMap<String, String>, Unwritable> {
+pub(crate) fn manifests(
+    publication: &Publication,
+    image: &str,
+) -> Result<BTreeMap<String, String>, Unwritable> {
     let mut files = BTreeMap::new();
     for target in publication.targets.values() {
         let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
@@ -191,10 +194,9 @@ fn yaml(value: &Value) -> Result<String, Unwritable> {
         .map_err(|error| Unwritable(error.to_string()))
 }
 
-/// A value without a form in YAML.
 #[derive(Debug, thiserror::Error)]
 #[error("a manifest cannot be written: {0}")]
-pub struct Unwritable(String);
+pub(crate) struct Unwritable(String);
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ use crate::documents::{DocumentId, Kind};
 
 /// An open store. Only one process can open it at a time; others read the folder.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     folder: PathBuf,
     resources: Mutex<BTreeMap<DocumentId, Resource>>,
     _lock: Flock<File>,
@@ -28,8 +28,7 @@ pub struct Store {
 
 /// A document stored through the API.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Resource {
-    /// Kind and name of the document.
+pub(crate) struct Resource {
     pub id: DocumentId,
     /// Number of different contents so far, from 1.
     pub generation: u64,
@@ -37,54 +36,42 @@ pub struct Resource {
     pub body: Value,
 }
 
-/// Mode of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
+pub(crate) enum Write {
     /// Leaves an existing resource unchanged.
     Create,
     /// Replaces an existing resource.
     Put,
 }
 
-/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub(crate) enum Written {
     /// The resource did not exist before.
     Created,
-    /// An existing resource was overwritten.
     Replaced,
     /// The resource exists and was not changed.
     Exists,
-    /// The resource was deleted.
     Deleted,
-    /// There is nothing to delete.
     Missing,
     /// The condition of the write does not hold; nothing was changed.
     Unmet,
 }
 
 /// Condition of a write on the resource before.
-pub type Condition<'a> = &'a dyn Fn(Option<&Resource>) -> bool;
+pub(crate) type Condition<'a> = &'a dyn Fn(Option<&Resource>) -> bool;
 
-/// Failure of the store.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub(crate) enum StoreError {
     /// Another process has opened it.
     #[error("{}: in use by another bosh-dns-publish; use that one through its control socket", .0.display())]
     InUse(PathBuf),
-    /// The folder cannot be used.
     #[error("{}: {reason}", path.display())]
-    Unusable {
-        /// Path of the store's folder, or of a file in it.
-        path: PathBuf,
-        /// Cause of the failure, and a remedy.
-        reason: String,
-    },
+    Unusable { path: PathBuf, reason: String },
 }
 
 impl Resource {
     /// Returns the entity tag of metadata and spec (RFC 9110, section 8.8.3).
-    pub fn tag(&self) -> String {
+    pub(crate) fn tag(&self) -> String {
         let digest = ring::digest::digest(&ring::digest::SHA256, self.body.to_string().as_bytes());
         let digest: String = digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect();
         format!("\"{}-{digest}\"", self.generation)
@@ -131,7 +118,7 @@ impl Resource {
 impl Store {
     /// Opens a store, and creates it if it is missing. Unreadable files are left unchanged; the
     /// scan of documents reports them.
-    pub fn open(folder: &Path) -> Result<Self, StoreError> {
+    pub(crate) fn open(folder: &Path) -> Result<Self, StoreError> {
         let unusable = |error: io::Error| StoreError::Unusable {
             path: folder.to_owned(),
             reason: format!("{error}; name a folder that the publisher may write to"),
@@ -150,23 +137,21 @@ impl Store {
         Ok(Self { folder: folder.to_owned(), resources: Mutex::new(resources), _lock: lock })
     }
 
-    /// Returns the folder of the documents.
-    pub fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Returns every resource, sorted by identity.
-    pub fn all(&self) -> Vec<Resource> {
+    pub(crate) fn all(&self) -> Vec<Resource> {
         self.resources.lock().values().cloned().collect()
     }
 
-    /// Returns one resource; `None` if it does not exist.
-    pub fn get(&self, id: &DocumentId) -> Option<Resource> {
+    pub(crate) fn get(&self, id: &DocumentId) -> Option<Resource> {
         self.resources.lock().get(id).cloned()
     }
 
     /// Writes a resource. It is on disk when the function returns.
-    pub fn write(
+    pub(crate) fn write(
         &self,
         id: &DocumentId,
         body: Value,
@@ -194,7 +179,7 @@ impl Store {
     }
 
     /// Deletes a resource if the condition holds.
-    pub fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
+    pub(crate) fn delete(&self, id: &DocumentId, condition: Condition<'_>) -> Result<Written, StoreError> {
         let mut resources = self.resources.lock();
         let Some(before) = resources.get(id) else { return Ok(Written::Missing) };
         if !condition(Some(before)) {

@@ -33,19 +33,15 @@ pub struct Domains {
 /// Reason why a domain filter is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainsError {
-    /// The protocol leaves their combination undefined.
     #[error("the domain filter has suffixes and regular expressions; use either")]
     Mixed,
-    /// A suffix is not a name.
     #[error("the domain filter has an invalid suffix: {0}")]
     Suffix(#[from] NameError),
-    /// An expression cannot be parsed.
     #[error("the domain filter has an invalid regular expression: {0}")]
     Regex(#[from] regex::Error),
 }
 
 impl Domains {
-    /// Compiles the filter.
     pub fn filter(&self) -> Result<DomainFilter, DomainsError> {
         let Self { include, exclude, regex_include, regex_exclude } = self;
         let has_regex = !regex_include.is_empty() || !regex_exclude.is_empty();

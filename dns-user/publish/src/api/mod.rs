@@ -40,7 +40,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use self::resources::{Page, Preconditions, Scope};
-pub use self::state::{ApiState, Confirmation, Confirmed, Health, Overview, ProviderOverview};
+pub(crate) use self::state::{ApiState, Confirmation, Confirmed, Overview, ProviderOverview};
 use crate::{
     api::resources::refusal,
     documents::Kind,
@@ -88,8 +88,7 @@ fn param(params: &PathParams, name: &str) -> String {
     params.get(name).cloned().unwrap_or_default()
 }
 
-/// Returns the router with all routes of the API.
-pub fn routes(api_state: Arc<ApiState>) -> Router {
+pub(crate) fn routes(api_state: Arc<ApiState>) -> Router {
     let mut router = Router::new();
     for (path, scope) in COLLECTIONS {
         let short = path.replacen("/v2/projects/", "/v2/project/", 1);
@@ -123,7 +122,7 @@ pub fn routes(api_state: Arc<ApiState>) -> Router {
 }
 
 /// Returns the routes that are served without authentication.
-pub fn metrics_routes(api_state: Arc<ApiState>) -> Router {
+pub(crate) fn metrics_routes(api_state: Arc<ApiState>) -> Router {
     plain_routes().with_state(api_state)
 }
 
@@ -158,7 +157,6 @@ fn collection_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
     )
 }
 
-/// Query of a list.
 type PageOf = Result<Query<Page>, QueryRejection>;
 
 fn item_methods(scope: ScopeOf) -> MethodRouter<Arc<ApiState>> {
@@ -222,7 +220,7 @@ async fn reload(State(api_state): State<Arc<ApiState>>) -> Response {
 /// Body of a request to `/confirm`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ConfirmRequest {
+pub(crate) struct ConfirmRequest {
     /// Maximum number of names that each provider may delete in its next round.
     pub deletions: usize,
     /// Providers as `PROJECT/RECORD`; all without any.
@@ -258,20 +256,19 @@ async fn confirm(State(api_state): State<Arc<ApiState>>, body: Body) -> Response
 }
 
 async fn healthz(State(api_state): State<Arc<ApiState>>) -> Response {
-    let Health { healthy, reasons } = api_state.health();
-    match healthy {
-        true => "OK\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response(),
+    match &api_state.late_rounds()[..] {
+        [] => "OK\n".into_response(),
+        reasons => (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response(),
     }
 }
 
 async fn metrics(State(api_state): State<Arc<ApiState>>) -> Response {
-    api_state.metrics().text().into_response()
+    api_state.metrics.text().into_response()
 }
 
 /// Clients that are admitted by their certificate.
 #[derive(Clone, Debug)]
-pub enum Access {
+pub(crate) enum Access {
     /// All clients with a certificate of the CA.
     All,
     /// Clients whose certificate has one of these common names.
@@ -279,7 +276,7 @@ pub enum Access {
 }
 
 /// Binds the control socket for the process's user, and for a group if one is given.
-pub fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
+pub(crate) fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<ControlSocket> {
     let group = match group {
         Some(name) => {
             let unknown =
@@ -291,15 +288,13 @@ pub fn bind_control(path: &std::path::Path, group: Option<&str>) -> io::Result<C
     ControlSocket::bind(path, unix_socket::Access { user: None, group }, &[])
 }
 
-/// Serves the control socket until dropped.
-pub async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
+pub(crate) async fn serve_control(socket: ControlSocket, routes: Router) -> io::Result<()> {
     let server = Server::new("the control socket", Listener::Control(socket.listen()?));
     server.run(move |_| routes.clone(), std::future::pending()).await;
     Ok(())
 }
 
-/// Serves mutual TLS until dropped.
-pub async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
+pub(crate) async fn serve_tls(listener: TcpListener, tls: Arc<RotatingTls>, access: Access, routes: Router) {
     let refused = Router::new().fallback(|| async {
         (StatusCode::FORBIDDEN, "the client certificate's common name is not in api.clients\n")
     });

@@ -30,12 +30,10 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    /// Selects the resources of a kind in a project.
     pub(super) fn of_project(kind: Kind, project: String) -> Self {
         Self { kind, project, owner: None }
     }
 
-    /// Selects the list of an owner.
     pub(super) fn of_list(owner: ListOwner) -> Self {
         let project = match &owner {
             ListOwner::LogicalCloud { project, .. } => project.clone(),
@@ -117,7 +115,7 @@ fn names_tag(tags: &str, tag: Option<&str>) -> bool {
 /// is linked (RFC 8288).
 pub(super) fn list(api_state: &ApiState, scope: &Scope, path: &str, page: &Page) -> Response {
     let mut found = BTreeMap::new();
-    for resource in api_state.store().all().into_iter().filter(|resource| scope.includes(&resource.id)) {
+    for resource in api_state.store.all().into_iter().filter(|resource| scope.includes(&resource.id)) {
         found.insert(resource.id.clone(), resource.body);
     }
     for document in api_state.documents().iter().filter(|document| scope.includes(&document.id)) {
@@ -203,7 +201,7 @@ fn write(
         );
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    match api_state.store().write(&id, body, how, &condition) {
+    match api_state.store.write(&id, body, how, &condition) {
         Ok((Written::Exists, _)) => refusal(
             StatusCode::CONFLICT,
             &format!("{id} exists; replace it with PUT, or choose another name"),
@@ -233,7 +231,7 @@ pub(super) fn read(
     let document = documents.iter().find(|document| document.id == id).and_then(document_body);
     let found = match document {
         Some(body) => Some(Resource { id: id.clone(), generation: 0, body }),
-        None => api_state.store().get(&id),
+        None => api_state.store.get(&id),
     };
     match found {
         Some(resource) if scope.owner.is_none() || name == RecordList::NAME => {
@@ -274,7 +272,7 @@ pub(super) fn delete(
         return refusal(StatusCode::CONFLICT, &reason);
     }
     let condition = |before: Option<&Resource>| preconditions.hold(before.map(Resource::tag).as_deref());
-    match api_state.store().delete(&id, &condition) {
+    match api_state.store.delete(&id, &condition) {
         Ok(Written::Deleted) => {
             api_state.wake();
             StatusCode::NO_CONTENT.into_response()
@@ -293,7 +291,7 @@ fn user_of(api_state: &ApiState, id: &DocumentId) -> Option<DocumentId> {
     let is_list = |list: &DocumentId| {
         list.kind == Kind::List && (list.namespace.is_empty() || list.namespace == id.namespace)
     };
-    let stored = api_state.store().all().into_iter().map(|resource| (resource.id, resource.body));
+    let stored = api_state.store.all().into_iter().map(|resource| (resource.id, resource.body));
     let documents = api_state.documents();
     let in_files =
         documents.iter().filter_map(|document| Some((document.id.clone(), document_body(document)?)));

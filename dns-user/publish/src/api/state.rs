@@ -18,19 +18,20 @@ use crate::{
 
 /// Resources, documents of the folder, and state of the publisher.
 #[derive(Debug)]
-pub struct ApiState {
-    store: Store,
+pub(crate) struct ApiState {
+    pub store: Store,
     scan: Mutex<Arc<Scan>>,
     overview: Mutex<Arc<Overview>>,
-    rounds: Mutex<Rounds>,
+    /// Expected rounds, by provider.
+    rounds: Mutex<BTreeMap<String, Round>>,
     change: Notify,
-    metrics: Metrics,
+    pub metrics: Metrics,
     confirmations: Mutex<BTreeMap<String, mpsc::UnboundedSender<Confirmation>>>,
 }
 
 /// Permission for one round of a provider to delete names.
 #[derive(Debug)]
-pub struct Confirmation {
+pub(crate) struct Confirmation {
     /// Maximum number of names.
     pub deletions: usize,
     /// Receives the result of the round.
@@ -39,10 +40,9 @@ pub struct Confirmation {
 
 /// Result of a confirmed round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Confirmed {
+pub(crate) struct Confirmed {
     /// Number of changed names.
     pub changed: usize,
-    /// Reasons why records are not published.
     pub problems: Vec<String>,
 }
 
@@ -51,13 +51,11 @@ pub struct Confirmed {
 pub struct Overview {
     /// Every provider, by `PROJECT/RECORD`.
     pub providers: BTreeMap<String, ProviderOverview>,
-    /// Every document and resource.
     pub documents: Vec<DocumentStatus>,
     /// Problems of files that belong to no document.
     pub problems: Vec<String>,
 }
 
-/// State of one provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProviderOverview {
     /// `spec.provider` of the record.
@@ -68,24 +66,9 @@ pub struct ProviderOverview {
     pub wanted: usize,
     /// Number of names in its zones that this publisher owns.
     pub owned: usize,
-    /// Reasons why records are not published.
     pub problems: Vec<String>,
-    /// Remarks, such as parameters without effect.
     pub remarks: Vec<String>,
 }
-
-/// Health of the publisher.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// Whether every provider had a successful round in time.
-    pub healthy: bool,
-    /// Causes and remedies if not.
-    pub reasons: Vec<String>,
-}
-
-/// Expected rounds, by provider.
-#[derive(Debug, Default)]
-struct Rounds(BTreeMap<String, Round>);
 
 #[derive(Debug)]
 struct Round {
@@ -97,8 +80,7 @@ struct Round {
 }
 
 impl ApiState {
-    /// Creates a api_state without documents.
-    pub fn new(store: Store, metrics: Metrics) -> Self {
+    pub(crate) fn new(store: Store, metrics: Metrics) -> Self {
         Self {
             store,
             scan: Mutex::default(),
@@ -111,7 +93,7 @@ impl ApiState {
     }
 
     /// Returns the confirmations for a provider, until the next call.
-    pub fn receive_confirmations(&self, provider: &str) -> mpsc::UnboundedReceiver<Confirmation> {
+    pub(crate) fn receive_confirmations(&self, provider: &str) -> mpsc::UnboundedReceiver<Confirmation> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.confirmations.lock().insert(provider.to_owned(), sender);
         receiver
@@ -119,36 +101,24 @@ impl ApiState {
 
     /// Starts a round in which a provider may delete this number of names, and waits for its end;
     /// `None` if the provider does not run.
-    pub async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
+    pub(crate) async fn confirm(&self, provider: &str, deletions: usize) -> Option<Confirmed> {
         let (reply, result) = oneshot::channel();
         let sender = self.confirmations.lock().get(provider).cloned()?;
         sender.send(Confirmation { deletions, reply }).ok()?;
         result.await.ok()
     }
 
-    /// Returns the names of the running providers.
-    pub fn providers(&self) -> Vec<String> {
+    pub(crate) fn providers(&self) -> Vec<String> {
         let senders = self.confirmations.lock();
         senders.iter().filter(|(_, sender)| !sender.is_closed()).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns the store of resources.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Returns the metrics served at `/metrics`.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// Returns the documents of the folder.
-    pub fn scan(&self) -> Arc<Scan> {
+    pub(crate) fn scan(&self) -> Arc<Scan> {
         self.scan.lock().clone()
     }
 
     /// Returns the valid documents of the operator's files, without the store's.
-    pub fn documents(&self) -> Vec<Document> {
+    pub(crate) fn documents(&self) -> Vec<Document> {
         let scan = self.scan();
         let files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
         let own: BTreeSet<&DocumentId> =
@@ -157,7 +127,7 @@ impl ApiState {
     }
 
     /// Returns the operator's file and line of a document.
-    pub fn file_of(&self, id: &DocumentId) -> Option<String> {
+    pub(crate) fn file_of(&self, id: &DocumentId) -> Option<String> {
         let scan = self.scan();
         let mut files = scan.files.iter().filter(|file| !file.path.starts_with(self.store.folder()));
         files.find_map(|file| {
@@ -166,70 +136,64 @@ impl ApiState {
         })
     }
 
-    /// Sets the documents of the folder.
-    pub fn set_scan(&self, scan: Scan) {
+    pub(crate) fn set_scan(&self, scan: Scan) {
         *self.scan.lock() = Arc::new(scan);
     }
 
-    /// Returns the state of the publisher.
-    pub fn overview(&self) -> Overview {
+    pub(crate) fn overview(&self) -> Overview {
         Overview::clone(&self.overview.lock())
     }
 
-    /// Sets the state of the publisher.
-    pub fn set_overview(&self, overview: Overview) {
+    pub(crate) fn set_overview(&self, overview: Overview) {
         *self.overview.lock() = Arc::new(overview);
     }
 
-    /// Returns the status of a document or resource.
-    pub fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
+    pub(crate) fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
         self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
     }
 
     /// Makes the next round start soon.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.change.notify_one();
     }
 
     /// Waits until a resource changes.
-    pub async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         self.change.notified().await;
     }
 
     /// Expects rounds of exactly these providers, each within its time limit.
-    pub fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
+    pub(crate) fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
         let mut rounds = self.rounds.lock();
-        let mut before = std::mem::take(&mut rounds.0);
+        let mut before = std::mem::take(&mut *rounds);
         for (provider, time_limit) in providers {
             let round = before.remove(&provider);
             let since = round.as_ref().map_or_else(Instant::now, |round| round.since);
-            rounds.0.insert(
+            rounds.insert(
                 provider,
                 Round { time_limit, since, problem: round.and_then(|round| round.problem) },
             );
         }
     }
 
-    /// Records the end of a provider's round.
-    pub fn note_round(&self, provider: &str, result: Result<(), String>) {
-        if let Some(round) = self.rounds.lock().0.get_mut(provider) {
-            match result {
-                Ok(()) => (round.since, round.problem) = (Instant::now(), None),
-                Err(problem) => round.problem = Some(problem),
+    /// Records the end of a provider's round; without a `problem` it was successful.
+    pub(crate) fn end_round(&self, provider: &str, problem: Option<String>) {
+        if let Some(round) = self.rounds.lock().get_mut(provider) {
+            if problem.is_none() {
+                round.since = Instant::now();
             }
+            round.problem = problem;
         }
     }
 
-    /// Returns whether every provider had a successful round in time.
-    pub fn health(&self) -> Health {
+    /// Returns causes and remedies for every provider without a successful round in time.
+    pub(crate) fn late_rounds(&self) -> Vec<String> {
         let rounds = self.rounds.lock();
-        let late = rounds.0.iter().filter(|(_, round)| round.since.elapsed() > round.time_limit);
-        let reasons: Vec<String> = late
-            .map(|(provider, Round { since, problem, .. })| {
-                let problem = problem.as_deref().unwrap_or("the round has not ended");
-                format!("{provider}: no successful round for {} s: {problem}", since.elapsed().as_secs())
-            })
-            .collect();
-        Health { healthy: reasons.is_empty(), reasons }
+        let late = rounds.iter().filter(|(_, round)| round.since.elapsed() > round.time_limit);
+        let reason = |(provider, Round { since, problem, .. }): (&String, &Round)| {
+            let problem = problem.as_deref().unwrap_or("the round has not ended");
+            format!("{provider}: no successful round for {} s: {problem}", since.elapsed().as_secs())
+        };
+        late.map(reason).collect()
     }
 }

@@ -349,7 +349,7 @@ async fn late_round_fails_health() {
         String::from_utf8_lossy(&reason).starts_with("default/bind: no successful round for 0 s"),
         "{reason:?}"
     );
-    lab.api_state.note_round("default/bind", Err("192.0.2.1 refused: NOTAUTH".to_owned()));
+    lab.api_state.end_round("default/bind", Some("192.0.2.1 refused: NOTAUTH".to_owned()));
     assert!(String::from_utf8_lossy(&code().await.1).contains("NOTAUTH"));
     lab.api_state.expect([("default/bind".to_owned(), Duration::from_secs(3600))]);
     assert_eq!(code().await.0, StatusCode::OK);

@@ -288,7 +288,6 @@ impl Status {
     }
 }
 
-/// Formats the overview as text.
 fn text(overview: &Overview) -> String {
     let Overview { providers, documents, problems } = overview;
     let mut text = String::new();

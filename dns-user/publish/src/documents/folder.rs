@@ -23,7 +23,7 @@ const WRITING: Duration = Duration::from_mins(1);
 
 /// Follows files and folders of documents.
 #[derive(Debug)]
-pub struct Folder {
+pub(crate) struct Folder {
     paths: Vec<PathBuf>,
     /// Last valid documents of each file, which replace invalid ones.
     good: BTreeMap<PathBuf, BTreeMap<DocumentId, Option<Document>>>,
@@ -60,14 +60,11 @@ pub struct Scan {
     pub holds_unknown: bool,
 }
 
-/// State of one followed file after the last scan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileState {
-    /// Path of the file.
     pub path: PathBuf,
     /// Identity, line and generation of its documents, unreadable ones included.
     pub documents: Vec<Document>,
-    /// All problems of the file.
     pub problems: Vec<Problem>,
 }
 
@@ -75,12 +72,11 @@ impl Folder {
     /// Follows files, and all `*.yml`, `*.yaml` and `*.json` files in folders.
     ///
     /// The status files of an earlier process list the documents of a damaged file.
-    pub fn new(paths: Vec<PathBuf>) -> Self {
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, good: BTreeMap::new(), read: BTreeMap::new(), texts: BTreeMap::new() }
     }
 
-    /// Scans the followed paths.
-    pub fn scan(&mut self) -> Scan {
+    pub(crate) fn scan(&mut self) -> Scan {
         let mut scan = Scan::default();
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
         let mut files = BTreeSet::new();
@@ -171,7 +167,6 @@ impl Scan {
         }
     }
 
-    /// Returns the problems of all files.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.files.iter().flat_map(|file| &file.problems)
     }
@@ -321,7 +316,7 @@ pub(super) fn is_document_file(path: &Path) -> bool {
 ///
 /// Events are only a hint: everything is also read at an interval, so a lost event only causes a
 /// delay.
-pub struct Watch {
+pub(crate) struct Watch {
     // Dropping it ends the watch.
     _watcher: Option<RecommendedWatcher>,
     events: mpsc::Receiver<()>,
@@ -329,7 +324,7 @@ pub struct Watch {
 
 impl Watch {
     /// Watches folders of documents, and the folders in which other files lie.
-    pub fn start(documents: &[PathBuf], others: &[PathBuf]) -> Self {
+    pub(crate) fn start(documents: &[PathBuf], others: &[PathBuf]) -> Self {
         let (sender, events) = mpsc::channel(1);
         let watched: Vec<PathBuf> = others.to_vec();
         let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
@@ -368,8 +363,7 @@ impl Watch {
         Self { _watcher: watcher.ok(), events }
     }
 
-    /// Waits for a change.
-    pub async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.events.recv().await.is_none() {
             std::future::pending::<()>().await;
         }

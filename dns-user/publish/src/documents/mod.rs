@@ -15,7 +15,7 @@ use std::{
 use dns_kit::files::atomic::{self, Attributes};
 use serde::{Deserialize, Serialize};
 
-pub use self::folder::{FileState, Folder, Scan, Watch};
+pub(crate) use self::folder::{FileState, Folder, Scan, Watch};
 use crate::{
     endpoint::{self, Endpoints, Labels, read_labels},
     fleet::{self, FleetNames},
@@ -25,20 +25,16 @@ use crate::{
     },
 };
 
-/// Status of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StatusFile {
-    /// Status of its documents, in order.
+pub(crate) struct StatusFile {
     pub documents: Vec<DocumentStatus>,
     /// Problems of the file that belong to no document.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// Status of one document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentStatus {
-    /// Kind and name of the document.
     #[serde(flatten)]
     pub id: DocumentId,
     /// `metadata.generation`, or the number of content changes seen by the publisher.
@@ -52,7 +48,6 @@ pub struct DocumentStatus {
     /// Latest error; absent if there is none.
     #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Remarks, such as parameters without effect.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
 }
@@ -64,19 +59,18 @@ pub struct ProviderResult {
     pub synced: bool,
     /// Number of record sets wanted there.
     pub records: usize,
-    /// Reasons why records are not published as wanted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
 impl StatusFile {
     /// Reads the status file of a file of documents; `None` if it is missing or unreadable.
-    pub fn read(documents: &Path) -> Option<Self> {
+    pub(crate) fn read(documents: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
     }
 
     /// Writes the status file of a file of documents if the status has changed.
-    pub fn write(&self, documents: &Path) -> io::Result<()> {
+    pub(crate) fn write(&self, documents: &Path) -> io::Result<()> {
         if Self::read(documents).as_ref() == Some(self) {
             return Ok(());
         }
@@ -87,7 +81,7 @@ impl StatusFile {
     }
 
     /// Removes the status files of documents that no longer exist in a folder.
-    pub fn sweep(folder: &Path) {
+    pub(crate) fn sweep(folder: &Path) {
         let Ok(entries) = fs::read_dir(folder) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
             let is_status = path.extension().is_some_and(|extension| extension == "status");
@@ -106,22 +100,18 @@ fn path_beside(documents: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// A document's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Endpoints in the form of external-dns's CRD.
     #[serde(rename = "DNSEndpoint")]
     Endpoint,
-    /// Names of the fleet.
     #[serde(rename = "FleetName")]
     Fleet,
-    /// A DNS Update Record.
     #[serde(rename = "DNSUpdateRecord")]
     UpdateRecord,
     /// A list that binds DNS Update Records.
     #[serde(rename = "DNSUpdateRecordList")]
     List,
-    /// An inbound DNS intent document.
     #[serde(rename = "InboundIntent")]
     Intent,
 }
@@ -129,43 +119,32 @@ pub enum Kind {
 /// Identity of a document, unique among all files.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DocumentId {
-    /// Kind of the document.
     pub kind: Kind,
     /// Namespace, which is the project; empty for lists of clusters.
     pub namespace: String,
-    /// Name within the namespace.
     pub name: String,
 }
 
 /// A document whose identity is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Kind and name of the document.
     pub id: DocumentId,
-    /// Labels from `metadata.labels`.
     pub labels: Labels,
     /// `metadata.generation`, which Kubernetes counts.
     pub generation: Option<u64>,
-    /// First line in its file.
     pub line: u64,
-    /// Last line in its file.
     pub last_line: u64,
     /// Content; `None` if it is invalid.
     pub content: Option<Content>,
 }
 
-/// Content of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Record sets of a `DNSEndpoint`, shared by the scans that keep them.
     Endpoints(Arc<Endpoints>),
-    /// Mappings of external names to fleet names.
     Fleet(FleetNames),
-    /// A DNS Update Record.
     UpdateRecord(UpdateRecord),
-    /// A list with its owner.
     List(ListOwner, RecordList),
-    /// An inbound DNS intent with its clusters.
     Intent(Intent),
 }
 
@@ -175,7 +154,6 @@ const API_VERSION: &str = "bosh-dns-publish/v1";
 impl Kind {
     const ALL: [Self; 5] = [Self::Endpoint, Self::Fleet, Self::UpdateRecord, Self::List, Self::Intent];
 
-    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
@@ -191,7 +169,6 @@ impl Kind {
         }
     }
 
-    /// Returns `apiVersion` of documents of this kind.
     pub fn api_version(self) -> &'static str {
         match self {
             Self::Endpoint => endpoint::API_VERSION,
@@ -327,7 +304,6 @@ fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option
     }
 }
 
-/// Reports unknown members of a document.
 fn finish(mut fields: Fields<'_>) {
     drop(fields.optional("spec"));
     fields.finish(&["apiVersion", "kind", "metadata", "spec"]);

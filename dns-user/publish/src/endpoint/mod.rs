@@ -14,12 +14,11 @@ use crate::{
 };
 
 /// Highest TTL in seconds (RFC 2181, section 8).
-pub const LONGEST_TTL: u32 = i32::MAX as u32;
+pub(crate) const LONGEST_TTL: u32 = i32::MAX as u32;
 
 /// Value of `apiVersion` in a `DNSEndpoint`.
-pub const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
+pub(crate) const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
 
-/// The endpoints of one document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoints {
     /// Record sets. An invalid entry becomes a set without targets, which leaves the existing
@@ -36,7 +35,7 @@ const MEMBERS: [&str; 7] =
     ["dnsName", "recordTTL", "recordType", "targets", "setIdentifier", "labels", "providerSpecific"];
 
 /// Parses `spec.endpoints`. An invalid entry does not affect the others.
-pub fn read(spec: &Reader<'_>) -> Endpoints {
+pub(crate) fn read(spec: &Reader<'_>) -> Endpoints {
     let mut found = Endpoints::default();
     let Some(mut fields) = spec.fields() else { return found };
     let endpoints = fields.required("endpoints").and_then(|endpoints| endpoints.items());
@@ -102,7 +101,7 @@ fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Rec
 }
 
 /// Parses a domain name that may be published.
-pub fn read_name(reader: &Reader<'_>) -> Option<Name> {
+pub(crate) fn read_name(reader: &Reader<'_>) -> Option<Name> {
     match Name::parse(reader.filled_text()?) {
         Ok(name) if name.is_root() => {
             reader.problem("the root cannot be published", "use a name below one of your zones");
@@ -147,7 +146,7 @@ fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
 }
 
 /// Formats a record set as an entry of `spec.endpoints`.
-pub fn to_json(record: &Record) -> Value {
+pub(crate) fn to_json(record: &Record) -> Value {
     let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
     let mut entry = json!({
         "dnsName": name.as_str(),
@@ -170,11 +169,10 @@ pub fn to_json(record: &Record) -> Value {
     entry
 }
 
-/// Labels of a document.
-pub type Labels = BTreeMap<String, String>;
+pub(crate) type Labels = BTreeMap<String, String>;
 
 /// Parses `metadata.labels`; reports malformed ones.
-pub fn read_labels(reader: Option<Reader<'_>>) -> Labels {
+pub(crate) fn read_labels(reader: Option<Reader<'_>>) -> Labels {
     let Some(mut fields) = reader.and_then(|reader| reader.fields()) else { return Labels::new() };
     let label = |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
     fields.others().into_iter().filter_map(label).collect()
@@ -199,7 +197,6 @@ enum Test {
 }
 
 impl Selector {
-    /// Parses the text form from a document; reports errors.
     pub fn read(reader: &Reader<'_>) -> Option<Self> {
         match Self::parse(reader.text()?) {
             Ok(selector) => Some(selector),
@@ -211,7 +208,7 @@ impl Selector {
     }
 
     /// Parses the text form; an empty text selects everything.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, String> {
         let parts =
             split_outside_parentheses(text).into_iter().map(str::trim).filter(|part| !part.is_empty());
         parts.map(Requirement::parse).collect::<Result<_, _>>().map(Self)

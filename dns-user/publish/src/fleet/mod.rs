@@ -46,7 +46,6 @@ const DEFAULT_HOLD: Duration = Duration::from_secs(30);
 /// Mapping of one external name to instances of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetName {
-    /// External name to publish.
     pub external: Name,
     /// Fleet name that the server resolves: an alias, or a query.
     pub internal: FleetDomain,
@@ -56,7 +55,6 @@ pub struct FleetName {
     pub hold: Duration,
 }
 
-/// The mappings of a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetNames {
     /// Mappings that passed validation; the others are reported.
@@ -71,7 +69,7 @@ pub struct FleetNames {
 const MEMBERS: [&str; 6] = ["name", "alias", "group", "query", "ttl", "hold"];
 
 /// Parses `spec.names`. An invalid entry does not affect the others.
-pub fn read(spec: &Reader<'_>) -> FleetNames {
+pub(crate) fn read(spec: &Reader<'_>) -> FleetNames {
     let mut found = FleetNames::default();
     let Some(mut fields) = spec.fields() else { return found };
     let names = fields.required("names").and_then(|names| names.items());
@@ -157,17 +155,16 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
 /// Time since which each instance has been unhealthy, by fleet name, because a name may select the
 /// health of a single job.
 #[derive(Debug, Default)]
-pub struct HealthBook {
+pub(crate) struct HealthBook {
     unhealthy: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
 }
 
 /// A [`HealthBook`] saved for the next process: milliseconds since 1970 by name and address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
+pub(crate) struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
 
-/// Current record sets of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
+pub(crate) struct Resolved {
     /// One set per address family with addresses.
     pub records: Vec<Record>,
     /// Time at which the next unhealthy address reaches its hold time.
@@ -176,7 +173,7 @@ pub struct Resolved {
 
 impl HealthBook {
     /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
-    pub fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
+    pub(crate) fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
         let known = self.unhealthy.entry(name.clone()).or_default();
         known.retain(|address, _| unhealthy.contains(address));
         for address in unhealthy {
@@ -185,7 +182,7 @@ impl HealthBook {
     }
 
     /// Returns the state to save for the next process.
-    pub fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
+    pub(crate) fn save(&self, now: Instant, wall: SystemTime) -> SavedHealth {
         let wall = milliseconds(wall);
         let since = |since: &Instant| {
             let elapsed = now.saturating_duration_since(*since).as_millis();
@@ -202,7 +199,7 @@ impl HealthBook {
     }
 
     /// Restores a saved state. A time in the future is replaced by `now`.
-    pub fn restore(saved: &SavedHealth, now: Instant, wall: SystemTime) -> Self {
+    pub(crate) fn restore(saved: &SavedHealth, now: Instant, wall: SystemTime) -> Self {
         let wall = milliseconds(wall);
         let since =
             |since: u64| now.checked_sub(Duration::from_millis(wall.saturating_sub(since))).unwrap_or(now);
@@ -214,14 +211,13 @@ impl HealthBook {
     }
 
     /// Removes names that are no longer published.
-    pub fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
+    pub(crate) fn keep(&mut self, names: &BTreeSet<FleetDomain>) {
         self.unhealthy.retain(|name, _| names.contains(name));
     }
 }
 
 impl SavedHealth {
-    /// Returns whether the same instances are unhealthy.
-    pub fn is_like(&self, other: &Self) -> bool {
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
         let addresses = |saved: &Self| -> BTreeSet<(String, IpAddr)> {
             let pairs = saved
                 .0
@@ -257,23 +253,23 @@ impl Health for HeldHealth<'_> {
 
 /// The reason why a fleet name has no addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
-    /// No alias, and not below a domain of the fleet.
+pub(crate) enum ResolveError {
     #[error("{0} is not a name of the fleet; correct it, or add the alias to the server")]
     Foreign(FleetDomain),
-    /// Its criteria select no instance.
     #[error("{0} matches no instance; correct the name")]
     NoInstance(FleetDomain),
-    /// A query that cannot be parsed.
     #[error("{0} is not a valid query; see docs/architecture.md")]
     Malformed(FleetDomain),
-    /// Its instances have no addresses, or its filter excludes all.
     #[error("{0} has no addresses: its instances have none, or its filter excludes all")]
     NoAddresses(FleetDomain),
+    #[error("no server is configured; set `server` to the DNS server's config.json")]
+    NoServer,
+    #[error("{}", .0.as_deref().unwrap_or("the fleet's records cannot be read"))]
+    NoRecords(Option<String>),
 }
 
 /// Resolves a mapping. If health would remove every address, all addresses are published.
-pub fn resolve(
+pub(crate) fn resolve(
     name: &FleetName,
     snapshot: &Snapshot,
     book: &HealthBook,
@@ -283,15 +279,13 @@ pub fn resolve(
     let unhealthy = book.unhealthy.get(internal);
     let held = HeldHealth { unhealthy, hold: *hold, now };
     let find = |health: &dyn Health| dns_core::resolve::resolve(snapshot, health, internal);
-    let Some(mut found) = find(&held) else {
-        return Err(ResolveError::Foreign(internal.clone()));
-    };
+    let mut found = find(&held).ok_or_else(|| ResolveError::Foreign(internal.clone()))?;
     match found.existence {
         Existence::Found => {}
         Existence::NoSuchName => return Err(ResolveError::NoInstance(internal.clone())),
         Existence::Malformed => return Err(ResolveError::Malformed(internal.clone())),
     }
-    if is_empty(&found) {
+    if found.v4.is_empty() && found.v6.is_empty() {
         // The same name was resolved above.
         found = find(&AllRunning).unwrap_or(found);
     }
@@ -311,16 +305,12 @@ pub fn resolve(
     Ok(Resolved { records, next_change: ends.filter(|end| *end > now).min() })
 }
 
-fn is_empty(resolution: &Resolution) -> bool {
-    resolution.v4.is_empty() && resolution.v6.is_empty()
-}
-
 /// Limits of a response: an explanation of a group of 10,000 instances takes about 2 MB.
 const LIMITS: Limits = Limits { time: Duration::from_secs(5), body: 64 << 20 };
 
 /// A client of the server's control socket.
 #[derive(Debug)]
-pub struct ServerClient {
+pub(crate) struct ServerClient {
     socket: PathBuf,
     /// DNS address of the server. The server checks the health of instances whose names are
     /// queried, so a query keeps a name's instances checked.
@@ -331,12 +321,11 @@ pub struct ServerClient {
 /// Failure to get the health of a name. The known state stays in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", socket.display())]
-pub struct ServerError {
+pub(crate) struct ServerError {
     socket: PathBuf,
     reason: String,
 }
 
-/// The relevant part of the server's response to `/resolve`.
 #[derive(Debug, Deserialize)]
 struct Explanation {
     targets: Vec<ExplainedTarget>,
@@ -355,12 +344,15 @@ struct ExplainedMatch {
 
 impl ServerClient {
     /// Creates a client of a control socket, which keeps names checked by queries to `dns`.
-    pub fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
+    pub(crate) fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
         Self { socket, dns, queries: None }
     }
 
     /// Returns the addresses of a name's unhealthy instances.
-    pub async fn unhealthy_addresses(&mut self, name: &FleetDomain) -> Result<BTreeSet<IpAddr>, ServerError> {
+    pub(crate) async fn unhealthy_addresses(
+        &mut self,
+        name: &FleetDomain,
+    ) -> Result<BTreeSet<IpAddr>, ServerError> {
         self.keep_checked(name).await;
         let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
         let answer = self.explain(name).await.map_err(|error| failed(error.to_string()))?;
@@ -404,7 +396,7 @@ impl ServerClient {
 
 /// Follows the files; the last valid state of each stays in use.
 #[derive(Debug)]
-pub struct FleetFiles {
+pub(crate) struct FleetFiles {
     records: PathBuf,
     /// Glob pattern of the alias files; empty for none.
     aliases: String,
@@ -419,14 +411,14 @@ pub struct FleetFiles {
 /// Failure to read the fleet's files. The last valid state stays in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", file.display())]
-pub struct SourceError {
+pub(crate) struct SourceError {
     file: PathBuf,
     reason: String,
 }
 
 impl FleetFiles {
     /// Follows the files in a server's `config.json`; also returns that configuration.
-    pub fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
+    pub(crate) fn of_server(path: &Path) -> anyhow::Result<(Self, ServerConfig)> {
         let config = load_config(path).map_err(anyhow::Error::msg)?.config;
         let records = config.records_file.clone().ok_or_else(|| {
             anyhow!("{}: \"records_file\" is missing; fleet names need the server's records", path.display())
@@ -435,7 +427,7 @@ impl FleetFiles {
     }
 
     /// Follows `records.json` and the alias files that match a glob pattern.
-    pub fn new(records: PathBuf, aliases: String) -> Self {
+    pub(crate) fn new(records: PathBuf, aliases: String) -> Self {
         Self {
             records,
             aliases,
@@ -449,7 +441,7 @@ impl FleetFiles {
 
     /// Reads changed files. Returns the latest valid state, if any, and the problem of the current
     /// files.
-    pub fn refresh(&mut self) -> (Option<Arc<Snapshot>>, Option<SourceError>) {
+    pub(crate) fn refresh(&mut self) -> (Option<Arc<Snapshot>>, Option<SourceError>) {
         let files = self.files();
         let stamps: Vec<_> = files.iter().map(|path| (path.clone(), FileStamp::of(path))).collect();
         if stamps != self.stamps || self.problem.is_some() {
@@ -460,7 +452,7 @@ impl FleetFiles {
     }
 
     /// Returns `records.json`, followed by the alias files in order of precedence.
-    pub fn files(&self) -> Vec<PathBuf> {
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = vec![self.records.clone()];
         // A malformed pattern matches no file; the server reports it.
         files.extend(glob(&self.aliases).unwrap_or_default());

@@ -30,7 +30,6 @@ use crate::{
 
 type Records = BTreeMap<Key, Record>;
 
-/// Writer of one alias file.
 #[derive(Debug)]
 pub(crate) struct AliasWriter {
     domains: Domains,
@@ -48,13 +47,10 @@ pub(crate) struct AliasWriter {
 /// Reason why a request fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// A record that cannot be an alias, which a repetition does not change.
     #[error("{name}: {reason}")]
     Unfit { name: String, reason: String },
-    /// The message states other records than the current ones.
     #[error("{0}: not as the message states; list the records again")]
     Conflict(Name),
-    /// A file cannot be read or written.
     #[error("{}: {reason}", path.display())]
     File { path: PathBuf, reason: String },
 }

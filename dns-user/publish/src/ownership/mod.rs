@@ -333,11 +333,10 @@ fn split_type(text: &str) -> (String, Option<RecordType>) {
 
 /// Reason why an affix cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum AffixError {
-    /// Prefix and suffix are mutually exclusive.
     #[error("txt-prefix and txt-suffix are both set; remove one of them")]
     Both,
-    /// The affix gives invalid domain names.
     #[error("txt-prefix or txt-suffix produces invalid names: {0}")]
     Unusable(String),
 }

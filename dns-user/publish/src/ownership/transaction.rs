@@ -325,38 +325,20 @@ fn owner_properties(record: &Record) -> BTreeMap<String, String> {
 
 /// Reason why an owner record cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum OwnershipError {
-    /// The owner record of a name without records belongs to another owner.
     #[error(
         "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
          gone, delete it with `retire --orphans={owner}`"
     )]
-    Claimed {
-        /// Name of the record.
-        name: Name,
-        /// Name of the owner record.
-        owner_record: Name,
-        /// Value of the owner record's `owner` label.
-        owner: String,
-    },
-    /// An owner record and a CNAME would have the same name.
+    Claimed { name: Name, owner_record: Name, owner: String },
     #[error("{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix")]
-    Collision {
-        /// Name of the record.
-        name: Name,
-        /// Name that both need.
-        at: Name,
-    },
+    Collision { name: Name, at: Name },
     /// The owner record's name would exceed 255 octets.
     #[error("{name}: the name of its owner record exceeds 255 octets; use a shorter name or txt-prefix")]
-    NoName {
-        /// Name of the record.
-        name: Name,
-    },
-    /// A label's value is invalid in an owner record.
+    NoName { name: Name },
     #[error(transparent)]
     Value(#[from] super::ValueError),
-    /// The owner record cannot be encrypted.
     #[error(transparent)]
     Cipher(#[from] super::CipherError),
 }

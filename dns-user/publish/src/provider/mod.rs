@@ -26,42 +26,19 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use self::{aws::Aws, coredns::CoreDns, rfc2136::Rfc2136, webhook::Webhook};
 use crate::record::{Name, Record, RecordType};
 
-/// Providers by name in `spec.provider`. A new provider is a row here, a variant of
-/// `update_record::Provider` and rows in its table of parameters.
-const PROVIDERS: &[ProviderFactory] = &[
-    ProviderFactory {
-        kind: "rfc2136",
-        open: |given| Ok(Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(given)?))),
-    },
-    ProviderFactory {
-        kind: "coredns",
-        open: |given| Ok(Box::new(CoreDns::new(coredns::Settings::from_parameters(given)?)?)),
-    },
-    ProviderFactory {
-        kind: "aws",
-        open: |given| Ok(Box::new(Aws::new(aws::Settings::from_parameters(given)?)?)),
-    },
-    ProviderFactory {
-        kind: "webhook",
-        open: |given| Ok(Box::new(Webhook::new(webhook::Settings::from_parameters(given)?)?)),
-    },
-];
-
-/// Constructor of a provider.
-struct ProviderFactory {
-    kind: &'static str,
-    open: fn(&Parameters) -> Result<Box<dyn Provider>, ProviderError>,
-}
-
-/// Opens the provider with this name, without sending a request.
-pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
-    let Some(factory) = PROVIDERS.iter().find(|factory| factory.kind == kind) else {
-        let known: Vec<&str> = PROVIDERS.iter().map(|factory| factory.kind).collect();
-        let message =
-            format!("provider {kind:?} is not supported at run time; use one of {}", known.join(", "));
-        return Err(ProviderError::Settings(message));
-    };
-    (factory.open)(parameters)
+/// Opens the provider with this name in `spec.provider`, without sending a request.
+pub(crate) fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
+    Ok(match kind {
+        "rfc2136" => Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(parameters)?)),
+        "coredns" => Box::new(CoreDns::new(coredns::Settings::from_parameters(parameters)?)?),
+        "aws" => Box::new(Aws::new(aws::Settings::from_parameters(parameters)?)?),
+        "webhook" => Box::new(Webhook::new(webhook::Settings::from_parameters(parameters)?)?),
+        _ => {
+            return Err(ProviderError::Settings(format!(
+                "provider {kind:?} is not supported at run time; use one of rfc2136, coredns, aws, webhook"
+            )));
+        }
+    })
 }
 
 /// A DNS service that holds zones.
@@ -182,50 +159,20 @@ pub enum TransactionResult {
 
 /// Failure of a provider, for status and log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ProviderError {
-    /// The configuration is unusable.
     #[error("{0}")]
     Settings(String),
-    /// The server is unreachable, or the connection broke.
     #[error("{server}: {reason}")]
-    Unreachable {
-        /// Address or URL of the server.
-        server: String,
-        /// Cause of the failure, from the transport.
-        reason: String,
-    },
-    /// The server rejected the request.
+    Unreachable { server: String, reason: String },
     #[error("{server} refused: {reason}")]
-    Refused {
-        /// Address or URL of the server.
-        server: String,
-        /// Error code of the server, and a remedy.
-        reason: String,
-    },
-    /// The server's response is malformed or incomplete.
+    Refused { server: String, reason: String },
     #[error("{server}: invalid response: {reason}")]
-    BadAnswer {
-        /// Address or URL of the server.
-        server: String,
-        /// Defect of the response.
-        reason: String,
-    },
-    /// The server throttles requests.
+    BadAnswer { server: String, reason: String },
     #[error("{server} is throttling; next attempt in {} s", wait.as_secs())]
-    Throttled {
-        /// Address or URL of the server.
-        server: String,
-        /// Pause before the next attempt.
-        wait: Duration,
-    },
-    /// The provider cannot represent the records of one name.
+    Throttled { server: String, wait: Duration },
     #[error("{name}: {reason}")]
-    Unfit {
-        /// Name of the transaction.
-        name: Name,
-        /// The exceeded limit, and a remedy.
-        reason: String,
-    },
+    Unfit { name: Name, reason: String },
 }
 
 /// Number of refused groups in a batch after which failing transactions are no longer isolated.
@@ -249,7 +196,7 @@ trait GroupSender: Send {
 /// Time within which the responses to a window let it grow.
 const QUICK: Duration = Duration::from_secs(1);
 
-/// Sends all transactions.
+/// Sends all transactions; one that the provider cannot express has its error in place of its form.
 ///
 /// A refused group is halved until its failing transactions are isolated; a group in conflict with
 /// another writer is halved only if `isolate` is set. If the server is unreachable, or after too
@@ -257,6 +204,24 @@ const QUICK: Duration = Duration::from_secs(1);
 ///
 /// One message is sent first, and more at once only while all are applied.
 async fn send_groups<Sender: GroupSender>(
+    sender: &mut Sender,
+    transactions: Vec<Result<Sender::Item, ProviderError>>,
+    isolate: bool,
+    progress: Progress<'_>,
+) -> Vec<TransactionResult> {
+    let mut items = Vec::with_capacity(transactions.len());
+    let unfit = transactions.into_iter().map(|item| item.map(|item| items.push(item)).err());
+    let unfit: Vec<Option<ProviderError>> = unfit.collect();
+    let mut sent = send_all(sender, &items, isolate, progress).await.into_iter();
+    let result = |unfit: Option<ProviderError>| match unfit {
+        Some(error) => TransactionResult::Failed(error),
+        // Every item has a result.
+        None => sent.next().unwrap_or(TransactionResult::Conflict),
+    };
+    unfit.into_iter().map(result).collect()
+}
+
+async fn send_all<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: &[Sender::Item],
     isolate: bool,
@@ -520,7 +485,7 @@ mod tests {
         /// Sends 20 items; returns the results as letters.
         async fn take_all(&mut self) -> String {
             let items: Vec<u8> = (0..20).collect();
-            let results = send_groups(self, &items, false, &|_| {}).await;
+            let results = send_all(self, &items, false, &|_| {}).await;
             let letter = |result: &TransactionResult| match result {
                 TransactionResult::Applied => 'A',
                 TransactionResult::Conflict => 'C',

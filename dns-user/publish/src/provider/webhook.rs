@@ -214,8 +214,8 @@ impl Webhook {
                 current.push(transaction.clone());
             }
         }
-        let mut sender = Sender { webhook: self };
-        let sent = send_groups(&mut sender, &current, batch.isolate, progress).await;
+        let items = current.iter().cloned().map(Ok).collect();
+        let sent = send_groups(self, items, batch.isolate, progress).await;
         let after = match self.records().await {
             Ok((records, _)) => by_key(records),
             Err(error) => {
@@ -299,12 +299,7 @@ impl Provider for Webhook {
     }
 }
 
-/// Sends changes in small messages.
-struct Sender<'a> {
-    webhook: &'a Webhook,
-}
-
-impl GroupSender for Sender<'_> {
+impl GroupSender for Webhook {
     type Item = Transaction;
 
     fn fitting(&self, transactions: &[Transaction]) -> usize {
@@ -320,8 +315,8 @@ impl GroupSender for Sender<'_> {
     }
 }
 
-impl Sender<'_> {
-    async fn send_changes(&mut self, group: &[Transaction]) -> TransactionResult {
+impl Webhook {
+    async fn send_changes(&self, group: &[Transaction]) -> TransactionResult {
         let mut changes = Changes::default();
         for step in group.iter().flat_map(|transaction| &transaction.steps) {
             match step {
@@ -335,7 +330,7 @@ impl Sender<'_> {
             }
         }
         let body = serde_json::to_vec(&changes).unwrap_or_default();
-        match self.webhook.call("/records", Some(body)).await {
+        match self.call("/records", Some(body)).await {
             Ok(_) => TransactionResult::Applied,
             Err(error) => TransactionResult::Failed(error),
         }

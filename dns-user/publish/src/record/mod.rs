@@ -220,24 +220,19 @@ impl Labels {
 
 /// Reason why a text is not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum RecordError {
-    /// The name is malformed.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A target is invalid for the type.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// The type is unknown.
     #[error(
         "unknown record type {0:?}; use A, AAAA, CNAME, DNAME, TXT, SRV, NS, PTR, MX, NAPTR or TYPE<number>"
     )]
     UnknownType(String),
     /// A CNAME or DNAME has more than one target (RFC 2181, section 10.1).
     #[error("{name}: a CNAME or DNAME must have exactly one target; use A or AAAA for several addresses")]
-    SeveralAliases {
-        /// Name of the set.
-        name: Name,
-    },
+    SeveralAliases { name: Name },
 }
 
 /// Data of one record, normalised so that equal data is equal.
@@ -503,7 +498,6 @@ impl DomainFilter {
     }
 }
 
-/// One entry of a filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Suffix {
     domain: Name,

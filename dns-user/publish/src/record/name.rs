@@ -181,7 +181,6 @@ pub struct NameError {
     reason: Reason,
 }
 
-/// Defect of a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Reason {
     #[error("it has an empty label; remove the extra dot")]

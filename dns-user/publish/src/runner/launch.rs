@@ -70,7 +70,6 @@ impl LaunchOptions {
     }
 }
 
-/// Returns an error of the settings.
 fn settings(problem: String) -> ProviderError {
     ProviderError::Settings(problem)
 }
@@ -261,8 +260,11 @@ pub(super) fn fill_targets(publication: &mut Publication, options: &LaunchOption
         if defaults.is_empty() && target.untargeted.is_empty() {
             continue;
         }
-        let force = parameters.flag("force-default-targets").unwrap_or_default();
-        for (id, name) in Arc::make_mut(target).fill(&defaults, force) {
+        let target = Arc::make_mut(target);
+        if !defaults.is_empty() && parameters.flag("force-default-targets").unwrap_or_default() {
+            target.clear_targets();
+        }
+        for (id, name) in target.fill(&defaults) {
             publication.problems.entry(id).or_default().push(format!(
                 "{name}: its entry has no target, so its records stay unchanged; add a target, or set \
                  default-targets in provider_settings"

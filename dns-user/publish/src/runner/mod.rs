@@ -55,7 +55,7 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let options = LaunchOptions::of(&config)?;
     let store = Store::open(&config.store)?;
-    let mut sources = Sources::new(&config, true)?;
+    let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
     let shared = Arc::new(Shared { api_state: api_state.clone(), board: Board::default(), options });
@@ -157,7 +157,6 @@ struct Worker {
 }
 
 impl Workers {
-    /// Starts, updates and stops tasks.
     fn update(&mut self, shared: &Arc<Shared>, publication: &Publication) {
         let gone: Vec<String> =
             self.0.keys().filter(|name| !publication.targets.contains_key(*name)).cloned().collect();
@@ -165,7 +164,7 @@ impl Workers {
             // Its current round completes; published records stay.
             drop(self.0.remove(&name));
             shared.board.states.lock().remove(&name);
-            shared.api_state.metrics().forget(&name);
+            shared.api_state.metrics.forget(&name);
             tracing::info!(
                 provider = name,
                 "provider no longer used: its DNS Update Record was removed; published records stay"
@@ -230,7 +229,7 @@ impl Status {
         self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
         overview.problems.extend(state.fleet_problem.clone());
         shared.api_state.set_overview(overview);
-        self.write_files(&state.scan, shared.api_state.store().folder());
+        self.write_files(&state.scan, shared.api_state.store.folder());
     }
 
     /// Writes the status beside the operator's documents; the API shows the status of its resources.
@@ -284,7 +283,7 @@ fn missing(
 
 /// Exposes the sources in metrics.
 fn expose(api_state: &ApiState, state: &State) {
-    let metrics = api_state.metrics();
+    let metrics = &api_state.metrics;
     let records = state.publication.targets.values().flat_map(|target| &target.desired.records);
     let counts = Metrics::count_types(records);
     metrics.source_endpoints.set(i64::try_from(counts.values().sum::<usize>()).unwrap_or(i64::MAX));
@@ -340,7 +339,7 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
                 Err(error) => {
                     let problem = error.to_string();
                     let state = ProviderState::failed(&problem, &shared.state(&name));
-                    shared.report(&name, state, Err(problem));
+                    shared.report(&name, state, Some(problem));
                 }
             }
         }
@@ -383,7 +382,7 @@ impl Shared {
         target: &Target,
         confirmed: Option<usize>,
     ) -> usize {
-        let metrics = self.api_state.metrics();
+        let metrics = &self.api_state.metrics;
         let is_dry = target.record.parameters.is_set("dry-run");
         let result = match is_dry {
             false => engine.reconcile(&target.desired, confirmed, &|_| {}).await,
@@ -399,33 +398,31 @@ impl Shared {
             Ok(report) => {
                 let state = ProviderState::of_report(&report, &self.state(name));
                 self.count(name, &report, &state);
-                let health = match report.is_complete() {
+                let problem = match report.is_complete() {
                     true => {
                         metrics.last_sync.with_label_values(labels).set(seconds_now());
                         Metrics::set_types(&metrics.verified_records, Some(name), &counts);
-                        Ok(())
+                        None
                     }
-                    false => Err(state
-                        .general
-                        .first()
-                        .or(state.names.first().map(|(_, problem)| problem))
-                        .cloned()
-                        .unwrap_or_default()),
+                    false => {
+                        let of_names = state.names.iter().map(|(_, problem)| problem);
+                        Some(state.general.iter().chain(of_names).next().cloned().unwrap_or_default())
+                    }
                 };
-                self.report(name, state, health);
+                self.report(name, state, problem);
                 report.applied()
             }
             Err(error) => {
                 metrics.registry_errors.with_label_values(labels).inc();
                 let state = ProviderState::failed(&error, &self.state(name));
-                self.report(name, state, Err(error.to_string()));
+                self.report(name, state, Some(error.to_string()));
                 0
             }
         }
     }
 
     fn count(&self, name: &str, report: &Report, state: &ProviderState) {
-        let metrics = self.api_state.metrics();
+        let metrics = &self.api_state.metrics;
         let labels = &[name];
         let sum = |count: &dyn Fn(&crate::engine::ZoneReport) -> usize| -> i64 {
             i64::try_from(report.zones.iter().map(count).sum::<usize>()).unwrap_or(i64::MAX)
@@ -451,11 +448,12 @@ impl Shared {
         }
     }
 
-    fn report(&self, name: &str, state: ProviderState, health: Result<(), String>) {
-        let errors = self.api_state.metrics().soft_errors.with_label_values(&[name]);
-        match &health {
-            Ok(()) => errors.set(0),
-            Err(_) => errors.inc(),
+    /// Records the end of a round; without a `problem` it published everything.
+    fn report(&self, name: &str, state: ProviderState, problem: Option<String>) {
+        let errors = self.api_state.metrics.soft_errors.with_label_values(&[name]);
+        match &problem {
+            None => errors.set(0),
+            Some(_) => errors.inc(),
         }
         let mut states = self.board.states.lock();
         if states.get(name) != Some(&state) {
@@ -471,7 +469,7 @@ impl Shared {
             states.insert(name.to_owned(), state);
         }
         drop(states);
-        self.api_state.note_round(name, health);
+        self.api_state.end_round(name, problem);
         self.board.changed.notify_one();
     }
 }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     config::Config,
     documents::{Folder, Scan},
-    fleet::{FleetFiles, HealthBook, SavedHealth, ServerClient, resolve},
+    fleet::{FleetFiles, HealthBook, ResolveError, SavedHealth, ServerClient, resolve},
     publication::{Publication, fleet_names, publish},
     store::write_json,
 };
@@ -52,7 +52,7 @@ struct Fleet {
 
 /// Reads documents and fleet once, for a command.
 pub async fn read_once(config: &Config) -> anyhow::Result<State> {
-    let mut sources = Sources::new(config, false)?;
+    let mut sources = Sources { saves_health: false, ..Sources::new(config)? };
     Ok(sources.read().await)
 }
 
@@ -74,13 +74,13 @@ impl Sources {
     ///
     /// An unreadable configuration of the server is an error, because fleet names cannot be
     /// resolved without it.
-    pub fn new(config: &Config, saves_health: bool) -> anyhow::Result<Self> {
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
         let fleet = config.server.as_deref().map(|path| Fleet::new(path, config)).transpose()?;
         let options = LaunchOptions::of(config)?;
         let mut paths = config.documents.clone();
         // Without it the API was never used.
         paths.extend(config.store.is_dir().then(|| config.store.clone()));
-        Ok(Self { folder: Folder::new(paths), fleet, options, saves_health })
+        Ok(Self { folder: Folder::new(paths), fleet, options, saves_health: true })
     }
 
     /// Returns the files of the fleet to watch.
@@ -102,9 +102,7 @@ impl Sources {
         let mut next = now + SCAN_INTERVAL;
         let names = fleet_names(&scan.documents);
         let Some(fleet) = &mut self.fleet else {
-            let publication = publish(&scan, &|_| {
-                Err("no server is configured; set `server` to the DNS server's config.json".to_owned())
-            });
+            let publication = publish(&scan, &|_| Err(ResolveError::NoServer));
             return State { scan, publication, next, fleet_problem: None };
         };
         let mut problem = None;
@@ -133,12 +131,8 @@ impl Sources {
         fleet.log(problem.as_deref());
         let changes = std::cell::Cell::new(next);
         let publication = publish(&scan, &|name| {
-            let Some(snapshot) = &snapshot else {
-                return Err(problem
-                    .clone()
-                    .unwrap_or_else(|| "the fleet's records cannot be read".to_owned()));
-            };
-            let resolved = resolve(name, snapshot, &fleet.book, now).map_err(|error| error.to_string())?;
+            let snapshot = snapshot.as_deref().ok_or_else(|| ResolveError::NoRecords(problem.clone()))?;
+            let resolved = resolve(name, snapshot, &fleet.book, now)?;
             changes.set(resolved.next_change.unwrap_or(next).min(changes.get()));
             Ok(resolved.records)
         });

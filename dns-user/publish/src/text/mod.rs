@@ -152,7 +152,6 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Returns the value if it is a boolean.
     pub fn boolean(&self) -> Option<bool> {
         match self.node.value {
             Value::Bool(value) => Some(value),
@@ -160,7 +159,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns an integer within a range.
     pub fn integer<T>(&self, range: std::ops::RangeInclusive<T>) -> Option<T>
     where
         T: Copy + TryFrom<i128> + PartialOrd + fmt::Display,
@@ -209,7 +207,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Formats a scalar as text.
     fn scalar(&self) -> String {
         match &self.node.value {
             Value::Bool(value) => value.to_string(),
@@ -270,7 +267,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns a remedy that suggests the known name closest to an unknown one.
-pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
+pub(crate) fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
     let lower = name.to_lowercase();
     let near = known.iter().map(|word| (strsim::levenshtein(&lower, &word.to_lowercase()), *word)).min();
     match near {
@@ -319,12 +316,9 @@ pub enum Value {
     Map(Vec<Member>),
 }
 
-/// A member of a map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// Name of the member.
     pub name: String,
-    /// Line of the name.
     pub line: u64,
     /// Value of the member, with its position.
     pub node: Node,
@@ -332,7 +326,7 @@ pub struct Member {
 
 /// One document of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Document<'a> {
+pub(crate) struct Document<'a> {
     /// First line in the file, from 1.
     pub line: u64,
     /// Text of this document only.
@@ -342,7 +336,7 @@ pub struct Document<'a> {
 /// Splits a file at its `---` lines, skipping documents without content.
 ///
 /// A syntax error therefore affects only its document.
-pub fn documents(text: &str) -> Vec<Document<'_>> {
+pub(crate) fn documents(text: &str) -> Vec<Document<'_>> {
     let mut found = Vec::new();
     let (mut start, mut first, mut line, mut at) = (0, 1, 0, 0);
     for piece in text.split_inclusive('\n') {
@@ -367,7 +361,7 @@ pub fn documents(text: &str) -> Vec<Document<'_>> {
 }
 
 /// Parses one document; reports the reason if it is unreadable.
-pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
+pub(crate) fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
     parse_json(document.text, document.line).or_else(|| parse_yaml(document, problems))
 }
 

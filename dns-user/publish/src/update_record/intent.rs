@@ -14,7 +14,6 @@ use crate::{
 /// An inbound intent of a distributed application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// Name and free text.
     pub metadata: Metadata,
     /// Application or microservice that is reached under the names.
     pub app: String,
@@ -33,13 +32,11 @@ pub struct Intent {
 /// Clusters of one logical cloud in which the application runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Name of the logical cloud.
     pub logical_cloud: String,
     /// Clusters whose addresses are published.
     pub clusters: Vec<ClusterAddresses>,
 }
 
-/// Addresses of the application in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterAddresses {
     /// The cluster, as the owner of a list.
@@ -61,12 +58,10 @@ pub struct Binding {
     pub records: Vec<Record>,
 }
 
-/// Bindings of an intent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntentOutcome {
     /// One binding per DNS Update Record and domain.
     pub bindings: Vec<Binding>,
-    /// Reasons why a part of the intent is not published.
     pub problems: Vec<String>,
 }
 
@@ -277,29 +272,17 @@ impl ClusterAddresses {
     }
 }
 
-/// Owner of a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ListOwner {
     /// A logical cloud of a project.
-    LogicalCloud {
-        /// Project that contains the logical cloud.
-        project: String,
-        /// Name of the logical cloud.
-        name: String,
-    },
+    LogicalCloud { project: String, name: String },
     /// A cluster, shared by all projects.
-    Cluster {
-        /// Provider that registered the cluster.
-        provider: String,
-        /// Name of the cluster.
-        name: String,
-    },
+    Cluster { provider: String, name: String },
 }
 
 /// The list `dns-update-record-list` of a logical cloud or cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordList {
-    /// Name and free text.
     pub metadata: Metadata,
     /// Pairs of a key, which has no meaning, and the name of a DNS Update Record.
     pub pairs: Vec<(String, String)>,

@@ -2,15 +2,15 @@
 //! that use them, as source document 003 defines them. Pure.
 
 mod intent;
-pub mod parameters;
+pub(crate) mod parameters;
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
 use self::parameters::Group;
-pub use self::{
-    intent::{Binding, Intent, IntentOutcome, ListOwner, Placement, RecordList},
+pub(crate) use self::{
+    intent::{Intent, ListOwner, RecordList},
     parameters::{Parameter, Parameters, Setting},
 };
 use crate::{
@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Label that assigns endpoints to a DNS Update Record.
-pub const PROVIDER_LABEL: &str = "dnsprovider";
+pub(crate) const PROVIDER_LABEL: &str = "dnsprovider";
 
 /// Default namespace, and project, of documents.
-pub const DEFAULT_PROJECT: &str = "default";
+pub(crate) const DEFAULT_PROJECT: &str = "default";
 
 /// Value of `spec.provider` in a DNS Update Record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,21 +48,17 @@ pub enum Provider {
 /// A DNS Update Record: a provider and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateRecord {
-    /// Name and free text.
     pub metadata: Metadata,
-    /// Provider from `spec.provider`.
     pub provider: Provider,
     /// `spec.selector`, an extension of the document: selects the endpoints for this provider. By
     /// default, endpoints whose label `dnsprovider` equals the record's name.
     pub selector: Option<Selector>,
-    /// `spec.external-dns-parameters`.
     pub parameters: Parameters,
 }
 
 /// `metadata` of all resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// Name, unique within its project and kind.
     pub name: String,
     /// `description`, free text for people.
     pub description: Option<String>,
@@ -94,7 +90,6 @@ impl Provider {
         Self::Webhook,
     ];
 
-    /// Returns the provider's name as used in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aws => "aws",
@@ -237,7 +232,7 @@ impl UpdateRecord {
 }
 
 /// TSIG algorithms supported by external-dns.
-pub const TSIG_ALGORITHMS: [&str; 5] =
+pub(crate) const TSIG_ALGORITHMS: [&str; 5] =
     ["hmac-sha1", "hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"];
 
 fn rfc2136_obstacles(parameters: &Parameters) -> Vec<String> {
@@ -322,7 +317,7 @@ impl Metadata {
 }
 
 /// Parses a name that is valid in a URL and in a Kubernetes label.
-pub fn read_identifier(reader: &Reader<'_>) -> Option<String> {
+pub(crate) fn read_identifier(reader: &Reader<'_>) -> Option<String> {
     let text = reader.text()?;
     if !is_identifier(text) {
         reader.problem(
@@ -335,7 +330,7 @@ pub fn read_identifier(reader: &Reader<'_>) -> Option<String> {
 }
 
 /// Returns whether a text is valid in a URL and in a Kubernetes label.
-pub fn is_identifier(text: &str) -> bool {
+pub(crate) fn is_identifier(text: &str) -> bool {
     let ends = |edge: Option<char>| edge.is_some_and(|letter| letter.is_ascii_alphanumeric());
     text.len() <= 63
         && ends(text.chars().next())

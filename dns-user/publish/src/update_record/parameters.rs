@@ -28,7 +28,6 @@ pub struct Parameter {
     pub kind: Kind,
     /// Default, if the document states one.
     pub default: Option<&'static str>,
-    /// Effect on the publisher.
     pub effect: Effect,
 }
 
@@ -37,13 +36,9 @@ pub struct Parameter {
 pub enum Group {
     /// `extdns_general`: for every provider.
     General,
-    /// `extdns_provider_aws`: parameters for Route 53.
     Aws,
-    /// `extdns_provider_azure`: parameters for Azure DNS.
     Azure,
-    /// `extdns_provider_coredns`: parameters for CoreDNS's etcd.
     CoreDns,
-    /// `extdns_provider_rfc2136`: parameters for DNS UPDATE.
     Rfc2136,
 }
 
@@ -56,9 +51,7 @@ pub enum Kind {
     TextOrBoolean,
     /// A JSON string holding a Go duration, such as `30s`.
     Duration,
-    /// The JSON literals `true` and `false`.
     Boolean,
-    /// A non-negative JSON integer.
     Integer,
     /// A JSON string with one of these values.
     Choice(&'static [&'static str]),
@@ -96,7 +89,6 @@ impl Group {
 }
 
 impl Parameter {
-    /// Returns the parameter with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         PARAMETERS.iter().find(|parameter| parameter.name == name)
     }
@@ -118,7 +110,7 @@ impl Parameter {
 
 /// All parameters, in the order of the document.
 #[rustfmt::skip]
-pub const PARAMETERS: &[Parameter] = &[
+pub(crate) const PARAMETERS: &[Parameter] = &[
     general("request-timeout", Duration, KubernetesOnly),
     general("contour-load-balancer", Text, KubernetesOnly).by_default("heptio-contour/contour"),
     general("fqdn-template", Text, KubernetesOnly),
@@ -198,11 +190,9 @@ const MAX_TEXT: usize = 16 * 1024;
 #[serde(transparent)]
 pub struct Parameters(BTreeMap<&'static str, Setting>);
 
-/// The value of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Setting {
-    /// Value of a boolean parameter.
     Boolean(bool),
     /// Value of an integer parameter, not negative.
     Integer(u32),
@@ -278,7 +268,6 @@ impl Parameters {
         texts
     }
 
-    /// Returns a duration, or its default.
     pub fn duration(&self, name: &str) -> Option<Time> {
         // Only valid durations are accepted by `read`.
         parse_duration(self.text(name)?).ok()

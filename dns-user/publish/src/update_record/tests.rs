@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::*;
+use super::{intent::IntentOutcome, *};
 use crate::text::{Problem, Problems, documents, parse};
 
 fn read<T>(text: &str, read: impl FnOnce(&mut Fields<'_>) -> Option<T>) -> Result<T, Vec<String>> {

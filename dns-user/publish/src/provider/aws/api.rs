@@ -7,12 +7,11 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
-use hmac::{Hmac, KeyInit as _, Mac as _};
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
 use quick_xml::{
@@ -20,9 +19,8 @@ use quick_xml::{
     escape::escape,
     events::{BytesRef, Event},
 };
-use ring::digest;
+use ring::{digest, hmac};
 use serde::Deserialize;
-use sha2::Sha256;
 use time::{
     OffsetDateTime,
     format_description::{BorrowedFormatItem, well_known::Rfc3339},
@@ -45,11 +43,10 @@ const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T
 
 /// Client of Route 53.
 pub(super) struct Api {
+    pub(super) settings: Settings,
     http: Http,
-    endpoint: String,
-    region: String,
-    keys: Keys,
-    retries: u32,
+    /// Credentials that expire, and the time of their end.
+    temporary: Option<(Credentials, SystemTime)>,
 }
 
 /// Error of a call to Route 53.
@@ -78,25 +75,16 @@ impl CallError {
 }
 
 impl Api {
-    pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
-        let Settings { endpoint, token_endpoint, metadata_endpoint, .. } = settings;
+    pub(super) fn new(settings: Settings) -> Result<Self, ProviderError> {
+        let Settings { endpoint, token_endpoint, metadata_endpoint, .. } = &settings;
         let urls = [endpoint, token_endpoint, metadata_endpoint].map(String::as_str);
-        Ok(Self {
-            http: Http::new(urls.into_iter(), &settings.files, settings.timeout)?,
-            endpoint: settings.endpoint.clone(),
-            region: settings.region.clone(),
-            keys: Keys::new(settings),
-            retries: settings.retries,
-        })
-    }
-
-    pub(super) fn server(&self) -> &str {
-        &self.endpoint
+        let http = Http::new(urls.into_iter(), &settings.files, settings.timeout)?;
+        Ok(Self { settings, http, temporary: None })
     }
 
     pub(super) async fn get(&mut self, path: &str, query: &[(&str, &str)]) -> Result<Element, ProviderError> {
         let response = self.call("GET", path, query, None).await;
-        response.map_err(|error| error.into_provider(&self.endpoint))
+        response.map_err(|error| error.into_provider(&self.settings.endpoint))
     }
 
     pub(super) async fn post(&mut self, path: &str, body: &Element) -> Result<Element, CallError> {
@@ -112,63 +100,65 @@ impl Api {
         query: &[(&str, &str)],
         body: Option<String>,
     ) -> Result<Element, CallError> {
-        let credentials = self.keys.current(&self.http).await?;
-        let scope = Scope { region: self.region.clone(), service: "route53" };
+        let credentials = self.credentials().await?;
         let path = format!("/{VERSION}/{path}");
-        let mut pause = FIRST_PAUSE;
-        for attempt in 0.. {
-            let endpoint = &self.endpoint;
-            let body = body.clone().unwrap_or_default();
-            let unsigned = Unsigned { method, path: &path, query, content_type: "text/xml", body: &body };
-            let request = unsigned.sign(endpoint, &credentials, &scope)?;
-            match exchange(&self.http, endpoint, request).await {
-                Err(CallError::Other(ProviderError::Throttled { .. })) if attempt < self.retries => {
+        let body = body.unwrap_or_default();
+        let unsigned = Unsigned { method, path: &path, query, content_type: "text/xml", body: &body };
+        let Settings { endpoint, region, retries, .. } = &self.settings;
+        let scope = Scope { region, service: "route53" };
+        let (mut pause, mut attempt) = (FIRST_PAUSE, 0);
+        loop {
+            let request = unsigned.sign(endpoint, &credentials, scope)?;
+            match self.exchange(endpoint, request).await {
+                Err(CallError::Other(ProviderError::Throttled { .. })) if attempt < *retries => {
                     tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                     pause *= 2;
+                    attempt += 1;
                 }
                 result => return result,
             }
         }
-        // Unreachable: the loop is infinite.
-        Err(ProviderError::Throttled { server: self.endpoint.clone(), wait: LONG_PAUSE }.into())
     }
-}
 
-async fn exchange(http: &Http, server: &str, request: Request<Full<Bytes>>) -> Result<Element, CallError> {
-    let response = http.send(server, request).await?;
-    let parsed = Element::parse(response.body());
-    if response.status() == StatusCode::OK {
-        let bad = |reason| ProviderError::BadAnswer { server: server.to_owned(), reason };
-        return Ok(parsed.map_err(bad)?);
+    async fn exchange(&self, server: &str, request: Request<Full<Bytes>>) -> Result<Element, CallError> {
+        let response = self.http.send(server, request).await?;
+        let parsed = Element::parse(response.body());
+        if response.status() == StatusCode::OK {
+            return Ok(parsed.map_err(|error| ProviderError::BadAnswer {
+                server: server.to_owned(),
+                reason: error.to_string(),
+            })?);
+        }
+        let answer = parsed.unwrap_or_default();
+        let code = answer.find("Code").map_or("", |code| code.text.trim());
+        let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
+        if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
+            let mut messages: Vec<String> = answer
+                .find("Messages")
+                .into_iter()
+                .flat_map(|list| &list.children)
+                .map(|one| one.text.clone())
+                .collect();
+            if messages.is_empty() {
+                messages.push(message.to_owned());
+            }
+            return Err(CallError::InvalidBatch(messages));
+        }
+        let server = server.to_owned();
+        Err(CallError::Other(match code {
+            "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
+                ProviderError::Throttled { server, wait: LONG_PAUSE }
+            }
+            _ if response.status() == StatusCode::TOO_MANY_REQUESTS => {
+                ProviderError::Throttled { server, wait: LONG_PAUSE }
+            }
+            _ if response.status().is_server_error() => ProviderError::Unreachable {
+                server,
+                reason: format!("{} {code}: {message}", response.status()),
+            },
+            _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
+        }))
     }
-    let answer = parsed.unwrap_or_default();
-    let code = answer.find("Code").map_or("", |code| code.text.trim());
-    let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
-    if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
-        let mut messages: Vec<String> = answer
-            .find("Messages")
-            .into_iter()
-            .flat_map(|list| &list.children)
-            .map(|one| one.text.clone())
-            .collect();
-        if messages.is_empty() {
-            messages.push(message.to_owned());
-        }
-        return Err(CallError::InvalidBatch(messages));
-    }
-    let server = server.to_owned();
-    Err(CallError::Other(match code {
-        "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
-            ProviderError::Throttled { server, wait: LONG_PAUSE }
-        }
-        _ if response.status() == StatusCode::TOO_MANY_REQUESTS => {
-            ProviderError::Throttled { server, wait: LONG_PAUSE }
-        }
-        _ if response.status().is_server_error() => {
-            ProviderError::Unreachable { server, reason: format!("{} {code}: {message}", response.status()) }
-        }
-        _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
-    }))
 }
 
 /// Time before the expiration of temporary credentials at which they are renewed.
@@ -182,17 +172,6 @@ const METADATA_TOKEN_SECONDS: &str = "300";
 
 /// Path of the instance profile's credentials.
 const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
-
-struct Keys {
-    given: Option<Credentials>,
-    web_identity: Option<(PathBuf, String)>,
-    shared_file: Option<(PathBuf, String)>,
-    metadata_endpoint: String,
-    token_endpoint: String,
-    region: String,
-    role: Option<String>,
-    temporary: Option<(Credentials, SystemTime)>,
-}
 
 /// Reads a profile of a shared credentials file: sections of `name = value`.
 fn of_shared_file(file: &Path, profile: &str) -> Result<Credentials, ProviderError> {
@@ -227,23 +206,11 @@ struct Profile {
     expiration: String,
 }
 
-impl Keys {
-    fn new(settings: &Settings) -> Self {
-        Self {
-            given: settings.credentials.clone(),
-            web_identity: settings.web_identity.clone(),
-            shared_file: settings.shared_file.clone(),
-            metadata_endpoint: settings.metadata_endpoint.clone(),
-            token_endpoint: settings.token_endpoint.clone(),
-            region: settings.region.clone(),
-            role: settings.role.clone(),
-            temporary: None,
-        }
-    }
-
+impl Api {
     /// Returns credentials that remain valid for at least [`RENEWAL`].
-    async fn current(&mut self, http: &Http) -> Result<Credentials, ProviderError> {
-        if let (Some(given), None) = (&self.given, &self.role) {
+    async fn credentials(&mut self) -> Result<Credentials, ProviderError> {
+        let Settings { credentials: given, web_identity, shared_file, role, .. } = &self.settings;
+        if let (Some(given), None) = (given, role) {
             return Ok(given.clone());
         }
         if let Some((credentials, until)) = &self.temporary
@@ -251,17 +218,17 @@ impl Keys {
         {
             return Ok(credentials.clone());
         }
-        let base = match (&self.given, &self.web_identity, &self.shared_file) {
+        let base = match (given, web_identity, shared_file) {
             (Some(given), _, _) => (given.clone(), SystemTime::now()),
-            (None, Some((file, role)), _) => self.of_web_identity(http, file, role).await?,
+            (None, Some((file, role)), _) => self.of_web_identity(file, role).await?,
             // Read again from time to time, because other programs renew it.
             (None, None, Some((file, profile))) => {
                 (of_shared_file(file, profile)?, SystemTime::now() + 2 * RENEWAL)
             }
-            (None, None, None) => self.of_machine(http).await?,
+            (None, None, None) => self.of_machine().await?,
         };
-        let temporary = match self.role.clone() {
-            Some(role) => self.assume(http, &role, &base.0).await?,
+        let temporary = match role {
+            Some(role) => self.assume(role, &base.0).await?,
             None => base,
         };
         let credentials = temporary.0.clone();
@@ -270,8 +237,8 @@ impl Keys {
     }
 
     /// Fetches the credentials of the machine's instance profile (IMDSv2).
-    async fn of_machine(&self, http: &Http) -> Result<(Credentials, SystemTime), ProviderError> {
-        let server = &self.metadata_endpoint;
+    async fn of_machine(&self) -> Result<(Credentials, SystemTime), ProviderError> {
+        let server = &self.settings.metadata_endpoint;
         let missing = |reason: String| {
             ProviderError::Settings(format!(
                 "Route 53 needs credentials: AWS_ACCESS_KEY_ID is not set, and this machine has no instance \
@@ -281,7 +248,8 @@ impl Keys {
         let ask = async |request: hyper::http::request::Builder| {
             let request =
                 request.body(Full::new(Bytes::new())).map_err(|error| missing(error.to_string()))?;
-            let response = http.send(server, request).await.map_err(|error| missing(error.to_string()))?;
+            let response =
+                self.http.send(server, request).await.map_err(|error| missing(error.to_string()))?;
             match response.status() {
                 StatusCode::OK => Ok(String::from_utf8_lossy(response.body()).trim().to_owned()),
                 status => Err(missing(status.to_string())),
@@ -301,7 +269,6 @@ impl Keys {
 
     async fn assume(
         &self,
-        http: &Http,
         role: &str,
         base: &Credentials,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
@@ -312,18 +279,17 @@ impl Keys {
             ("RoleSessionName", "bosh-dns-publish"),
             ("Version", "2011-06-15"),
         ];
-        let endpoint = &self.token_endpoint;
-        let scope = Scope { region: self.region.clone(), service: "sts" };
+        let Settings { token_endpoint, region, .. } = &self.settings;
+        let scope = Scope { region, service: "sts" };
         let body = encode_query(&form);
         let unsigned = Unsigned { method: "POST", path: "/", query: &[], content_type: FORM, body: &body };
-        let request = unsigned.sign(endpoint, base, &scope)?;
-        self.credentials_of(http, request).await
+        let request = unsigned.sign(token_endpoint, base, scope)?;
+        self.credentials_of(request).await
     }
 
     /// Exchanges the token of a web identity for credentials of its role.
     async fn of_web_identity(
         &self,
-        http: &Http,
         file: &Path,
         role: &str,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
@@ -336,21 +302,20 @@ impl Keys {
             ("Version", "2011-06-15"),
             ("WebIdentityToken", token.trim()),
         ];
-        let request = Request::post(format!("{}/", self.token_endpoint)).header("content-type", FORM);
+        let request =
+            Request::post(format!("{}/", self.settings.token_endpoint)).header("content-type", FORM);
         let request = request.body(Full::new(Bytes::from(encode_query(&form))));
         let request = request.map_err(|error| ProviderError::Settings(format!("token service: {error}")))?;
-        self.credentials_of(http, request).await
+        self.credentials_of(request).await
     }
 
     /// Sends a request to the token service, and returns the credentials in its response.
     async fn credentials_of(
         &self,
-        http: &Http,
         request: Request<Full<Bytes>>,
     ) -> Result<(Credentials, SystemTime), ProviderError> {
-        let endpoint = &self.token_endpoint;
-        let answer =
-            exchange(http, endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
+        let endpoint = &self.settings.token_endpoint;
+        let answer = self.exchange(endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
         let bad = || ProviderError::BadAnswer {
             server: endpoint.clone(),
             reason: "the token service returned no credentials".to_owned(),
@@ -371,6 +336,25 @@ impl Keys {
 
 const MAX_DEPTH: usize = 32;
 
+/// Defect of an XML document.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum XmlError {
+    #[error("elements are nested too deeply")]
+    Depth,
+    #[error("an element is closed twice")]
+    ClosedTwice,
+    #[error("it is truncated")]
+    Truncated,
+    #[error("it has no element")]
+    Empty,
+    #[error("unknown entity {0}")]
+    Entity(String),
+    #[error(transparent)]
+    Syntax(#[from] quick_xml::Error),
+    #[error(transparent)]
+    Encoding(#[from] quick_xml::encoding::EncodingError),
+}
+
 /// An element without attributes: either text or children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Element {
@@ -388,14 +372,14 @@ impl Element {
         Self { name: name.to_owned(), text: String::new(), children: children.into_iter().collect() }
     }
 
-    pub(super) fn parse(document: &[u8]) -> Result<Self, String> {
+    pub(super) fn parse(document: &[u8]) -> Result<Self, XmlError> {
         let mut reader = Reader::from_reader(document);
         let mut open: Vec<Self> = vec![Self::default()];
         loop {
-            match reader.read_event().map_err(|error| error.to_string())? {
+            match reader.read_event()? {
                 Event::Start(start) => {
                     if open.len() > MAX_DEPTH {
-                        return Err("elements are nested too deeply".to_owned());
+                        return Err(XmlError::Depth);
                     }
                     let name = String::from_utf8_lossy(start.local_name().as_ref()).into_owned();
                     open.push(Self { name, ..Self::default() });
@@ -405,7 +389,7 @@ impl Element {
                     innermost(&mut open)?.children.push(Self { name, ..Self::default() });
                 }
                 Event::End(_) => {
-                    let mut closed = open.pop().ok_or("an element is closed twice")?;
+                    let mut closed = open.pop().ok_or(XmlError::ClosedTwice)?;
                     if !closed.children.is_empty() {
                         // Text between children is indentation.
                         closed.text.clear();
@@ -413,8 +397,7 @@ impl Element {
                     innermost(&mut open)?.children.push(closed);
                 }
                 Event::Text(text) => {
-                    let text = text.decode().map_err(|error| error.to_string())?;
-                    innermost(&mut open)?.text.push_str(&text);
+                    innermost(&mut open)?.text.push_str(&text.decode()?);
                 }
                 Event::CData(data) => {
                     innermost(&mut open)?.text.push_str(&String::from_utf8_lossy(&data));
@@ -424,8 +407,8 @@ impl Element {
                 Event::Comment(_) | Event::Decl(_) | Event::PI(_) | Event::DocType(_) => {}
             }
         }
-        let [root] = &mut open[..] else { return Err("it is truncated".to_owned()) };
-        root.children.pop().ok_or_else(|| "it has no element".to_owned())
+        let [root] = &mut open[..] else { return Err(XmlError::Truncated) };
+        root.children.pop().ok_or(XmlError::Empty)
     }
 
     pub(super) fn child(&self, name: &str) -> Option<&Self> {
@@ -448,7 +431,6 @@ impl Element {
         self.children.iter().find_map(|child| child.find(name))
     }
 
-    /// Appends the element as XML.
     pub(super) fn write(&self, xml: &mut String) {
         let Self { name, text, children } = self;
         xml.push_str(&format!("<{name}>{}", escape(text.as_str())));
@@ -468,13 +450,13 @@ impl Element {
     }
 }
 
-fn innermost(open: &mut [Element]) -> Result<&mut Element, String> {
-    open.last_mut().ok_or_else(|| "an element is closed twice".to_owned())
+fn innermost(open: &mut [Element]) -> Result<&mut Element, XmlError> {
+    open.last_mut().ok_or(XmlError::ClosedTwice)
 }
 
 /// Returns the character for `&name;` or `&#number;`.
-fn character(reference: &BytesRef<'_>) -> Result<char, String> {
-    if let Some(character) = reference.resolve_char_ref().map_err(|error| error.to_string())? {
+fn character(reference: &BytesRef<'_>) -> Result<char, XmlError> {
+    if let Some(character) = reference.resolve_char_ref()? {
         return Ok(character);
     }
     match &**reference {
@@ -483,7 +465,7 @@ fn character(reference: &BytesRef<'_>) -> Result<char, String> {
         b"amp" => Ok('&'),
         b"quot" => Ok('"'),
         b"apos" => Ok('\''),
-        other => Err(format!("unknown entity {}", String::from_utf8_lossy(other))),
+        other => Err(XmlError::Entity(String::from_utf8_lossy(other).into_owned())),
     }
 }
 
@@ -505,10 +487,10 @@ impl std::fmt::Debug for Credentials {
 }
 
 /// Service and region covered by a signature.
-#[derive(Debug, Clone)]
-pub(super) struct Scope {
-    pub(super) region: String,
-    pub(super) service: &'static str,
+#[derive(Clone, Copy)]
+struct Scope<'a> {
+    region: &'a str,
+    service: &'a str,
 }
 
 /// A request to be signed.
@@ -526,7 +508,7 @@ impl Unsigned<'_> {
         &self,
         endpoint: &str,
         credentials: &Credentials,
-        scope: &Scope,
+        scope: Scope<'_>,
     ) -> Result<Request<Full<Bytes>>, ProviderError> {
         let bad = |error: String| ProviderError::Settings(format!("endpoint {endpoint}: {error}"));
         let host = endpoint.split_once("://").map_or(endpoint, |(_, host)| host);
@@ -553,7 +535,7 @@ impl Unsigned<'_> {
         &self,
         headers: &[(&str, &str)],
         credentials: &Credentials,
-        scope: &Scope,
+        scope: Scope<'_>,
         time: &str,
     ) -> Vec<(&'static str, String)> {
         let mut headers = headers.to_vec();
@@ -574,7 +556,7 @@ impl Unsigned<'_> {
         let scope = format!("{date}/{region}/{service}/aws4_request");
         let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_hash(canonical.as_bytes()));
         let mut key = mac(format!("AWS4{}", credentials.secret).as_bytes(), date);
-        for part in [region.as_str(), service, "aws4_request"] {
+        for part in [region, service, "aws4_request"] {
             key = mac(&key, part);
         }
         let signature = hex(&mac(&key, &text));
@@ -613,11 +595,8 @@ fn hex(octets: &[u8]) -> String {
     octets.iter().map(|octet| format!("{octet:02x}")).collect()
 }
 
-#[expect(clippy::expect_used, reason = "HMAC takes keys of every length (RFC 2104)")]
 fn mac(key: &[u8], text: &str) -> Vec<u8> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of every length");
-    mac.update(text.as_bytes());
-    mac.finalize().into_bytes().to_vec()
+    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes()).as_ref().to_vec()
 }
 
 #[cfg(test)]
@@ -630,8 +609,8 @@ mod tests {
             secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".to_owned(),
             token: None,
         };
-        let scope = Scope { region: "us-east-1".to_owned(), service };
-        let headers = request.signature(headers, &credentials, &scope, "20150830T123600Z");
+        let scope = Scope { region: "us-east-1", service };
+        let headers = request.signature(headers, &credentials, scope, "20150830T123600Z");
         headers[1].1.rsplit('=').next().unwrap().to_owned()
     }
 

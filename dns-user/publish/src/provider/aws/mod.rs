@@ -21,8 +21,8 @@ use self::{
     sets::{Changes, MAX_CHANGES},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, TransactionResult,
-    Visibility, Zone, send_groups,
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{DomainFilter, Key, Name, Record, RecordType};
 
@@ -166,7 +166,6 @@ fn shared_file(parameters: &Parameters) -> Option<(PathBuf, String)> {
 
 /// Provider for one account.
 pub struct Aws {
-    settings: Settings,
     api: Api,
     /// Sets as listed by Route 53, by zone.
     listed: HashMap<String, BTreeMap<Key, Element>>,
@@ -183,8 +182,7 @@ struct Hosted {
 impl Aws {
     /// Creates a provider without sending a request.
     pub fn new(settings: Settings) -> Result<Self, ProviderError> {
-        let api = Api::new(&settings)?;
-        Ok(Self { settings, api, listed: HashMap::new(), last_batch: None })
+        Ok(Self { api: Api::new(settings)?, listed: HashMap::new(), last_batch: None })
     }
 
     async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
@@ -212,7 +210,7 @@ impl Aws {
             }
             page.text_of("NextMarker").clone_into(&mut marker);
         }
-        if !self.settings.tags.is_empty() {
+        if !self.api.settings.tags.is_empty() {
             hosted = self.with_tags(hosted).await?;
         }
         Ok(hosted)
@@ -220,10 +218,10 @@ impl Aws {
 
     /// Parses a zone; `None` if a filter excludes it.
     fn accept(&self, zone: &Element) -> Result<Option<Hosted>, ProviderError> {
-        let Settings { visibility: wanted, zone_ids, domains, .. } = &self.settings;
+        let Settings { visibility: wanted, zone_ids, domains, .. } = &self.api.settings;
         let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
         let apex = Name::parse(zone.text_of("Name")).map_err(|error| ProviderError::BadAnswer {
-            server: self.api.server().to_owned(),
+            server: self.api.settings.endpoint.clone(),
             reason: error.to_string(),
         })?;
         let is_private = zone.find("PrivateZone").is_some_and(|private| private.text.trim() == "true");
@@ -241,14 +239,14 @@ impl Aws {
             let ids = zones.iter().map(|zone| Element::text("ResourceId", &zone.id));
             let request = Element::of("ListTagsForResourcesRequest", [Element::of("ResourceIds", ids)]);
             let answer = self.api.post("tags/hostedzone", &request).await;
-            let answer = answer.map_err(|error| error.into_provider(self.api.server()))?;
+            let answer = answer.map_err(|error| error.into_provider(&self.api.settings.endpoint))?;
             for tagged in answer.list("ResourceTagSets") {
                 let tags: Vec<(&str, &str)> =
                     tagged.list("Tags").map(|tag| (tag.text_of("Key"), tag.text_of("Value"))).collect();
                 let has = |(key, value): &(String, Option<String>)| {
                     tags.iter().any(|tag| tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value))
                 };
-                if self.settings.tags.iter().all(has) {
+                if self.api.settings.tags.iter().all(has) {
                     kept.push(tagged.text_of("ResourceId").to_owned());
                 }
             }
@@ -268,10 +266,8 @@ impl Aws {
             query.push(("maxitems", PAGE));
             let page = self.api.get(&path, &query).await?;
             for set in page.list("ResourceRecordSets") {
-                let is_servers = |record: &Record| {
-                    record.record_type == RecordType::SOA
-                        || record.record_type == RecordType::NS && record.name == *apex
-                };
+                let is_servers =
+                    |record: &Record| record.record_type == RecordType::NS && record.name == *apex;
                 if set.text_of("Type") == "SOA" {
                     continue;
                 }
@@ -282,7 +278,10 @@ impl Aws {
                         records.push(record);
                     }
                     // Types in a text form specific to Route 53 are left unchanged.
-                    Err(reason) => tracing::debug!(zone = id, reason, "record set left unchanged"),
+                    Err(error) => {
+                        let name = set.text_of("Name");
+                        tracing::debug!(zone = id, name, %error, "record set left unchanged");
+                    }
                 }
             }
             if page.text_of("IsTruncated") != "true" {
@@ -304,35 +303,24 @@ impl Aws {
 
     async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
         let listed = self.listed.remove(&batch.zone).unwrap_or_default();
-        let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut changes = Vec::new();
-        let mut places = Vec::new();
-        for (place, transaction) in batch.transactions.iter().enumerate() {
-            let one = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
-            if one.fits(self.settings.batch_size) {
-                changes.push(one);
-                places.push(place);
-            } else {
-                let reason =
-                    "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
-                              use fewer targets"
-                        .to_owned();
-                let error = ProviderError::Unfit { name: transaction.name.clone(), reason };
-                results[place] = TransactionResult::Failed(error);
+        let convert = |transaction: &Transaction| {
+            let changes = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
+            if changes.fits(self.api.settings.batch_size) {
+                return Ok(changes);
             }
-        }
+            let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
+                          use fewer targets";
+            Err(ProviderError::Unfit { name: transaction.name.clone(), reason: reason.to_owned() })
+        };
+        let changes = batch.transactions.iter().map(convert).collect();
         let mut sender = Sender { aws: self, zone: &batch.zone };
-        let sent = send_groups(&mut sender, &changes, batch.isolate, progress).await;
-        for (place, result) in places.into_iter().zip(sent) {
-            results[place] = result;
-        }
-        Outcome { results }
+        Outcome { results: send_groups(&mut sender, changes, batch.isolate, progress).await }
     }
 }
 
 impl Provider for Aws {
     fn adjust(&self, desired: &mut Vec<Record>) {
-        sets::adjust(desired, self.settings.balancers);
+        sets::adjust(desired, self.api.settings.balancers);
     }
 
     fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
@@ -354,7 +342,7 @@ impl GroupSender for Sender<'_> {
     type Item = Changes;
 
     fn fitting(&self, transactions: &[Changes]) -> usize {
-        sets::fitting(transactions, self.aws.settings.batch_size)
+        sets::fitting(transactions, self.aws.api.settings.batch_size)
     }
 
     async fn send(&mut self, groups: &[&[Changes]]) -> Vec<TransactionResult> {
@@ -369,7 +357,7 @@ impl GroupSender for Sender<'_> {
 impl Sender<'_> {
     async fn send_batch(&mut self, group: &[Changes]) -> TransactionResult {
         if let Some(last) = self.aws.last_batch {
-            tokio::time::sleep_until(last + self.aws.settings.batch_interval).await;
+            tokio::time::sleep_until(last + self.aws.api.settings.batch_interval).await;
         }
         let path = format!("hostedzone/{}/rrset", self.zone);
         let result = self.aws.api.post(&path, &sets::request(group)).await;
@@ -379,7 +367,7 @@ impl Sender<'_> {
             Err(CallError::InvalidBatch(messages)) if messages.iter().any(|message| is_conflict(message)) => {
                 TransactionResult::Conflict
             }
-            Err(error) => TransactionResult::Failed(error.into_provider(self.aws.api.server())),
+            Err(error) => TransactionResult::Failed(error.into_provider(&self.aws.api.settings.endpoint)),
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::api::Element;
 use crate::{
     provider::{Step, Transaction},
-    record::{Name, Record, RecordType, Target},
+    record::{Name, Record, RecordError, RecordType, Target},
 };
 
 /// Default TTL of new sets, and the TTL with which alias sets are compared.
@@ -35,12 +35,9 @@ pub(super) fn is_alias(record: &Record) -> bool {
     record.properties.get(ALIAS).is_some_and(|alias| alias == "true")
 }
 
-pub(super) fn read(set: &Element) -> Result<Record, String> {
-    let name = Name::parse(&octal_to_decimal(set.text_of("Name"))).map_err(|error| error.to_string())?;
-    let record_type: RecordType = set
-        .text_of("Type")
-        .parse()
-        .map_err(|_| format!("{name}: type {:?} is unknown", set.text_of("Type")))?;
+pub(super) fn read(set: &Element) -> Result<Record, RecordError> {
+    let name = Name::parse(&octal_to_decimal(set.text_of("Name")))?;
+    let record_type: RecordType = set.text_of("Type").parse()?;
     let mut record = Record::new(name, record_type, []);
     set.text_of("SetIdentifier").clone_into(&mut record.set_identifier);
     for (property, element) in ROUTING {
@@ -54,8 +51,7 @@ pub(super) fn read(set: &Element) -> Result<Record, String> {
         }
     }
     if let Some(alias) = set.child("AliasTarget") {
-        let target =
-            Name::parse(&octal_to_decimal(alias.text_of("DNSName"))).map_err(|error| error.to_string())?;
+        let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName")))?;
         record.targets.insert(Target::alias(&target));
         record.ttl = Some(DEFAULT_TTL);
         for (property, value) in [
@@ -71,8 +67,7 @@ pub(super) fn read(set: &Element) -> Result<Record, String> {
     for value in set.list("ResourceRecords") {
         let text = value.text_of("Value");
         let text = if record_type == RecordType::TXT { octal_to_decimal(text) } else { text.to_owned() };
-        let target = Target::parse(record_type, &text);
-        record.targets.insert(target.map_err(|error| format!("{}: {error}", record.name))?);
+        record.targets.insert(Target::parse(record_type, &text)?);
     }
     Ok(record)
 }

@@ -46,7 +46,6 @@ pub(super) struct Txn {
     pub(super) operations: Vec<(EtcdKey, Operation)>,
 }
 
-/// Change of a key.
 #[derive(Debug)]
 pub(super) enum Operation {
     Put(Vec<u8>),
@@ -112,7 +111,6 @@ struct TokenResponse {
     token: String,
 }
 
-/// Error of a call.
 enum CallError {
     /// The token is missing or has expired.
     Unauthenticated(String),

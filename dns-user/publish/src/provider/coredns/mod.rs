@@ -99,7 +99,6 @@ pub struct CoreDns {
 
 #[derive(Default)]
 struct Listed {
-    /// Revision of the store.
     revision: i64,
     /// Keys of each record set.
     sets: HashMap<Key, Vec<EtcdKey>>,
@@ -160,21 +159,10 @@ impl CoreDns {
         // The comparison of a name covers the keys below it, so shorter names are written first.
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
+        let drafts = order.iter().map(|place| self.draft(&batch.transactions[*place])).collect();
+        let sent = send_groups(&mut self.etcd, drafts, batch.isolate, progress).await;
         let mut results = vec![TransactionResult::Conflict; order.len()];
-        let mut places = Vec::new();
-        let mut drafts = Vec::new();
-        for place in order {
-            match self.draft(&batch.transactions[place]) {
-                Ok(draft) => {
-                    drafts.push(draft);
-                    places.push(place);
-                }
-                Err(error) => results[place] = TransactionResult::Failed(error),
-            }
-        }
-        let mut sender = Sender { etcd: &mut self.etcd };
-        let sent = send_groups(&mut sender, &drafts, batch.isolate, progress).await;
-        for (place, result) in places.into_iter().zip(sent) {
+        for (place, result) in order.into_iter().zip(sent) {
             results[place] = result;
         }
         Outcome { results }
@@ -307,12 +295,8 @@ impl Provider for CoreDns {
     }
 }
 
-/// Sends as many transactions as fit in one etcd transaction.
-struct Sender<'a> {
-    etcd: &'a mut Etcd,
-}
-
-impl GroupSender for Sender<'_> {
+/// As many transactions as fit are sent in one etcd transaction.
+impl GroupSender for Etcd {
     type Item = Txn;
 
     fn fitting(&self, transactions: &[Txn]) -> usize {
@@ -328,7 +312,7 @@ impl GroupSender for Sender<'_> {
     async fn send(&mut self, groups: &[&[Txn]]) -> Vec<TransactionResult> {
         let mut results = Vec::with_capacity(groups.len());
         for group in groups {
-            results.push(match self.etcd.txn(group).await {
+            results.push(match self.txn(group).await {
                 Ok(true) => TransactionResult::Applied,
                 Ok(false) => TransactionResult::Conflict,
                 Err(error) => TransactionResult::Failed(error),

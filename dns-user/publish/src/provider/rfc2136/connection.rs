@@ -71,7 +71,6 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// Error of a connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionError {
     #[error("{0}")]

@@ -21,7 +21,6 @@ const SIGNATURES: [u16; 4] = [46, 47, 50, 51];
 /// Maximum size of a transfer in octets, some five million records.
 const MAX_ZONE: usize = 256 << 20;
 
-/// A transfer in progress.
 pub(super) struct Transfer {
     apex: Name,
     id: u16,
@@ -273,7 +272,6 @@ pub(super) fn fitting(transactions: &[Encoded]) -> usize {
     transactions.iter().take_while(fits).count().max(1)
 }
 
-/// Builds the message for a group.
 pub(super) fn message(id: u16, zone: &Name, group: &[Encoded]) -> Vec<u8> {
     let mut message = Message::new(id, UPDATE, zone, RecordType::SOA.0);
     for transaction in group {

@@ -28,8 +28,8 @@ use self::{
     wire::{Message, Reader, TYPE_AXFR, WireError},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, TransactionResult,
-    Visibility, Zone, send_groups,
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, Transaction,
+    TransactionResult, Visibility, Zone, send_groups,
 };
 use crate::record::{Name, Record};
 
@@ -178,31 +178,19 @@ impl Rfc2136 {
             let error = ProviderError::Settings(format!("no zone {}", batch.zone));
             return Outcome { results: vec![TransactionResult::Failed(error); batch.transactions.len()] };
         };
-        let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
-        let mut encoded = Vec::with_capacity(batch.transactions.len());
-        let mut places = Vec::with_capacity(batch.transactions.len());
         let listed = self.texts.remove(&zone).unwrap_or_default();
-        for (place, transaction) in batch.transactions.iter().enumerate() {
+        let encode = |transaction: &Transaction| {
+            let unfit = |reason| ProviderError::Unfit { name: transaction.name.clone(), reason };
             match Encoded::new(&zone, transaction, &listed) {
-                Ok(one) if one.fits() => {
-                    encoded.push(one);
-                    places.push(place);
-                }
-                refused => {
-                    let reason =
-                        refused.err().map_or("the change exceeds 64,000 octets".into(), |e| e.to_string());
-                    let error = ProviderError::Unfit { name: transaction.name.clone(), reason };
-                    results[place] = TransactionResult::Failed(error);
-                }
+                Ok(encoded) if encoded.fits() => Ok(encoded),
+                Ok(_) => Err(unfit("the change exceeds 64,000 octets".to_owned())),
+                Err(error) => Err(unfit(error.to_string())),
             }
-        }
+        };
+        let encoded = batch.transactions.iter().map(encode).collect();
         self.texts.insert(zone.clone(), listed);
         let mut sender = Sender { provider: self, zone, connection: None };
-        let sent = send_groups(&mut sender, &encoded, batch.isolate, progress).await;
-        for (place, result) in places.into_iter().zip(sent) {
-            results[place] = result;
-        }
-        Outcome { results }
+        Outcome { results: send_groups(&mut sender, encoded, batch.isolate, progress).await }
     }
 }
 
