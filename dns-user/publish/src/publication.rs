@@ -66,22 +66,7 @@ impl Target {
 pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publication {
     let mut publication = Publication::default();
     let all: Vec<&Document> = scan.documents.iter().collect();
-    let known = scan.holds_unknown.then(|| all.iter().map(|document| document.id.resource()).collect());
-    let mut targets: BTreeMap<String, Target> = BTreeMap::new();
-    for document in &all {
-        if let Some(Content::UpdateRecord(record)) = &document.content {
-            let target = Target {
-                id: document.id.clone(),
-                record: record.clone(),
-                desired: Desired { held: scan.held.clone(), known: known.clone(), ..Desired::default() },
-                untargeted: Vec::new(),
-                origins: BTreeMap::new(),
-                counts: BTreeMap::new(),
-                rival: None,
-            };
-            targets.insert(target.name(), target);
-        }
-    }
+    let mut targets = targets(&all, scan);
     let lists: BTreeMap<ListOwner, RecordList> = all
         .iter()
         .filter_map(|document| match &document.content {
@@ -129,6 +114,27 @@ pub(crate) fn publish(scan: &Scan, resolve_fleet: ResolveFleet<'_>) -> Publicati
     }
     publication.targets = targets.into_iter().map(|(name, target)| (name, Arc::new(target))).collect();
     publication
+}
+
+/// Returns a target without records for each DNS Update Record.
+fn targets(all: &[&Document], scan: &Scan) -> BTreeMap<String, Target> {
+    let known = scan.holds_unknown.then(|| all.iter().map(|document| document.id.resource()).collect());
+    let mut targets: BTreeMap<String, Target> = BTreeMap::new();
+    for document in all {
+        if let Some(Content::UpdateRecord(record)) = &document.content {
+            let target = Target {
+                id: document.id.clone(),
+                record: record.clone(),
+                desired: Desired { held: scan.held.clone(), known: known.clone(), ..Desired::default() },
+                untargeted: Vec::new(),
+                origins: BTreeMap::new(),
+                counts: BTreeMap::new(),
+                rival: None,
+            };
+            targets.insert(target.name(), target);
+        }
+    }
+    targets
 }
 
 /// Keeps the records of a document at every provider.

@@ -64,22 +64,7 @@ impl Registry {
     /// Separates records from owner records. The labels of each record are looked up under the name
     /// in external-dns's current form, then in its earlier forms.
     pub fn read(&self, apex: &Name, records: Vec<Record>) -> View {
-        let mut texts: HashMap<Key, Texts> = HashMap::new();
-        let mut bare = Vec::with_capacity(records.len());
-        for record in &records {
-            if record.record_type == RecordType::TXT {
-                let (owner_texts, others) = self.split(record);
-                if !owner_texts.is_empty() {
-                    texts.insert(record.key(), owner_texts);
-                }
-                if others.targets.is_empty() {
-                    continue;
-                }
-                bare.push(others);
-            } else {
-                bare.push(record.clone());
-            }
-        }
+        let (texts, mut bare) = self.separate(&records);
         let mut used: HashMap<Key, Key> = HashMap::new();
         for record in &mut bare {
             let Some(key) = self.owner_key(record, apex) else { continue };
@@ -135,6 +120,26 @@ impl Registry {
         orphans.sort_by(|a, b| (a.key(), a.labels.owner()).cmp(&(b.key(), b.labels.owner())));
         let listed = records.into_iter().map(|record| (record.key(), record)).collect();
         View { apex: apex.clone(), records: bare, notes, orphans, listed, earlier }
+    }
+
+    /// Returns the owner texts by TXT set, and the records without them.
+    fn separate(&self, records: &[Record]) -> (HashMap<Key, Texts>, Vec<Record>) {
+        let mut texts: HashMap<Key, Texts> = HashMap::new();
+        let mut bare = Vec::with_capacity(records.len());
+        for record in records {
+            if record.record_type != RecordType::TXT {
+                bare.push(record.clone());
+                continue;
+            }
+            let (owner_texts, others) = self.split(record);
+            if !owner_texts.is_empty() {
+                texts.insert(record.key(), owner_texts);
+            }
+            if !others.targets.is_empty() {
+                bare.push(others);
+            }
+        }
+        (texts, bare)
     }
 
     /// Parses a TXT value as an owner text, encrypted or not.

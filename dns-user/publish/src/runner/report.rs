@@ -1,6 +1,6 @@
 //! Status of documents and providers, derived from the results of the last rounds. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::sources::problems_by_document;
 use crate::{
@@ -104,6 +104,18 @@ impl ProviderState {
         shortened(others.map(|(_, remark)| remark))
     }
 
+    fn overview(&self, target: &Target) -> ProviderOverview {
+        let problems = self.problems(target);
+        ProviderOverview {
+            provider: target.record.provider.name().to_owned(),
+            synced: self.ran && problems.is_empty(),
+            wanted: target.counts.values().sum(),
+            owned: self.owned(),
+            problems,
+            remarks: target.record.remarks().into_iter().chain(self.remarks(target)).collect(),
+        }
+    }
+
     fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
         let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
         let of_names = self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem);
@@ -179,20 +191,10 @@ pub fn statuses(
             remarks,
         });
     }
-    let providers = publication.targets.iter().map(|(name, target)| {
-        let state = states.get(name).cloned().unwrap_or_default();
-        let problems = state.problems(target);
-        let remarks = target.record.remarks().into_iter().chain(state.remarks(target));
-        let overview = ProviderOverview {
-            provider: target.record.provider.name().to_owned(),
-            synced: state.ran && problems.is_empty(),
-            wanted: target.counts.values().sum(),
-            owned: state.owned(),
-            problems,
-            remarks: remarks.collect(),
-        };
-        (name.clone(), overview)
-    });
+    let overview = |(name, target): (&String, &Arc<Target>)| {
+        (name.clone(), states.get(name).unwrap_or(&ProviderState::default()).overview(target))
+    };
+    let providers = publication.targets.iter().map(overview);
     Overview { providers: providers.collect(), documents, problems: of_files }
 }
 

@@ -80,20 +80,6 @@ impl Settings {
     /// `aws-web-identity-token-file`, `aws-shared-credentials-file` and `aws-profile`. `aws-region` only
     /// selects the partition: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let credentials =
-            match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
-                (Some(key_id), Some(secret)) => Some(Credentials {
-                    key_id: key_id.to_owned(),
-                    secret: secret.to_owned(),
-                    token: parameters.text("aws-session-token").map(str::to_owned),
-                }),
-                (None, None) => None,
-                _ => {
-                    let message =
-                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither";
-                    return Err(ProviderError::Settings(message.to_owned()));
-                }
-            };
         let (region, suffix) = match parameters.text("aws-region") {
             Some(region) if region.starts_with("cn-") => ("cn-northwest-1", "amazonaws.com.cn"),
             Some(region) if region.starts_with("us-gov-") => ("us-gov-west-1", "us-gov.amazonaws.com"),
@@ -123,7 +109,7 @@ impl Settings {
             token_endpoint: endpoint("aws-sts-endpoint", &format!("https://sts.{region}.{token_suffix}")),
             metadata_endpoint: endpoint("aws-metadata-endpoint", "http://169.254.169.254"),
             region: region.to_owned(),
-            credentials,
+            credentials: credentials(parameters)?,
             web_identity: parameters
                 .path("aws-web-identity-token-file")
                 .map(|file| Ok::<_, ProviderError>((file, parameters.required("aws-role-arn")?.to_owned())))
@@ -141,6 +127,22 @@ impl Settings {
             files: TlsFiles::from_parameters(parameters)?,
             timeout: Duration::from_secs(30),
         })
+    }
+}
+
+fn credentials(parameters: &Parameters) -> Result<Option<Credentials>, ProviderError> {
+    match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
+        (Some(key_id), Some(secret)) => Ok(Some(Credentials {
+            key_id: key_id.to_owned(),
+            secret: secret.to_owned(),
+            token: parameters.text("aws-session-token").map(str::to_owned),
+        })),
+        (None, None) => Ok(None),
+        _ => {
+            let message =
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY require each other; set both or neither";
+            Err(ProviderError::Settings(message.to_owned()))
+        }
     }
 }
 
