@@ -235,10 +235,10 @@ impl Engine {
             }
         }
         let mut zones = Vec::new();
-        for (index, mut wishes) in per_zone.into_iter().enumerate() {
+        for (index, mut desired_here) in per_zone.into_iter().enumerate() {
             let Ok(view) = &listing[index].view else { continue };
-            wishes.held.clone_from(&desired.held);
-            wishes.known.clone_from(&desired.known);
+            desired_here.held.clone_from(&desired.held);
+            desired_here.known.clone_from(&desired.known);
             let ours: Vec<Record> = view
                 .records
                 .iter()
@@ -246,7 +246,7 @@ impl Engine {
                 .cloned()
                 .collect();
             let owned = self.owned(&ours);
-            let mut plan = plan::plan(&self.rules, &ours, &wishes);
+            let mut plan = plan::plan(&self.rules, &ours, &desired_here);
             self.keep_contested(&mut plan, now);
             plan.notes.extend(view.notes.iter().cloned());
             let id = listing[index].id.clone();

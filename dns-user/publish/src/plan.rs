@@ -137,9 +137,9 @@ pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
     for (name, mut rows) in names {
         drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
         let mut actions = Vec::new();
-        let around = Around { unmanaged: &rows.unmanaged, desired, redirections: &redirections };
+        let context = NameContext { unmanaged: &rows.unmanaged, desired, redirections: &redirections };
         for row in rows.by_set.values() {
-            actions.extend(plan_row(rules, row, &around, &mut plan));
+            actions.extend(plan_row(rules, row, &context, &mut plan));
         }
         if !actions.is_empty() {
             plan.changes.push(NameChange { name: name.clone(), actions });
@@ -206,7 +206,7 @@ struct Row<'a> {
 }
 
 /// Facts about a name and its zone.
-struct Around<'a> {
+struct NameContext<'a> {
     /// Types of existing sets of the name that are not managed.
     unmanaged: &'a BTreeSet<RecordType>,
     desired: &'a Desired,
@@ -252,8 +252,8 @@ impl<'a> Redirections<'a> {
 }
 
 /// Plans one row. All its actions are applied in one transaction.
-fn plan_row(rules: &Rules, row: &Row<'_>, around: &Around<'_>, plan: &mut Plan) -> Vec<Action> {
-    let Around { unmanaged, desired, redirections } = around;
+fn plan_row(rules: &Rules, row: &Row<'_>, context: &NameContext<'_>, plan: &mut Plan) -> Vec<Action> {
+    let NameContext { unmanaged, desired, redirections } = context;
     let mut creates = Vec::new();
     let mut updates = Vec::new();
     for (record_type, candidates) in &row.candidates {

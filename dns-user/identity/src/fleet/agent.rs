@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prometheus::proto::MetricFamily;
 use zeroize::Zeroizing;
 
-use super::{Credentials, Issuer, Orders, PairReply, PairRequest, Proof, Report};
+use super::{Credentials, DesiredTrust, Issuer, PairReply, PairRequest, Proof, Report};
 use crate::{
     authority::{Fingerprint, certificates, date, parse_all, validity},
     certificate::{Standing, Validity, seconds, signing_request},
@@ -95,16 +95,16 @@ struct Agent {
     key_type: KeyType,
     spread: Duration,
     /// Pairs by role; `None` is the instance's own pair.
-    pairs: BTreeMap<Option<String>, Kept>,
+    pairs: BTreeMap<Option<String>, ManagedPair>,
     /// Generation of the trust bundle that all folders have.
     generation: u64,
     /// Reason why the last contact with the issuer failed; `None` after a success.
     problem: Option<String>,
-    shown: Arc<Mutex<Shown>>,
+    status: Arc<Mutex<AgentStatus>>,
 }
 
 /// A pair that the agent renews.
-struct Kept {
+struct ManagedPair {
     folder: IdentityFolder,
     schedule: Schedule,
     share: Share,
@@ -114,7 +114,7 @@ struct Kept {
 }
 
 #[derive(Default)]
-struct Shown {
+struct AgentStatus {
     pairs: Vec<PairState>,
     renewals: u64,
     failures: BTreeMap<&'static str, u64>,
@@ -146,18 +146,21 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
         // The name is used as a folder name.
         let name = Guid::try_from(name.to_owned())?;
         let share = Share::of(&format!("{instance}/{name}"));
-        pairs.insert(role.clone(), Kept::take_over(IdentityFolder::new(folder.join(name.as_str())), share));
+        pairs.insert(
+            role.clone(),
+            ManagedPair::take_over(IdentityFolder::new(folder.join(name.as_str())), share),
+        );
     }
-    let shown = Arc::new(Mutex::new(Shown::default()));
+    let status = Arc::new(Mutex::new(AgentStatus::default()));
     let issuer = Issuer { address: issuer, name: issuer_name };
     let (generation, problem) = (0, None);
     let spread = Duration::from_secs(spread);
     let mut agent =
-        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, problem, shown };
+        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, problem, status };
     agent.show();
     if let Some(address) = metrics {
-        let shown = agent.shown.clone();
-        metrics::serve(address, move || shown.lock().metrics()).await?;
+        let status = agent.status.clone();
+        metrics::serve(address, move || status.lock().metrics()).await?;
     }
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -173,22 +176,22 @@ pub(crate) async fn run(options: AgentOptions) -> anyhow::Result<()> {
             () = agent.round() => {}
             () = &mut ended => return Ok(()),
         }
-        if !ready && agent.pairs.values().all(|kept| kept.schedule.validity().is_some()) {
+        if !ready && agent.pairs.values().all(|managed| managed.schedule.validity().is_some()) {
             ready = true;
             let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
         }
     }
 }
 
-impl Kept {
+impl ManagedPair {
     fn take_over(folder: IdentityFolder, share: Share) -> Self {
         if let Err(error) = folder.complete_change() {
             tracing::warn!("links of an interrupted change are not renewed: {error}");
         }
         let schedule = Schedule::new(share, None);
-        let mut kept = Self { folder, schedule, share, issuer: None, verified: None };
-        kept.verify();
-        kept
+        let mut managed = Self { folder, schedule, share, issuer: None, verified: None };
+        managed.verify();
+        managed
     }
 
     fn read(&self) -> std::io::Result<Pair> {
@@ -248,18 +251,18 @@ impl Agent {
     /// Reports to the issuer, applies the fleet's trust, and renews pairs that are due.
     async fn round(&mut self) {
         let now = SystemTime::now();
-        for kept in self.pairs.values_mut() {
-            kept.verify();
+        for managed in self.pairs.values_mut() {
+            managed.verify();
         }
         // The issuer decides whether the pair is valid: this machine's clock may be wrong.
         if self.pairs[&None].verified.is_some() {
-            // The second report confirms that the orders of the first were carried out.
+            // The second report confirms that the state of the first was adopted.
             for _ in 0..2 {
                 match self.report().await {
-                    Ok(orders) => {
+                    Ok(desired) => {
                         self.connected(None);
                         let before = self.generation;
-                        self.follow(&orders, now);
+                        self.follow(&desired, now);
                         if self.generation == before {
                             break;
                         }
@@ -294,13 +297,13 @@ impl Agent {
 
     /// Updates the metrics of the pairs.
     fn show(&self) {
-        let state = |(role, kept): (&Option<String>, &Kept)| PairState {
+        let state = |(role, managed): (&Option<String>, &ManagedPair)| PairState {
             guid: role.as_deref().unwrap_or(OWN).to_owned(),
-            not_after: kept.schedule.validity().map(|validity| seconds(validity.not_after)),
-            renew_by: kept.schedule.deadline().map(seconds),
-            failing: kept.schedule.failure().is_some(),
+            not_after: managed.schedule.validity().map(|validity| seconds(validity.not_after)),
+            renew_by: managed.schedule.deadline().map(seconds),
+            failing: managed.schedule.failure().is_some(),
         };
-        self.shown.lock().pairs = self.pairs.iter().map(state).collect();
+        self.status.lock().pairs = self.pairs.iter().map(state).collect();
     }
 
     /// Logs each change of the connection's state once.
@@ -308,7 +311,7 @@ impl Agent {
         if problem != self.problem {
             match &problem {
                 Some(problem) => {
-                    *self.shown.lock().failures.entry("issuer").or_default() += 1;
+                    *self.status.lock().failures.entry("issuer").or_default() += 1;
                     tracing::warn!(
                         "issuer unreachable; certificates stay in use and the report is retried: {problem}"
                     );
@@ -316,24 +319,24 @@ impl Agent {
                 None => tracing::info!("issuer reachable again"),
             }
         }
-        self.shown.lock().connected = problem.is_none();
+        self.status.lock().connected = problem.is_none();
         self.problem = problem;
     }
 
-    async fn report(&self) -> anyhow::Result<Orders> {
-        let issuers: BTreeSet<_> = self.pairs.values().filter_map(|kept| kept.issuer.clone()).collect();
-        let ends = self.pairs.values().filter_map(|kept| kept.schedule.validity());
+    async fn report(&self) -> anyhow::Result<DesiredTrust> {
+        let issuers: BTreeSet<_> = self.pairs.values().filter_map(|managed| managed.issuer.clone()).collect();
+        let ends = self.pairs.values().filter_map(|managed| managed.schedule.validity());
         let not_after = ends.map(|validity| seconds(validity.not_after)).max().unwrap_or(0);
         let report = Report { generation: self.generation, issuers, not_after };
-        let orders = self.issuer.call("/v1/report", &report, &self.with_pair()?).await?;
-        self.measure_skew(&orders);
-        Ok(orders)
+        let desired = self.issuer.call("/v1/report", &report, &self.with_pair()?).await?;
+        self.measure_skew(&desired);
+        Ok(desired)
     }
 
-    fn measure_skew(&self, orders: &Orders) {
-        if let Some(theirs) = orders.now {
+    fn measure_skew(&self, desired: &DesiredTrust) {
+        if let Some(theirs) = desired.now {
             let signed = |seconds: u64| i64::try_from(seconds).unwrap_or(i64::MAX);
-            self.shown.lock().skew = signed(theirs).saturating_sub(signed(seconds(SystemTime::now())));
+            self.status.lock().skew = signed(theirs).saturating_sub(signed(seconds(SystemTime::now())));
         }
     }
 
@@ -376,31 +379,31 @@ impl Agent {
     }
 
     /// Writes a changed trust bundle, and requests renewals if another CA issues now.
-    fn follow(&mut self, orders: &Orders, now: SystemTime) {
+    fn follow(&mut self, desired: &DesiredTrust, now: SystemTime) {
         let mut complete = true;
-        for (role, kept) in &mut self.pairs {
+        for (role, managed) in &mut self.pairs {
             let owner = self.owner.filter(|_| role.is_some());
-            if kept.verified.is_none() {
+            if managed.verified.is_none() {
                 // The next pair brings the bundle with it.
                 continue;
             }
-            let held = fs::read_to_string(kept.folder.path().join("ca.crt")).unwrap_or_default();
-            if held != orders.bundle {
-                let written = kept
+            let held = fs::read_to_string(managed.folder.path().join("ca.crt")).unwrap_or_default();
+            if held != desired.bundle {
+                let written = managed
                     .read()
                     .map_err(anyhow::Error::from)
-                    .and_then(|pair| Ok(kept.folder.replace_pair(&pair, &orders.bundle, owner)?));
+                    .and_then(|pair| Ok(managed.folder.replace_pair(&pair, &desired.bundle, owner)?));
                 if let Err(error) = written {
                     complete = false;
                     tracing::error!("trust bundle not written; retrying: {error:#}");
                 }
             }
-            if kept.issuer.as_ref() != Some(&orders.issuing) {
-                kept.schedule.request(now, self.spread);
+            if managed.issuer.as_ref() != Some(&desired.issuing) {
+                managed.schedule.request(now, self.spread);
             }
         }
         if complete {
-            self.generation = orders.generation;
+            self.generation = desired.generation;
         }
     }
 
@@ -408,17 +411,17 @@ impl Agent {
     async fn renew(&mut self, role: &Option<String>, now: SystemTime) -> bool {
         let renewed = self.try_renew(role, now).await;
         let name = role.as_deref().unwrap_or(OWN).to_owned();
-        let Some(kept) = self.pairs.get_mut(role) else { return false };
+        let Some(managed) = self.pairs.get_mut(role) else { return false };
         match renewed {
             Ok(()) => {
-                kept.adopt(now);
-                self.shown.lock().renewals += 1;
+                managed.adopt(now);
+                self.status.lock().renewals += 1;
                 true
             }
             Err(error) => {
-                if kept.schedule.failed(now, format!("{error:#}")) {
-                    *self.shown.lock().failures.entry("renewal").or_default() += 1;
-                    let ends = kept.schedule.validity().map(|validity| date(validity.not_after));
+                if managed.schedule.failed(now, format!("{error:#}")) {
+                    *self.status.lock().failures.entry("renewal").or_default() += 1;
+                    let ends = managed.schedule.validity().map(|validity| date(validity.not_after));
                     let ends = ends.unwrap_or_else(|| "-".to_owned());
                     tracing::error!(
                         pair = name,
@@ -465,7 +468,7 @@ impl Agent {
 
     /// Writes the issued pair.
     fn install(&self, role: &Option<String>, reply: PairReply, key: &PrivateKey) -> anyhow::Result<()> {
-        self.measure_skew(&reply.orders);
+        self.measure_skew(&reply.desired);
         let pair = Pair { certificate: reply.certificate, key: key.to_pem()? };
         facts(&pair).context("the issuer's reply holds no certificate with its CA")?;
         anyhow::ensure!(
@@ -473,7 +476,7 @@ impl Agent {
             "the issuer's certificate is for another key; the pair is not used"
         );
         let owner = self.owner.filter(|_| role.is_some());
-        Ok(self.pairs[role].folder.replace_pair(&pair, &reply.orders.bundle, owner)?)
+        Ok(self.pairs[role].folder.replace_pair(&pair, &reply.desired.bundle, owner)?)
     }
 
     fn read_token(&self) -> anyhow::Result<Zeroizing<String>> {
@@ -488,7 +491,7 @@ impl Agent {
     }
 }
 
-impl Shown {
+impl AgentStatus {
     fn metrics(&self) -> Vec<MetricFamily> {
         let Self { pairs, renewals, failures, connected, skew } = self;
         let mut families = metrics::of_pairs(pairs);

@@ -1,7 +1,7 @@
 //! `issuer`: issues the fleet's certificates to agents, over mutual TLS.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::File,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -31,7 +31,7 @@ use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 use tokio::net::TcpListener;
 
 use super::{
-    Member, Members, Orders, PairReply, PairRequest, Refused, Report,
+    DesiredTrust, Member, Members, PairReply, PairRequest, Refused, Report,
     state::{IssuerFacts, MembersFile, StateFolder},
     trust::Trust,
 };
@@ -399,9 +399,9 @@ impl IssuerService {
         }
     }
 
-    fn orders(&self, now: SystemTime) -> Orders {
+    fn desired_trust(&self, now: SystemTime) -> DesiredTrust {
         let shared = self.shared.lock();
-        Orders {
+        DesiredTrust {
             generation: shared.trust.generation,
             bundle: shared.bundle.clone(),
             issuing: shared.trust.issuing.clone(),
@@ -431,34 +431,12 @@ impl IssuerService {
         request: &PairRequest,
         now: SystemTime,
     ) -> Result<PairReply, Refusal> {
+        check_proof(peer, token, request)?;
         let refuse = |status, reason, error: String| Refusal { status, reason, error };
         let (fleet, authority) = {
             let shared = self.shared.lock();
             (shared.fleet.clone(), shared.authority.clone())
         };
-        let forbidden = |error: String| refuse(StatusCode::FORBIDDEN, "identity", error);
-        match (&peer.0, token) {
-            (Some(name), _) if *name == request.instance => {}
-            (Some(name), None) => {
-                let instance = &request.instance;
-                return Err(forbidden(format!(
-                    "the certificate of {name:?} does not permit requests for {instance:?}"
-                )));
-            }
-            (None, None) => {
-                return Err(refuse(
-                    StatusCode::UNAUTHORIZED,
-                    "identity",
-                    "present the instance's certificate, or a bootstrap token".to_owned(),
-                ));
-            }
-            (_, Some(_)) if request.role.is_some() => {
-                return Err(forbidden(
-                    "a bootstrap token permits only the instance's own certificate".to_owned(),
-                ));
-            }
-            (_, Some(_)) => {}
-        }
         let profile = super::permitted_profile(&fleet.snapshot, &self.roles, request)
             .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
         let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
@@ -483,12 +461,10 @@ impl IssuerService {
         }
         let mut shared = self.shared.lock();
         shared.issued += 1;
-        let issuers = std::iter::once(authority.fingerprint().clone());
         let end = seconds(issued.validity.not_after);
-        let before = shared.members.get(&request.instance);
+        let before = shared.members.get(&request.instance).cloned();
         let is_new = before.is_none();
-        let issuers = issuers.collect();
-        let mut member = before.cloned().unwrap_or(Member { generation: 0, issuers, not_after: end });
+        let mut member = before.unwrap_or(Member { generation: 0, issuers: BTreeSet::new(), not_after: end });
         member.issuers.insert(authority.fingerprint().clone());
         member.not_after = member.not_after.max(end);
         shared.set_member(request.instance.clone(), member);
@@ -497,10 +473,10 @@ impl IssuerService {
             // A rotation must know a member before the member gets a certificate.
             self.save(Unsaved::Progress, now);
         }
-        Ok(PairReply { certificate: issued.pem, orders: self.orders(now) })
+        Ok(PairReply { certificate: issued.pem, desired: self.desired_trust(now) })
     }
 
-    fn report(&self, peer: &Peer, report: Report, now: SystemTime) -> Result<Orders, Refusal> {
+    fn report(&self, peer: &Peer, report: Report, now: SystemTime) -> Result<DesiredTrust, Refusal> {
         let refuse = |status, error: String| Refusal { status, reason: "identity", error };
         let instance = peer.0.clone().ok_or_else(|| {
             refuse(StatusCode::UNAUTHORIZED, "present the instance's certificate".to_owned())
@@ -521,7 +497,7 @@ impl IssuerService {
         let not_after = not_after.min(issued.max(seconds(now + self.validity)));
         shared.set_member(instance, Member { generation, issuers, not_after });
         drop(shared);
-        Ok(self.orders(now))
+        Ok(self.desired_trust(now))
     }
 
     fn refused(&self, refusal: Refusal) -> Response {
@@ -539,6 +515,28 @@ impl IssuerService {
         drop(shared);
         (status, Json(Refused { error })).into_response()
     }
+}
+
+/// Refuses a request without a proof: the instance's certificate, or for its own pair a token, which is
+/// checked when it is used.
+fn check_proof(peer: &Peer, token: Option<&str>, request: &PairRequest) -> Result<(), Refusal> {
+    let instance = &request.instance;
+    let (status, error) = match (&peer.0, token) {
+        (Some(name), _) if name == instance => return Ok(()),
+        (_, Some(_)) if request.role.is_none() => return Ok(()),
+        (Some(name), None) => (
+            StatusCode::FORBIDDEN,
+            format!("the certificate of {name:?} does not permit requests for {instance:?}"),
+        ),
+        (None, None) => {
+            (StatusCode::UNAUTHORIZED, "present the instance's certificate, or a bootstrap token".to_owned())
+        }
+        (_, Some(_)) => (
+            StatusCode::FORBIDDEN,
+            "a bootstrap token permits only the instance's own certificate".to_owned(),
+        ),
+    };
+    Err(Refusal { status, reason: "identity", error })
 }
 
 impl Shared {
@@ -581,7 +579,7 @@ async fn report(
     Json(report): Json<Report>,
 ) -> Response {
     match service.report(&peer, report, SystemTime::now()) {
-        Ok(orders) => Json(orders).into_response(),
+        Ok(desired) => Json(desired).into_response(),
         Err(refusal) => service.refused(refusal),
     }
 }

@@ -131,7 +131,8 @@ pub(crate) struct PairReply {
     /// Leaf and CA, PEM.
     pub(crate) certificate: String,
     /// CAs to trust, and the issuing one.
-    pub(crate) orders: Orders,
+    #[serde(rename = "orders")]
+    pub(crate) desired: DesiredTrust,
 }
 
 /// Body of `POST /v1/report`: state of an agent.
@@ -148,7 +149,7 @@ pub(crate) struct Report {
 
 /// Reply to [`Report`]: the state that the fleet converges to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Orders {
+pub(crate) struct DesiredTrust {
     /// Generation of the trust set; incremented by every change.
     pub(crate) generation: u64,
     /// CAs to trust, PEM.

@@ -100,7 +100,7 @@ impl Adopt {
                 record.labels.owner().is_empty()
                     && wanted.contains(&record.name)
                     && (names.is_empty() || names.contains(&record.name))
-                    && target.desired.records.iter().any(|wish| wish.key() == record.key())
+                    && target.desired.records.iter().any(|wanted| wanted.key() == record.key())
             };
             plan::transfer(records.iter().filter(is_wanted), owner)
         };
@@ -194,8 +194,8 @@ impl OwnershipChange<'_> {
         let mut failures = unlisted(&listing);
         failures.extend(nothing.filter(|_| planned.is_empty()).map(str::to_owned));
         print(&plan_text(&target.name(), &planned, &failures, confirmed, Colour::Auto))?;
-        for (found, wish) in differing(target, &planned) {
-            complain(&format!("{}: the next `apply` changes {found} to the wanted {wish}", target.name()));
+        for (found, wanted) in differing(target, &planned) {
+            complain(&format!("{}: the next `apply` changes {found} to the wanted {wanted}", target.name()));
         }
         if is_dry || planned.is_empty() {
             return Ok(failures);
@@ -215,9 +215,9 @@ fn differing<'a>(target: &'a Target, planned: &'a Planned) -> Vec<(&'a Record, &
         Action::Update { before, .. } if before.labels.owner().is_empty() => Some(before),
         _ => None,
     });
-    let wish = |found: &&'a Record| {
-        let wishes = target.desired.records.iter().filter(|wish| wish.key() == found.key());
-        wishes.into_iter().find(|wish| wish.targets != found.targets && !wish.targets.is_empty())
+    let wanted = |found: &&'a Record| {
+        let candidates = target.desired.records.iter().filter(|wanted| wanted.key() == found.key());
+        candidates.into_iter().find(|wanted| wanted.targets != found.targets && !wanted.targets.is_empty())
     };
-    taken.filter_map(|found| Some((found, wish(&found)?))).collect()
+    taken.filter_map(|found| Some((found, wanted(&found)?))).collect()
 }

@@ -155,11 +155,11 @@ fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
 /// Time since which each instance has been unhealthy, by fleet name, because a name may select the
 /// health of a single job.
 #[derive(Debug, Default)]
-pub(crate) struct HealthBook {
+pub(crate) struct HealthHistory {
     unhealthy: BTreeMap<FleetDomain, BTreeMap<IpAddr, Instant>>,
 }
 
-/// A [`HealthBook`] saved for the next process: milliseconds since 1970 by name and address.
+/// A [`HealthHistory`] saved for the next process: milliseconds since 1970 by name and address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHealth(BTreeMap<String, BTreeMap<IpAddr, u64>>);
 
@@ -171,7 +171,7 @@ pub(crate) struct Resolved {
     pub next_change: Option<Instant>,
 }
 
-impl HealthBook {
+impl HealthHistory {
     /// Records the instances of a name that are unhealthy at `now`; all others are healthy.
     pub(crate) fn observe(&mut self, name: &FleetDomain, unhealthy: &BTreeSet<IpAddr>, now: Instant) {
         let known = self.unhealthy.entry(name.clone()).or_default();
@@ -272,11 +272,11 @@ pub(crate) enum ResolveError {
 pub(crate) fn resolve(
     name: &FleetName,
     snapshot: &Snapshot,
-    book: &HealthBook,
+    history: &HealthHistory,
     now: Instant,
 ) -> Result<Resolved, ResolveError> {
     let FleetName { external, internal, ttl, hold } = name;
-    let unhealthy = book.unhealthy.get(internal);
+    let unhealthy = history.unhealthy.get(internal);
     let held = HeldHealth { unhealthy, hold: *hold, now };
     let find = |health: &dyn Health| dns_core::resolve::resolve(snapshot, health, internal);
     let mut found = find(&held).ok_or_else(|| ResolveError::Foreign(internal.clone()))?;
@@ -573,40 +573,40 @@ mod tests {
     #[test]
     fn address_leaves_after_hold() {
         let (snapshot, name) = (snapshot(), mapping("q-s0.q-g1.bosh"));
-        let mut book = HealthBook::default();
+        let mut history = HealthHistory::default();
         let begin = Instant::now();
         let both = ["x.example.org 60 A 10.0.0.1,10.0.0.2"];
-        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
-        let first = resolve(&name, &snapshot, &book, begin).unwrap();
+        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
+        let first = resolve(&name, &snapshot, &history, begin).unwrap();
         assert_eq!(first.next_change, Some(begin + name.hold));
         assert_eq!(shown(Ok(first)), both);
         let almost = begin + Duration::from_millis(29_999);
-        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), almost);
-        assert_eq!(shown(resolve(&name, &snapshot, &book, almost)), both);
+        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), almost);
+        assert_eq!(shown(resolve(&name, &snapshot, &history, almost)), both);
         let after = begin + name.hold;
-        assert_eq!(shown(resolve(&name, &snapshot, &book, after)), ["x.example.org 60 A 10.0.0.2"]);
+        assert_eq!(shown(resolve(&name, &snapshot, &history, after)), ["x.example.org 60 A 10.0.0.2"]);
         // Recovery takes effect at once, and a relapse must last for the hold time again.
-        book.observe(&name.internal, &unhealthy(&[]), after);
-        assert_eq!(shown(resolve(&name, &snapshot, &book, after)), both);
-        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), after);
-        assert_eq!(shown(resolve(&name, &snapshot, &book, after + Duration::from_secs(1))), both);
+        history.observe(&name.internal, &unhealthy(&[]), after);
+        assert_eq!(shown(resolve(&name, &snapshot, &history, after)), both);
+        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), after);
+        assert_eq!(shown(resolve(&name, &snapshot, &history, after + Duration::from_secs(1))), both);
     }
 
     #[test]
     fn illness_outlives_a_restart() {
         let (snapshot, name) = (snapshot(), mapping("q-s0.q-g1.bosh"));
-        let mut book = HealthBook::default();
+        let mut history = HealthHistory::default();
         let (begin, wall) = (Instant::now(), SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
-        book.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
-        let saved = book.save(begin + Duration::from_secs(20), wall);
+        history.observe(&name.internal, &unhealthy(&["10.0.0.1"]), begin);
+        let saved = history.save(begin + Duration::from_secs(20), wall);
         assert!(saved.is_like(&saved) && !saved.is_like(&SavedHealth::default()));
         let text = serde_json::to_string(&saved).unwrap();
         let saved: SavedHealth = serde_json::from_str(&text).unwrap();
         let later = Instant::now() + Duration::from_secs(3600);
-        let book = HealthBook::restore(&saved, later, wall + Duration::from_secs(9));
-        assert!(shown(resolve(&name, &snapshot, &book, later))[0].contains("10.0.0.1"));
-        let book = HealthBook::restore(&saved, later, wall + Duration::from_secs(10));
-        assert!(!shown(resolve(&name, &snapshot, &book, later))[0].contains("10.0.0.1"));
+        let history = HealthHistory::restore(&saved, later, wall + Duration::from_secs(9));
+        assert!(shown(resolve(&name, &snapshot, &history, later))[0].contains("10.0.0.1"));
+        let history = HealthHistory::restore(&saved, later, wall + Duration::from_secs(10));
+        assert!(!shown(resolve(&name, &snapshot, &history, later))[0].contains("10.0.0.1"));
     }
 
     #[test]
@@ -615,11 +615,11 @@ mod tests {
         let begin = Instant::now();
         for query in ["q-s0.q-g1.bosh", "q-s3.q-g1.bosh", "q-s0.router.default.cf.bosh"] {
             let name = mapping(query);
-            let mut book = HealthBook::default();
-            book.observe(&name.internal, &unhealthy(&["10.0.0.1", "10.0.0.2"]), begin);
+            let mut history = HealthHistory::default();
+            history.observe(&name.internal, &unhealthy(&["10.0.0.1", "10.0.0.2"]), begin);
             let later = begin + Duration::from_secs(3600);
             assert_eq!(
-                shown(resolve(&name, &snapshot, &book, later)),
+                shown(resolve(&name, &snapshot, &history, later)),
                 ["x.example.org 60 A 10.0.0.1,10.0.0.2"]
             );
         }
@@ -628,7 +628,7 @@ mod tests {
     #[test]
     fn addresses_divide_by_family() {
         let name = mapping("q-s4.q-g2.bosh");
-        let found = resolve(&name, &snapshot(), &HealthBook::default(), Instant::now());
+        let found = resolve(&name, &snapshot(), &HealthHistory::default(), Instant::now());
         assert_eq!(shown(found), ["x.example.org 60 AAAA fd00::1"]);
     }
 
@@ -640,7 +640,7 @@ mod tests {
             ("q-zz.q-g1.bosh", "not a valid query"),
         ] {
             let error =
-                resolve(&mapping(query), &snapshot(), &HealthBook::default(), Instant::now()).unwrap_err();
+                resolve(&mapping(query), &snapshot(), &HealthHistory::default(), Instant::now()).unwrap_err();
             assert!(error.to_string().contains(reason), "{query}: {error}");
         }
     }

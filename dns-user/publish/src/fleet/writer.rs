@@ -41,7 +41,7 @@ pub(crate) struct AliasWriter {
     /// `None` until the state file was read.
     records: Option<Records>,
     /// Names left out by the last adjustment, to log a change only.
-    left_out: BTreeSet<String>,
+    refused: BTreeSet<String>,
 }
 
 /// Reason why a request fails.
@@ -77,7 +77,7 @@ impl AliasWriter {
             state_file,
             files,
             records: None,
-            left_out: BTreeSet::new(),
+            refused: BTreeSet::new(),
         })
     }
 
@@ -100,7 +100,7 @@ impl AliasWriter {
         let names: BTreeSet<Name> =
             endpoints.iter().filter_map(|endpoint| Name::parse(&endpoint.dns_name).ok()).collect();
         let mut adjusted = Vec::new();
-        let mut left_out = BTreeMap::new();
+        let mut refused = BTreeMap::new();
         for endpoint in endpoints {
             let record = endpoint.record().map_err(|error| error.to_string()).and_then(|record| {
                 let is_text = record.record_type == RecordType::TXT;
@@ -110,19 +110,19 @@ impl AliasWriter {
             match record {
                 Ok(record) => adjusted
                     .push(Endpoint { labels: endpoint.labels.clone(), ..Endpoint::of(&plain(record)) }),
-                Err(reason) => drop(left_out.insert(endpoint.dns_name.clone(), reason)),
+                Err(reason) => drop(refused.insert(endpoint.dns_name.clone(), reason)),
             }
         }
-        let names: BTreeSet<String> = left_out.keys().cloned().collect();
-        if names != self.left_out {
-            for (name, reason) in left_out.iter().filter(|(name, _)| !self.left_out.contains(*name)).take(3) {
+        let names: BTreeSet<String> = refused.keys().cloned().collect();
+        if names != self.refused {
+            for (name, reason) in refused.iter().filter(|(name, _)| !self.refused.contains(*name)).take(3) {
                 tracing::warn!(
                     name,
                     reason,
                     "external-dns wants a name that cannot be an alias; it is left out"
                 );
             }
-            self.left_out = names;
+            self.refused = names;
         }
         Ok(adjusted)
     }

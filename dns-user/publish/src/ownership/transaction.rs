@@ -27,12 +27,12 @@ impl Registry {
     /// Every step states the listed set. A record of which only the labels change is required
     /// unchanged; owner records in earlier forms are replaced by the current form.
     pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
-        let mut draft = Draft { registry: self, view, sets: BTreeMap::new() };
+        let mut pending = PendingSets { registry: self, view, sets: BTreeMap::new() };
         for action in &change.actions {
-            draft.apply(action)?;
+            pending.apply(action)?;
         }
-        draft.replace_earlier_forms(change)?;
-        Ok(Transaction { name: change.name.clone(), steps: draft.steps(&change.name) })
+        pending.replace_earlier_forms(change)?;
+        Ok(Transaction { name: change.name.clone(), steps: pending.steps(&change.name) })
     }
 }
 
@@ -79,13 +79,13 @@ pub(crate) fn remove_collisions(
 }
 
 /// Future state of the sets that a transaction changes.
-struct Draft<'a> {
+struct PendingSets<'a> {
     registry: &'a Registry,
     view: &'a View,
     sets: BTreeMap<Key, Option<Record>>,
 }
 
-impl Draft<'_> {
+impl PendingSets<'_> {
     fn apply(&mut self, action: &Action) -> Result<(), OwnershipError> {
         match action {
             Action::Create(record) => {

@@ -169,8 +169,7 @@ pub fn options_problems(config: &Config, publication: &Publication) -> Vec<Strin
     found
 }
 
-/// What a record's publisher deletes if the documents do not want it: all names of its owner in its
-/// zones.
+/// The names that a publisher deletes unless documents want them: all of its owner in its zones.
 struct Claim {
     provider: &'static str,
     /// Addresses of the service, as written.

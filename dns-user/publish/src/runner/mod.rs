@@ -58,7 +58,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut sources = Sources::new(&config)?;
     let api_state = Arc::new(ApiState::new(store, Metrics::new()?));
     listen(&config, &api_state).await?;
-    let shared = Arc::new(Shared { api_state: api_state.clone(), board: Board::default(), options });
+    let shared = Arc::new(Shared { api_state: api_state.clone(), results: RoundResults::default(), options });
     let documents = [&config.documents[..], std::slice::from_ref(&config.store)].concat();
     let mut watch = Watch::start(&documents, &sources.fleet_files());
     let mut terminate = signal(SignalKind::terminate())?;
@@ -93,7 +93,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
                 () = api_state.changed() => {}
                 _ = hangup.recv() => {}
                 () = tokio::time::sleep_until(state.next.into()) => {}
-                () = shared.board.changed.notified() => {
+                () = shared.results.changed.notified() => {
                     status.write(&shared, &state);
                     continue;
                 }
@@ -163,7 +163,7 @@ impl Workers {
         for name in gone {
             // Its current round completes; published records stay.
             drop(self.0.remove(&name));
-            shared.board.states.lock().remove(&name);
+            shared.results.states.lock().remove(&name);
             shared.api_state.metrics.forget(&name);
             tracing::info!(
                 provider = name,
@@ -224,7 +224,7 @@ impl Status {
                 files.flat_map(|file| file.documents).map(|status| (status.id.clone(), status)).collect();
             self.is_restored = true;
         }
-        let states = shared.board.states.lock().clone();
+        let states = shared.results.states.lock().clone();
         let mut overview = statuses(&state.scan, &state.publication, &states, &self.known);
         self.known = overview.documents.iter().map(|status| (status.id.clone(), status.clone())).collect();
         overview.problems.extend(state.fleet_problem.clone());
@@ -310,14 +310,14 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Results of all providers, and a signal of changes.
 #[derive(Debug, Default)]
-struct Board {
+struct RoundResults {
     states: Mutex<BTreeMap<String, ProviderState>>,
     changed: Notify,
 }
 
 struct Shared {
     api_state: Arc<ApiState>,
-    board: Board,
+    results: RoundResults,
     options: LaunchOptions,
 }
 
@@ -371,7 +371,7 @@ async fn work(shared: Arc<Shared>, name: String, mut targets: watch::Receiver<Ar
 
 impl Shared {
     fn state(&self, name: &str) -> ProviderState {
-        self.board.states.lock().get(name).cloned().unwrap_or_default()
+        self.results.states.lock().get(name).cloned().unwrap_or_default()
     }
 
     /// Runs one round. Returns the number of changed names.
@@ -455,7 +455,7 @@ impl Shared {
             None => errors.set(0),
             Some(_) => errors.inc(),
         }
-        let mut states = self.board.states.lock();
+        let mut states = self.results.states.lock();
         if states.get(name) != Some(&state) {
             let before = states.remove(name).unwrap_or_default();
             let known: BTreeSet<&String> =
@@ -470,7 +470,7 @@ impl Shared {
         }
         drop(states);
         self.api_state.end_round(name, problem);
-        self.board.changed.notify_one();
+        self.results.changed.notify_one();
     }
 }
 

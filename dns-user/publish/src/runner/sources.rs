@@ -17,7 +17,7 @@ use super::{
 use crate::{
     config::Config,
     documents::{Folder, Scan},
-    fleet::{FleetFiles, HealthBook, ResolveError, SavedHealth, ServerClient, resolve},
+    fleet::{FleetFiles, HealthHistory, ResolveError, SavedHealth, ServerClient, resolve},
     publication::{Publication, fleet_names, publish},
     store::write_json,
 };
@@ -43,7 +43,7 @@ struct Fleet {
     files: FleetFiles,
     /// `None` if the server has no control socket.
     server: Option<ServerClient>,
-    book: HealthBook,
+    history: HealthHistory,
     health_file: PathBuf,
     saved: SavedHealth,
     /// The last problem logged.
@@ -112,11 +112,11 @@ impl Sources {
             let (found, unreadable) = tokio::task::block_in_place(|| fleet.files.refresh());
             snapshot = found;
             problem = unreadable.map(|error| error.to_string());
-            fleet.book.keep(&names);
+            fleet.history.keep(&names);
             if let Some(server) = &mut fleet.server {
                 for name in &names {
                     match server.unhealthy_addresses(name).await {
-                        Ok(unhealthy) => fleet.book.observe(name, &unhealthy, now),
+                        Ok(unhealthy) => fleet.history.observe(name, &unhealthy, now),
                         Err(error) => {
                             problem = Some(format!("the fleet's health is unknown: {error}"));
                             break;
@@ -132,7 +132,7 @@ impl Sources {
         let changes = std::cell::Cell::new(next);
         let publication = publish(&scan, &|name| {
             let snapshot = snapshot.as_deref().ok_or_else(|| ResolveError::NoRecords(problem.clone()))?;
-            let resolved = resolve(name, snapshot, &fleet.book, now)?;
+            let resolved = resolve(name, snapshot, &fleet.history, now)?;
             changes.set(resolved.next_change.unwrap_or(next).min(changes.get()));
             Ok(resolved.records)
         });
@@ -160,7 +160,7 @@ impl Fleet {
         Ok(Self {
             files,
             server,
-            book: HealthBook::restore(&saved, Instant::now(), SystemTime::now()),
+            history: HealthHistory::restore(&saved, Instant::now(), SystemTime::now()),
             health_file,
             saved,
             problem: None,
@@ -170,7 +170,7 @@ impl Fleet {
     /// Saves the time since which instances have been unhealthy, so that a restart does not restart
     /// their hold time.
     fn save(&mut self, now: Instant) {
-        let current = self.book.save(now, SystemTime::now());
+        let current = self.history.save(now, SystemTime::now());
         if current.is_like(&self.saved) {
             return;
         }

@@ -404,12 +404,12 @@ mod tests {
         registry.set_agents(["a", "b", "c"].into_iter());
         registry.set_version(5, "five", 0);
         for id in ["a", "b", "c"] {
-            registry.asked(id, call, 0, 0, 0.5);
+            registry.record_call(id, call, 0, 0, 0.5);
         }
         let report = |digest: &str| Report { version: 5, digest: Some(digest.to_owned()), patches: true };
-        registry.replied("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
-        registry.replied("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
-        registry.replied("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
+        registry.record_reply("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
+        registry.record_reply("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        registry.record_reply("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
         let text = table(&registry, false, 4000);
         assert_eq!(
             text,

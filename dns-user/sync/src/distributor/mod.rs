@@ -32,10 +32,10 @@ use tokio::{
 
 use self::{
     api::{Metrics, PublisherApi},
-    plan::{Action, Now, Outgoing, Plan, Settings},
+    plan::{Action, Outgoing, Plan, Settings, StepInput},
     registry::{AgentRegistry, AgentVersion, Call, Count},
     source::InventoryOptions,
-    state::Made,
+    state::CommittedVersion,
     state_writer::{Job, StateEvent, StateWriter, TICK, is_of_the_disk},
 };
 use crate::{
@@ -165,45 +165,54 @@ impl Distributor {
                 self.plan.take_disagreement();
                 continue;
             }
-            if let Some((agent, AgentVersion { version, digest })) = self.plan.take_disagreement() {
-                self.write_last().await;
+            if let Some(complete) = self.result(deadline).await? {
+                return Ok(complete);
+            }
+        }
+    }
+
+    /// Returns the result of a single publication, `None` while it is unknown: whether all agents hold the
+    /// version at the latest at the deadline. A disagreement is an error.
+    async fn result(&mut self, deadline: tokio::time::Instant) -> anyhow::Result<Option<bool>> {
+        if let Some((agent, AgentVersion { version, digest })) = self.plan.take_disagreement() {
+            self.write_last().await;
+            bail!(
+                "agent {agent} now has version {version} ({}), but this publisher made version {} ({}): \
+                 another publisher is active; stop it, then `publish` continues above the highest \
+                 version",
+                digest.unwrap_or_default(),
+                self.plan.registry.version,
+                self.plan.registry.digest,
+            );
+        }
+        let complete = self.plan.announced() && self.plan.registry.count().complete();
+        if complete || tokio::time::Instant::now() >= deadline {
+            let announced = self.plan.announced();
+            self.write_last().await;
+            if let Some((agent, AgentVersion { version, digest })) = self.plan.registry.disagreeing() {
                 bail!(
-                    "agent {agent} now has version {version} ({}), but this publisher made version {} ({}): \
-                     another publisher is active; stop it, then `publish` continues above the highest \
-                     version",
-                    digest.unwrap_or_default(),
+                    "agent {agent} has version {version} ({}), which is higher than or different from \
+                     version {} ({})",
+                    digest.as_deref().unwrap_or_default(),
                     self.plan.registry.version,
                     self.plan.registry.digest,
                 );
             }
-            let complete = self.plan.announced() && count.complete();
-            if complete || tokio::time::Instant::now() >= deadline {
-                let announced = self.plan.announced();
-                self.write_last().await;
-                if let Some((agent, AgentVersion { version, digest })) = self.plan.registry.disagreeing() {
-                    bail!(
-                        "agent {agent} has version {version} ({}), which is higher than or different from \
-                         version {} ({})",
-                        digest.as_deref().unwrap_or_default(),
-                        self.plan.registry.version,
-                        self.plan.registry.digest,
-                    );
-                }
-                anyhow::ensure!(
-                    announced,
-                    "no version was announced within the timeout: the log shows whether NATS, the blobstore \
-                     or the state folder is the cause"
-                );
-                return Ok(complete);
-            }
+            anyhow::ensure!(
+                announced,
+                "no version was announced within the timeout: the log shows whether NATS, the blobstore \
+                 or the state folder is the cause"
+            );
+            return Ok(Some(complete));
         }
+        Ok(None)
     }
 
     /// Runs a step of the plan and starts its actions.
     fn act(&mut self) -> anyhow::Result<()> {
         let connected = self.bus.client.connection_state() == Connection::Connected;
         let store = &self.store;
-        let mut now = Now {
+        let mut now = StepInput {
             ms: now_ms(),
             unix: unix_now(),
             max_payload: connected.then(|| self.bus.client.max_payload()),
@@ -495,7 +504,7 @@ impl Tasks {
     }
 
     /// Uploads a blob; aborts an older upload.
-    fn put(&mut self, made: Made, bytes: Bytes) {
+    fn put(&mut self, made: CommittedVersion, bytes: Bytes) {
         if let Some(older) = self.putting.take() {
             older.abort();
         }
@@ -506,11 +515,11 @@ impl Tasks {
         }));
     }
 
-    fn delete(&mut self, gone: Vec<Made>) {
+    fn delete(&mut self, gone: Vec<CommittedVersion>) {
         let store = self.store.clone();
         self.running.spawn(async move {
             let mut result = Ok(());
-            for Made { version, blob, .. } in gone {
+            for CommittedVersion { version, blob, .. } in gone {
                 for attempt in 1..=DELETIONS {
                     let deleted = store.delete(&blob).await;
                     let Err(error) = deleted else { break };

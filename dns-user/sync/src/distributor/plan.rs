@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::{
     registry::{AgentRegistry, AgentVersion, Call, Verdict},
-    state::Made,
+    state::CommittedVersion,
     state_writer::Committed,
 };
 use crate::{
@@ -56,7 +56,7 @@ pub(super) struct Settings {
 }
 
 /// Inputs of one step.
-pub(super) struct Now<'a> {
+pub(super) struct StepInput<'a> {
     /// Milliseconds since 1970, monotonic.
     pub(super) ms: u64,
     /// Wall clock, for signatures.
@@ -78,8 +78,8 @@ pub(super) enum Action {
         floor: u64,
     },
     /// Upload the blob of a version.
-    Put(Made, Bytes),
-    Delete(Vec<Made>),
+    Put(CommittedVersion, Bytes),
+    Delete(Vec<CommittedVersion>),
     Patch {
         from: u64,
         to: u64,
@@ -135,7 +135,7 @@ enum PatchState {
 
 #[derive(Debug)]
 struct Current {
-    made: Made,
+    made: CommittedVersion,
     bytes: Bytes,
     blob: Blob,
     /// Location for agents, and the time of its signature.
@@ -176,12 +176,12 @@ impl Plan {
     pub(super) fn new(
         settings: Settings,
         mut registry: AgentRegistry,
-        newest: Option<&Made>,
+        newest: Option<&CommittedVersion>,
         above: u64,
     ) -> Self {
         registry.forget_reports();
         match newest {
-            Some(Made { version, digest, .. }) => {
+            Some(CommittedVersion { version, digest, .. }) => {
                 let made = registry.made;
                 registry.set_version(*version, digest, made);
             }
@@ -306,11 +306,15 @@ impl Plan {
                 Some(call) => {
                     let reply = Reply::read(body);
                     self.exceptions += u64::from(matches!(reply, Reply::Exception(_)) && call.version > 0);
-                    self.registry.replied(agent, call, reply, now, random)
+                    self.registry.record_reply(agent, call, reply, now, random)
                 }
                 None => Verdict::Ignored,
             },
         };
+        self.apply_verdict(agent, verdict, now);
+    }
+
+    fn apply_verdict(&mut self, agent: &str, verdict: Verdict, now: u64) {
         match verdict {
             Verdict::Ignored => self.ignored += 1,
             Verdict::Noted => self.unwritten = true,
@@ -359,7 +363,7 @@ impl Plan {
         }
     }
 
-    pub(super) fn step(&mut self, now: &mut Now<'_>) -> Vec<Action> {
+    pub(super) fn step(&mut self, now: &mut StepInput<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         self.ask(now, &mut actions);
         if self.phase == Phase::Open {
@@ -377,7 +381,7 @@ impl Plan {
         actions
     }
 
-    fn ask(&mut self, now: &mut Now<'_>, actions: &mut Vec<Action>) {
+    fn ask(&mut self, now: &mut StepInput<'_>, actions: &mut Vec<Action>) {
         let Phase::Asking { until } = self.phase else { return };
         match until {
             None if self.registry.agents.is_empty() => self.phase = Phase::Open,
@@ -385,7 +389,7 @@ impl Plan {
                 let ids: Vec<String> = self.registry.agents.keys().cloned().collect();
                 let questions = ids.into_iter().map(|id| {
                     let call = Call { version: 0, nonce: (now.random)() };
-                    self.registry.asked(&id, call, now.ms, 0, 0.0);
+                    self.registry.record_call(&id, call, now.ms, 0, 0.0);
                     (id, call)
                 });
                 actions.push(Action::Ask(questions.collect()));
@@ -405,7 +409,7 @@ impl Plan {
         }
     }
 
-    fn commit(&mut self, now: &Now<'_>, actions: &mut Vec<Action>) {
+    fn commit(&mut self, now: &StepInput<'_>, actions: &mut Vec<Action>) {
         let length = self.current.as_ref().map_or(0, |current| current.bytes.len());
         let interval = SHORTEST_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
         let (allowed, at) = self.allowance;
@@ -418,7 +422,7 @@ impl Plan {
         }
     }
 
-    fn put_blob(&mut self, now: &Now<'_>, actions: &mut Vec<Action>) {
+    fn put_blob(&mut self, now: &StepInput<'_>, actions: &mut Vec<Action>) {
         let Some(current) = &mut self.current else { return };
         if let Blob::Due(at) = current.blob
             && now.ms >= at
@@ -429,7 +433,7 @@ impl Plan {
     }
 
     /// Announces the current version to all agents that are due.
-    fn announce(&mut self, now: &mut Now<'_>, actions: &mut Vec<Action>) {
+    fn announce(&mut self, now: &mut StepInput<'_>, actions: &mut Vec<Action>) {
         let Some(max_payload) = now.max_payload else { return };
         let Some(current) = self.current.as_mut().filter(|current| current.blob == Blob::Stored) else {
             return;
@@ -478,14 +482,14 @@ impl Plan {
                 let extra = Extra { patch: patch.as_deref().cloned(), spread_ms, size: length };
                 // A BOSH agent logs surplus arguments as errors.
                 let extra = (ours && self.settings.patches).then_some(extra);
-                let Made { version, digest, blob, .. } = current.made.clone();
+                let CommittedVersion { version, digest, blob, .. } = current.made.clone();
                 let source = if unsigned { Source::Blob(blob) } else { source.clone() };
                 Arc::new(Announcement { source, digest, version, extra })
             });
             let call = Call { version: current.made.version, nonce: (now.random)() };
             let random = (now.random)() as f64 / u64::MAX as f64;
             let wait = if patch.is_none() && ours && self.settings.patches { spread } else { 0 };
-            self.registry.asked(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
+            self.registry.record_call(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
             batch.push(Outgoing { agent, call, announcement: announcement.clone() });
         }
         self.sending = Some(current.made.version);
@@ -496,7 +500,7 @@ impl Plan {
 
 impl Current {
     /// Returns the blob's location; a link is signed again after half of its validity.
-    fn signed_source(&mut self, now: &Now<'_>, good_for: Duration) -> Source {
+    fn signed_source(&mut self, now: &StepInput<'_>, good_for: Duration) -> Source {
         match &self.source {
             Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
             _ => {

@@ -236,7 +236,7 @@ impl AgentRegistry {
 
     /// Records a call that is sent at `at` and whose reply may take `spread` longer. `random` is in
     /// 0..1.
-    pub(crate) fn asked(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
+    pub(crate) fn record_call(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         if agent.calls.len() == OPEN_CALLS {
             agent.calls.remove(0);
@@ -253,7 +253,14 @@ impl AgentRegistry {
 
     /// Processes a reply. Only the first reply to an open call counts; a late one counts as a
     /// report.
-    pub(crate) fn replied(&mut self, id: &str, call: Call, reply: Reply, now: u64, random: f64) -> Verdict {
+    pub(crate) fn record_reply(
+        &mut self,
+        id: &str,
+        call: Call,
+        reply: Reply,
+        now: u64,
+        random: f64,
+    ) -> Verdict {
         let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
         let Some(open) = agent.calls.iter().position(|open| *open == call) else { return Verdict::Ignored };
         agent.calls.remove(open);
@@ -389,7 +396,7 @@ mod tests {
         registry.set_version(5, "five", 0);
         assert_eq!(registry.due(0).len(), 3);
         for id in ["a", "b", "c"] {
-            registry.asked(id, call(5), 0, 0, 0.5);
+            registry.record_call(id, call(5), 0, 0, 0.5);
         }
         assert_eq!(registry.due(0), []);
         registry
@@ -398,17 +405,17 @@ mod tests {
     #[test]
     fn silent_agents_back_off_separately() {
         let mut registry = registry();
-        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
-        let complaint = registry.replied("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
+        registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5);
+        let complaint = registry.record_reply("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
         assert_eq!(complaint, Verdict::Complains("full".to_owned()));
         let count = Count { agents: 3, synced: 1, failing: 1, silent: 1, ..Count::default() };
         assert_eq!(registry.count(), count);
         assert_eq!(registry.due(10_000), [("c".to_owned(), None)]);
-        registry.asked("c", call(5), 10_000, 0, 0.5);
+        registry.record_call("c", call(5), 10_000, 0, 0.5);
         assert_eq!(registry.due(10_010), [("b".to_owned(), None)]);
         assert_eq!(registry.due(30_000).len(), 2);
         for round in 0..100 {
-            registry.asked("c", call(5), round, 0, 1.0);
+            registry.record_call("c", call(5), round, 0, 1.0);
         }
         assert!(registry.agents["c"].next < 2 * LONGEST_PAUSE_MS);
         assert_eq!(registry.agents["c"].calls.len(), OPEN_CALLS);
@@ -420,9 +427,9 @@ mod tests {
         registry.report("b", report(4, "four"), 10);
         for round in 0..6 {
             let now = 1_000_000 * (round + 1);
-            registry.asked("b", Call { version: 5, nonce: round }, now, 0, 0.5);
+            registry.record_call("b", Call { version: 5, nonce: round }, now, 0, 0.5);
             let complaint = Reply::Exception("no blob".to_owned());
-            registry.replied("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
+            registry.record_reply("b", Call { version: 5, nonce: round }, complaint, now + 10, 0.5);
         }
         assert!(registry.agents["b"].next > 6_000_000 + 200_000);
         // It was restarted, with the same file.
@@ -434,9 +441,9 @@ mod tests {
     #[test]
     fn synced_requires_version_and_digest() {
         let mut registry = registry();
-        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
-        registry.replied("b", call(5), synced(5, "other"), 10, 0.5);
-        registry.replied("c", call(5), synced(9, "nine"), 10, 0.5);
+        registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5);
+        registry.record_reply("b", call(5), synced(5, "other"), 10, 0.5);
+        registry.record_reply("c", call(5), synced(9, "nine"), 10, 0.5);
         let count = Count { agents: 3, synced: 1, disagreeing: 2, ..Count::default() };
         assert_eq!(registry.count(), count);
     }
@@ -461,11 +468,11 @@ mod tests {
     fn only_open_calls_count() {
         let mut registry = registry();
         let forged = Call { version: 5, nonce: 1 };
-        assert_eq!(registry.replied("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(registry.replied("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
-        assert_eq!(registry.replied("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
+        assert_eq!(registry.record_reply("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(registry.record_reply("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
         assert_eq!(
-            registry.replied("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5),
+            registry.record_reply("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5),
             Verdict::Ignored
         );
         assert_eq!(registry.count().synced, 1);
@@ -475,7 +482,7 @@ mod tests {
     fn agent_without_signed_links_is_remembered() {
         let mut registry = registry();
         let exception = "Agent exception: unknown message sync_dns_with_signed_url";
-        let verdict = registry.replied("a", call(5), Reply::Exception(exception.to_owned()), 10, 0.5);
+        let verdict = registry.record_reply("a", call(5), Reply::Exception(exception.to_owned()), 10, 0.5);
         assert_eq!(verdict, Verdict::Noted);
         assert!(registry.agents["a"].unsigned && !registry.agents["b"].unsigned);
         assert_eq!(registry.due(10 + SHORTEST_GAP_MS), [("a".to_owned(), None)]);
@@ -487,12 +494,12 @@ mod tests {
     fn late_reply_counts_for_older_version() {
         let mut registry = registry();
         registry.set_version(6, "six", 20);
-        registry.asked("c", call(6), 21, 0, 0.5);
-        registry.replied("c", call(5), Reply::Synced(None), 22, 0.5);
+        registry.record_call("c", call(6), 21, 0, 0.5);
+        registry.record_reply("c", call(5), Reply::Synced(None), 22, 0.5);
         assert_eq!(registry.agents["c"].held, Some(AgentVersion { version: 5, digest: None }));
         assert!(registry.due(22).contains(&("c".to_owned(), None)));
-        registry.asked("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
-        registry.replied("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
+        registry.record_call("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
+        registry.record_reply("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
         assert_eq!((registry.count().synced, registry.count().unverified), (1, 1));
     }
 
@@ -503,7 +510,7 @@ mod tests {
         for now in 0..1000 {
             registry.report("a", report(now % 2, "x"), 10_000 + now);
             for (id, _) in registry.due(10_000 + now).into_iter().filter(|(id, _)| id == "a") {
-                registry.asked(&id, call(5), 10_000 + now, 0, 0.5);
+                registry.record_call(&id, call(5), 10_000 + now, 0, 0.5);
                 calls += 1;
             }
         }
@@ -527,7 +534,7 @@ mod tests {
     #[test]
     fn restart_collects_reports_again() {
         let mut registry = registry();
-        registry.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        registry.record_reply("a", call(5), synced(5, "five"), 10, 0.5);
         let text = serde_json::to_vec(&registry).unwrap();
         let mut registry: AgentRegistry = serde_json::from_slice(&text).unwrap();
         registry.forget_reports();

@@ -42,12 +42,12 @@ pub(crate) struct State {
     /// Numeric ids allocated to instances and groups.
     pub ids: Ids,
     /// Kept versions, oldest first; the last one is the fleet's current version.
-    pub versions: Vec<Made>,
+    pub versions: Vec<CommittedVersion>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Made {
+pub(crate) struct CommittedVersion {
     pub version: u64,
     pub blob: String,
     /// `sha256:...` of its dataset.
@@ -216,7 +216,7 @@ impl Folder {
                 write()?;
             }
             let digest = digest::sha256(&bytes);
-            next.versions.push(Made { version, blob: blob_id(), digest, at: now });
+            next.versions.push(CommittedVersion { version, blob: blob_id(), digest, at: now });
         }
         if self.write("state.json", &next).is_err() {
             self.give_up_datasets(newest);
@@ -245,9 +245,10 @@ impl Folder {
         state: &mut State,
         now: u64,
         bytes: u64,
-    ) -> Result<Vec<Made>, StateError> {
-        let length =
-            |made: &Made| fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len());
+    ) -> Result<Vec<CommittedVersion>, StateError> {
+        let length = |made: &CommittedVersion| {
+            fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len())
+        };
         let mut kept = 0;
         let mut room = bytes;
         for made in state.versions.iter().rev() {
@@ -263,7 +264,7 @@ impl Folder {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let gone: Vec<Made> = state.versions.drain(..count).collect();
+        let gone: Vec<CommittedVersion> = state.versions.drain(..count).collect();
         for made in &gone {
             // A leftover only takes up space. The files go first: on a full disk they make room for
             // the state.

@@ -16,7 +16,7 @@ use super::{
     source::{
         CHANGES, InventoryOptions, Quiet, REMOVAL_QUIET_MS, SourceError, Stamps, is_old, is_renamed, stamps,
     },
-    state::{Folder, Made, State, StateError},
+    state::{CommittedVersion, Folder, State, StateError},
 };
 use crate::{
     dataset::{self, Dataset},
@@ -91,12 +91,12 @@ pub(super) enum StateEvent {
 
 #[derive(Debug)]
 pub(super) struct Committed {
-    pub(super) made: Made,
+    pub(super) made: CommittedVersion,
     pub(super) bytes: Bytes,
     /// Whether this commit created the version.
     pub(super) new: bool,
     /// Deleted versions, whose blobs can be deleted.
-    pub(super) gone: Vec<Made>,
+    pub(super) gone: Vec<CommittedVersion>,
 }
 
 /// State of the inventory's files when they are read.
@@ -162,7 +162,7 @@ impl StateWriter {
         })
     }
 
-    pub(super) fn newest(&self) -> Option<&Made> {
+    pub(super) fn newest(&self) -> Option<&CommittedVersion> {
         self.state.versions.last()
     }
 

@@ -159,8 +159,8 @@ impl CoreDns {
         // The comparison of a name covers the keys below it, so shorter names are written first.
         let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
         order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
-        let drafts = order.iter().map(|place| self.draft(&batch.transactions[*place])).collect();
-        let sent = send_groups(&mut self.etcd, drafts, batch.isolate, progress).await;
+        let converted = order.iter().map(|place| self.convert(&batch.transactions[*place])).collect();
+        let sent = send_groups(&mut self.etcd, converted, batch.isolate, progress).await;
         let mut results = vec![TransactionResult::Conflict; order.len()];
         for (place, result) in order.into_iter().zip(sent) {
             results[place] = result;
@@ -169,7 +169,7 @@ impl CoreDns {
     }
 
     /// Converts a transaction to comparisons and operations on keys.
-    fn draft(&self, transaction: &Transaction) -> Result<Txn, ProviderError> {
+    fn convert(&self, transaction: &Transaction) -> Result<Txn, ProviderError> {
         let mut edits: BTreeMap<EtcdKey, Option<Service>> = BTreeMap::new();
         let mut txn = Txn::default();
         let mut names: Vec<&Name> = Vec::new();

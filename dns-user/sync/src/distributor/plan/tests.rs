@@ -11,8 +11,8 @@ struct World {
     max_payload: usize,
 }
 
-fn made(version: u64) -> Made {
-    Made { version, blob: format!("blob-{version}"), digest: digest(version), at: 0 }
+fn made(version: u64) -> CommittedVersion {
+    CommittedVersion { version, blob: format!("blob-{version}"), digest: digest(version), at: 0 }
 }
 
 fn digest(version: u64) -> String {
@@ -42,7 +42,7 @@ impl World {
             *nonce += 1;
             *nonce
         };
-        let mut now = Now {
+        let mut now = StepInput {
             ms: self.now,
             unix: Duration::from_millis(self.now),
             max_payload: self.connected.then_some(self.max_payload),
