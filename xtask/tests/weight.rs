@@ -30,13 +30,13 @@ const BUDGETS: [(&str, usize); 20] = [
     ("dns-user/fastpath", 15_410),
     ("dns-user/health", 2_700),
     // The queue of due identities and the file of appended changes of members.
-    ("dns-user/identity", 6_760),
+    ("dns-user/identity", 6_610),
     // Tasks that resume where their reply is read, formerly part of dns-resolver; memory after the start.
-    ("dns-user/kit", 4_840),
+    ("dns-user/kit", 4_760),
     ("dns-user/load", 640),
-    ("dns-user/publish", 14_400),
+    ("dns-user/publish", 14_080),
     ("dns-user/resolver", 15_420),
-    ("dns-user/sync", 6_190),
+    ("dns-user/sync", 6_000),
     ("dns-user/upstream", 6_170),
     ("xtask", 1_980),
 ];
