@@ -167,7 +167,6 @@ fn facet_of(instances: &InstanceIndex, name: &Name) -> Option<Facet> {
     Some(value.into())
 }
 
-/// Returns the facets of a row.
 fn facets_of_row(instances: &InstanceIndex, row: Row) -> impl Iterator<Item = Facet> {
     let instance = instances.instance(row);
     let [group, network, deployment] =
@@ -412,7 +411,6 @@ impl<'i> Comparison<'i> {
         Self { old, new, columns, places, groups }
     }
 
-    /// Returns whether an old row and a new one have the same values.
     fn rows(&self, at_old: usize, at_new: usize) -> bool {
         let Self { old, new, columns: [id, num_id, az, az_id, network_id, agent_id], places, groups } = self;
         let (old_groups, new_groups) = (old.groups_of(at_old as Row), new.groups_of(at_new as Row));

@@ -219,7 +219,6 @@ impl std::borrow::Borrow<[u8]> for Name {
     }
 }
 
-/// Appends a label and its length byte.
 fn push_label(wire: &mut Vec<u8>, label: &[u8]) -> Result<(), NameError> {
     match label.len() {
         0 => Err(NameError::EmptyLabel),

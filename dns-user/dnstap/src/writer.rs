@@ -250,7 +250,6 @@ impl Stream {
         recv(socket, &mut [0], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK) == Ok(0)
     }
 
-    /// Limits the time of each read and write.
     fn set_timeouts(&self, limit: Duration) -> io::Result<()> {
         match self {
             Self::Unix(socket) => {

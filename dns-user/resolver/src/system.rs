@@ -206,7 +206,6 @@ impl ResolvConf {
         format!("{}{}", self.lines(), self.without_us(text))
     }
 
-    /// Returns a file's text without the server's lines.
     fn without_us(&self, text: &str) -> String {
         text.replace(&self.lines(), "")
     }
@@ -323,13 +322,11 @@ pub(crate) struct NoAccount {
     name: String,
 }
 
-/// Returns the user named by `key`.
 pub(crate) fn user(key: &'static str, name: &str) -> Result<User, NoAccount> {
     let missing = || NoAccount { key, kind: "user", name: name.to_owned() };
     User::from_name(name).ok().flatten().ok_or_else(missing)
 }
 
-/// Returns the group named by `key`.
 pub(crate) fn group(key: &'static str, name: &str) -> Result<Group, NoAccount> {
     let missing = || NoAccount { key, kind: "group", name: name.to_owned() };
     Group::from_name(name).ok().flatten().ok_or_else(missing)

@@ -386,7 +386,6 @@ impl Cache {
         });
     }
 
-    /// Returns the current totals, possibly including expired entries.
     pub(crate) fn totals(&self) -> Totals {
         self.store.totals()
     }

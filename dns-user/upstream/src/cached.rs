@@ -118,7 +118,6 @@ struct Fetched {
 }
 
 impl CachedSource {
-    /// Creates a source that answers from `cache` first, then from `source`.
     pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
         let most = match source {
             Source::Http(_) => MAX_WAITING_FOR_HTTP,
@@ -167,7 +166,6 @@ impl CachedSource {
         &self.shared.source
     }
 
-    /// Returns the recursors; `None` for other sources.
     pub(crate) fn forwarder(&self) -> Option<&Forwarder> {
         match self.source() {
             Source::Dns(forwarder) => Some(forwarder),
@@ -193,7 +191,6 @@ impl CachedSource {
         self.cache().map(|cache| cache.flush(|fields| selection.admits(fields)))
     }
 
-    /// Returns the complete reply to a query.
     async fn reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
         let shared = &self.shared;
         let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
@@ -444,7 +441,6 @@ impl Fetched {
 }
 
 impl Source {
-    /// Fetches an answer from the source.
     async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         match self {
             // In two allocations: a single one would be larger than the allocator keeps for a thread.

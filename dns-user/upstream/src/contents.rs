@@ -153,7 +153,6 @@ impl CachedAnswer {
     }
 }
 
-/// Returns the name of a class. Class 0 means all classes, with `compat.cache_as_authority`.
 fn class_text(class: u16) -> String {
     match class {
         0 => "*".to_owned(),

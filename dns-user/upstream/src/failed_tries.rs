@@ -105,7 +105,6 @@ pub(crate) struct FailedTries {
 }
 
 impl FailedTries {
-    /// Creates the counters of the recursor with this name (`host:port`).
     pub(crate) fn new(recursor: &str) -> Arc<Self> {
         Arc::new(Self {
             recursor: recursor.to_owned(),
@@ -116,7 +115,6 @@ impl FailedTries {
         })
     }
 
-    /// Counts a query that is about to be sent.
     pub(crate) fn began(&self) {
         self.tries.fetch_add(1, Ordering::Relaxed);
     }

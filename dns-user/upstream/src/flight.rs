@@ -62,7 +62,6 @@ pub(crate) struct Leader<'a> {
 }
 
 impl SingleFlight {
-    /// Joins the flight for `key`, or starts it.
     pub(crate) fn join<'a>(&'a self, key: &'a FlightKey) -> Part<'a> {
         // Copied as octets; `clone` copies one at a time.
         match self.followers.lock().entry(FlightKey::from_slice(key)) {
@@ -169,7 +168,6 @@ impl Failures {
 }
 
 impl Remembered {
-    /// Removes the oldest failure, unless its key has failed again since.
     fn forget_oldest(&mut self) {
         let Some((since, key)) = self.order.pop_front() else { return };
         if self.by_key.get(&key).is_some_and(|(latest, _)| *latest == since) {

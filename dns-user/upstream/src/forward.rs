@@ -45,7 +45,6 @@ pub(crate) struct RecursorSet {
 }
 
 impl Forwarder {
-    /// Creates a forwarder to `names` (`host:port`).
     pub(crate) fn new(
         names: &[String],
         options: RecursorOptions,
@@ -64,7 +63,6 @@ impl Forwarder {
         self.set.store(Arc::new(set));
     }
 
-    /// Returns the current recursors.
     pub(crate) fn set(&self) -> Arc<RecursorSet> {
         self.set.load_full()
     }
@@ -252,7 +250,6 @@ struct History {
 }
 
 impl History {
-    /// Records a try; returns the number of failures since the recursor was last preferred.
     fn record(&self, failed: bool) -> u32 {
         let Self { turn, all } = self;
         let add = |history: &AtomicU32| {
@@ -290,7 +287,6 @@ impl RecursorOrder {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of failures among a recursor's last 25 tries.
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
         self.histories.get(index).map_or(0, |history| history.all.load(Ordering::Relaxed).count_ones())
     }

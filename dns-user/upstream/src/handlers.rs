@@ -122,7 +122,6 @@ impl Handlers {
 }
 
 impl Handler {
-    /// Creates a handler from its configuration.
     fn new(
         handler: HandlerConfig,
         config: &Config,
@@ -209,7 +208,6 @@ enum Kind {
     Deny,
 }
 
-/// Parses the recursors of a handler of type dns.
 fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     let texts = source.texts("recursors")?.unwrap_or_default();
     if texts.is_empty() {
@@ -219,7 +217,6 @@ fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
 }
 
-/// Parses the URL of a handler of type http.
 fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
     const ALLOWED: &str = "expected a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
     let text = source.text("url")?.filter(|text| !text.is_empty());
@@ -232,7 +229,6 @@ fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
     Ok(url)
 }
 
-/// Parses the settings for the certificate of an HTTPS server.
 fn parse_trust(source: &Reader<'_>) -> Result<Trust, ConfigError> {
     let file = source.text("ca_file")?.filter(|file| !file.is_empty());
     match (source.boolean("insecure_skip_verify")?, file) {

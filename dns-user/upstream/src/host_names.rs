@@ -255,7 +255,6 @@ impl Nameservers {
         new
     }
 
-    /// Returns the nameservers last read.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }

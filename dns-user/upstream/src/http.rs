@@ -50,7 +50,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP client shared by all handlers.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
-/// Creates a client that accepts these servers.
 pub(crate) fn client(hosts: &Arc<HostNames>, trust: &Trust) -> HttpClient {
     let hosts = Hosts { names: Arc::clone(hosts), followed: Arc::default() };
     let mut http = HttpConnector::new_with_resolver(hosts);

@@ -88,7 +88,6 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Parses an answer; missing members are 0 or empty.
     fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
         let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
         let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;

@@ -148,7 +148,6 @@ impl Upstream {
     }
 }
 
-/// Returns the settings for the configured recursors.
 fn options(config: &Config) -> RecursorOptions {
     RecursorOptions {
         timeout: config.recursion.timeout,
@@ -208,7 +207,6 @@ pub(crate) enum TryError {
 }
 
 impl TryError {
-    /// Returns whether the same recursor should be tried again.
     pub(crate) fn is_network_error(self) -> bool {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,

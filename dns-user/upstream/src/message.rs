@@ -39,7 +39,6 @@ pub(crate) fn id(message: &[u8]) -> u16 {
     u16_at(message, 0).unwrap_or(0)
 }
 
-/// Overwrites the message's id.
 pub(crate) fn set_id(message: &mut [u8], id: u16) {
     if let Some(place) = message.first_chunk_mut() {
         *place = id.to_be_bytes();
@@ -55,7 +54,6 @@ impl Flags {
         Self(message.get(2..4).map_or([0; 2], |bytes| [bytes[0], bytes[1]]))
     }
 
-    /// Returns whether the message is a reply (QR).
     pub(crate) fn is_reply(self) -> bool {
         self.0[0] & QR != 0
     }
@@ -75,17 +73,14 @@ impl Flags {
     }
 }
 
-/// Sets or clears AA.
 pub(crate) fn set_authoritative(message: &mut [u8], on: bool) {
     set_bit(message, 2, AA, on);
 }
 
-/// Sets or clears TC.
 pub(crate) fn set_truncated(message: &mut [u8], on: bool) {
     set_bit(message, 2, TC, on);
 }
 
-/// Sets or clears AD.
 #[cfg(test)]
 pub(crate) fn set_authentic(message: &mut [u8], on: bool) {
     set_bit(message, 3, AD, on);
@@ -185,7 +180,6 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Returns the range of TYPE, CLASS, TTL and RDLENGTH.
     fn fixed_fields(&self) -> Range<usize> {
         self.ttl_at - 4..self.data.start
     }

@@ -105,7 +105,6 @@ impl Form {
         self.client_subnet.then(|| query.client_subnet()).flatten()
     }
 
-    /// Returns whether the recursor query has an OPT.
     pub(crate) fn has_opt(self, query: &Query<'_>) -> bool {
         !self.transparent || query.edns.is_some()
     }

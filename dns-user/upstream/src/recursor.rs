@@ -122,7 +122,6 @@ impl EdnsSupport {
         }
     }
 
-    /// Returns whether queries are sent without EDNS.
     fn is_dropped(&self) -> bool {
         self.check_at_ms.load(Ordering::Relaxed) != EDNS_WORKS
     }
@@ -199,7 +198,6 @@ pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
     [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
 
 impl RecursorCounters {
-    /// Creates the counters of the recursor with this name.
     fn new(recursor: &str) -> Self {
         Self {
             failed: FailedTries::new(recursor),
@@ -248,7 +246,6 @@ impl Recursor {
         &self.name
     }
 
-    /// Returns the current address, if known.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }

@@ -186,7 +186,6 @@ impl TcpConnections {
         Some(connection)
     }
 
-    /// Opens a connection that is not in the pool.
     fn open(&self) -> Arc<Connection> {
         let (frames, queue) = mpsc::unbounded_channel();
         let connection = Arc::new(Connection { frames, pending: Mutex::default() });

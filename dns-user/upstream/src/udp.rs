@@ -115,7 +115,6 @@ impl UdpSockets {
         all.find(|&at| !asks_it(at)).ok_or(TryError::Busy)
     }
 
-    /// Registers the query with a socket.
     fn register(
         &self,
         chosen: usize,
@@ -391,7 +390,6 @@ impl Pending {
         self.waiting.remove(&id)
     }
 
-    /// Fails all waiting queries with `error`.
     fn fail_all(&mut self, error: TryError) {
         self.order.clear();
         for (_, waiting) in self.waiting.drain() {

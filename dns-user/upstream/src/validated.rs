@@ -49,7 +49,6 @@ impl ValidatedReply {
         message::has_extended_rcode(&self.reply, &self.index)
     }
 
-    /// Returns whether the reply is truncated (TC).
     pub(crate) fn is_truncated(&self) -> bool {
         Flags::of(&self.reply).truncated()
     }

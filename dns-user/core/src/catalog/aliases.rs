@@ -142,7 +142,6 @@ impl Aliases {
         self.exact.contains_key(name) || parent.is_some_and(|parent| self.below.contains_key(parent))
     }
 
-    /// Returns the targets of the alias with exactly this name.
     pub(crate) fn exact(&self, name: &Name) -> Option<&[Target]> {
         self.exact.get(name).map(Vec::as_slice)
     }
@@ -216,7 +215,6 @@ impl Placeholder {
 const RECORDS: &str = "records.json";
 
 impl Builder<'_> {
-    /// Adds the aliases of the files.
     fn add_files(&mut self) {
         let files = self.files;
         for (name, alias) in &*files.exact {
@@ -255,12 +253,10 @@ impl Builder<'_> {
         targets
     }
 
-    /// Returns whether an instance has this id, or there are no records yet.
     fn has_instance(&self, id: &[u8]) -> bool {
         self.instances.len() == 0 || self.instances.id.dictionary.find(id).is_some()
     }
 
-    /// Adds the aliases of one definition in the records.
     fn add_definition(&mut self, alias: &str, definition: &AliasDefinition) {
         let placeholder = Placeholder::read(&definition.placeholder_type);
         let Some(base) = self.base(alias, definition, "") else {

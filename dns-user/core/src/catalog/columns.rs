@@ -74,13 +74,11 @@ impl Dictionary {
         if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
     }
 
-    /// Returns the symbols of the strings that start with `prefix`.
     pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
         let sorted = self.forwards.get_or_init(|| self.sorted(|one, other| one.cmp(other)));
         self.run(sorted, |text| text < prefix, |text| text.starts_with(prefix))
     }
 
-    /// Returns the symbols of the strings that end with `suffix`.
     pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
         let sorted =
             self.backwards.get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
@@ -88,7 +86,6 @@ impl Dictionary {
         self.run(sorted, is_before, |text| text.ends_with(suffix))
     }
 
-    /// Returns all symbols, sorted by their strings with `order`.
     fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
         let text = |symbol: Symbol| self.text(symbol).as_bytes();
         let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
@@ -108,12 +105,10 @@ impl Dictionary {
         &rest[..rest.partition_point(|&symbol| fits(text(symbol)))]
     }
 
-    /// Returns the number of strings.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Iterates over all symbols with their strings.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Symbol, &str)> {
         (0..self.ends.len() as Symbol).map(|symbol| (symbol, self.text(symbol)))
     }
@@ -228,7 +223,6 @@ impl<'d> Renumbering<'d> {
         *number
     }
 
-    /// Returns the new symbol of a string.
     pub(crate) fn add(&mut self, text: &'d str) -> Symbol {
         if let Some(symbol) = self.old.find(text.as_bytes()) {
             return self.keep(symbol);

@@ -57,7 +57,6 @@ impl Edits {
         self.added.len() + self.removed.len()
     }
 
-    /// Returns the length of the edited list.
     pub(super) fn len(&self) -> usize {
         self.len
     }

@@ -121,7 +121,6 @@ impl InstanceIndexBuilder {
         self.group_ends.push(self.group_list.len() as u32);
     }
 
-    /// Returns the number of the row's place.
     fn place(&mut self, row: &NewRow<'_>) -> PlaceNumber {
         let texts = [row.instance_group, row.network, row.deployment, row.domain];
         if let Some((last, place)) = &self.last
@@ -196,7 +195,6 @@ impl InstanceIndexBuilder {
 /// Symbols of the instance indexes that occur.
 type IndexNumbers = HashMap<i64, Symbol, foldhash::fast::FixedState>;
 
-/// Returns the (value, row) pairs of a column.
 fn value_rows(values: &[u32]) -> impl Iterator<Item = (u32, Row)> + Clone {
     values.iter().enumerate().map(|(row, &value)| (value, row as Row))
 }
@@ -219,12 +217,10 @@ fn index_postings(indexes: &[Option<i64>]) -> (IndexNumbers, Postings) {
     (numbers, postings)
 }
 
-/// Groups the rows by their place.
 fn place_postings(places: &Places, place: &[PlaceNumber]) -> Postings {
     Postings::new(places.len(), value_rows(place))
 }
 
-/// Groups the rows by their domain.
 fn domain_postings(domains: &Dictionary, places: &Places, place: &[PlaceNumber]) -> Postings {
     let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
     Postings::new(domains.len(), value_rows(&domain_of))
@@ -293,14 +289,12 @@ struct GroupRows {
 }
 
 impl GroupRows {
-    /// Returns the groups of a row.
     fn of(&self, row: Row) -> &[Symbol] {
         let index = row as usize;
         let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
         &self.list[start..self.ends[index] as usize]
     }
 
-    /// Groups the rows by their groups.
     fn postings(&self, groups: usize) -> Postings {
         let rows = 0..self.ends.len() as Row;
         let pairs = rows.flat_map(|row| self.of(row).iter().map(move |&group| (group, row)));
@@ -309,12 +303,10 @@ impl GroupRows {
 }
 
 impl InstanceIndex {
-    /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.place.len()
     }
 
-    /// Returns a row with its strings.
     pub(crate) fn instance(&self, row: Row) -> Instance<'_> {
         let place = self.place_of(row);
         Instance {
@@ -335,7 +327,6 @@ impl InstanceIndex {
         }
     }
 
-    /// Returns the place of a row.
     pub(crate) fn place_of(&self, row: Row) -> Place {
         self.places.get(self.place[row as usize])
     }
@@ -377,12 +368,10 @@ impl InstanceIndex {
         ]
     }
 
-    /// Returns the groups of a row.
     pub(crate) fn groups_of(&self, row: Row) -> &[Symbol] {
         self.group_rows.of(row)
     }
 
-    /// Returns the rows with this instance index.
     pub(crate) fn rows_with_index(&self, index: i64) -> &[Row] {
         self.index_numbers.get(&index).map_or(&[], |&number| self.by_index.rows(number))
     }
@@ -494,7 +483,6 @@ impl InstanceIndex {
         (seen as usize == self.places.len()).then_some(place)
     }
 
-    /// Returns the groups of the rows after edits.
     fn edited_groups(&self, edits: &Edits, added: &Self) -> (Arc<Dictionary>, Arc<GroupRows>, Arc<Postings>) {
         let texts = |index: &Self, row: usize| -> SmallVec<[String; 4]> {
             index.groups_of(row as Row).iter().map(|&group| index.groups.text(group).to_owned()).collect()
@@ -607,12 +595,10 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Returns the number of places.
     pub(crate) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Returns the place with this number.
     pub(crate) fn get(&self, number: PlaceNumber) -> Place {
         self.list[number as usize]
     }
@@ -685,7 +671,6 @@ impl<'p> Candidates<'p> {
         Some(Self { symbols, postings })
     }
 
-    /// Returns the number of candidates.
     fn len(&self) -> usize {
         self.symbols.iter().map(|&symbol| self.postings.rows(symbol).len()).sum()
     }

@@ -123,7 +123,6 @@ impl ListDifference<'_> {
         String::from_utf8(text).ok()
     }
 
-    /// Deserialises the list of the added elements.
     pub(super) fn read<S: for<'de> serde::de::DeserializeSeed<'de, Value = V>, V>(
         &self,
         seed: S,

@@ -158,7 +158,6 @@ impl<'de> Visitor<'de> for File {
     }
 }
 
-/// Keeps the last of several aliases with the same name.
 fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
     let last: HashMap<String, usize> =
         aliases.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();

@@ -83,7 +83,6 @@ impl Columns {
 }
 
 impl Meaning {
-    /// Returns the meaning of a column name.
     fn of(key: &str) -> Self {
         let place = |names: &[&str]| names.iter().position(|name| *name == key);
         match key {
@@ -280,7 +279,6 @@ struct RowCells<'de> {
 }
 
 impl<'de> RowCells<'de> {
-    /// Stores a cell by its column's meaning.
     #[inline]
     fn put(&mut self, meaning: Meaning, cell: Cell<'de>) {
         let wrong = match (meaning, cell) {

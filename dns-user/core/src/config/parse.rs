@@ -155,7 +155,6 @@ pub fn every_error<T>(
 struct RemovedItems(BTreeSet<(String, usize)>);
 
 impl RemovedItems {
-    /// Returns the path of a member in the file.
     fn original(&self, path: &str) -> String {
         let Some((list, index, rest)) = split_item(path) else { return path.to_owned() };
         format!("{list}[{}]{rest}", self.original_index(list, index))

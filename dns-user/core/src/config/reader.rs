@@ -261,12 +261,10 @@ impl<'a> Reader<'a> {
         found.into_iter()
     }
 
-    /// Creates an error about a value of the wrong type.
     fn wrong(&self, name: &str, found: &Json, allowed: &str) -> ConfigError {
         self.error(name, &format!("is {found}; expected {allowed}"))
     }
 
-    /// Returns the path of a member.
     fn path_of(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }

@@ -217,7 +217,6 @@ fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
     }
 }
 
-/// Parses one character inside brackets, with an optional backslash.
 fn set_character(text: &[u8]) -> Result<(u8, &[u8]), BadPattern> {
     match text.split_first() {
         None | Some((b'-' | b']', _)) => Err(BadPattern),

@@ -195,7 +195,6 @@ impl<'n> Pattern<'n> {
         }
     }
 
-    /// Returns whether a string matches the pattern.
     pub(crate) fn fits(self, text: &[u8]) -> bool {
         match self {
             Self::Any => true,

@@ -109,7 +109,6 @@ fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
     }
 }
 
-/// Resolves one target and records the steps.
 fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> TargetExplanation {
     let instances = snapshot.instance_index();
     let (name, narrowing) = match target {
@@ -183,7 +182,6 @@ fn form(question: &Question<'_>) -> &'static str {
 }
 
 impl TargetExplanation {
-    /// Creates an explanation without details.
     fn new(target: String, form: &'static str) -> Self {
         Self {
             target,
@@ -204,7 +202,6 @@ impl TargetExplanation {
         }
     }
 
-    /// Adds the criteria of a name below a domain.
     fn say_criteria(&mut self, criteria: &Criteria<'_>) {
         let Criteria { id, filter, group, place } = criteria;
         let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
@@ -221,7 +218,6 @@ impl TargetExplanation {
         self.say("network_id", network_ids);
     }
 
-    /// Adds the criterion of a middle label.
     fn say_pattern(&mut self, what: &str, pattern: &Pattern<'_>) {
         match pattern {
             Pattern::Any => {}

@@ -224,7 +224,6 @@ impl<'s> Found<'s> {
         Ok(())
     }
 
-    /// Returns whether the name exists.
     fn existence(&self) -> Existence {
         let any = self.matches.iter().any(|matched| !matched.rows.is_empty());
         if any || !self.addresses.is_empty() { Existence::Found } else { Existence::NoSuchName }
@@ -423,7 +422,6 @@ impl<'f> Bound<'f> {
         })
     }
 
-    /// Returns the rows that meet all criteria.
     fn rows(&self) -> Vec<Row> {
         let lists = self.shortest();
         let candidates = lists.iter().map(|list| list.len()).sum();
@@ -478,7 +476,6 @@ impl<'f> Bound<'f> {
         best
     }
 
-    /// Returns whether a row meets all criteria.
     fn holds(&self, row: Row) -> bool {
         let instances = self.instances;
         let index = row as usize;

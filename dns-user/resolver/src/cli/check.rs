@@ -48,7 +48,6 @@ impl Check {
     }
 }
 
-/// Formats the report as a table.
 fn table(report: &CheckReport) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
@@ -70,7 +69,6 @@ fn table(report: &CheckReport) -> String {
     text
 }
 
-/// Returns a row for each component.
 fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     let joined = |list: &[String], none: &str| {
         if list.is_empty() { none.to_owned() } else { list.join(", ") }

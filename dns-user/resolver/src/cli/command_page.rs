@@ -24,7 +24,6 @@ pub(crate) fn compare(page: &str, text: &str) {
     );
 }
 
-/// Returns the text for a table cell.
 pub(crate) fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
@@ -43,7 +42,6 @@ pub(crate) fn metrics<'a>(
     page
 }
 
-/// Returns the page of the commands of one program.
 pub(crate) fn commands(mut command: Command) -> String {
     command.build();
     let mut page = format!(
@@ -58,7 +56,6 @@ pub(crate) fn commands(mut command: Command) -> String {
     page
 }
 
-/// Adds a command, its arguments and its subcommands.
 fn describe(command: &Command, parent: &str, page: &mut String) {
     if command.is_hide_set() {
         return;

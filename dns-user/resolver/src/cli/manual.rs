@@ -32,7 +32,6 @@ enum Exits {
 }
 
 impl Exits {
-    /// Returns each code with its meaning.
     fn codes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Process => &[
@@ -234,7 +233,6 @@ const WIDTH: usize = 80;
 /// Column of the commands' purposes.
 const INDENT: usize = 16;
 
-/// Splits a text into lines of at most `width` characters.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -264,7 +262,6 @@ pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Re
     Ok(Vec::new())
 }
 
-/// Writes the pages of a command and its subcommands.
 fn write_pages(command: &clap::Command, entry: Option<&Entry>, folder: &Path) -> io::Result<()> {
     if command.is_hide_set() {
         return Ok(());

@@ -189,7 +189,6 @@ struct Attach {
 }
 
 impl Attach {
-    /// Runs the attacher until it is killed.
     fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, log_format, parent } = self;
         daemon::attach(&config, RunOptions { log_format, ..RunOptions::default() }, parent)
@@ -210,7 +209,6 @@ struct HealthServer {
 }
 
 impl HealthServer {
-    /// Runs the health server until SIGTERM.
     fn run(self) -> ExitCode {
         let Self { config, log_format } = self;
         server::run(&config, log_format)

@@ -131,7 +131,6 @@ pub(super) fn served_addresses(config: &Path) -> Vec<SocketAddr> {
     status.map_or_else(|_| Vec::new(), |status| status.listen.iter().flat_map(|text| text.parse()).collect())
 }
 
-/// Prints the error, if any, and returns the exit code.
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
     let (problem, code) = match result {
         Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
@@ -265,7 +264,6 @@ pub(super) struct LocalGroups {
 }
 
 impl LocalGroups {
-    /// Lists the links of this VM's jobs.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = get(&connection, "/local-groups")?;
@@ -344,7 +342,6 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Applies the given changes and prints the resulting levels.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, level, tag, requests_per_second, json } = self;
         let change = LogChange { level, tag, requests_per_second };
@@ -377,7 +374,6 @@ impl Log {
     }
 }
 
-/// Accepts the word for a level.
 fn level(text: &str) -> Result<String, &'static str> {
     let is_known = text.eq_ignore_ascii_case(DEFAULT_LEVEL) || parse_level(text).is_some();
     if is_known { Ok(text.to_owned()) } else { Err(LEVELS) }
@@ -433,7 +429,6 @@ pub(super) struct Flush {
 }
 
 impl Flush {
-    /// Flushes the cache of forwarded answers.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         cache::flush(&connection, &CacheFlush { all: true, ..CacheFlush::default() }, json)

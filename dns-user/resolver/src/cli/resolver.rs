@@ -50,7 +50,6 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    /// Runs until SIGTERM or SIGINT.
     pub(super) fn run(self) -> ExitCode {
         match self.keep_up() {
             Ok(()) => ExitCode::SUCCESS,
@@ -61,7 +60,6 @@ impl Resolver {
         }
     }
 
-    /// Implements [`Self::run`]; returns the error that ended it.
     fn keep_up(self) -> Result<(), SystemError> {
         let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
         let address = match (address, &config) {
@@ -136,7 +134,6 @@ impl Way {
         }
     }
 
-    /// Restores the original state.
     fn put_back(&mut self) -> Result<(), SystemError> {
         match self {
             Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),

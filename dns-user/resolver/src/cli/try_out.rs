@@ -181,7 +181,6 @@ fn port_holder(port: u16) -> Option<String> {
     None
 }
 
-/// Returns the text that explains how to use the server.
 fn explanation(server: SocketAddr, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
     let (program, config, address, port) = (program.display(), config.display(), server.ip(), server.port());

@@ -92,18 +92,15 @@ impl Catalogs {
         });
     }
 
-    /// Returns a receiver of the settings for a live Consul.
     #[cfg(feature = "live-consul")]
     pub(super) fn settings(&self) -> watch::Receiver<Option<Settings>> {
         self.settings.subscribe()
     }
 
-    /// Replaces the catalog of the files.
     pub(crate) fn set_files(&self, files: Registrations) {
         self.change(|parts| parts.files = Arc::new(files));
     }
 
-    /// Replaces the catalog of the live Consul.
     #[cfg(feature = "live-consul")]
     pub(crate) fn set_live(&self, live: Arc<CatalogView>) {
         self.change(|parts| {
@@ -147,7 +144,6 @@ impl Catalogs {
         NewZone { version, zone: Zone { config, catalog } }
     }
 
-    /// Changes the registrations and their version.
     fn change(&self, change: impl FnOnce(&mut Parts)) {
         let mut parts = self.lock();
         change(&mut parts);

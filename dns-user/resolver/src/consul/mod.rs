@@ -202,14 +202,12 @@ impl ConsulNames {
         false
     }
 
-    /// Returns the domains answered here.
     pub(crate) fn domains(&self) -> Vec<Name> {
         let zone = self.zone.load();
         let config = &zone.config;
         [Some(&config.domain), config.alt_domain.as_ref()].into_iter().flatten().cloned().collect()
     }
 
-    /// Replaces the recursors for host names.
     pub(crate) fn ask(&self, recursors: Option<Arc<dyn Answer>>) {
         self.recursors.store(Arc::new(recursors));
     }
@@ -248,7 +246,6 @@ impl ConsulNames {
     }
 }
 
-/// Returns a query for the A records of a host name.
 fn question(host: &Name) -> Option<Vec<u8>> {
     let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -404,7 +401,6 @@ impl Answer for Recursors {
 
 //----------- Metrics --------------------------------------------------------
 
-/// Registers the metric families of Consul's names.
 pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) -> prometheus::Result<()> {
     families::CONSUL_INSTANCES.scrape(registry, move || {
         let zone = consul.zone();
@@ -418,7 +414,6 @@ pub(crate) fn register_metrics(registry: &Registry, consul: Arc<ConsulNames>) ->
     })
 }
 
-/// Returns the families of a live Consul.
 fn of_source(status: &Status) -> Vec<MetricFamily> {
     vec![
         families::CONSUL_UP

@@ -269,7 +269,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Returns the connection to the server.
     pub(super) fn server(&self) -> &UnixStream {
         &self.server
     }

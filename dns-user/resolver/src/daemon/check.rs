@@ -193,7 +193,6 @@ fn examine(path: &Path, (Loaded { config, mut warnings }, consul_config): WholeC
     CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) }
 }
 
-/// Summarises a handler in one line.
 fn handler_line(handler: &HandlerConfig) -> String {
     let source = match &handler.source {
         HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
@@ -205,7 +204,6 @@ fn handler_line(handler: &HandlerConfig) -> String {
     format!("{} -> {source}{cached}", handler.domain)
 }
 
-/// Summarises a Consul zone in one line.
 fn consul_line(zone: &dns_consul::Zone) -> String {
     let (config, catalog) = (&zone.config, &zone.catalog);
     let (nodes, instances) = (catalog.node_count(), catalog.instance_count());

@@ -45,12 +45,10 @@ impl ConsulFiles {
         self.catalogs.zone()
     }
 
-    /// Catalogs of the definition files and of a live Consul.
     pub(super) fn catalogs(&self) -> &Arc<Catalogs> {
         &self.catalogs
     }
 
-    /// Returns the current zone if the files may have changed and are valid.
     pub(super) fn refresh(&mut self, reading: Reading, service_status: &ServiceStatus) -> Option<NewZone> {
         let read = self.read(reading, service_status)?;
         let stays = "the current catalog stays in use";
@@ -59,12 +57,10 @@ impl ConsulFiles {
         Some(self.catalogs.zone())
     }
 
-    /// Returns the source being followed.
     pub(super) fn followed(&self) -> &Followed {
         &self.followed
     }
 
-    /// Reads the files if they may have changed.
     fn read(
         &mut self,
         reading: Reading,

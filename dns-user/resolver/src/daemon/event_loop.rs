@@ -177,7 +177,6 @@ impl Daemon<'_> {
         }
     }
 
-    /// Returns the number of replies sent by sockets and interfaces.
     fn replies(&self) -> u64 {
         self.server_metrics.replies() + self.fast_path.replies()
     }
@@ -189,7 +188,6 @@ impl Daemon<'_> {
         }
     }
 
-    /// Checks the files for changes and applies them.
     async fn reload_files(&mut self, reading: Reading) {
         let Changes { snapshot, handlers, addresses, consul } = self.files.reload(reading).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
@@ -210,7 +208,6 @@ impl Daemon<'_> {
         self.watch.set(self.files.folders());
     }
 
-    /// Listens on the configured address and the additional ones.
     async fn listen(&mut self, further: &[SocketAddr]) {
         self.listen_on(all_addresses(self.config.listen, further)).await;
     }
@@ -233,7 +230,6 @@ impl Daemon<'_> {
         });
     }
 
-    /// Reloads the configuration and every file; returns what was loaded and what failed.
     async fn reload(&mut self, why: &str) -> Reloaded {
         info!("{why}: reloading the configuration and all files");
         match read_config(self.path).await {

@@ -71,7 +71,6 @@ impl Failures {
         Ok(Self { receiver, sender, panics })
     }
 
-    /// Registers the panic counter.
     pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         registry.register(Box::new(self.panics.clone()))
     }
@@ -116,7 +115,6 @@ impl Recent {
     }
 }
 
-/// Returns the panic message.
 fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")

@@ -167,7 +167,6 @@ impl Lifecycle {
         self.load_after(Duration::ZERO);
     }
 
-    /// Starts creating the maps after a delay.
     fn load_after(&mut self, pause: Duration) {
         let admission: Arc<dyn Admission> = match &self.health {
             Some(health) => health.tracker(),
@@ -224,7 +223,6 @@ impl Lifecycle {
         }
     }
 
-    /// Returns whether the current fast path's programs have been attached.
     fn is_attached(&self) -> bool {
         self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready())
     }
@@ -402,7 +400,6 @@ impl Lifecycle {
         is_on && self.config.cache_entries == 0 && config.fast_path().cache_entries > 0
     }
 
-    /// Returns the number of replies sent by the interfaces.
     pub(super) fn replies(&self) -> u64 {
         self.current.as_ref().map_or(0, |fast_path| fast_path.counters().hits())
     }

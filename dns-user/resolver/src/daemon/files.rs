@@ -99,7 +99,6 @@ impl Files {
         changes.unwrap_or_default()
     }
 
-    /// Returns the catalogs; `None` if Consul is not configured.
     pub(super) fn consul_catalogs(&self) -> Option<Arc<Catalogs>> {
         self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs().clone()))
     }
@@ -115,7 +114,6 @@ impl Files {
         reconfigured.await.ok().flatten()
     }
 
-    /// Replaces the followed sources.
     pub(super) fn follow(&self, sources: Sources) {
         self.with(|inner| {
             if inner.sources != sources {
@@ -127,7 +125,6 @@ impl Files {
         });
     }
 
-    /// Returns the folders to watch.
     pub(super) fn folders(&self) -> Vec<PathBuf> {
         self.with(|inner| inner.folders())
     }
@@ -169,7 +166,6 @@ impl Inner {
         all
     }
 
-    /// Reads the handler files if they may have changed.
     fn read_handlers(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<HandlerConfig>>> {
         let begun = Instant::now();
         let read = self.handlers.parsed(reading, |files| Handlers::parse(files.iter().copied()))?;
@@ -178,7 +174,6 @@ impl Inner {
         Some(read.1)
     }
 
-    /// Reads the addresses files if they may have changed.
     fn read_addresses(&mut self, reading: Reading) -> Option<ParsedFiles<Vec<SocketAddr>>> {
         let begun = Instant::now();
         let read = self.addresses.parsed(reading, |files| parse_addresses(files.iter().copied()))?;
@@ -187,7 +182,6 @@ impl Inner {
         Some(read.1)
     }
 
-    /// Records the result of reading files of one kind.
     fn report<T>(
         &self,
         kind: Kind,

@@ -77,7 +77,6 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Returns the sources named in the configuration.
     pub(super) fn of(config: &Config) -> Self {
         Self {
             records: match &config.records_file {
@@ -205,12 +204,10 @@ impl Contents {
         hasher.finish()
     }
 
-    /// Returns the file names.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().map(|(path, _)| path.clone()).collect()
     }
 
-    /// Returns the contents of the first file.
     #[cfg(test)]
     pub(super) fn into_first(self) -> Option<Vec<u8>> {
         self.files.into_iter().next()?.1.ok()
@@ -262,7 +259,6 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// Creates a source that has not been read.
     pub(super) fn new(source: Source) -> Self {
         Self {
             reader: Reader::new(source.clone()),
@@ -394,7 +390,6 @@ struct Reader {
 }
 
 impl Reader {
-    /// Spawns the reader of a source.
     fn new(source: Source) -> Self {
         Self::reading(move |known| read(&source, known))
     }

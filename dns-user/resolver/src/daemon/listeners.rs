@@ -96,7 +96,6 @@ impl Listeners {
         self.served()
     }
 
-    /// Returns the addresses that are served.
     fn served(&self) -> Vec<SocketAddr> {
         let mut served: Vec<SocketAddr> = self.running.keys().copied().collect();
         served.sort_unstable();
@@ -128,7 +127,6 @@ impl Listeners {
         }
     }
 
-    /// Returns the address of a server that ended unexpectedly.
     pub(super) fn ended(&self) -> Option<SocketAddr> {
         self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
     }

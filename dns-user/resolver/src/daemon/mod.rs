@@ -170,7 +170,6 @@ fn start(path: &Path, options: RunOptions, is_logged: &mut bool) -> Result<(), D
     result
 }
 
-/// Starts all components, serves until a signal arrives, and shuts down.
 async fn serve(
     path: &Path,
     config: WholeConfig,

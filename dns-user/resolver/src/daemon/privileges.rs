@@ -61,7 +61,6 @@ pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesEr
     }
 }
 
-/// Switches to `user` with the given capabilities.
 fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     if !Uid::effective().is_root() {
         return Err(PrivilegesError::NotRoot(user.name.clone()));

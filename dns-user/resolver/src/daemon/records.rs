@@ -62,7 +62,6 @@ impl CatalogFiles {
         (files, snapshot, fatal)
     }
 
-    /// Returns the next snapshot if anything has changed and is valid.
     pub(super) fn refresh(&mut self, reading: Reading) -> Option<Snapshot> {
         let begun = Instant::now();
         let aliases = self.read_aliases(reading).and_then(|read| {
@@ -86,12 +85,10 @@ impl CatalogFiles {
         self.aliases.look_ahead(reading);
     }
 
-    /// Returns the sources being followed.
     pub(super) fn followed(&self) -> [&Followed; 2] {
         [&self.records, &self.aliases]
     }
 
-    /// Reads the alias files if they may have changed.
     fn read_aliases(&mut self, reading: Reading) -> Option<ParsedFiles<NewAliases>> {
         let (contents, ParsedFiles { valid, errors }) = self.aliases.parsed(reading, parse_aliases)?;
         let (files, (aliases, warnings)) = (contents.paths(), valid);
@@ -118,7 +115,6 @@ impl CatalogFiles {
         }
     }
 
-    /// Builds a snapshot from the new data, and the data in use for the rest.
     fn build(
         &mut self,
         aliases: Option<NewAliases>,

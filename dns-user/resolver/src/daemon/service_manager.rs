@@ -89,7 +89,6 @@ pub(super) enum Asked {
 }
 
 impl Signals {
-    /// Installs the signal handlers.
     pub(super) fn new(on_hangup: OnHangup) -> Result<Self, DaemonError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -55,7 +55,6 @@ settings! {
     }
 }
 
-/// Returns remarks on the configuration for the operator.
 pub(super) fn notes(config: &Config, listen: &[SocketAddr]) -> Vec<String> {
     // A VM with BOSH jobs always configures the API.
     let no_jobs = config.api.is_some() && config.jobs_dir.is_none();

@@ -248,7 +248,6 @@ fn start_dnstap(
     Ok(())
 }
 
-/// Follows a live Consul, if Consul is configured.
 fn follow_consul(
     consul: Option<Arc<ConsulNames>>,
     files: &Files,
@@ -292,7 +291,6 @@ async fn come_up(
     Ok((served, upcheck))
 }
 
-/// Opens the metrics port.
 async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failures: &Failures) {
     if !config.metrics.enabled {
         return;
@@ -309,7 +307,6 @@ async fn expose(config: &Config, metrics: &Metrics, readiness: &Readiness, failu
     }
 }
 
-/// Returns the jobs folder, if it exists.
 fn jobs_dir(config: &Config, service_status: &ServiceStatus) -> Option<PathBuf> {
     match &config.jobs_dir {
         Some(folder) if folder.is_dir() => return Some(folder.clone()),

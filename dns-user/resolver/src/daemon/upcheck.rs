@@ -203,7 +203,6 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(address, listen.port())
 }
 
-/// Builds a query of type A.
 fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
     let mut labels = Vec::new();
     labels.extend(name.labels());

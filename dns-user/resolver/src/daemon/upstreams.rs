@@ -139,12 +139,10 @@ impl Upstreams {
         self.install(config);
     }
 
-    /// Updates the server's own listen addresses.
     pub(super) fn listens_on(&self, own: &[SocketAddr]) {
         self.in_force.upstream.load().listens_on(own);
     }
 
-    /// Rebuilds and installs the routes.
     fn install(&self, config: &Config) {
         self.server_state.set_routes(self.routes(config));
     }

@@ -237,7 +237,6 @@ fn certificate_families(certificates: &[Arc<RotatingTls>]) -> Vec<MetricFamily> 
     .collect()
 }
 
-/// Converts to seconds since 1970.
 fn seconds(moment: SystemTime) -> f64 {
     moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
 }

@@ -222,7 +222,6 @@ struct CheckLine {
 }
 
 impl CheckLog {
-    /// Logs each result that differs from the one logged last.
     pub(crate) fn log(&mut self, checks: &[Check], now: Instant) {
         for name in LOGGED_HERE {
             let check = checks.iter().find(|check| check.name == name && check.result != CheckResult::Ok);
@@ -246,7 +245,6 @@ impl CheckLog {
     }
 }
 
-/// Summarises the states of instances.
 fn health_in_words(health: &HealthService) -> String {
     let [running, failing, unknown, _] = health.states().counts();
     format!("{running} instances running, {failing} failing, {unknown} unknown")

@@ -134,7 +134,6 @@ impl ServiceStatus {
         self.lock().state.clone()
     }
 
-    /// Returns a copy of the history of each kind of file, by label.
     pub(crate) fn reloads(&self) -> BTreeMap<&'static str, Reloads> {
         self.lock().reloads.clone()
     }
@@ -144,7 +143,6 @@ impl ServiceStatus {
         self.lock().records_read.map(|read| read.elapsed())
     }
 
-    /// Records a component that stays off.
     pub(crate) fn stays_off(&self, problem: String) {
         warn!("{problem}");
         self.change(|state| state.parts_off.push(problem));

@@ -118,7 +118,6 @@ impl TapLine {
         }
     }
 
-    /// Builds the line of a request answered in userspace.
     fn from_request(request: &Request<'_>, weight: u32) -> Self {
         Self {
             time: seconds_since_1970(),
@@ -169,12 +168,10 @@ pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u
     dnstap.interface(&exchange, weight, &details);
 }
 
-/// Returns whether the interface answered the query.
 fn is_answered(event: &TapEvent) -> bool {
     Outcome::ALL.iter().any(|outcome| *outcome as u8 == event.outcome && outcome.is_hit())
 }
 
-/// Returns the queried name in wire format.
 fn name_of(event: &TapEvent) -> &[u8] {
     &event.name[..usize::from(event.name_len).min(event.name.len())]
 }
@@ -420,7 +417,6 @@ impl TopNames {
         self.counts.insert(name, inherited + queries);
     }
 
-    /// Returns the names that are asked most, first the one with the highest count.
     pub(super) fn most(&self) -> Vec<(String, u64)> {
         let mut all: Vec<_> = self.counts.iter().map(|(name, count)| (Reverse(*count), name)).collect();
         all.sort_unstable();

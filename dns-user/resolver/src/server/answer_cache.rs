@@ -209,7 +209,6 @@ struct Entry {
 }
 
 impl Half {
-    /// Returns the index of the entry for the name `wire`.
     #[inline]
     fn find(&self, hash: u64, wire: &[u8]) -> Option<usize> {
         let same = Entry::is_for(&self.entries, &self.names, hash, wire);
@@ -235,7 +234,6 @@ impl Half {
         is_valid
     }
 
-    /// Returns the entry at an index.
     #[inline]
     fn remembered(&self, at: usize) -> Remembered<'_> {
         let entry = &self.entries[at];
@@ -284,7 +282,6 @@ impl Half {
         at
     }
 
-    /// Returns the size of all entries in bytes.
     fn weight(&self) -> usize {
         let Self { positions: _, entries, names, v4, v6 } = self;
         entries.len() * ENTRY_WEIGHT + names.len() + size_of_val(&v4[..]) + size_of_val(&v6[..])
@@ -302,7 +299,6 @@ impl Half {
 }
 
 impl Entry {
-    /// Returns the range of the entry's name.
     #[inline]
     fn name_range(&self) -> Range<usize> {
         let start = self.name as usize;

@@ -136,7 +136,6 @@ struct Run {
 }
 
 impl ArrivalCounter {
-    /// Creates the counts of a worker, which are part of `all`.
     pub(super) fn new(all: &Arrivals) -> Self {
         let pairs = all.0.as_ref().map(|shared| {
             let pairs = WorkerPairs::default();
@@ -146,7 +145,6 @@ impl ArrivalCounter {
         Self { pairs, batch: Vec::new() }
     }
 
-    /// Counts a datagram from `client` that arrived at an endpoint through an interface.
     pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
         if self.pairs.is_none() {
             return;

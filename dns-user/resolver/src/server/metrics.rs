@@ -193,27 +193,22 @@ impl ServerMetrics {
         Counted::new(self.shared.clone(), |shared| &shared.tcp_sessions)
     }
 
-    /// Counts TCP connections closed to make room for others.
     pub(super) fn tcp_called_off(&self, count: usize) {
         self.shared.tcp_called_off.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// Counts a failed call of `accept`.
     pub(super) fn tcp_not_accepted(&self) {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a TCP connection from which no query is read because it reached a limit.
     pub(super) fn tcp_paused(&self, reason: Paused) {
         self.shared.tcp_paused[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sets the maximum number of TCP connections per listener.
     pub(super) fn tcp_limit(&self, connections: usize) {
         self.shared.tcp_limit.store(connections as u64, Ordering::Relaxed);
     }
 
-    /// Counts a TCP connection closed because the client does not read.
     pub(super) fn tcp_unread(&self) {
         self.shared.tcp_unread.fetch_add(1, Ordering::Relaxed);
     }
@@ -229,7 +224,6 @@ impl ServerMetrics {
         Counted::new(self.shared.clone(), |shared| &shared.in_flight)
     }
 
-    /// Returns the sum of all stripes.
     fn sum(&self) -> Sum {
         let mut sum = Sum::new();
         sum.add(&self.shared.tasks);
@@ -347,7 +341,6 @@ impl Stripe {
         }
     }
 
-    /// Counts a query and its reply.
     pub(super) fn observe(&self, observed: &Observed) {
         let Observed { transport, from_v6, qtype, dnssec_ok, rcode, by, query_len, reply_len, took } =
             *observed;
@@ -368,12 +361,10 @@ impl Stripe {
         self.put(&self.reply_sizes[transport], &SIZES_BYTES, reply_len as u64);
     }
 
-    /// Counts messages without a reply.
     pub(super) fn dropped(&self, reason: Dropped, count: u64) {
         self.add(&self.dropped[reason as usize], count);
     }
 
-    /// Adds `value` to its bucket.
     fn put<const BOUNDS: usize>(&self, buckets: &Buckets<BOUNDS>, bounds: &[u64; BOUNDS], value: u64) {
         let bucket = bounds.iter().position(|bound| value <= *bound);
         self.add(bucket.map_or(&buckets.over, |bucket| &buckets.counts[bucket]), 1);
@@ -390,7 +381,6 @@ impl Stripe {
     }
 }
 
-/// Returns the index of a transport in the arrays.
 const fn transport_number(transport: Transport) -> usize {
     match transport {
         Transport::Udp => 0,
@@ -439,14 +429,12 @@ impl Sum {
         (0..16).map(|rcode| self.replies(by, rcode)).sum()
     }
 
-    /// Returns the number of replies by `by` with an RCODE.
     fn replies(&self, by: By, rcode: usize) -> u64 {
         value(&self.stripe.responses[by as usize * 16 + rcode])
     }
 }
 
 impl<const BOUNDS: usize> Buckets<BOUNDS> {
-    /// Pairs each counter with its counterpart in `other`.
     fn pairs<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a AtomicU64, &'a AtomicU64)> {
         let ends = [(&self.over, &other.over), (&self.sum, &other.sum)];
         self.counts.iter().zip(&other.counts).chain(ends)
@@ -534,7 +522,6 @@ const SERVFAIL: usize = 2;
 /// Values of the label `proto`, by [`transport_number`].
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 
-/// Returns a histogram of sizes per transport.
 fn by_transport<'a>(
     buckets: &'a [Buckets<{ SIZES.len() }>; 2],
     [server, zone, view]: [&'a str; 3],

@@ -36,7 +36,6 @@ impl NearClients {
         is_local || ifindex.is_some_and(|ifindex| self.is_of_this_machine(ifindex))
     }
 
-    /// Returns whether an interface is the loopback or a container's.
     fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
         let Self { kinds, known } = self;
         if let Some((is, _)) = known.get(&ifindex).filter(|(_, asked)| asked.elapsed() < BELIEVED) {

@@ -105,7 +105,6 @@ struct Report<'a> {
 }
 
 impl QueueWatch {
-    /// Creates a watch with zero counts.
     pub(super) fn new(overload: Overload) -> Self {
         Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
     }
@@ -168,7 +167,6 @@ fn queue_fill(socket: RawFd) -> io::Result<f64> {
 }
 
 impl Shared {
-    /// Evaluates a thread's report and passes the decision to the program.
     fn report(&self, report: Report<'_>, now: Instant, server_state: &ServerState) {
         // Without a program shedding is impossible.
         let went_up = || server_state.fast_path.went_up();
@@ -309,7 +307,6 @@ impl Limiter {
         Decision::Shed(Box::new(self.shares.map(of_all)))
     }
 
-    /// Logs that shedding has begun; rate-limited.
     fn tell(&mut self, now: Instant) {
         if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_INTERVAL) {
             return;

@@ -31,7 +31,6 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds `address` with one UDP socket per worker.
     pub(super) fn bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
         let tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
         let mut tries_left = tries;
@@ -123,7 +122,6 @@ fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Soc
     Ok(socket)
 }
 
-/// Requests the destination address and the interface of each datagram from the kernel.
 fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
     let (level, option) = match bound_to {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
@@ -177,7 +175,6 @@ impl ServerError {
     }
 }
 
-/// Returns advice to the operator about a socket that cannot be opened.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {

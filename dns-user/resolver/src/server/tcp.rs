@@ -126,7 +126,6 @@ struct Session {
 }
 
 impl Session {
-    /// Prepares to serve a connection.
     fn new(stream: TcpStream, client: SocketAddr, handler: Arc<QueryHandler>, place: Place) -> Self {
         Self {
             stream,
@@ -199,7 +198,6 @@ impl Session {
         (self.input.len() >= 2 + length).then_some(length)
     }
 
-    /// Returns whether a complete query has been received.
     fn has_query(&self) -> bool {
         self.query_len().is_some()
     }
@@ -225,7 +223,6 @@ impl Session {
         self.waiting.len() < MAX_WAITING && !self.has_query()
     }
 
-    /// Answers one query, immediately or in a task.
     fn answer(&mut self, message: &[u8]) {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
@@ -311,7 +308,6 @@ impl Session {
 /// Bytes of replies that all connections hold.
 static HELD_BY_ALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of replies that all TCP connections hold.
 pub(super) fn held_by_all() -> usize {
     HELD_BY_ALL.load(Ordering::Relaxed)
 }
@@ -324,7 +320,6 @@ impl HeldBytes {
         Self(0)
     }
 
-    /// Replaces the connection's count.
     fn set(&mut self, bytes: usize) {
         let Self(before) = self;
         if bytes >= *before {

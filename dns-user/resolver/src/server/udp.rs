@@ -58,7 +58,6 @@ impl Socket {
         let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
     }
 
-    /// Returns the socket for use without a worker.
     #[cfg(test)]
     pub(super) fn into_descriptor(self) -> OwnedFd {
         self.descriptor
@@ -111,14 +110,12 @@ struct ReturnPath {
 }
 
 impl ReturnPath {
-    /// Returns the return path to the sender of `datagram`.
     fn of(datagram: &Datagram<'_>) -> Self {
         let mut control = *datagram.control;
         control.clear_interface(datagram.control_len);
         Self { peer: *datagram.peer, control, control_len: datagram.control_len }
     }
 
-    /// Returns the length of the client's address in bytes.
     fn address_len(&self) -> libc::socklen_t {
         let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
             size_of::<libc::sockaddr_in>()
@@ -175,7 +172,6 @@ impl Worker {
         }
     }
 
-    /// Answers queries until the socket is stopped.
     pub(super) fn run(mut self) {
         // `serve` guards the answering of each query; this keeps the thread alive after any other
         // panic.
@@ -285,7 +281,6 @@ impl Worker {
         self.handler.observe(&self.stripe, datagram.client, Transport::Udp, &query, datagram.reply, by, took);
     }
 
-    /// Answers a local name from the worker's cache.
     fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
         // Type DS may be routed elsewhere, and local data is of class IN.
         if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
@@ -367,7 +362,6 @@ struct Clock {
 }
 
 impl Clock {
-    /// Starts the measurement once a batch has been read.
     fn start() -> Self {
         Self { received: Instant::now(), last: None }
     }

@@ -155,7 +155,6 @@ impl ServerState {
         }
     }
 
-    /// Publishes the current state to the interfaces.
     pub(crate) fn publish(&self) {
         let _newest_last = self.publishing.lock();
         self.fast_path.install(&self.published_names());
@@ -168,7 +167,6 @@ impl ServerState {
         self.fast_path.refresh(&self.published_names(), &consul.domains());
     }
 
-    /// Returns the names that interfaces may answer now.
     pub(crate) fn published_names(&self) -> Arc<dyn NameSource> {
         let consul = self.consul.as_ref().map(|names| names.published());
         Arc::new(PublishedNames { state: self.state_full(), consul })
@@ -202,7 +200,6 @@ impl ServerState {
         resolution
     }
 
-    /// Publishes the answer that a client was given.
     #[inline]
     fn learn(&self, name: NameRef<'_>, existence: Existence, client: Option<IpAddr>) {
         match existence {
@@ -232,7 +229,6 @@ impl ServerState {
         is_known
     }
 
-    /// Reports a query for a name to the tracker.
     fn asked(&self, name: &Name, resolution: &Resolution) {
         if let Some(tracker) = &self.tracker
             && resolution.checks.tracked
@@ -360,7 +356,6 @@ impl Route {
         suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
     }
 
-    /// Returns the answerer of exactly this domain.
     fn exactly(state: &State, domain: &[u8], is_local: bool) -> Option<Self> {
         let routes = &state.routes;
         if routes.upchecks.contains(domain) {

@@ -98,7 +98,6 @@ enum InitialCheck {
 }
 
 impl Address {
-    /// Prints the query name.
     pub(super) fn run(self) -> Result<(), Problem> {
         let zones = self.zones()?;
         let text = self.name(zones).to_string();
@@ -110,7 +109,6 @@ impl Address {
         }
     }
 
-    /// Builds the query name.
     fn name(&self, zones: Vec<String>) -> LinkAddress {
         let first = match &self.instance {
             Some(id) => FirstLabel::Instance(id.clone()),
@@ -139,7 +137,6 @@ impl Address {
         LinkAddress { group, first, domain: self.domain.clone() }
     }
 
-    /// Returns the ids of the availability zones.
     fn zones(&self) -> Result<Vec<String>, Problem> {
         let is_id = |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
         if self.az.iter().all(is_id) {

@@ -96,7 +96,6 @@ impl Cache {
 }
 
 impl List {
-    /// Prints a line for each answer.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, zone, query_type, limit, json } = self;
         let limit = limit.to_string();
@@ -213,7 +212,6 @@ impl Lookup {
 }
 
 impl Flush {
-    /// Removes the selected answers.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, name, query_type, zone, json } = self;
         let all = name.as_deref() == Some("all");
@@ -223,7 +221,6 @@ impl Flush {
     }
 }
 
-/// Removes the selected answers and prints their number.
 pub(super) fn flush(connection: &Connection, selection: &CacheFlush, json: bool) -> Result<(), Problem> {
     let body = Bytes::from(serde_json::to_vec(selection).unwrap_or_default());
     let answer = post(connection, "/cache/flush", body)?;
@@ -236,7 +233,6 @@ pub(super) fn flush(connection: &Connection, selection: &CacheFlush, json: bool)
     }
 }
 
-/// Requests `/cache` with these parameters.
 fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Result<Value, Problem> {
     let given =
         parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
@@ -244,7 +240,6 @@ fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Re
     get(connection, &path)?.json()
 }
 
-/// Returns the answers of a listing.
 fn entries(listing: &Value) -> impl Iterator<Item = &Value> {
     listing["entries"].as_array().into_iter().flatten()
 }

@@ -105,7 +105,6 @@ impl Client {
         )))
     }
 
-    /// Sends a GET request and reads the complete response.
     pub(super) async fn get(&self, path: &str) -> Result<Answer, Problem> {
         self.whole(Method::GET, path, Bytes::new()).await
     }
@@ -124,7 +123,6 @@ impl Client {
         Ok(Lines { body: response.into_body(), rest: BytesMut::new() })
     }
 
-    /// Sends a request and reads the complete response.
     async fn whole(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Problem> {
         let response = self.send(method, path, body).await?;
         collect(response).await
@@ -160,7 +158,6 @@ impl Client {
         }
     }
 
-    /// Describes the server's location.
     fn place(&self) -> String {
         match self {
             Self::Socket(path) => path.display().to_string(),
@@ -168,7 +165,6 @@ impl Client {
         }
     }
 
-    /// Builds the error for an unreachable server.
     fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
         let place = self.place();
         Problem::Unreachable(format!(
@@ -190,7 +186,6 @@ fn no_connection(socket: &Path, error: &io::Error) -> String {
     format!("cannot connect to the server at {}: {error}{remedy}", socket.display())
 }
 
-/// Reads a complete response.
 async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
     let body = response.into_body().collect().await;
@@ -201,7 +196,6 @@ async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
 }
 
 impl Answer {
-    /// Returns the body as text.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).trim_end().to_owned()
     }
@@ -227,12 +221,10 @@ impl Answer {
         Problem::BadAnswer(text)
     }
 
-    /// Parses the body as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         serde_json::from_slice(&self.body).map_err(|error| not_understood(&error))
     }
 
-    /// Parses the body as JSON lines.
     pub(super) fn json_lines<T: DeserializeOwned>(&self) -> Result<Vec<T>, Problem> {
         let lines = self.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines.map(|line| serde_json::from_slice(line).map_err(|error| not_understood(&error))).collect()
@@ -286,7 +278,6 @@ pub(super) fn post(connection: &Connection, path: &str, body: Bytes) -> Result<A
     wait_for(async { Client::new(connection).await?.post(path, body).await?.good() })
 }
 
-/// Runs a future to completion.
 pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -295,7 +286,6 @@ pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Res
         .block_on(work)
 }
 
-/// Escapes a value for a query string.
 pub(super) fn escaped(value: &str) -> String {
     url::form_urlencoded::byte_serialize(value.as_bytes()).collect()
 }
@@ -439,7 +429,6 @@ impl Connection {
         })
     }
 
-    /// Returns the target described by a configuration.
     fn configured(&self, job_config: &Path) -> Result<Target, Problem> {
         let file = self.config.as_deref().unwrap_or(job_config);
         if self.config.is_none() && !file.exists() {

@@ -203,7 +203,6 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
     }
 }
 
-/// Adds the section of the fast path.
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     let lease = fast_path.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration);
     let _ = writeln!(

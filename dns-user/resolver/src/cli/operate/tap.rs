@@ -69,7 +69,6 @@ pub(super) enum Path {
 }
 
 impl Filter {
-    /// Returns the path and query string of the API request.
     pub(super) fn path(&self, every: u32, rate: u32, misses: bool) -> String {
         let Self { name, client, query_type, path } = self;
         let mut text = format!("/tap?every={every}&rate={rate}");
@@ -109,7 +108,6 @@ pub(super) enum Sent {
 }
 
 impl TapArgs {
-    /// Prints live queries until interrupted or a limit is reached.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, filter, misses, every, rate, count, seconds, json } = self;
         wait_for(async {

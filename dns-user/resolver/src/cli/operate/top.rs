@@ -121,7 +121,6 @@ impl Watch {
     }
 }
 
-/// Requests the server's status.
 async fn status(client: &Client) -> Result<Status, Problem> {
     client.get("/status").await?.good()?.json()
 }

@@ -261,7 +261,6 @@ impl Backend {
         }
     }
 
-    /// Lists at most `limit` of the selected cached answers.
     pub(super) fn cached(&self, selection: &Selection, limit: usize) -> Listing {
         let mut listing = self.upstreams.list(selection, limit);
         for answer in &mut listing.entries {
@@ -276,7 +275,6 @@ impl Backend {
         listing
     }
 
-    /// Returns the selected local replies that interfaces give, sorted by name.
     pub(super) async fn local_replies(&self, selection: &Selection) -> Vec<LocalReply> {
         let Selection { name, zone, query_type } = selection;
         let is_selected = |held: &HeldReply| {
@@ -356,7 +354,6 @@ impl ReverseNames {
 }
 
 impl Backend {
-    /// Returns the main reply counters.
     fn replies(&self) -> RepliesStatus {
         let families = self.metrics.gather();
         let sum = |name: &str, label: Option<(&str, &str)>| {
@@ -378,12 +375,10 @@ impl Backend {
     }
 }
 
-/// Parses a name received through the API.
 pub(super) fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
 }
 
-/// Returns the current state reported by this VM's health server.
 async fn local_health(checks: &HealthService) -> LocalHealth {
     let report = checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await;
     LocalHealth {
@@ -396,7 +391,6 @@ async fn local_health(checks: &HealthService) -> LocalHealth {
     }
 }
 
-/// Builds the status section of the health checks.
 fn health_status(checks: &HealthService) -> Value {
     let [running, failing, unknown, unchecked] = checks.states().counts();
     json!({
@@ -405,7 +399,6 @@ fn health_status(checks: &HealthService) -> Value {
     })
 }
 
-/// Builds the status section of a certificate.
 fn certificate(tls: &RotatingTls) -> CertificateStatus {
     let facts = &tls.current().certificate;
     let not_after = facts.not_after.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

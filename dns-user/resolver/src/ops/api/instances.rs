@@ -63,7 +63,6 @@ pub(super) async fn instances(
     }
 }
 
-/// Returns the positions of the instances that `address` resolves to.
 fn matching(backend: &Backend, snapshot: &Snapshot, address: &str) -> Result<Vec<u32>, NameRefused> {
     resolve::instances(snapshot, &*backend.health, &parse(address)?).map_err(|existence| match existence {
         Existence::Malformed => NameRefused(format!("{address} is malformed")),

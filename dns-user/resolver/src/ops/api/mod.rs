@@ -153,7 +153,6 @@ fn routes(backend: Arc<Backend>) -> Router {
         .with_state(backend)
 }
 
-/// Builds a response of JSON lines.
 fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
     let mut text = String::new();
     for line in lines {

@@ -56,7 +56,6 @@ pub(super) struct TapParameters {
 }
 
 impl TapParameters {
-    /// Returns whether a line passes the filters.
     fn admit(&self, line: &TapLine) -> bool {
         let Self { every: _, name, client, query_type, path, misses, rate: _ } = self;
         let passed_on = line.path == TapPath::Fast && line.rcode.is_none();
@@ -134,7 +133,6 @@ impl Stream {
         }
     }
 
-    /// Returns the next text to send; `None` once the server ends.
     async fn next(&mut self) -> Option<String> {
         loop {
             let line = match self.next_line().await {
@@ -159,7 +157,6 @@ impl Stream {
         }
     }
 
-    /// Returns a line with the number of suppressed lines, if any.
     fn report(&mut self) -> Option<String> {
         let suppressed = std::mem::take(&mut self.suppressed);
         (suppressed > 0).then(|| json!({ "suppressed": suppressed }).to_string() + "\n")

@@ -129,7 +129,6 @@ impl Cookies {
         push_option(reply, MIN_UDP_SIZE, OPTION_COOKIE, &[&client, known.unwrap_or(&new)]);
     }
 
-    /// Returns whether the client has proved its address.
     pub(in crate::server) fn is_proved(&self, query: &Query<'_>) -> bool {
         match self.presented(query) {
             Some((Presented::Both(client, server), address)) => {

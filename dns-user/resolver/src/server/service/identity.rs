@@ -46,7 +46,6 @@ impl Identity {
         self.chaos(name, query.edns.is_some())
     }
 
-    /// Returns the text for a name in class CH.
     fn chaos(&self, name: &Name, has_edns: bool) -> Option<&str> {
         let told = match self.setting {
             Setting::Always => true,

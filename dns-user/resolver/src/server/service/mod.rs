@@ -93,7 +93,6 @@ enum Source {
 }
 
 impl QueryHandler {
-    /// Creates a handler that answers from `server_state`.
     pub(in crate::server) fn new(
         server_state: Arc<ServerState>,
         identity: Arc<Identity>,
@@ -236,7 +235,6 @@ impl QueryHandler {
         Some(WaitingPlace { _permit: permit, _waiting: Arc::clone(&self.waiting) })
     }
 
-    /// Waits until no query is waiting.
     pub(in crate::server) async fn idle(&self) {
         while Arc::strong_count(&self.waiting) > 1 {
             tokio::time::sleep(IDLE_POLL).await;
@@ -289,7 +287,6 @@ impl QueryHandler {
     }
 }
 
-/// Returns the key of the answer to a query of class IN.
 fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
     AnswerKey {
         name: name.into(),
@@ -340,7 +337,6 @@ fn failure(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> V
     reply
 }
 
-/// Returns the answerer of a route.
 fn by(route: &Route) -> By {
     match route {
         Route::Upcheck => By::Upcheck,
@@ -414,7 +410,6 @@ impl QueryHandler {
         }
     }
 
-    /// Describes a query and its reply for dnstap.
     fn exchange<'a>(
         &self,
         client: SocketAddr,
@@ -434,7 +429,6 @@ fn rcode_of(reply: &[u8]) -> u8 {
     reply.get(3).map_or(0, |byte| byte & 15)
 }
 
-/// Passes a request to the log and the tap.
 #[cold]
 fn tell(
     tap: &Tap,

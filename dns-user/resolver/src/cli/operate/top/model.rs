@@ -82,7 +82,6 @@ impl Asked {
 }
 
 impl Model {
-    /// Creates the model from the first reading.
     pub(super) fn new(status: Status) -> Self {
         Self {
             status,
@@ -95,7 +94,6 @@ impl Model {
         }
     }
 
-    /// Updates the rates from another reading.
     pub(super) fn counters(&mut self, status: Status) {
         let seconds = self.taken.elapsed().as_secs_f64().max(0.001);
         // A restarted server counts from zero.
@@ -127,12 +125,10 @@ impl Model {
         self.taken = Instant::now();
     }
 
-    /// Returns the replies per second on both paths.
     pub(super) fn rate(&self) -> f64 {
         self.rates.fast + self.rates.userspace
     }
 
-    /// Counts a sampled query.
     pub(super) fn line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
         let asked = match line.path {
@@ -170,7 +166,6 @@ impl Model {
         percent(self.rates.fast as u64, (self.rates.fast + self.rates.userspace) as u64)
     }
 
-    /// Formats the data as one page of text.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -215,7 +210,6 @@ impl Model {
         out
     }
 
-    /// Formats the data as JSON.
     pub(super) fn json(&self) -> String {
         let names: Vec<Value> = self
             .names()

@@ -38,7 +38,6 @@ pub(super) async fn show(watch: &mut Watch) -> Result<(), Problem> {
     result
 }
 
-/// Redraws until `q`, Escape or Ctrl-C.
 async fn redraw(watch: &mut Watch, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
     let mut keys = events();
     let mut ticks = interval(watch.period);
@@ -160,7 +159,6 @@ fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     frame.render_widget(Paragraph::new(format!(" {sample}{suppressed}q: quit")), foot);
 }
 
-/// Draws version, readiness, rates and records.
 fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let status = &model.status;
     let readiness = match (status.ready, status.degraded) {
