@@ -4,10 +4,6 @@
 //! * [`mod@frames`]: names to query, from a query file or from records.json, and their packets
 //! * [`generator`]: sends them and counts replies, with a BPF program; meanwhile measures latency by a socket
 
-#[cfg(test)]
-#[path = "../../resolver/src/cli/command_page.rs"]
-#[expect(dead_code, reason = "this program has no metrics")]
-mod command_page;
 mod frames;
 mod generator;
 
@@ -161,6 +157,8 @@ fn probe_socket(server: SocketAddrV4) -> Result<UdpSocket> {
 #[cfg(test)]
 #[test]
 fn command_reference_is_current() {
+    use test_support::command_page;
+
     let page = command_page::commands(Cli::command());
     command_page::compare("load-commands.md", &page);
 }

@@ -201,12 +201,10 @@ fn print_status(status: &crate::rotator::Status) {
 }
 
 #[cfg(test)]
-#[path = "../../../resolver/src/cli/command_page.rs"]
-mod command_page;
-
-#[cfg(test)]
 #[test]
 fn command_reference_is_current() {
+    use test_support::command_page;
+
     let command = CommandLine::command();
     command_page::compare("identity-commands.md", &command_page::commands(command));
 }
@@ -254,6 +252,8 @@ mod tests {
 
 #[test]
 fn metrics_reference_is_current() {
+    use test_support::command_page;
+
     let families = crate::metrics::DECLARED
         .iter()
         .map(|(name, kind, labels, help)| (*name, (*kind).to_owned(), labels.to_vec(), *help));

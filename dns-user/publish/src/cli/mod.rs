@@ -227,12 +227,10 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::State, bool)> 
 }
 
 #[cfg(test)]
-#[path = "../../../resolver/src/cli/command_page.rs"]
-mod command_page;
-
-#[cfg(test)]
 #[test]
 fn command_reference_is_current() {
+    use test_support::command_page;
+
     let command = CommandLine::command();
     command_page::compare("publish-commands.md", &command_page::commands(command));
 }
@@ -281,6 +279,8 @@ mod tests {
 
 #[test]
 fn metrics_reference_is_current() {
+    use test_support::command_page;
+
     let families = crate::metrics::families();
     let rows = families.iter().map(|family| {
         let labels =

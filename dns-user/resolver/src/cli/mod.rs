@@ -4,8 +4,6 @@
 //! [`arguments`] translates such a call into `run --config FILE`.
 
 mod check;
-#[cfg(test)]
-mod command_page;
 mod defaults;
 mod manual;
 mod operate;
@@ -177,7 +175,6 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
 
 #[derive(Debug, Args)]
 struct Attach {
-    /// The server's configuration, whose `xdp.attach_socket` names the socket.
     #[command(flatten)]
     config: ConfigFile,
     /// Format of log lines
@@ -197,7 +194,6 @@ impl Attach {
 
 //----------- Health server -----------------------------------------------------
 
-/// Which configuration, and how to log.
 #[derive(Debug, Args)]
 struct HealthServer {
     /// The health server's own configuration file (health_server_config.json of bosh-dns)

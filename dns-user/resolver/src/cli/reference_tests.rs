@@ -9,12 +9,9 @@ use clap::CommandFactory;
 use dns_common::counters::Outcome;
 use dns_core::config::keys::Origin;
 
-use super::{
-    Cli,
-    command_page::{self, cell, commands, compare},
-    defaults::sections,
-};
+use super::{Cli, defaults::sections};
 use dns_kit::metrics::names::DECLARED;
+use test_support::command_page::{self, cell, commands, compare};
 
 /// Returns the page of `config.json`.
 fn configuration() -> String {

@@ -1,8 +1,5 @@
 //! The command line. Exit codes: 0 success; 1 failure, or an agent lags or disagrees; 2 invalid usage.
 
-#[cfg(test)]
-#[path = "../../../resolver/src/cli/command_page.rs"]
-mod command_page;
 mod inventory;
 
 use std::{
@@ -218,12 +215,16 @@ impl NatsConfig {
 #[cfg(test)]
 #[test]
 fn command_reference_is_current() {
+    use test_support::command_page;
+
     let command = CommandLine::command();
     command_page::compare("sync-commands.md", &command_page::commands(command));
 }
 
 #[test]
 fn metrics_reference_is_current() {
+    use test_support::command_page;
+
     let families = [distributor::metric_families(), agent::metric_families()].concat();
     let rows = families.iter().map(|family| {
         let labels =
