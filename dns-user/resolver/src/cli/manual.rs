@@ -12,6 +12,7 @@ use clap_mangen::{
     roff::{Roff, bold, italic, roman},
 };
 
+use self::ExitCodes::{Client, Process, Verdict};
 use super::defaults::sections;
 
 /// Page of `config.json`, in the manual's section of file formats.
@@ -22,16 +23,16 @@ const SECTION: &str = "8";
 
 /// Exit codes of a command.
 #[derive(Clone, Copy, Debug)]
-enum Exits {
+enum ExitCodes {
     /// A long-running process.
     Process,
     /// A command with a positive or negative result.
-    Result,
+    Verdict,
     /// A command that queries a running server.
-    Asks,
+    Client,
 }
 
-impl Exits {
+impl ExitCodes {
     fn codes(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Process => &[
@@ -40,8 +41,8 @@ impl Exits {
                 ("2", "wrong usage"),
                 ("70", "an internal failure; a supervisor should restart the process"),
             ],
-            Self::Result => &[("0", "success"), ("1", "negative result"), ("2", "wrong usage")],
-            Self::Asks => &[
+            Self::Verdict => &[("0", "success"), ("1", "negative result"), ("2", "wrong usage")],
+            Self::Client => &[
                 ("0", "success, and a positive result"),
                 ("1", "the server answered with a negative result"),
                 ("2", "wrong usage"),
@@ -54,14 +55,20 @@ impl Exits {
 /// A command's part of the manual.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    command: &'static str,
-    exits: Exits,
-    /// Command line and purpose.
-    example: (&'static str, &'static str),
+    exits: ExitCodes,
+    /// Begins with the name of the command.
+    example: &'static str,
+    purpose: &'static str,
 }
 
-const fn entry(command: &'static str, exits: Exits, example: (&'static str, &'static str)) -> Entry {
-    Entry { command, exits, example }
+impl Entry {
+    fn command(&self) -> &'static str {
+        self.example.split(' ').next().unwrap_or_default()
+    }
+}
+
+const fn entry(exits: ExitCodes, example: &'static str, purpose: &'static str) -> Entry {
+    Entry { exits, example, purpose }
 }
 
 /// The commands by purpose, in the order of `--help`.
@@ -69,131 +76,85 @@ const GROUPS: &[(&str, &[Entry])] = &[
     (
         "Serve",
         &[
+            entry(Process, "run --config /etc/bosh-dns-xdp/config.json", "Serve DNS until SIGTERM."),
             entry(
-                "run",
-                Exits::Process,
-                ("run --config /etc/bosh-dns-xdp/config.json", "Serve DNS until SIGTERM."),
+                Process,
+                "health --config health_server_config.json",
+                "Answer the health checks of other machines.",
             ),
             entry(
-                "health",
-                Exits::Process,
-                ("health --config health_server_config.json", "Answer the health checks of other machines."),
+                Process,
+                "attach --config /etc/bosh-dns-xdp/config.json",
+                "Attach programs on behalf of an unprivileged server.",
             ),
             entry(
-                "attach",
-                Exits::Process,
-                (
-                    "attach --config /etc/bosh-dns-xdp/config.json",
-                    "Attach programs on behalf of an unprivileged server.",
-                ),
+                Verdict,
+                "prepare-pins --config /etc/bosh-dns-xdp/config.json --user bosh-dns-xdp",
+                "Create the folder of pins before an unprivileged service starts.",
             ),
             entry(
-                "prepare-pins",
-                Exits::Result,
-                (
-                    "prepare-pins --config /etc/bosh-dns-xdp/config.json --user bosh-dns-xdp",
-                    "Create the folder of pins before an unprivileged service starts.",
-                ),
-            ),
-            entry(
-                "resolver",
-                Exits::Process,
-                (
-                    "resolver --config /etc/bosh-dns-xdp/config.json",
-                    "Make the server this machine's resolver.",
-                ),
+                Process,
+                "resolver --config /etc/bosh-dns-xdp/config.json",
+                "Make the server this machine's resolver.",
             ),
         ],
     ),
     (
         "Try and configure",
         &[
-            entry("try", Exits::Process, ("try", "Serve a small foundation on a free port of 127.0.0.1.")),
+            entry(Process, "try", "Serve a small foundation on a free port of 127.0.0.1."),
             entry(
-                "config",
-                Exits::Result,
-                ("config --default > config.json", "Write a configuration that explains every common key."),
+                Verdict,
+                "config --default > config.json",
+                "Write a configuration that explains every common key.",
             ),
             entry(
-                "check",
-                Exits::Result,
-                (
-                    "check --config config.json",
-                    "Print every error in a configuration and in the files it names.",
-                ),
+                Verdict,
+                "check --config config.json",
+                "Print every error in a configuration and in the files it names.",
             ),
         ],
     ),
     (
         "Watch a running server",
         &[
-            entry(
-                "status",
-                Exits::Asks,
-                ("status", "Show the checks, the fast path, the recursors and recent problems."),
-            ),
-            entry(
-                "top",
-                Exits::Asks,
-                ("top --once --seconds 10", "Measure for ten seconds and print the busiest names."),
-            ),
-            entry(
-                "tap",
-                Exits::Asks,
-                ("tap --name web --misses", "Show live queries for names that contain \"web\"."),
-            ),
-            entry("resolve", Exits::Asks, ("resolve q-s0.q-g1.bosh", "Explain how a name resolves.")),
-            entry(
-                "instances",
-                Exits::Asks,
-                ("instances --address q-s0.q-g1.bosh", "List the instances of a name."),
-            ),
-            entry("local-groups", Exits::Asks, ("local-groups --json", "List the links of this VM's jobs.")),
+            entry(Client, "status", "Show the checks, the fast path, the recursors and recent problems."),
+            entry(Client, "top --once --seconds 10", "Measure for ten seconds and print the busiest names."),
+            entry(Client, "tap --name web --misses", "Show live queries for names that contain \"web\"."),
+            entry(Client, "resolve q-s0.q-g1.bosh", "Explain how a name resolves."),
+            entry(Client, "instances --address q-s0.q-g1.bosh", "List the instances of a name."),
+            entry(Client, "local-groups --json", "List the links of this VM's jobs."),
         ],
     ),
     (
         "Change a running server",
         &[
-            entry("reload", Exits::Asks, ("reload", "Reload all files; exit code 1 if one cannot be used.")),
+            entry(Client, "reload", "Reload all files; exit code 1 if one cannot be used."),
             entry(
-                "cache",
-                Exits::Asks,
-                ("cache lookup www.example.org", "Show the cached answers for a name, with their records."),
+                Client,
+                "cache lookup www.example.org",
+                "Show the cached answers for a name, with their records.",
             ),
-            entry("flush", Exits::Asks, ("flush", "Drop all cached answers.")),
+            entry(Client, "flush", "Drop all cached answers."),
             entry(
-                "log",
-                Exits::Asks,
-                (
-                    "log --tag ForwardHandler --level debug",
-                    "Log forwarded queries in detail until the next reload.",
-                ),
+                Client,
+                "log --tag ForwardHandler --level debug",
+                "Log forwarded queries in detail until the next reload.",
             ),
             entry(
-                "detach",
-                Exits::Result,
-                (
-                    "detach --config /etc/bosh-dns-xdp/config.json",
-                    "Remove programs that a dead server left attached.",
-                ),
+                Verdict,
+                "detach --config /etc/bosh-dns-xdp/config.json",
+                "Remove programs that a dead server left attached.",
             ),
         ],
     ),
     (
         "For scripts and shells",
         &[
-            entry(
-                "wait",
-                Exits::Result,
-                ("wait --address 169.254.0.2 --timeout 30s", "Wait until the server answers."),
-            ),
-            entry(
-                "address",
-                Exits::Result,
-                ("address --group 1 --status healthy", "Print the name of a group."),
-            ),
-            entry("completions", Exits::Result, ("completions bash", "Print the completions for bash.")),
-            entry("man", Exits::Result, ("man | man -l -", "Show the manual page.")),
+            entry(Verdict, "wait --address 169.254.0.2 --timeout 30s", "Wait until the server answers."),
+            entry(Verdict, "address --group 1 --status healthy", "Print the name of a group."),
+            entry(Verdict, "completions bash", "Print the completions for bash."),
+            entry(Verdict, "man | man -l -", "Show the manual page."),
         ],
     ),
 ];
@@ -216,8 +177,8 @@ pub(super) fn grouped(command: clap::Command) -> clap::Command {
     for (title, entries) in GROUPS {
         groups.push_str(&format!("{title}:\n"));
         for entry in *entries {
-            let about = wrapped(&about(entry.command), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
-            groups.push_str(&format!("  {:<13} {about}\n", entry.command));
+            let about = wrapped(&about(entry.command()), WIDTH - INDENT).join(&format!("\n{:INDENT$}", ""));
+            groups.push_str(&format!("  {:<13} {about}\n", entry.command()));
         }
         groups.push('\n');
     }
@@ -257,7 +218,7 @@ pub(super) fn write(mut command: clap::Command, folder: Option<&Path>) -> io::Re
     fs::write(folder.join(format!("{CONFIGURATION}.5")), configuration_page())?;
     for subcommand in command.get_subcommands() {
         let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
-        write_pages(subcommand, entries.find(|entry| entry.command == subcommand.get_name()), folder)?;
+        write_pages(subcommand, entries.find(|entry| entry.command() == subcommand.get_name()), folder)?;
     }
     Ok(Vec::new())
 }
@@ -288,26 +249,25 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
         man.render_subcommands_section(&mut page)?;
     }
     let mut entries = GROUPS.iter().flat_map(|(_, entries)| *entries);
-    let examples: Vec<_> = match own {
-        Some(entry) => vec![entry.example],
+    let examples: Vec<&Entry> = match own {
+        Some(entry) => vec![entry],
         None => ["try", "check", "status", "resolve"]
             .into_iter()
-            .filter_map(|name| entries.find(|entry| entry.command == name))
-            .map(|entry| entry.example)
+            .filter_map(|name| entries.find(|entry| entry.command() == name))
             .collect(),
     };
     let mut roff = Roff::default();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in own.map_or(Exits::Asks, |entry| entry.exits).codes() {
-        roff.control("TP", []).text([bold(*code)]).text([roman(*meaning)]);
+    for (code, meaning) in own.map_or(Client, |entry| entry.exits).codes() {
+        item(&mut roff, code, meaning);
     }
     roff.control("SH", ["FILES"]);
     for (file, purpose) in FILES {
-        roff.control("TP", []).text([bold(*file)]).text([roman(*purpose)]);
+        item(&mut roff, file, purpose);
     }
     roff.control("SH", ["EXAMPLES"]);
-    for (line, purpose) in examples {
-        roff.control("TP", []).text([bold(format!("bosh-dns-xdp {line}"))]).text([roman(purpose)]);
+    for Entry { example, purpose, .. } in examples {
+        item(&mut roff, &format!("bosh-dns-xdp {example}"), purpose);
     }
     roff.control("SH", ["SEE ALSO"]);
     roff.text([bold(CONFIGURATION), roman("(5)")]);
@@ -316,6 +276,10 @@ fn page(command: &clap::Command, own: Option<&Entry>) -> io::Result<Vec<u8>> {
         man.render_version_section(&mut page)?;
     }
     Ok(page)
+}
+
+fn item(roff: &mut Roff, term: &str, text: &str) {
+    roff.control("TP", []).text([bold(term)]).text([roman(text)]);
 }
 
 /// Returns the page of `config.json`, from the same declarations as its reference in the documentation.
@@ -347,14 +311,14 @@ fn configuration_page() -> String {
     }
     roff.control("SH", ["FILES"]);
     for (file, purpose) in FILES.iter().filter(|(file, _)| file.ends_with("/config.json")) {
-        roff.control("TP", []).text([bold(*file)]).text([roman(*purpose)]);
+        item(&mut roff, file, purpose);
     }
     roff.control("SH", ["EXAMPLES"]);
     for (line, purpose) in [
         ("config --default", "Print a configuration to start from."),
         ("check --config FILE", "Validate a file, and the files that it names."),
     ] {
-        roff.control("TP", []).text([bold(format!("bosh-dns-xdp {line}"))]).text([roman(purpose)]);
+        item(&mut roff, &format!("bosh-dns-xdp {line}"), purpose);
     }
     roff.control("SH", ["SEE ALSO"]);
     roff.text([bold("bosh-dns-xdp"), roman(format!("({SECTION})"))]);
@@ -371,7 +335,7 @@ mod tests {
     #[test]
     fn every_command_has_one_group() {
         let mut listed: Vec<&str> =
-            GROUPS.iter().flat_map(|(_, entries)| *entries).map(|entry| entry.command).collect();
+            GROUPS.iter().flat_map(|(_, entries)| *entries).map(|entry| entry.command()).collect();
         listed.sort_unstable();
         let command = Cli::command();
         let mut known: Vec<&str> = command
@@ -397,9 +361,9 @@ mod tests {
     #[test]
     fn examples_are_valid_commands() {
         for entry in GROUPS.iter().flat_map(|(_, entries)| *entries) {
-            let line = entry.example.0.split([' ', '|', '>']).take_while(|word| !word.is_empty());
+            let line = entry.example.split([' ', '|', '>']).take_while(|word| !word.is_empty());
             let words = std::iter::once("bosh-dns-xdp").chain(line);
-            assert!(Cli::command().try_get_matches_from(words).is_ok(), "{}", entry.example.0);
+            assert!(Cli::command().try_get_matches_from(words).is_ok(), "{}", entry.example);
         }
     }
 

@@ -219,7 +219,6 @@ fn coloured(text: &str, colour: impl Fn(&str) -> Option<Colour>) -> String {
 
 #[derive(Debug, Args)]
 pub(super) struct Instances {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Only the instances behind this name, after the health filter
@@ -255,7 +254,6 @@ impl Instances {
 
 #[derive(Debug, Args)]
 pub(super) struct LocalGroups {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Print JSON lines, as the API returns them
@@ -285,7 +283,6 @@ impl LocalGroups {
 
 #[derive(Debug, Args)]
 pub(super) struct Resolve {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Name to look up; the final dot is optional
@@ -323,7 +320,6 @@ impl Resolve {
 
 #[derive(Debug, Args)]
 pub(super) struct Log {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// New level: debug, info, warn, error or none; default: return the tag to the general level, or the
@@ -387,7 +383,6 @@ fn tag(text: &str) -> Result<String, String> {
 
 #[derive(Debug, Args)]
 pub(super) struct Reload {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
@@ -420,7 +415,6 @@ impl Reload {
 
 #[derive(Debug, Args)]
 pub(super) struct Flush {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
