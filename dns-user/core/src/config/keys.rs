@@ -326,12 +326,15 @@ fn edit_distance(a: &str, b: &str) -> usize {
 // `compat`: behaviour of bosh-dns that is off by default.
 
 macro_rules! compat {
-    ($($(#[doc = $doc:literal])+ $option:ident;)+) => {
+    ($($option:ident,)+) => {
         /// Behaviour of bosh-dns that violates RFCs or confuses clients. All options are off by
         /// default; docs/differences.md describes each.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Compat {
-            $($(#[doc = $doc])+ pub $option: bool,)+
+            $(
+                #[doc = concat!("`compat.", stringify!($option), "`, see [`KEYS`].")]
+                pub $option: bool,
+            )+
         }
 
         impl Compat {
@@ -347,43 +350,21 @@ macro_rules! compat {
 }
 
 compat! {
-    /// `nxdomain_for_failures`: NXDOMAIN without records if no recursor answers with NOERROR;
-    /// NXDOMAIN is not cached.
-    nxdomain_for_failures;
-    /// `forget_failures`: failed resolutions are not cached (contrary to RFC 9520).
-    forget_failures;
-    /// `wait_for_silent_recursors`: a query with an NXDOMAIN or error so far also waits for
-    /// recursors that have stopped answering.
-    wait_for_silent_recursors;
-    /// `accept_other_questions`: a reply with the right id and address but another question is
-    /// accepted unless a better one arrives in time.
-    accept_other_questions;
-    /// `nxdomain_is_failure`: NXDOMAIN counts as a failure of the preferred recursor.
-    nxdomain_is_failure;
-    /// `transparent_forwarding`: queries without EDNS are forwarded without EDNS, AD is copied from
-    /// the client, each TCP query uses a new connection; RD, RA, TC and OPT of the recursor's reply
-    /// reach the client.
-    transparent_forwarding;
-    /// `cache_as_authority`: cached answers have AA set, and the cache ignores the class.
-    cache_as_authority;
-    /// `cache_zero_ttl`: answers with TTL 0 are cached for five seconds.
-    cache_zero_ttl;
-    /// `retired_handlers`: a handler is removed for good once the records contain its domain.
-    retired_handlers;
-    /// `require_health_certificates`: the server refuses to start without usable certificates.
-    require_health_certificates;
-    /// `require_alias_files`: the server refuses to start with an invalid alias file.
-    require_alias_files;
-    /// `formerr_for_malformed_names`: FORMERR for names below a records domain that violate the
-    /// query language.
-    formerr_for_malformed_names;
-    /// `nxdomain_for_empty_non_terminals`: NXDOMAIN for names without addresses that have names
-    /// below them.
-    nxdomain_for_empty_non_terminals;
-    /// `any_class`: the class of a question is ignored.
-    any_class;
-    /// `echo_opt`: the OPT of a reply repeats the client's size and clears DO.
-    echo_opt;
+    nxdomain_for_failures,
+    forget_failures,
+    wait_for_silent_recursors,
+    accept_other_questions,
+    nxdomain_is_failure,
+    transparent_forwarding,
+    cache_as_authority,
+    cache_zero_ttl,
+    retired_handlers,
+    require_health_certificates,
+    require_alias_files,
+    formerr_for_malformed_names,
+    nxdomain_for_empty_non_terminals,
+    any_class,
+    echo_opt,
 }
 
 impl Compat {
@@ -481,36 +462,18 @@ pub(super) fn dnstap(root: &Reader<'_>) -> Result<Option<DnstapConfig>, ConfigEr
 
 /// Reads the types of messages; absent: all.
 fn messages(object: &Reader<'_>) -> Result<DnstapMessages, ConfigError> {
-    let Some(listed) = object.texts("messages")? else {
-        return Ok(DnstapMessages {
-            client_query: true,
-            client_response: true,
-            forwarder_query: true,
-            forwarder_response: true,
-        });
-    };
-    let mut messages = DnstapMessages {
-        client_query: false,
-        client_response: false,
-        forwarder_query: false,
-        forwarder_response: false,
-    };
-    for name in listed {
-        *match name {
-            "client_query" => &mut messages.client_query,
-            "client_response" => &mut messages.client_response,
-            "forwarder_query" => &mut messages.forwarder_query,
-            "forwarder_response" => &mut messages.forwarder_response,
-            _ => {
-                let problem = format!(
-                    "{name:?} is unknown; expected client_query, client_response, forwarder_query or \
-                     forwarder_response"
-                );
-                return Err(object.error("messages", &problem));
-            }
-        } = true;
+    const NAMES: [&str; 4] = ["client_query", "client_response", "forwarder_query", "forwarder_response"];
+    let listed = object.texts("messages")?;
+    if let Some(name) = listed.iter().flatten().find(|name| !NAMES.contains(name)) {
+        let problem = format!(
+            "{name:?} is unknown; expected client_query, client_response, forwarder_query or \
+             forwarder_response"
+        );
+        return Err(object.error("messages", &problem));
     }
-    Ok(messages)
+    let [client_query, client_response, forwarder_query, forwarder_response] =
+        NAMES.map(|name| listed.as_ref().is_none_or(|listed| listed.contains(&name)));
+    Ok(DnstapMessages { client_query, client_response, forwarder_query, forwarder_response })
 }
 
 fn absolute(object: &Reader<'_>, name: &str, path: &str) -> Result<PathBuf, ConfigError> {
