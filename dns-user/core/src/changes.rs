@@ -12,7 +12,7 @@ use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use crate::catalog::{
-    Dictionary, InstanceIndex, Narrowing, Place, PlaceNumber, Row, Snapshot, Symbol, Target,
+    Dictionary, InstanceIndex, Place, PlaceNumber, PlaceholderFilter, Row, Snapshot, Symbol, Target,
 };
 use crate::listing;
 use crate::name::Name;
@@ -101,6 +101,26 @@ impl Changes {
             && zones.is_empty()
     }
 
+    /// Sorts names by the snapshots that list them.
+    fn sort_listed(&mut self, old: &Snapshot, new: &Snapshot, names: HashSet<Name>) {
+        for name in names {
+            let is_listed = |snapshot: &Snapshot| {
+                snapshot.aliases().exact.contains_key(&name)
+                    || snapshot.local_zone(&name).is_some() && has_matches(snapshot, &name)
+            };
+            match (is_listed(old), is_listed(new)) {
+                (false, true) => self.listed.push(name),
+                (true, false) => self.unlisted.push(name),
+                (true, true) => self.still_listed.push(name),
+                (false, false) => {}
+            }
+        }
+        // The order of a set is arbitrary.
+        for names in [&mut self.listed, &mut self.still_listed, &mut self.unlisted] {
+            names.sort_unstable();
+        }
+    }
+
     /// Returns whether a name with this facet may have another meaning.
     #[inline]
     pub fn concern(&self, facet: Facet) -> bool {
@@ -120,10 +140,12 @@ pub fn facets(snapshot: &Snapshot, name: &Name) -> Facets {
     let mut add = |target: &Target| match target {
         Target::Address(_) => {}
         Target::Name(name) => facets.extend(facet_of(instances, name)),
-        Target::Narrowed { by: Narrowing::Number(number), .. } => {
+        Target::Placeholder { filter: PlaceholderFilter::Number(number), .. } => {
             facets.push(Value::Number(instances.num_id.dictionary.text(*number).as_bytes()).into());
         }
-        Target::Narrowed { base, .. } => facets.extend(facet_of(instances, snapshot.aliases().base(*base))),
+        Target::Placeholder { base, .. } => {
+            facets.extend(facet_of(instances, snapshot.aliases().base(*base)))
+        }
     };
     if let Some(targets) = snapshot.aliases().exact(name) {
         targets.iter().for_each(add);
@@ -238,22 +260,7 @@ pub fn between(old: &Snapshot, new: &Snapshot) -> Option<Changes> {
     if !changes.zones.is_empty() || have_other_parents(old, new, &removed, &added) {
         changes.facets.insert(Value::Parents.into());
     }
-    for name in names {
-        let is_listed = |snapshot: &Snapshot| {
-            snapshot.aliases().exact.contains_key(&name)
-                || snapshot.local_zone(&name).is_some() && has_matches(snapshot, &name)
-        };
-        match (is_listed(old), is_listed(new)) {
-            (false, true) => changes.listed.push(name),
-            (true, false) => changes.unlisted.push(name),
-            (true, true) => changes.still_listed.push(name),
-            (false, false) => {}
-        }
-    }
-    // The order of a set is arbitrary.
-    for names in [&mut changes.listed, &mut changes.still_listed, &mut changes.unlisted] {
-        names.sort_unstable();
-    }
+    changes.sort_listed(old, new, names);
     Some(changes)
 }
 

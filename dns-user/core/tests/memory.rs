@@ -91,7 +91,7 @@ fn snapshot_and_reload_take_little_memory() {
     let first = file(0);
     let before = Counting::begin();
     let (records, warnings) = empty.next(&first).unwrap();
-    assert_eq!(warnings, []);
+    assert!(warnings.is_empty(), "{warnings:?}");
     let mut snapshot = Snapshot::build(records, &files).0;
     let complete = Counting::most_since(before);
     let kept = USED.load(Ordering::Relaxed) - before;

@@ -139,7 +139,7 @@ impl World {
             .collect();
         let records = json!({"record_infos": rows, "record_keys": keys, "aliases": aliases}).to_string();
         let (records, warnings) = Records::parse(records.as_bytes()).unwrap();
-        assert_eq!(warnings, []);
+        assert!(warnings.is_empty(), "{warnings:?}");
         let files = serde_json::to_vec(&self.files).unwrap();
         let (files, _) = AliasFiles::parse([("a.json", &files[..])]).unwrap();
         Snapshot::build(records, &files).0

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     marker::PhantomData,
     net::IpAddr,
     sync::Arc,
@@ -46,84 +45,26 @@ pub(crate) enum FileTarget {
     Label(Name),
 }
 
-/// An alias, or a target of one, that was skipped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AliasWarning {
-    /// Path of the alias file, or `records.json`.
-    pub source: String,
-    /// The alias as written.
-    pub alias: String,
-    /// The problem and its consequence.
+/// Returns the warning that an alias, or a target of one, was skipped. `source` is the path of the alias file, or
+/// `records.json`.
+pub(super) fn warning(source: &str, alias: &str, problem: &str) -> String {
+    format!("{source}: alias {alias:?}: {problem}")
+}
+
+/// The reason why alias files were rejected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {problem}", files.join(", "))]
+pub struct AliasError {
+    /// Files in error, at least one, as configured.
+    pub files: Vec<String>,
+    /// Cause and remedy.
     pub problem: String,
 }
 
-impl fmt::Display for AliasWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { source, alias, problem } = self;
-        write!(f, "{source}: alias {alias:?}: {problem}")
-    }
-}
-
-/// The reason why the alias files were rejected.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AliasError {
-    /// The file is not a JSON object whose values are lists of strings.
-    #[error("{file}: line {line}, column {column}: {reason}")]
-    Json {
-        /// Path of the file, as configured.
-        file: String,
-        /// Line of the error, from 1.
-        line: usize,
-        /// Column of the error, from 1.
-        column: usize,
-        /// Cause, without the position.
-        reason: String,
-    },
-    /// The alias is not a valid domain name.
-    #[error("{file}: alias {alias:?} is not a domain name: {error}")]
-    Key {
-        /// Path of the file, as configured.
-        file: String,
-        /// The key as written.
-        alias: String,
-        /// Reason why the key is not a valid name.
-        error: NameError,
-    },
-    /// Aliases refer to each other in a loop.
-    #[error("{}: the aliases {} form a loop; remove one of them", files.join(", "), texts(path).join(" -> "))]
-    Loop {
-        /// Files that define these aliases, each once.
-        files: Vec<String>,
-        /// The aliases in order, ending with the first one again.
-        path: Vec<Name>,
-    },
-    /// The alias has too many targets or too long a chain.
-    #[error(
-        "{file}: the alias {alias} leads to more than {MAX_TARGETS} targets, or through more than \
-         {MAX_CHAIN} other aliases"
-    )]
-    TooMuch {
-        /// File that defines the alias.
-        file: String,
-        /// The alias with which the chain begins.
-        alias: Name,
-    },
-}
-
 impl AliasError {
-    /// Returns the files in error, at least one.
-    pub fn files(&self) -> &[String] {
-        match self {
-            Self::Json { file, .. } | Self::Key { file, .. } | Self::TooMuch { file, .. } => {
-                std::slice::from_ref(file)
-            }
-            Self::Loop { files, .. } => files,
-        }
+    fn of_file(file: &str, problem: String) -> Self {
+        Self { files: vec![file.to_owned()], problem }
     }
-}
-
-fn texts(names: &[Name]) -> Vec<String> {
-    names.iter().map(Name::to_string).collect()
 }
 
 impl AliasFiles {
@@ -131,7 +72,7 @@ impl AliasFiles {
     /// alias, the first one wins. The first error rejects all files.
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
-    ) -> Result<(Self, Vec<AliasWarning>), AliasError> {
+    ) -> Result<(Self, Vec<String>), AliasError> {
         let (aliases, warnings, errors) = Self::parse_valid(files);
         errors.into_iter().next().map_or(Ok((aliases, warnings)), Err)
     }
@@ -139,7 +80,7 @@ impl AliasFiles {
     /// Parses files like [`Self::parse`], but leaves invalid ones out and returns all their errors.
     pub fn parse_valid<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
-    ) -> (Self, Vec<AliasWarning>, Vec<AliasError>) {
+    ) -> (Self, Vec<String>, Vec<AliasError>) {
         let (mut valid, mut errors) = (Vec::new(), Vec::new());
         for (file, bytes) in files {
             match AliasFile::read(file, bytes) {
@@ -154,7 +95,7 @@ impl AliasFiles {
                 all.add(file, &mut warnings);
             }
             let Err(error) = all.reduce() else { return (all, warnings, errors) };
-            valid.retain(|file| !error.files().iter().any(|wrong| **wrong == *file.file));
+            valid.retain(|file| !error.files.iter().any(|wrong| **wrong == *file.file));
             errors.push(error);
         }
     }
@@ -170,26 +111,22 @@ impl AliasFiles {
     }
 
     /// Adds the aliases that no earlier file defines.
-    fn add(&mut self, file: &AliasFile, warnings: &mut Vec<AliasWarning>) {
+    fn add(&mut self, file: &AliasFile, warnings: &mut Vec<String>) {
         for Alias { text, key, below, targets } in &file.aliases {
             let aliases = Arc::make_mut(if *below { &mut self.below } else { &mut self.exact });
             if aliases.contains_key(key) {
                 continue;
             }
-            warnings.extend(dead_alias(text, targets).map(|problem| AliasWarning {
-                source: file.file.to_string(),
-                alias: text.clone(),
-                problem,
-            }));
+            warnings.extend(dead_alias(text, targets).map(|problem| warning(&file.file, text, &problem)));
             let mut read = Vec::with_capacity(targets.len());
             for target in targets {
                 match FileTarget::read(target, *below) {
                     Ok(target) => read.push(target),
-                    Err(error) => warnings.push(AliasWarning {
-                        source: file.file.to_string(),
-                        alias: text.clone(),
-                        problem: format!("target {target:?} is not a domain name and is skipped: {error}"),
-                    }),
+                    Err(error) => {
+                        let problem =
+                            format!("target {target:?} is not a domain name and is skipped: {error}");
+                        warnings.push(warning(&file.file, text, &problem));
+                    }
                 }
             }
             aliases.insert(key.clone(), FileAlias { file: file.file.clone(), targets: read });
@@ -233,7 +170,9 @@ impl AliasFiles {
                     files.push(file.to_string());
                 }
             }
-            return Err(AliasError::Loop { files, path });
+            let path: Vec<String> = path.iter().map(Name::to_string).collect();
+            let problem = format!("the aliases {} form a loop; remove one of them", path.join(" -> "));
+            return Err(AliasError { files, problem });
         }
         if path.len() > MAX_CHAIN {
             return Err(self.too_much(path.swap_remove(0)));
@@ -257,7 +196,11 @@ impl AliasFiles {
     }
 
     fn too_much(&self, alias: Name) -> AliasError {
-        AliasError::TooMuch { file: self.exact[&alias].file.to_string(), alias }
+        let problem = format!(
+            "the alias {alias} leads to more than {MAX_TARGETS} targets, or through more than {MAX_CHAIN} other \
+             aliases"
+        );
+        AliasError::of_file(&self.exact[&alias].file, problem)
     }
 }
 
@@ -282,16 +225,17 @@ impl AliasFile {
     /// Parses one file and returns every invalid alias, not just the first.
     fn read(file: &str, bytes: &[u8]) -> Result<Self, Vec<AliasError>> {
         let text = records::text(bytes);
-        let Entries(entries) = records::read(&text, PhantomData).map_err(|error| {
-            let records::JsonError { line, column, reason } = error;
-            vec![AliasError::Json { file: file.to_owned(), line, column, reason }]
-        })?;
+        let Entries(entries) = records::read(&text, PhantomData)
+            .map_err(|error| vec![AliasError::of_file(file, error.to_string())])?;
         let entries = last_of_each(entries.unwrap_or_default());
         let (mut aliases, mut errors) = (Vec::with_capacity(entries.len()), Vec::new());
         for (alias, targets) in entries {
             match Alias::read(alias, targets) {
                 Ok(alias) => aliases.push(alias),
-                Err((alias, error)) => errors.push(AliasError::Key { file: file.to_owned(), alias, error }),
+                Err((alias, error)) => {
+                    let problem = format!("alias {alias:?} is not a domain name: {error}");
+                    errors.push(AliasError::of_file(file, problem));
+                }
             }
         }
         if errors.is_empty() { Ok(Self { file: file.into(), aliases }) } else { Err(errors) }
@@ -416,6 +360,6 @@ mod tests {
         for (error, expected) in errors.iter().zip(expected) {
             assert!(error.starts_with(expected), "{error}");
         }
-        assert_eq!(AliasFiles::parse(files).unwrap_err().files(), ["keys.json"]);
+        assert_eq!(AliasFiles::parse(files).unwrap_err().files, ["keys.json"]);
     }
 }

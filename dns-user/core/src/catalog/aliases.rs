@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::alias_files::{AliasFiles, AliasWarning, FileAlias, FileTarget};
+use super::alias_files::{AliasFiles, FileAlias, FileTarget, warning};
 use super::columns::{NO_VALUE, Row, Symbol};
 use super::instances::InstanceIndex;
 use super::records::AliasDefinition;
@@ -19,16 +19,16 @@ pub(crate) enum Target {
     Name(Name),
     /// A name to look up with an additional criterion, from a placeholder. There may be one per
     /// instance, so they share the name.
-    Narrowed {
+    Placeholder {
         /// Index of the name in [`Aliases::bases`].
         base: u32,
-        by: Narrowing,
+        filter: PlaceholderFilter,
     },
 }
 
 /// The additional criterion that a placeholder in an alias of `records.json` adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Narrowing {
+pub(crate) enum PlaceholderFilter {
     /// uuid: numeric id of the instance, in place of its id.
     Number(Symbol),
     /// index: index of the instance in its group.
@@ -47,9 +47,8 @@ pub(crate) struct Aliases {
     pub(crate) exact: ByName<Vec<Target>>,
     /// Aliases `_.x`, by `x`: any single label in front matches.
     pub(crate) below: ByName<Vec<FileTarget>>,
-    /// Names shared by [`Target::Narrowed`].
+    /// Names shared by [`Target::Placeholder`].
     bases: Vec<Name>,
-    /// The aliases of the files.
     files: AliasFiles,
     /// The aliases of the records as written there.
     definitions: Definitions,
@@ -64,7 +63,7 @@ impl Aliases {
         files: &AliasFiles,
         definitions: &Definitions,
         instances: &InstanceIndex,
-    ) -> (Self, Vec<AliasWarning>) {
+    ) -> (Self, Vec<String>) {
         let mut builder = Builder { instances, files, aliases: Self::default(), warnings: Vec::new() };
         builder.add_files();
         for (alias, definitions) in &**definitions {
@@ -154,7 +153,7 @@ impl Aliases {
         Some(with_label.filter_map(Target::from_file).collect())
     }
 
-    /// Returns a name shared by narrowed targets.
+    /// Returns a name shared by targets from placeholders.
     pub(crate) fn base(&self, base: u32) -> &Name {
         &self.bases[base as usize]
     }
@@ -175,7 +174,7 @@ struct Builder<'a> {
     instances: &'a InstanceIndex,
     files: &'a AliasFiles,
     aliases: Aliases,
-    warnings: Vec<AliasWarning>,
+    warnings: Vec<String>,
 }
 
 /// A value of placeholder_type that replaces the `_` of an alias.
@@ -273,15 +272,15 @@ impl Builder<'_> {
         let number = self.share(base);
         let instances = self.instances;
         for row in self.members(definition) {
-            let by = match placeholder {
+            let filter = match placeholder {
                 Placeholder::Uuid | Placeholder::Index => {
-                    instances.indexes[row as usize].map(Narrowing::Index)
+                    instances.indexes[row as usize].map(PlaceholderFilter::Index)
                 }
-                Placeholder::Zone => Some(Narrowing::Zone(instances.az.values[row as usize])),
-                Placeholder::Network => Some(Narrowing::Network(instances.place_of(row).network)),
+                Placeholder::Zone => Some(PlaceholderFilter::Zone(instances.az.values[row as usize])),
+                Placeholder::Network => Some(PlaceholderFilter::Network(instances.place_of(row).network)),
             };
-            if let (Some(text), Some(by)) = (placeholder.text(instances, row), by) {
-                self.add(alias, Some(&text), Some(Target::Narrowed { base: number, by }));
+            if let (Some(text), Some(filter)) = (placeholder.text(instances, row), filter) {
+                self.add(alias, Some(&text), Some(Target::Placeholder { base: number, filter }));
             }
         }
     }
@@ -297,9 +296,9 @@ impl Builder<'_> {
             let target = if number.is_empty() {
                 Some(Target::Name(base.clone()))
             } else if number.bytes().all(|byte| byte.is_ascii_digit()) {
-                Some(Target::Narrowed {
+                Some(Target::Placeholder {
                     base: shared,
-                    by: Narrowing::Number(instances.num_id.values[row as usize]),
+                    filter: PlaceholderFilter::Number(instances.num_id.values[row as usize]),
                 })
             } else {
                 self.base(alias, definition, number).map(Target::Name)
@@ -397,7 +396,7 @@ impl Builder<'_> {
     }
 
     fn warn(&mut self, source: &str, alias: &str, problem: String) {
-        self.warnings.push(AliasWarning { source: source.to_owned(), alias: alias.to_owned(), problem });
+        self.warnings.push(warning(source, alias, &problem));
     }
 }
 

@@ -20,16 +20,16 @@ use std::{
 
 use crate::{name::Name, query::AGENT_DOMAIN};
 pub(crate) use alias_files::FileTarget;
-pub use alias_files::{AliasError, AliasFiles, AliasWarning};
+pub use alias_files::{AliasError, AliasFiles};
 use aliases::Definitions;
-pub(crate) use aliases::{Aliases, Narrowing, Target};
+pub(crate) use aliases::{Aliases, PlaceholderFilter, Target};
 pub(crate) use columns::{Dictionary, NO_VALUE, Postings, Row, Symbol};
 use edits::{Edits, Piece};
 pub use instances::Instance;
 pub(crate) use instances::{InstanceIndex, Place, PlaceNumber};
 use outline::{Difference, Outline};
 use records::Pair;
-pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
+pub use records::{RECORD_KEYS, Records, RecordsError};
 use rows::RowsReader;
 
 /// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
@@ -70,7 +70,7 @@ impl From<Records> for IndexedRecords {
 impl IndexedRecords {
     /// Reads and indexes the file that follows the one these records were read from. The result equals the
     /// index of [`Records::parse`]. Rows with the same text are not parsed again, and shared.
-    pub fn next(&self, file: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
+    pub fn next(&self, file: &[u8]) -> Result<(Self, Vec<String>), RecordsError> {
         if let Some(next) = self.edited(file) {
             return Ok((next, Vec::new()));
         }
@@ -130,7 +130,7 @@ impl Default for NameRules {
 
 impl Snapshot {
     /// Indexes records and aliases; returns warnings about unusable aliases.
-    pub fn build(records: impl Into<IndexedRecords>, aliases: &AliasFiles) -> (Self, Vec<AliasWarning>) {
+    pub fn build(records: impl Into<IndexedRecords>, aliases: &AliasFiles) -> (Self, Vec<String>) {
         let records: IndexedRecords = records.into();
         let reverse = Reverse::new(records.pairs.clone(), aliases);
         let (aliases, warnings) = Aliases::build(aliases, &records.definitions, &records.instances);

@@ -12,7 +12,7 @@ use super::{
     rows::{Columns, RowsReader},
 };
 
-pub use super::rows::{RECORD_KEYS, RowWarning};
+pub use super::rows::RECORD_KEYS;
 
 /// The parsed content of `records.json`, input of [`super::Snapshot::build`].
 #[derive(Debug, Default)]
@@ -29,9 +29,7 @@ pub struct Records {
 /// One definition of an alias in `records.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AliasDefinition {
-    /// Group id as a string.
     pub(super) group_id: String,
-    /// Domain of the group.
     pub(super) root_domain: String,
     /// Meaning of `_` in the alias; unknown values are ignored.
     pub(super) placeholder_type: String,
@@ -41,7 +39,7 @@ pub(crate) struct AliasDefinition {
     pub(super) initial_health_check: String,
 }
 
-/// The reason why `records.json` was rejected as a whole.
+/// The reason why `records.json`, or an alias file, was rejected as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {reason}")]
 pub struct RecordsError {
@@ -61,7 +59,7 @@ impl Records {
     ///
     /// Unusable rows are dropped and reported one by one; any other error rejects the file
     /// (observed).
-    pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
+    pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<String>), RecordsError> {
         if bytes.len() > MAX_SIZE {
             let reason = format!("{} bytes exceed the limit of {MAX_SIZE}", bytes.len());
             return Err(RecordsError { line: 0, column: 0, reason });
@@ -77,12 +75,6 @@ impl Records {
         keep_last(&mut aliases);
         let (instances, warnings) = rows.finish();
         Ok((Self { instances, pairs, aliases, version, columns: Columns::new(&keys) }, warnings))
-    }
-}
-
-impl From<JsonError> for RecordsError {
-    fn from(JsonError { line, column, reason }: JsonError) -> Self {
-        Self { line, column, reason }
     }
 }
 
@@ -245,16 +237,6 @@ impl<'de> Deserialize<'de> for AliasDefinition {
 //
 // JSON helpers for reading records and alias files.
 
-/// Position and reason of a JSON error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct JsonError {
-    pub(super) line: usize,
-    /// Column in bytes, from 1; 0 at the end of a line.
-    pub(super) column: usize,
-    /// Reason without the position.
-    pub(super) reason: String,
-}
-
 /// Decodes UTF-8, replacing invalid bytes by U+FFFD: bosh-dns accepts them too, and one bad byte in
 /// one row must not lose the whole fleet.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
@@ -263,14 +245,14 @@ pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// Deserialises a whole JSON text; only white space may follow the value.
-pub(super) fn read<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S::Value, JsonError> {
+pub(super) fn read<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S::Value, RecordsError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut deserializer)?;
     deserializer.end()?;
     Ok(value)
 }
 
-impl From<serde_json::Error> for JsonError {
+impl From<serde_json::Error> for RecordsError {
     fn from(error: serde_json::Error) -> Self {
         let (line, column) = (error.line(), error.column());
         let mut reason = error.to_string();

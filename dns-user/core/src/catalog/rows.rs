@@ -1,4 +1,4 @@
-//! The rows of `records.json`: each cell is read by its column's meaning; an invalid row is dropped
+//! The rows of `records.json`: each cell is read by its column's kind; an invalid row is dropped
 //! with a reason.
 
 use std::borrow::Cow;
@@ -10,9 +10,9 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::instances::{InstanceIndexBuilder, NewRow};
 
-/// Meaning of a column.
+/// The kind of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
+enum ColumnKind {
     /// A mandatory string: index in [`REQUIRED`].
     Required(usize),
     /// A string or null: index in [`OPTIONAL`].
@@ -58,7 +58,7 @@ const MAX_WARNINGS: usize = 1000;
 /// Meanings of a row's cells from left to right, from `record_keys`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Columns {
-    meanings: Vec<Meaning>,
+    kinds: Vec<ColumnKind>,
     /// The first missing required column; if there is one, all rows are dropped.
     missing: Option<&'static str>,
     /// Whether the file has `instance_index`; otherwise no index matches (observed).
@@ -66,23 +66,23 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Assigns each column its meaning. If a name occurs twice, its last column counts (observed).
+    /// Assigns each column its kind. If a name occurs twice, its last column counts (observed).
     pub(super) fn new(keys: &[String]) -> Self {
-        let meanings: Vec<Meaning> = keys
+        let kinds: Vec<ColumnKind> = keys
             .iter()
             .enumerate()
             .map(|(position, key)| match keys[position + 1..].contains(key) {
-                true => Meaning::Ignored,
-                false => Meaning::of(key),
+                true => ColumnKind::Ignored,
+                false => ColumnKind::of(key),
             })
             .collect();
-        let has = |meaning| meanings.contains(&meaning);
-        let missing = (0..REQUIRED.len()).find(|&place| !has(Meaning::Required(place)));
-        Self { missing: missing.map(|place| REQUIRED[place]), has_index: has(Meaning::Index), meanings }
+        let has = |kind| kinds.contains(&kind);
+        let missing = (0..REQUIRED.len()).find(|&place| !has(ColumnKind::Required(place)));
+        Self { missing: missing.map(|place| REQUIRED[place]), has_index: has(ColumnKind::Index), kinds }
     }
 }
 
-impl Meaning {
+impl ColumnKind {
     fn of(key: &str) -> Self {
         let place = |names: &[&str]| names.iter().position(|name| *name == key);
         match key {
@@ -96,76 +96,11 @@ impl Meaning {
     }
 }
 
-/// A problem with a row of `records.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RowWarning {
-    /// `record_keys` lacks a required column; all rows are dropped.
-    MissingColumn {
-        /// Name of the missing column.
-        column: &'static str,
-        /// Number of dropped rows.
-        rows: usize,
-    },
-    /// The row has more or fewer cells than `record_keys` has columns; it is dropped.
-    WrongLength {
-        /// Row number, from 0.
-        row: usize,
-        /// Number of cells in the row.
-        cells: usize,
-        /// Number of columns in the file.
-        columns: usize,
-    },
-    /// A cell of the row has the wrong type; the row is dropped.
-    WrongType {
-        /// Row number, from 0.
-        row: usize,
-        /// Name of the cell's column.
-        column: &'static str,
-        /// The column's type.
-        expected: &'static str,
-    },
-    /// The row's `ip` is not an address. Its name exists but has no address records.
-    NoAddress {
-        /// Row number, from 0.
-        row: usize,
-        /// Value of `ip` as written.
-        text: String,
-    },
-    /// Further warnings were dropped.
-    More {
-        /// Number of dropped warnings.
-        count: usize,
-    },
-}
-
-impl fmt::Display for RowWarning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingColumn { column, rows } => {
-                write!(f, "record_keys lacks the column {column}: all {rows} rows are dropped")
-            }
-            Self::WrongLength { row, cells, columns } => {
-                write!(f, "row {row} has {cells} cells for {columns} columns and is dropped")
-            }
-            Self::WrongType { row, column, expected } => {
-                write!(f, "row {row}: {column} must be {expected}; the row is dropped")
-            }
-            Self::NoAddress { row, text } => {
-                write!(
-                    f,
-                    "row {row}: ip is {text:?}, which is not an address; the row's names have no address"
-                )
-            }
-            Self::More { count } => write!(f, "and {count} more rows that cannot be used"),
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct RowsReader {
     columns: Columns,
     instances: InstanceIndexBuilder,
-    warnings: Vec<RowWarning>,
+    warnings: Vec<String>,
     /// Number of warnings that were dropped.
     more: usize,
     seen: usize,
@@ -177,21 +112,24 @@ impl RowsReader {
     }
 
     /// Returns the usable rows and the warnings about the others.
-    pub(super) fn finish(self) -> (InstanceIndexBuilder, Vec<RowWarning>) {
+    pub(super) fn finish(self) -> (InstanceIndexBuilder, Vec<String>) {
         let Self { columns, instances, mut warnings, more, seen } = self;
         if let (Some(column), true) = (columns.missing, seen > 0) {
-            return (InstanceIndexBuilder::default(), vec![RowWarning::MissingColumn { column, rows: seen }]);
+            return (
+                InstanceIndexBuilder::default(),
+                vec![format!("record_keys lacks the column {column}: all {seen} rows are dropped")],
+            );
         }
         if more > 0 {
-            warnings.push(RowWarning::More { count: more });
+            warnings.push(format!("and {more} more rows that cannot be used"));
         }
         (instances, warnings)
     }
 
     /// Stores a warning, or counts it if there are too many.
-    fn warn(&mut self, warning: RowWarning) {
+    fn warn(&mut self, warning: impl FnOnce() -> String) {
         if self.warnings.len() < MAX_WARNINGS {
-            self.warnings.push(warning);
+            self.warnings.push(warning());
         } else {
             self.more += 1;
         }
@@ -201,22 +139,27 @@ impl RowsReader {
     fn take(&mut self, cells: usize, row: &RowCells<'_>) {
         self.seen += 1;
         let number = self.seen;
-        let columns = self.columns.meanings.len();
+        let columns = self.columns.kinds.len();
         if self.columns.missing.is_some() {
             return;
         }
         if cells != columns {
-            return self.warn(RowWarning::WrongLength { row: number, cells, columns });
+            return self
+                .warn(|| format!("row {number} has {cells} cells for {columns} columns and is dropped"));
         }
         if let Some((column, expected)) = row.wrong {
-            return self.warn(RowWarning::WrongType { row: number, column, expected });
+            return self.warn(|| format!("row {number}: {column} must be {expected}; the row is dropped"));
         }
         let [id, instance_group, network, deployment, ip, domain] = &row.required;
         let [num_id, az, az_id, network_id, agent_id] = &row.optional;
         // IPv4-mapped addresses are stored as IPv4 addresses (observed).
         let address = ip.parse::<IpAddr>().ok().map(|address| address.to_canonical());
         if address.is_none() {
-            self.warn(RowWarning::NoAddress { row: number, text: ip.to_string() });
+            self.warn(|| {
+                format!(
+                    "row {number}: ip is {ip:?}, which is not an address; the row's names have no address"
+                )
+            });
         }
         self.instances.push(&NewRow {
             id,
@@ -266,7 +209,7 @@ impl<'de> Visitor<'de> for RowsReader {
     }
 }
 
-/// The cells of one row, sorted by meaning; reused for every row.
+/// The cells of one row, sorted by kind; reused for every row.
 #[derive(Default)]
 struct RowCells<'de> {
     required: [Cow<'de, str>; REQUIRED.len()],
@@ -280,31 +223,31 @@ struct RowCells<'de> {
 
 impl<'de> RowCells<'de> {
     #[inline]
-    fn put(&mut self, meaning: Meaning, cell: Cell<'de>) {
-        let wrong = match (meaning, cell) {
-            (Meaning::Required(place), Cell::Text(text)) => {
+    fn put(&mut self, kind: ColumnKind, cell: Cell<'de>) {
+        let wrong = match (kind, cell) {
+            (ColumnKind::Required(place), Cell::Text(text)) => {
                 self.required[place] = text;
                 return;
             }
-            (Meaning::Optional(place), Cell::Text(text)) => {
+            (ColumnKind::Optional(place), Cell::Text(text)) => {
                 self.optional[place] = text;
                 return;
             }
-            (Meaning::Optional(place), Cell::Null) => {
+            (ColumnKind::Optional(place), Cell::Null) => {
                 self.optional[place] = Cow::Borrowed("");
                 return;
             }
-            (Meaning::Index, Cell::Number(number)) => {
+            (ColumnKind::Index, Cell::Number(number)) => {
                 self.index = number;
                 return;
             }
-            (Meaning::Index, _) => {
+            (ColumnKind::Index, _) => {
                 self.index = 0;
                 return;
             }
-            (Meaning::Required(place), _) => (REQUIRED[place], "a text"),
-            (Meaning::Optional(place), _) => (OPTIONAL[place], "a text or null"),
-            (Meaning::Groups | Meaning::Ignored, _) => return,
+            (ColumnKind::Required(place), _) => (REQUIRED[place], "a text"),
+            (ColumnKind::Optional(place), _) => (OPTIONAL[place], "a text or null"),
+            (ColumnKind::Groups | ColumnKind::Ignored, _) => return,
         };
         self.wrong.get_or_insert(wrong);
     }
@@ -342,10 +285,10 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
         cells.index = 0;
         cells.optional.fill(Cow::Borrowed(""));
         let mut count = 0;
-        for &meaning in &columns.meanings {
-            let present = match meaning {
-                Meaning::Ignored => row.next_element::<IgnoredAny>()?.is_some(),
-                Meaning::Groups => match row.next_element_seed(GroupsSeed(&mut cells.groups))? {
+        for &kind in &columns.kinds {
+            let present = match kind {
+                ColumnKind::Ignored => row.next_element::<IgnoredAny>()?.is_some(),
+                ColumnKind::Groups => match row.next_element_seed(GroupsSeed(&mut cells.groups))? {
                     None => false,
                     Some(good) => {
                         if !good {
@@ -357,7 +300,7 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
                 _ => match row.next_element::<Cell<'de>>()? {
                     None => false,
                     Some(cell) => {
-                        cells.put(meaning, cell);
+                        cells.put(kind, cell);
                         true
                     }
                 },

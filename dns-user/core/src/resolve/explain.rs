@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Existence, Health, HealthState, resolve, select};
 use crate::{
-    catalog::{Narrowing, Snapshot, Target},
+    catalog::{PlaceholderFilter, Snapshot, Target},
     name::Name,
     query::{Criteria, Filter, Pattern, Question, Strategy},
 };
@@ -111,10 +111,10 @@ fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
 
 fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> TargetExplanation {
     let instances = snapshot.instance_index();
-    let (name, narrowing) = match target {
+    let (name, placeholder) = match target {
         Target::Address(address) => return TargetExplanation::new(address.to_string(), "address"),
         Target::Name(name) => (name, None),
-        Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
+        Target::Placeholder { base, filter } => (snapshot.aliases().base(*base), Some(*filter)),
     };
     let question = match Question::read(name, &instances.domain_names) {
         Ok(question) => question,
@@ -133,15 +133,21 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
             explained.say_criteria(criteria);
         }
     }
-    if let Some(narrowing) = narrowing {
-        explained.criteria.push(match narrowing {
-            Narrowing::Number(number) => format!("num_id {}", instances.num_id.dictionary.text(number)),
-            Narrowing::Index(index) => format!("index {index}"),
-            Narrowing::Zone(zone) => format!("availability zone {}", instances.az.dictionary.text(zone)),
-            Narrowing::Network(network) => format!("network {}", instances.places.networks.text(network)),
+    if let Some(placeholder) = placeholder {
+        explained.criteria.push(match placeholder {
+            PlaceholderFilter::Number(number) => {
+                format!("num_id {}", instances.num_id.dictionary.text(number))
+            }
+            PlaceholderFilter::Index(index) => format!("index {index}"),
+            PlaceholderFilter::Zone(zone) => {
+                format!("availability zone {}", instances.az.dictionary.text(zone))
+            }
+            PlaceholderFilter::Network(network) => {
+                format!("network {}", instances.places.networks.text(network))
+            }
         });
     }
-    let matched = select(instances, &question, narrowing);
+    let matched = select(instances, &question, placeholder);
     explained.filter = Some(match matched.strategy {
         Strategy::Smart if matched.needs_checks() => {
             "smart: running and unchecked instances, or all if there are none"

@@ -11,7 +11,7 @@ pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplan
 use smallvec::SmallVec;
 
 use crate::{
-    catalog::{InstanceIndex, NameRules, Narrowing, Postings, Row, Snapshot, Symbol, Target},
+    catalog::{InstanceIndex, NameRules, PlaceholderFilter, Postings, Row, Snapshot, Symbol, Target},
     name::Name,
     query::{AGENT_DOMAIN, Criteria, Filter, Malformed, Pattern, Question, Strategy, group_id},
 };
@@ -211,16 +211,16 @@ impl<'s> Found<'s> {
 
     /// Adds the addresses or rows of a target.
     fn add(&mut self, snapshot: &'s Snapshot, target: &Target) -> Result<(), Malformed> {
-        let (name, narrowing) = match target {
+        let (name, placeholder) = match target {
             Target::Address(address) => {
                 self.addresses.push(*address);
                 return Ok(());
             }
             Target::Name(name) => (name, None),
-            Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
+            Target::Placeholder { base, filter } => (snapshot.aliases().base(*base), Some(*filter)),
         };
         let question = Question::read(name, &snapshot.instance_index().domain_names)?;
-        self.matches.push(select(snapshot.instance_index(), &question, narrowing));
+        self.matches.push(select(snapshot.instance_index(), &question, placeholder));
         Ok(())
     }
 
@@ -345,12 +345,12 @@ pub(crate) struct Matches<'f> {
 }
 
 /// Finds the rows selected by a name: scans the shortest candidate list of the indexes and tests each of its rows
-/// against the other criteria. `narrowing` is an additional criterion, from a placeholder in
+/// against the other criteria. `placeholder` is an additional criterion, from a placeholder in
 /// an alias.
 pub(crate) fn select<'f>(
     instances: &'f InstanceIndex,
     question: &Question<'_>,
-    narrowing: Option<Narrowing>,
+    placeholder: Option<PlaceholderFilter>,
 ) -> Matches<'f> {
     let found = |rows: &[Row]| Matches { rows: rows.to_vec(), ..Matches::default() };
     match question {
@@ -365,7 +365,7 @@ pub(crate) fn select<'f>(
             Some(id) => found(instances.by_id.rows(id)),
             None => Matches::default(),
         },
-        Question::Within(domain, criteria) => match Bound::new(instances, *domain, criteria, narrowing) {
+        Question::Within(domain, criteria) => match Bound::new(instances, *domain, criteria, placeholder) {
             None => Matches::default(),
             Some(bound) => Matches {
                 rows: bound.rows(),
@@ -395,7 +395,7 @@ struct Bound<'f> {
     /// Symbols of network ids; empty: any.
     network_ids: Symbols,
     indexes: SmallVec<[i64; 4]>,
-    narrowing: Option<Narrowing>,
+    placeholder: Option<PlaceholderFilter>,
 }
 
 impl<'f> Bound<'f> {
@@ -404,7 +404,7 @@ impl<'f> Bound<'f> {
         instances: &'f InstanceIndex,
         domain: Symbol,
         criteria: &Criteria<'_>,
-        narrowing: Option<Narrowing>,
+        placeholder: Option<PlaceholderFilter>,
     ) -> Option<Self> {
         let Criteria { id, filter, group, place } = criteria;
         let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
@@ -418,7 +418,7 @@ impl<'f> Bound<'f> {
             num_ids: alternatives(num_ids, |text| instances.num_id.dictionary.find(text))?,
             network_ids: alternatives(network_ids, |text| instances.network_id.dictionary.find(text))?,
             indexes: alternatives(indexes, index)?,
-            narrowing,
+            placeholder,
         })
     }
 
@@ -465,13 +465,13 @@ impl<'f> Bound<'f> {
         if !self.indexes.is_empty() {
             consider(self.indexes.iter().map(|&index| instances.rows_with_index(index)).collect());
         }
-        match self.narrowing {
-            Some(Narrowing::Number(number)) => consider(lists(&instances.by_num_id, &[number])),
-            Some(Narrowing::Index(index)) => {
+        match self.placeholder {
+            Some(PlaceholderFilter::Number(number)) => consider(lists(&instances.by_num_id, &[number])),
+            Some(PlaceholderFilter::Index(index)) => {
                 consider([instances.rows_with_index(index)].into_iter().collect())
             }
-            Some(Narrowing::Zone(zone)) => consider(lists(&instances.by_az, &[zone])),
-            Some(Narrowing::Network(_)) | None => {}
+            Some(PlaceholderFilter::Zone(zone)) => consider(lists(&instances.by_az, &[zone])),
+            Some(PlaceholderFilter::Network(_)) | None => {}
         }
         best
     }
@@ -490,11 +490,11 @@ impl<'f> Bound<'f> {
             && (self.indexes.is_empty()
                 || instances.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
             && self.group.is_none_or(|group| instances.groups_of(row).contains(&group))
-            && self.narrowing.is_none_or(|narrowing| match narrowing {
-                Narrowing::Number(number) => instances.num_id.values[index] == number,
-                Narrowing::Index(number) => instances.indexes[index] == Some(number),
-                Narrowing::Zone(zone) => instances.az.values[index] == zone,
-                Narrowing::Network(network) => place.network == network,
+            && self.placeholder.is_none_or(|placeholder| match placeholder {
+                PlaceholderFilter::Number(number) => instances.num_id.values[index] == number,
+                PlaceholderFilter::Index(number) => instances.indexes[index] == Some(number),
+                PlaceholderFilter::Zone(zone) => instances.az.values[index] == zone,
+                PlaceholderFilter::Network(network) => place.network == network,
             })
     }
 }

@@ -262,7 +262,7 @@ impl AliasWriter {
         }
         let (_, _, errors) =
             AliasFiles::parse_valid(files.iter().map(|(file, bytes)| (file.as_str(), bytes.as_slice())));
-        match errors.into_iter().find(|error| error.files().contains(&ours)) {
+        match errors.into_iter().find(|error| error.files.contains(&ours)) {
             Some(error) => {
                 Err(WriteError::Unfit { name: "the alias file".to_owned(), reason: error.to_string() })
             }

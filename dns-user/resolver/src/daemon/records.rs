@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 use super::followed_file::{Followed, Reading, Sources, error_lines};
 use crate::ops::service_status::{Kind, ServiceStatus};
 use dns_core::{
-    catalog::{AliasError, AliasFiles, IndexedRecords, NameRules, Records, RowWarning, Snapshot},
+    catalog::{AliasError, AliasFiles, IndexedRecords, NameRules, Records, Snapshot},
     config::{ConfigError, ParsedFiles},
 };
 
@@ -131,7 +131,7 @@ impl CatalogFiles {
             self.good_records = records;
             record_files = Some((files, rows));
         }
-        let (snapshot, skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
+        let (snapshot, mut skipped) = Snapshot::build(self.good_records.clone(), &self.good_aliases);
         let snapshot = snapshot.with_rules(self.rules);
 
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
@@ -142,9 +142,8 @@ impl CatalogFiles {
             (state.instances, state.aliases) = (instances, aliases);
         });
         // They depend on records and alias files together, and belong to what was read.
-        let mut skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
         if let Some((files, rows)) = record_files {
-            let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
+            let mut warnings = rows;
             warnings.append(&mut skipped);
             log_warnings("records", &warnings);
             let detail = format!("version {version}, {instances} instances");
@@ -177,7 +176,7 @@ struct NewRecords {
     parsed: ParsedRecords,
 }
 
-type ParsedRecords = (IndexedRecords, Vec<RowWarning>);
+type ParsedRecords = (IndexedRecords, Vec<String>);
 
 /// Parses records.json, which follows the file of `good`; empty records if no file is configured.
 fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<ParsedRecords> {
@@ -195,18 +194,8 @@ fn parse_records(good: &IndexedRecords, files: &[(&str, &[u8])]) -> ParsedFiles<
 /// Parses the alias files; also returns a warning for each skipped item.
 fn parse_aliases(files: &[(&str, &[u8])]) -> ParsedFiles<(AliasFiles, Vec<String>)> {
     let (aliases, warnings, errors) = AliasFiles::parse_valid(files.iter().copied());
-    ParsedFiles {
-        valid: (aliases, warnings.iter().map(ToString::to_string).collect()),
-        errors: errors.into_iter().map(refused).collect(),
-    }
-}
-
-/// Converts the error; its text already begins with the file name.
-fn refused(error: AliasError) -> ConfigError {
-    let files = error.files().join(", ");
-    let text = error.to_string();
-    let problem = text.strip_prefix(&format!("{files}: ")).unwrap_or(&text);
-    ConfigError::of_file(files, problem)
+    let refused = |AliasError { files, problem }| ConfigError::of_file(files.join(", "), problem);
+    ParsedFiles { valid: (aliases, warnings), errors: errors.into_iter().map(refused).collect() }
 }
 
 /// Logs up to [`LOGGED_WARNINGS`] warnings and the number of the others.

@@ -93,7 +93,7 @@ fn snapshot(rows: &[Row], first_column: usize) -> Snapshot {
         rows.join(", ")
     );
     let (records, warnings) = Records::parse(records.as_bytes()).unwrap();
-    assert_eq!(warnings, []);
+    assert!(warnings.is_empty(), "{warnings:?}");
     let (aliases, _) = AliasFiles::parse([("aliases.json", FILE_ALIASES)]).unwrap();
     Snapshot::build(records, &aliases).0
 }
