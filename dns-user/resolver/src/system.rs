@@ -105,7 +105,6 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 /// Keeps the server's line first.
 #[derive(Debug)]
 pub struct ResolvConf {
-    /// Address of the server.
     address: IpAddr,
     /// [`RESOLV_CONF`], or a test's file.
     file: PathBuf,
@@ -253,18 +252,17 @@ const INTERFACE: &str = "bosh-dns";
 /// Keeps systemd-resolved's configuration up to date.
 #[derive(Debug)]
 pub struct Resolved {
-    /// Address of the server.
     address: IpAddr,
     /// Whether this process has created the interface.
     made: bool,
     /// The last domains set; `None` before the first call.
-    told: Option<Vec<String>>,
+    domains_set: Option<Vec<String>>,
 }
 
 impl Resolved {
     /// Prepares for a server at `address` without changing anything.
     pub fn new(address: IpAddr) -> Self {
-        Self { address, made: false, told: None }
+        Self { address, made: false, domains_set: None }
     }
 
     /// Creates the interface if it does not exist, and configures it and `domains` in
@@ -273,7 +271,7 @@ impl Resolved {
         let address = self.address.to_string();
         if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
             run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
-            (self.made, self.told) = (true, None);
+            (self.made, self.domains_set) = (true, None);
         }
         let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE])?;
         if !shown.contains(&format!(" {address}/")) {
@@ -283,7 +281,7 @@ impl Resolved {
         }
         let asked = run("resolvectl", &["dns", INTERFACE])?;
         let knows = asked.split_whitespace().any(|word| word == address);
-        if knows && self.told.as_deref() == Some(domains) {
+        if knows && self.domains_set.as_deref() == Some(domains) {
             return Ok(());
         }
         run("resolvectl", &["dns", INTERFACE, &address])?;
@@ -296,7 +294,7 @@ impl Resolved {
             arguments.push("");
         }
         run("resolvectl", &arguments)?;
-        self.told = Some(domains.to_vec());
+        self.domains_set = Some(domains.to_vec());
         Ok(())
     }
 

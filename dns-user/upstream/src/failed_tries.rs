@@ -181,16 +181,16 @@ impl FailedTries {
         );
     }
 
-    /// Logs summaries until an interval passes without a failure. `told` is the state after the
+    /// Logs summaries until an interval passes without a failure. `reported` is the state after the
     /// first failure of the series, which was logged separately.
-    async fn summarise(self: Arc<Self>, mut told: State, mut interval: Duration) {
+    async fn summarise(self: Arc<Self>, mut reported: State, mut interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
             let mut series = self.series.lock();
             let now = self.state();
-            let Some(summary) = Summary::between(&told, &now) else {
+            let Some(summary) = Summary::between(&reported, &now) else {
                 *series = 0;
-                let tries = now.tries - told.tries;
+                let tries = now.tries - reported.tries;
                 if tries > 0 {
                     tracing::info!(
                         recursor = self.recursor,
@@ -200,7 +200,7 @@ impl FailedTries {
                 return;
             };
             summary.log(&self.recursor, interval);
-            told = now;
+            reported = now;
             interval = (interval * 2).min(LONGEST_INTERVAL);
         }
     }

@@ -1,6 +1,12 @@
 //! Checks a configuration without starting a server.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use serde::Serialize;
 
@@ -232,21 +238,19 @@ fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
         ("consul.sources.http.cert_file", certificate),
         ("consul.sources.http.key_file", key),
     ];
-    let problem = |(member, path): (&str, Option<&std::path::PathBuf>)| {
-        let path = path?;
-        let problem = std::fs::File::open(path).err()?;
-        Some(format!("{member}: {}: cannot be read: {problem}", path.display()))
-    };
+    let problem =
+        |(member, path): (&str, Option<&PathBuf>)| Some(format!("{member}: {}", unreadable_file(path?)?));
     files.into_iter().filter_map(problem).collect()
 }
 
 fn unreadable(tls: &TlsFiles) -> Vec<String> {
     let TlsFiles { certificate, private_key, ca } = tls;
-    let problem = |path: &std::path::PathBuf| {
-        let problem = std::fs::File::open(path).err()?;
-        Some(format!("{}: cannot be read: {problem}", path.display()))
-    };
-    [certificate, private_key, ca].into_iter().filter_map(problem).collect()
+    [certificate, private_key, ca].into_iter().filter_map(|path| unreadable_file(path)).collect()
+}
+
+fn unreadable_file(path: &Path) -> Option<String> {
+    let problem = File::open(path).err()?;
+    Some(format!("{}: cannot be read: {problem}", path.display()))
 }
 
 #[cfg(test)]

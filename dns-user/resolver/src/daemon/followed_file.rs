@@ -1,8 +1,8 @@
 //! The files followed at runtime: their existence, changes and contents.
 //!
 //! Each source queries the file system on a dedicated thread ([`Reader`]) with a deadline of
-//! [`PATIENCE`], so that a hung mount blocks neither the main loop nor other sources. Only the
-//! first read of a source, at start or after a configuration change, may take [`FIRST_PATIENCE`].
+//! [`TIMEOUT`], so that a hung mount blocks neither the main loop nor other sources. Only the
+//! first read of a source, at start or after a configuration change, may take [`FIRST_TIMEOUT`].
 
 use std::{
     fs,
@@ -37,11 +37,11 @@ const READ_AGAIN: u32 = 4;
 const LOGGED_ERRORS: usize = 20;
 
 /// Time limit for a source to answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit of a source's first read: a slow disk during boot, or thousands of alias files, must
 /// not keep the server from starting.
-const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which files are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,17 +96,16 @@ impl Sources {
 }
 
 impl Source {
-    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches that are not
-    /// regular files, such as FIFOs and directories, are skipped.
-    fn walk(&self) -> Walk {
-        let (left_out, paths) = match self {
+    /// Returns the current files in bosh-dns's order, each with a stamp of its version, and the skipped matches
+    /// that are not regular files, such as FIFOs and directories.
+    fn walk(&self) -> (Stamps, Vec<PathBuf>) {
+        let (special, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
             Self::Pattern(_) | Self::Patterns(_) => {
                 self.matches().into_iter().partition(|path| bounded::is_special(path))
             }
         };
-        let stamps = Stamps(paths.into_iter().map(|path| (FileStamp::of(&path), path)).collect());
-        Walk { stamps, left_out }
+        (Stamps(paths.into_iter().map(|path| (FileStamp::of(&path), path)).collect()), special)
     }
 
     /// Returns the files matching the patterns, without duplicates.
@@ -127,7 +126,7 @@ impl Source {
     }
 
     /// Returns the contents that represent an unresponsive source: a timeout error.
-    fn unresponsive(&self, patience: Duration) -> Contents {
+    fn unresponsive(&self, timeout: Duration) -> Contents {
         let path = match self {
             Self::File(path) => path.clone(),
             Self::Pattern(pattern) => PathBuf::from(pattern),
@@ -135,7 +134,7 @@ impl Source {
         };
         let problem = format!(
             "the file system did not respond within {} s (a mount whose server is gone?)",
-            patience.as_secs()
+            timeout.as_secs()
         );
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
         Contents { stamps: Stamps::default(), files: vec![(path, Err(error))], settled: true }
@@ -158,14 +157,6 @@ impl Source {
             }
         }
     }
-}
-
-/// Result of listing a source's files.
-struct Walk {
-    /// The files that are read.
-    stamps: Stamps,
-    /// Matches that are not regular files.
-    left_out: Vec<PathBuf>,
 }
 
 /// The files of a source with the stamps of their versions.
@@ -253,7 +244,7 @@ pub(super) struct Followed {
     /// Folders in which a change may affect this source.
     folders: Vec<PathBuf>,
     /// Non-regular files skipped at the last read.
-    left_out: Vec<PathBuf>,
+    special: Vec<PathBuf>,
     /// Digest of the last contents; `None` before the first read.
     digest: Option<u64>,
 }
@@ -266,7 +257,7 @@ impl Followed {
             stamps: Stamps::default(),
             settled: false,
             folders: Vec::new(),
-            left_out: Vec::new(),
+            special: Vec::new(),
             digest: None,
         }
     }
@@ -324,19 +315,19 @@ impl Followed {
 
     /// Reads the source and remembers its state; `None` if it matches `known`.
     fn read_now(&mut self, known: Option<Stamps>) -> Option<Contents> {
-        let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
+        let timeout = if self.digest.is_none() { FIRST_TIMEOUT } else { TIMEOUT };
         self.reader.ask(known);
-        let Some(Seen { folders, left_out, contents }) = self.reader.answer(patience) else {
+        let Some(ReadResult { folders, special, contents }) = self.reader.answer(timeout) else {
             // Once it answers, read it again regardless of its stamps.
             self.settled = false;
-            return Some(self.source.unresponsive(patience));
+            return Some(self.source.unresponsive(timeout));
         };
         self.folders = folders;
-        if left_out != self.left_out {
-            for path in &left_out {
+        if special != self.special {
+            for path in &special {
                 warn!("{} is not a regular file; skipped", path.display());
             }
-            self.left_out = left_out;
+            self.special = special;
         }
         let contents = contents?;
         self.stamps = contents.stamps.clone();
@@ -369,11 +360,11 @@ fn parent(path: &Path) -> PathBuf {
 //----------- Reader ---------------------------------------------------------
 
 /// Result of reading a source.
-struct Seen {
+struct ReadResult {
     /// Folders in which a change may affect the source.
     folders: Vec<PathBuf>,
     /// Matches that are not regular files.
-    left_out: Vec<PathBuf>,
+    special: Vec<PathBuf>,
     /// `None` if the contents match the known stamps.
     contents: Option<Contents>,
 }
@@ -382,7 +373,7 @@ struct Seen {
 struct Reader {
     /// Requests, each with the known stamps if they are reliable.
     ask: Sender<Option<Stamps>>,
-    answers: Receiver<Seen>,
+    answers: Receiver<ReadResult>,
     /// Number of timed-out requests whose results have not arrived yet.
     overdue: usize,
     /// Time of the pending request.
@@ -395,7 +386,7 @@ impl Reader {
     }
 
     /// Spawns a reader that calls `read` with the known stamps.
-    fn reading(read: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
+    fn reading(read: impl Fn(Option<&Stamps>) -> ReadResult + Send + 'static) -> Self {
         let (ask, questions) = bounded::<Option<Stamps>>(1);
         let (answer, answers) = bounded(1);
         let work = move || {
@@ -427,9 +418,9 @@ impl Reader {
         }
     }
 
-    /// Returns the contents if they arrive within `patience` of the request.
-    fn answer(&mut self, patience: Duration) -> Option<Seen> {
-        let seen = self.answers.recv_deadline(self.asked.take()? + patience).ok();
+    /// Returns the contents if they arrive within `timeout` of the request.
+    fn answer(&mut self, timeout: Duration) -> Option<ReadResult> {
+        let seen = self.answers.recv_deadline(self.asked.take()? + timeout).ok();
         if seen.is_none() {
             self.overdue += 1;
         }
@@ -437,10 +428,10 @@ impl Reader {
     }
 }
 
-fn read(source: &Source, known: Option<&Stamps>) -> Seen {
-    let Walk { stamps, left_out } = source.walk();
+fn read(source: &Source, known: Option<&Stamps>) -> ReadResult {
+    let (stamps, special) = source.walk();
     let is_known = known == Some(&stamps);
-    Seen { folders: source.folders(), left_out, contents: (!is_known).then(|| stamps.read()) }
+    ReadResult { folders: source.folders(), special, contents: (!is_known).then(|| stamps.read()) }
 }
 
 #[cfg(test)]
@@ -466,20 +457,20 @@ mod tests {
         let path = folder.path().join("records.json");
         let file = Source::File(path.clone());
         let pattern = Source::Pattern(format!("{}/*.json", folder.path().display()));
-        let missing = (file.walk().stamps, pattern.walk().stamps);
+        let missing = (file.walk().0, pattern.walk().0);
         fs::write(&path, "one").unwrap();
-        let first = (file.walk().stamps, pattern.walk().stamps);
+        let first = (file.walk().0, pattern.walk().0);
         assert_ne!(missing.0, first.0);
         assert_ne!(missing.1, first.1);
-        assert_eq!(file.walk().stamps, first.0);
+        assert_eq!(file.walk().0, first.0);
         // Same size, different file.
         fs::write(folder.path().join("new"), "two").unwrap();
         fs::rename(folder.path().join("new"), &path).unwrap();
-        let second = file.walk().stamps;
+        let second = file.walk().0;
         assert_ne!(first.0, second);
         // Rewritten in place.
         fs::write(&path, "three").unwrap();
-        assert_ne!(file.walk().stamps, second);
+        assert_ne!(file.walk().0, second);
     }
 
     #[test]
@@ -490,7 +481,7 @@ mod tests {
         let mut followed = Followed::new(Source::Pattern(format!("{}/*.json", folder.path().display())));
         let contents = followed.changed(Reading::Always).unwrap();
         assert_eq!(contents.paths(), [folder.path().join("b.json")]);
-        assert_eq!(followed.left_out, [folder.path().join("a.json")]);
+        assert_eq!(followed.special, [folder.path().join("a.json")]);
         assert_eq!(followed.folders(), [folder.path().to_owned()]);
     }
 
@@ -532,7 +523,7 @@ mod tests {
         // Slower than the time limit that applies after the first read.
         let slow = source.clone();
         let reader = Reader::reading(move |known| {
-            thread::sleep(PATIENCE * 3 / 2);
+            thread::sleep(TIMEOUT * 3 / 2);
             read(&slow, known)
         });
         let mut followed = Followed { reader, ..Followed::new(source) };
@@ -569,9 +560,9 @@ mod tests {
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
         let source = Source::File(path.clone());
-        assert!(!source.walk().stamps.read().settled);
+        assert!(!source.walk().0.read().settled);
         thread::sleep(SETTLED * 2);
-        let contents = source.walk().stamps.read();
+        let contents = source.walk().0.read();
         assert!(contents.settled);
         assert_eq!(contents.files[0].1.as_ref().unwrap(), b"{}");
     }

@@ -55,7 +55,7 @@ const DRAIN: f64 = 2.0;
 const LEAST_SHARE: f64 = 1.0 / 1024.0;
 
 /// Minimum interval between two log lines.
-const TELL_INTERVAL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 //----------- Overload -------------------------------------------------------
 
@@ -65,7 +65,6 @@ pub struct Overload(Option<Arc<Shared>>);
 
 #[derive(Default)]
 struct Shared {
-    /// Whether shedding is active.
     is_shedding: AtomicBool,
     limiter: Mutex<Limiter>,
 }
@@ -218,7 +217,7 @@ struct Limiter {
     /// Share of these queries that is passed, by group.
     shares: [f64; CLIENT_BUCKETS],
     /// Time of the last log line.
-    told: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl Default for Limiter {
@@ -232,7 +231,7 @@ impl Default for Limiter {
             capacity: None,
             offered: [0.0; CLIENT_BUCKETS],
             shares: [1.0; CLIENT_BUCKETS],
-            told: None,
+            logged: None,
         }
     }
 }
@@ -270,7 +269,7 @@ impl Limiter {
 
     fn forget(&mut self) -> Decision {
         let was_shedding = self.capacity.is_some();
-        *self = Self { told: self.told, ..Self::default() };
+        *self = Self { logged: self.logged, ..Self::default() };
         if was_shedding { Decision::End } else { Decision::Nothing }
     }
 
@@ -293,7 +292,7 @@ impl Limiter {
                 if self.full_windows < FULL_WINDOWS {
                     return Decision::Nothing;
                 }
-                self.tell(now);
+                self.log(now);
                 taken
             }
         };
@@ -307,11 +306,11 @@ impl Limiter {
         Decision::Shed(Box::new(self.shares.map(of_all)))
     }
 
-    fn tell(&mut self, now: Instant) {
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_INTERVAL) {
+    fn log(&mut self, now: Instant) {
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_INTERVAL) {
             return;
         }
-        self.told = Some(now);
+        self.logged = Some(now);
         tracing::warn!(
             "overload: shedding queries at the interface, heaviest clients first; fast-path names are not affected (outcome \"shed\" of bosh_dns_xdp_fast_path_packets_total counts; xdp.shed: false turns it off)"
         );
