@@ -148,7 +148,6 @@ impl Queued {
 struct Shared {
     queued_bytes: AtomicUsize,
     stopping: AtomicBool,
-    /// Whether a stream is open.
     is_open: AtomicBool,
     written: AtomicU64,
     /// Messages lost because the queue was full or the connection broke.

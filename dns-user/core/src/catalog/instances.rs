@@ -244,7 +244,6 @@ pub(crate) struct InstanceIndex {
     pub(crate) domain_names: Arc<Domains>,
     pub(crate) groups: Arc<Dictionary>,
     pub(crate) places: Arc<Places>,
-    /// Place of each row.
     pub(crate) place: Arc<[PlaceNumber]>,
     /// Address of each row, if its value is a valid one.
     pub(crate) addresses: Arc<[Option<IpAddr>]>,

@@ -28,7 +28,6 @@ pub struct ServiceStatus {
 }
 
 struct Shared {
-    /// Start of the server.
     started: Instant,
     /// The same time in seconds since 1970.
     started_at: f64,
@@ -245,7 +244,6 @@ pub(super) const DURATIONS: [f64; 13] =
 pub(crate) struct Reloads {
     /// The last successful reload.
     pub(super) last: Option<Event>,
-    /// The last failed reload.
     pub(super) last_failure: Option<Event>,
     /// Number of successful reloads.
     pub(super) count: u64,

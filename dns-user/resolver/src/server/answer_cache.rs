@@ -186,16 +186,13 @@ struct Half {
     entries: Vec<Entry>,
     /// Names of all entries, in wire format.
     names: Vec<u8>,
-    /// IPv4 addresses of all entries.
     v4: Vec<Ipv4Addr>,
-    /// IPv6 addresses of all entries.
     v6: Vec<Ipv6Addr>,
 }
 
 /// Start of a name's data in a [`Half`]; it ends where the next entry's begins. The size limit of a
 /// half keeps all offsets far below 2^32.
 struct Entry {
-    /// Hash of the name.
     hash: u64,
     /// Number of health changes when the answer was last valid.
     health: u64,

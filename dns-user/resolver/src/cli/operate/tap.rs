@@ -18,7 +18,6 @@ use dns_kit::metrics::labels::type_text;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct TapArgs {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]

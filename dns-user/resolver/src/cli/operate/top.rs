@@ -27,10 +27,8 @@ const LINES_PER_SECOND: f64 = 1000.0;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Top {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
-    /// Which queries are counted by name and client.
     #[command(flatten)]
     filter: Filter,
     /// Observe for --seconds, print once and exit; the default if the output is no terminal
