@@ -71,15 +71,15 @@ impl Resolver {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // The watch of the files needs the runtime's clock.
         let inside = runtime.enter();
-        let mut way = match (systemd_resolved, config) {
+        let mut setup = match (systemd_resolved, config) {
             (true, Some(config)) => {
-                Way::Resolved(Resolved::new(address), Box::new(RoutedDomains::of(&config)?))
+                ResolverSetup::Resolved(Resolved::new(address), Box::new(RoutedDomains::of(&config)?))
             }
-            _ => Way::ResolvConf(ResolvConf::new(address)),
+            _ => ResolverSetup::ResolvConf(ResolvConf::new(address)),
         };
         if once {
-            way.apply()?;
-            return if keep { Ok(()) } else { way.put_back() };
+            setup.apply()?;
+            return if keep { Ok(()) } else { setup.put_back() };
         }
         drop(inside);
         runtime.block_on(async {
@@ -88,29 +88,29 @@ impl Resolver {
             loop {
                 // A problem may be temporary (such as the installation of a resolver), and exiting
                 // would not help, so it is logged and retried.
-                if let Err(problem) = way.apply() {
+                if let Err(problem) = setup.apply() {
                     complain(&problem);
                 }
                 tokio::select! {
                     _ = terminate.recv() => break,
                     _ = interrupt.recv() => break,
-                    () = way.next() => {}
+                    () = setup.next() => {}
                 }
             }
-            if keep { Ok(()) } else { way.put_back() }
+            if keep { Ok(()) } else { setup.put_back() }
         })
     }
 }
 
 /// Method of directing the machine's queries to the server.
-enum Way {
+enum ResolverSetup {
     /// Through /etc/resolv.conf.
     ResolvConf(ResolvConf),
     /// Through systemd-resolved, for the domains of the server's records and handlers.
     Resolved(Resolved, Box<RoutedDomains>),
 }
 
-impl Way {
+impl ResolverSetup {
     /// Checks the configuration and repairs it if necessary.
     fn apply(&mut self) -> Result<(), SystemError> {
         match self {
@@ -203,7 +203,7 @@ pub(super) fn until_resolved(
         loop {
             let tried = match address {
                 Some(address) => upcheck::resolves(SocketAddr::new(address, port), name).await,
-                None => by_the_machine(name).await,
+                None => by_system_resolver(name).await,
             };
             match tried {
                 Ok(()) => return Ok(()),
@@ -218,7 +218,7 @@ pub(super) fn until_resolved(
 }
 
 /// Resolves the name through the C library, as other programs on this machine do.
-async fn by_the_machine(name: &Name) -> Result<(), NoAnswer> {
+async fn by_system_resolver(name: &Name) -> Result<(), NoAnswer> {
     let looked_up = tokio::net::lookup_host((name.to_string(), 0));
     match time::timeout(SYSTEM_TIMEOUT, looked_up).await {
         Ok(Ok(mut addresses)) => addresses.next().map(drop).ok_or(NoAnswer::NoAddress),

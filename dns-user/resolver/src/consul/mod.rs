@@ -148,7 +148,7 @@ impl ConsulNames {
     }
 
     /// Returns why the catalog may be wrong, if a live Consul fails to confirm it.
-    pub(crate) fn doubt(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<String> {
         match self.source_status()? {
             Status { expired: true, problem, .. } => {
                 Some(format!("expired, names get SERVFAIL: {}", problem.unwrap_or_default()))
@@ -169,10 +169,10 @@ impl ConsulNames {
 
     /// Requests the data for the query from a live Consul and, if it is missing, waits for it up to
     /// [`TIMEOUT`].
-    async fn until_told(&self, query: &Query<'_>) {
+    async fn wait_for_catalog(&self, query: &Query<'_>) {
         let Some(source) = self.source.load_full() else { return };
         let mut version = self.version.subscribe();
-        let told = async {
+        let arrived = async {
             loop {
                 version.mark_unchanged();
                 let Some(lack) = self.zone.load().lacks(query) else { return };
@@ -182,7 +182,7 @@ impl ConsulNames {
             }
         };
         // If the data is still missing, the reply is SERVFAIL.
-        let _ = tokio::time::timeout(TIMEOUT, told).await;
+        let _ = tokio::time::timeout(TIMEOUT, arrived).await;
     }
 
     /// Returns whether the answer must wait for a live Consul. If not, reports to it that the
@@ -257,7 +257,7 @@ fn question(host: &Name) -> Option<Vec<u8>> {
 impl Answer for ConsulNames {
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
-            self.until_told(query).await;
+            self.wait_for_catalog(query).await;
             let Some((zone, answer)) = self.pending(query, transport) else {
                 // The domains have changed in the meantime; SERVFAIL makes the client try again.
                 let mut reply = dns_core::wire::error_reply(query, ResponseCode::ServFail);
@@ -303,7 +303,7 @@ pub(crate) struct ReverseConsulNames {
     /// The catalog of nodes and services.
     pub(crate) names: Arc<ConsulNames>,
     /// Answers for all other addresses; `None` for NXDOMAIN with the SOA of Consul's zone.
-    pub(crate) past: Option<Arc<dyn Answer>>,
+    pub(crate) fallback: Option<Arc<dyn Answer>>,
 }
 
 impl ReverseConsulNames {
@@ -311,7 +311,7 @@ impl ReverseConsulNames {
     fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
         let asker = self.names.asker(query, transport);
-        let answer = match (zone.reverse(query, &asker), &self.past) {
+        let answer = match (zone.reverse(query, &asker), &self.fallback) {
             (Some(answer), _) => answer,
             (None, Some(_)) => return None,
             (None, None) => zone.no_such_address(&asker),
@@ -323,9 +323,9 @@ impl ReverseConsulNames {
 impl Answer for ReverseConsulNames {
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
-            match (self.known(query, transport), &self.past) {
+            match (self.known(query, transport), &self.fallback) {
                 (Some(reply), _) => reply,
-                (None, Some(past)) => past.answer(query, transport).await,
+                (None, Some(fallback)) => fallback.answer(query, transport).await,
                 // `known` has answered everything else.
                 (None, None) => Vec::new(),
             }
@@ -333,12 +333,12 @@ impl Answer for ReverseConsulNames {
     }
 
     fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
-        match (self.known(query, transport), &self.past) {
+        match (self.known(query, transport), &self.fallback) {
             (Some(reply), _) => {
                 out.extend_from_slice(&reply);
                 true
             }
-            (None, Some(past)) => past.answer_at_once(query, transport, out),
+            (None, Some(fallback)) => fallback.answer_at_once(query, transport, out),
             (None, None) => false,
         }
     }

@@ -20,7 +20,7 @@ use super::{
     files::{Changes, Files},
     followed_file::{Reading, Sources},
     listeners::{Listeners, all_addresses},
-    service_manager::{self, Asked, Signals},
+    service_manager::{self, SignalRequest, Signals},
     settings::{self, WholeConfig},
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
@@ -93,13 +93,13 @@ impl Daemon<'_> {
         signals: &mut Signals,
         failures: &mut Failures,
     ) -> Result<(), DaemonError> {
-        let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
-        asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut upchecks = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
+        upchecks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
         // Heartbeats come from this loop rather than a separate task, because interfaces may answer
         // only while the loop that updates their answers is running.
-        let mut beats = time::interval(self.fast_path.heartbeat_interval());
-        beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut heartbeats = time::interval(self.fast_path.heartbeat_interval());
+        heartbeats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reports = time::interval(REPORT_INTERVAL);
         reports.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
@@ -108,17 +108,17 @@ impl Daemon<'_> {
                 () = self.listeners.arrivals().evidence(), if self.fast_path.awaits_evidence() => {
                     self.fast_path.report_evidence(self.listeners.arrivals());
                 }
-                _ = beats.tick() => {
+                _ = heartbeats.tick() => {
                     self.fast_path.heartbeat();
                     service_manager::notify(service_manager::Phase::Alive);
                 }
                 () = self.watch.next() => self.reload_files(Reading::IfChanged).await,
-                asked = signals.next() => match asked {
-                    Asked::End(name) => {
+                request = signals.next() => match request {
+                    SignalRequest::End(name) => {
                         info!("{name}: stopping");
                         return Ok(());
                     }
-                    Asked::Reload => drop(self.reload("SIGHUP").await),
+                    SignalRequest::Reload => drop(self.reload("SIGHUP").await),
                 },
                 Some(done) = self.reload_orders.recv() => {
                     // The requester may have disconnected.
@@ -126,13 +126,13 @@ impl Daemon<'_> {
                 }
                 event = self.fast_path.next() => self.fast_path.follow(event),
                 failure = failures.next() => return Err(failure.into()),
-                _ = asking.tick() => {
+                _ = upchecks.tick() => {
                     if let Some(address) = self.listeners.ended() {
                         let part = format!("the server on {address}");
                         return Err(Failure { part, problem: "it ended".to_owned() }.into());
                     }
                     self.listen_again().await;
-                    self.ask_itself(&mut unanswered).await?;
+                    self.run_upchecks(&mut unanswered).await?;
                     self.check_log.log(&self.readiness.checks(), Instant::now());
                 }
             }
@@ -142,7 +142,7 @@ impl Daemon<'_> {
     /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in
     /// which neither a self-check nor a client got an answer. If only some of several addresses are
     /// silent, that is only reported, because a restart would interrupt the working ones.
-    async fn ask_itself(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
+    async fn run_upchecks(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
         let Findings { answered, mut problems } = self.upcheck.once().await;
         let replies = self.replies();
         // `replies` includes the answers to self-checks.

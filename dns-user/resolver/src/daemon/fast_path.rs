@@ -405,9 +405,9 @@ impl Lifecycle {
     }
 
     /// Waits until the interfaces answer from the last published state; returns false if that takes
-    /// longer than `patience`.
-    pub(super) async fn flushed(&self, patience: Duration) -> bool {
-        timeout(patience, self.server_state.fast_path.flushed()).await.is_ok()
+    /// longer than `limit`.
+    pub(super) async fn flushed(&self, limit: Duration) -> bool {
+        timeout(limit, self.server_state.fast_path.flushed()).await.is_ok()
     }
 
     /// Detaches everything, or leaves it to a successor, and waits for completion.

@@ -81,7 +81,7 @@ pub enum OnHangup {
 }
 
 /// Request made by a signal.
-pub(super) enum Asked {
+pub(super) enum SignalRequest {
     /// Shut down; holds the signal's name.
     End(&'static str),
     /// Reload the configuration and every file.
@@ -98,13 +98,13 @@ impl Signals {
         })
     }
 
-    pub(super) async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> SignalRequest {
         tokio::select! {
-            _ = self.terminate.recv() => Asked::End("SIGTERM"),
-            _ = self.interrupt.recv() => Asked::End("SIGINT"),
+            _ = self.terminate.recv() => SignalRequest::End("SIGTERM"),
+            _ = self.interrupt.recv() => SignalRequest::End("SIGINT"),
             _ = self.hangup.recv() => match self.on_hangup {
-                OnHangup::Reload => Asked::Reload,
-                OnHangup::End => Asked::End("SIGHUP"),
+                OnHangup::Reload => SignalRequest::Reload,
+                OnHangup::End => SignalRequest::End("SIGHUP"),
             },
         }
     }

@@ -165,7 +165,8 @@ impl Upstreams {
             false => next,
         };
         let recursors = upstream.recursors().map(answer).map(before);
-        let mut past = Routes::past_reverse(upstream.uncached().map(answer).map(before).as_ref(), &handlers);
+        let mut fallback =
+            Routes::reverse_fallback(upstream.uncached().map(answer).map(before).as_ref(), &handlers);
         let mut root = recursors.clone();
         let mut consul = ByDomain::default();
         if let Some(Consul { names, recursors: own }) = &self.consul {
@@ -176,18 +177,18 @@ impl Upstreams {
                 .extend(names.domains().into_iter().map(|domain| (domain, names.clone() as Arc<dyn Answer>)));
             let next = match root {
                 Some(_) if upstream.recursors().is_none() => root.clone(),
-                Some(_) => Some(past),
-                None => Routes::has_past_reverse(&handlers).then_some(past),
+                Some(_) => Some(fallback),
+                None => Routes::has_reverse_fallback(&handlers).then_some(fallback),
             };
-            past = Arc::new(ReverseConsulNames { names: names.clone(), past: next });
+            fallback = Arc::new(ReverseConsulNames { names: names.clone(), fallback: next });
         }
         Routes {
             upchecks: config.upcheck_domains.iter().cloned().collect(),
             consul,
             handlers,
-            reverse: Some(past),
+            reverse: Some(fallback),
             recursors: root,
-            handlers_stay_away: config.compat.retired_handlers,
+            retires_handlers: config.compat.retired_handlers,
         }
     }
 }

@@ -137,7 +137,7 @@ impl Readiness {
         }
         if let Some(consul) = consul {
             // The last known data is served until then; a restart would not help.
-            checks.push(Check::of("Consul", CheckResult::NotReady, consul.doubt(), || {
+            checks.push(Check::of("Consul", CheckResult::NotReady, consul.problem(), || {
                 format!("{} instances", consul.zone().catalog.instance_count())
             }));
         }

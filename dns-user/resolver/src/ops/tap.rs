@@ -210,7 +210,7 @@ struct Shared {
     /// Channel to all viewers.
     lines: broadcast::Sender<Arc<TapLine>>,
     /// Sampling rates of the viewers, by viewer number.
-    lookers: Mutex<BTreeMap<u64, u32>>,
+    sampling: Mutex<BTreeMap<u64, u32>>,
     /// The names that interfaces answer most; empty unless they are counted.
     top_names: OnceLock<Mutex<TopNames>>,
 }
@@ -235,7 +235,7 @@ impl Tap {
                 every: AtomicU32::new(0),
                 wanted: watch::Sender::new(0),
                 lines: broadcast::Sender::new(BACKLOG),
-                lookers: Mutex::new(BTreeMap::new()),
+                sampling: Mutex::new(BTreeMap::new()),
                 top_names: OnceLock::new(),
             }),
         }
@@ -279,8 +279,8 @@ impl Tap {
     /// Makes interfaces sample one query in `every` for dnstap, as long as the process runs; 0: none.
     pub fn sample_interfaces(&self, every: u32) {
         if every != 0 {
-            self.change_lookers(|lookers| {
-                lookers.insert(DNSTAP, every);
+            self.change_sampling(|sampling| {
+                sampling.insert(DNSTAP, every);
             });
         }
     }
@@ -290,8 +290,8 @@ impl Tap {
         if most == 0 || self.shared.top_names.set(Mutex::new(TopNames::new(most))).is_err() {
             return Ok(());
         }
-        self.change_lookers(|lookers| {
-            lookers.insert(TOP_NAMES, TOP_NAMES_SAMPLE);
+        self.change_sampling(|sampling| {
+            sampling.insert(TOP_NAMES, TOP_NAMES_SAMPLE);
         });
         let shared = Arc::clone(&self.shared);
         families::TOP_NAME_QUERIES_TOTAL.scrape(registry, move || {
@@ -314,18 +314,18 @@ impl Tap {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let every = every.max(1);
         let lines = self.shared.lines.subscribe();
-        self.change_lookers(|lookers| {
-            lookers.insert(number, every);
+        self.change_sampling(|sampling| {
+            sampling.insert(number, every);
         });
         TapView { tap: self.clone(), number, every, lines }
     }
 
     /// Updates the viewers and the resulting sampling rate.
-    fn change_lookers(&self, change: impl FnOnce(&mut BTreeMap<u64, u32>)) {
-        let mut lookers = self.shared.lookers.lock();
-        change(&mut lookers);
-        let every = lookers.values().copied().min().unwrap_or(0);
-        let viewers = lookers.iter().filter(|(number, _)| **number < TOP_NAMES).map(|(_, every)| *every);
+    fn change_sampling(&self, change: impl FnOnce(&mut BTreeMap<u64, u32>)) {
+        let mut sampling = self.shared.sampling.lock();
+        change(&mut sampling);
+        let every = sampling.values().copied().min().unwrap_or(0);
+        let viewers = sampling.iter().filter(|(number, _)| **number < TOP_NAMES).map(|(_, every)| *every);
         self.shared.every.store(viewers.min().unwrap_or(0), Ordering::Relaxed);
         self.shared.wanted.send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
@@ -373,8 +373,8 @@ impl TapView {
 impl Drop for TapView {
     fn drop(&mut self) {
         let number = self.number;
-        self.tap.change_lookers(|lookers| {
-            lookers.remove(&number);
+        self.tap.change_sampling(|sampling| {
+            sampling.remove(&number);
         });
     }
 }

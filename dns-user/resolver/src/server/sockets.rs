@@ -50,8 +50,9 @@ impl Endpoint {
         };
         let tcp = bind_tcp(address, only_v6).map_err(failed(address, "TCP"))?;
         let address = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        let told = address.ip().is_unspecified() || options.max_reply.is_some() || options.arrivals.is_on();
-        let udp = bind_udp(address, only_v6, told, workers).map_err(failed(address, "UDP"))?;
+        let with_pktinfo =
+            address.ip().is_unspecified() || options.max_reply.is_some() || options.arrivals.is_on();
+        let udp = bind_udp(address, only_v6, with_pktinfo, workers).map_err(failed(address, "UDP"))?;
         Ok(Self { address, tcp, udp })
     }
 }
@@ -71,15 +72,20 @@ fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpLis
     tokio::net::TcpListener::from_std(TcpListener::from(socket))
 }
 
-/// Binds one socket per worker. If `told` is set, the kernel reports the destination address and
+/// Binds one socket per worker. If `with_pktinfo` is set, the kernel reports the destination address and
 /// the interface of each datagram.
-fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> io::Result<Vec<udp::Socket>> {
+fn bind_udp(
+    address: SocketAddr,
+    only_v6: bool,
+    with_pktinfo: bool,
+    workers: usize,
+) -> io::Result<Vec<udp::Socket>> {
     // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
     // a first bind without it detects that server.
     drop(udp_socket(address, only_v6, false)?);
     let bind = |_| -> io::Result<Socket> {
         let socket = udp_socket(address, only_v6, true)?;
-        if told {
+        if with_pktinfo {
             ask_for_destination(&socket, address.ip())?;
         }
         grow_buffers(&socket);
@@ -90,7 +96,10 @@ fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> i
         // Otherwise the kernel distributes clients by a hash of their addresses.
         let _by_hash = steer_by_cpu(first, workers);
     }
-    Ok(sockets.into_iter().map(|socket| udp::Socket::new(socket.into(), told, address.port())).collect())
+    Ok(sockets
+        .into_iter()
+        .map(|socket| udp::Socket::new(socket.into(), with_pktinfo, address.port()))
+        .collect())
 }
 
 /// Lets the kernel deliver each datagram to the socket with the number of the CPU that received it, of

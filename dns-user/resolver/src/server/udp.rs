@@ -37,7 +37,7 @@ const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 pub(super) struct Socket {
     descriptor: OwnedFd,
     /// Whether the kernel reports the destination of datagrams, from which replies are then sent.
-    told: bool,
+    with_pktinfo: bool,
     port: u16,
     /// Set when the worker should stop.
     stopping: AtomicBool,
@@ -45,8 +45,8 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Wraps a bound, blocking socket.
-    pub(super) fn new(descriptor: OwnedFd, told: bool, port: u16) -> Self {
-        Self { descriptor, told, port, stopping: AtomicBool::new(false) }
+    pub(super) fn new(descriptor: OwnedFd, with_pktinfo: bool, port: u16) -> Self {
+        Self { descriptor, with_pktinfo, port, stopping: AtomicBool::new(false) }
     }
 
     /// Stops the worker after it has answered its queued queries.
@@ -76,7 +76,7 @@ impl Socket {
         header.msg_namelen = peer.address_len();
         header.msg_iov = &raw mut slice;
         header.msg_iovlen = 1;
-        if self.told {
+        if self.with_pktinfo {
             header.msg_control = peer.control.as_mut_ptr();
             header.msg_controllen = peer.control_len;
         }
@@ -186,7 +186,7 @@ impl Worker {
     /// Answers queries until the socket is stopped; [`run`](Self::run) calls it again after a
     /// panic.
     fn serve(&mut self) {
-        let mut batch = Batch::new(self.socket.told);
+        let mut batch = Batch::new(self.socket.with_pktinfo);
         let descriptor = self.socket.raw();
         loop {
             let count = match batch.receive(descriptor) {

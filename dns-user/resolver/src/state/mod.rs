@@ -372,7 +372,7 @@ impl Route {
         {
             return Some(Self::Reverse(reverse.clone()));
         }
-        if domain == ROOT || routes.handlers_stay_away && state.had_domain(domain) {
+        if domain == ROOT || routes.retires_handlers && state.had_domain(domain) {
             return None;
         }
         routes.handlers.get(domain).cloned().map(Self::Handler)
@@ -415,19 +415,19 @@ pub struct Routes {
     pub recursors: Option<Arc<dyn Answer>>,
     /// Whether a handler whose domain was once in the records stays unused after the records lose
     /// the domain, as in bosh-dns (observed).
-    pub handlers_stay_away: bool,
+    pub retires_handlers: bool,
 }
 
 impl Routes {
     /// Returns the answerer of names below `arpa.` that the records do not contain: recursors, else
     /// the handler for `arpa.` or the root, else one that refuses.
-    pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
+    pub fn reverse_fallback(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
         let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
         next.cloned().unwrap_or_else(|| Arc::new(Refused))
     }
 
     /// Returns whether a handler answers names below `arpa.` without recursors.
-    pub(crate) fn has_past_reverse(handlers: &ByDomain) -> bool {
+    pub(crate) fn has_reverse_fallback(handlers: &ByDomain) -> bool {
         handlers.contains_key(ARPA) || handlers.contains_key(ROOT)
     }
 }

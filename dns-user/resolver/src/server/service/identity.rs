@@ -47,12 +47,12 @@ impl Identity {
     }
 
     fn chaos(&self, name: &Name, has_edns: bool) -> Option<&str> {
-        let told = match self.setting {
+        let is_readable = match self.setting {
             Setting::Always => true,
             Setting::Edns => has_edns,
             Setting::Off => false,
         };
-        if !told {
+        if !is_readable {
             return None;
         }
         match name.as_wire() {
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn nsid_is_sent_on_request() {
         let reply = query(b"");
-        let told = tagged(Setting::Edns, OPTIONS, reply.clone());
-        assert_eq!(told[..reply.len() - 2], reply[..reply.len() - 2]);
-        assert_eq!(told[reply.len() - 2..], *b"\0\x08\0\x03\0\x04vm-7");
+        let with_nsid = tagged(Setting::Edns, OPTIONS, reply.clone());
+        assert_eq!(with_nsid[..reply.len() - 2], reply[..reply.len() - 2]);
+        assert_eq!(with_nsid[reply.len() - 2..], *b"\0\x08\0\x03\0\x04vm-7");
         assert_eq!(tagged(Setting::Edns, b"\0\x0a\0\x08abcdefgh", reply.clone()), reply);
         assert_eq!(tagged(Setting::Off, OPTIONS, reply.clone()), reply);
     }

@@ -310,7 +310,7 @@ async fn longest_domain_wins() {
 
     // With this option it is not used again, as in bosh-dns.
     let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
-    server.server_state.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
+    server.server_state.set_routes(Routes { handlers: few, retires_handlers: true, ..upcheck_only() });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;
 }

@@ -69,8 +69,8 @@ fn random_state(random: &mut fastrand::Rng) -> Arc<ServerState> {
     ));
     let domain = Name::from_text("consul").expect("a name");
     let consul: ByDomain = [(domain, consul as Arc<dyn Answer>)].into_iter().collect();
-    let past = Routes::past_reverse(None, &ByDomain::default());
-    state.set_routes(Routes { consul, reverse: Some(past), ..Routes::default() });
+    let fallback = Routes::reverse_fallback(None, &ByDomain::default());
+    state.set_routes(Routes { consul, reverse: Some(fallback), ..Routes::default() });
     state
 }
 
