@@ -70,7 +70,7 @@ fn thousand_checks_are_spread() {
         HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
             .unwrap();
     service.start().unwrap();
-    service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
+    service.tracker().track(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
     // Every instance has settled into its slot one and a half intervals after its first check. A busy machine
     // may be late in one interval.
@@ -105,7 +105,7 @@ fn health_changes_are_counted_once() {
     service.start().unwrap();
     let (one, two) = (instance(0), instance(1));
     fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
-    tracker.asked(&name("both"), &needs([one, two], false));
+    tracker.track(&name("both"), &needs([one, two], false));
     until("first checks", || states.changes() == 2);
     assert_eq!(states.state(two, Some("7")), HealthState::Failing);
 
@@ -137,9 +137,9 @@ fn unneeded_instance_is_not_checked() {
     let service = HealthService::new(&settings, LIMIT, FastPathHandle::default()).unwrap();
     service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
-    tracker.asked(&name("a"), &needs([instance(0)], false));
+    tracker.track(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
-    tracker.asked(&name("b"), &needs([instance(1)], false));
+    tracker.track(&name("b"), &needs([instance(1)], false));
     assert!(!states.is_checked(instance(0)));
     until("the first check", || states.is_checked(instance(1)));
     std::thread::sleep(Duration::from_millis(200));
@@ -149,7 +149,7 @@ fn unneeded_instance_is_not_checked() {
     until("more checks", || hits(instance(1)) > other + 3);
     assert_eq!(hits(instance(0)), before);
     // After a new query it is checked immediately.
-    tracker.asked(&name("a"), &needs([instance(0)], false));
+    tracker.track(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
 }
 
@@ -163,7 +163,7 @@ fn certificate_rotation_loses_no_check() {
         HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, FastPathHandle::default())
             .unwrap();
     service.start().unwrap();
-    service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
+    service.tracker().track(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
     let changes = service.states().changes();
 
@@ -217,7 +217,7 @@ fn redirects_and_slow_bodies_fail_checks() {
     let service = HealthService::new(&settings, timeout, FastPathHandle::default()).unwrap();
     service.start().unwrap();
     let states = service.states();
-    service.tracker().asked(&name("all"), &needs([redirected, slow, good], false));
+    service.tracker().track(&name("all"), &needs([redirected, slow, good], false));
     until("the checks", || states.counts() == [1, 0, 2, 0]);
     assert_eq!(states.state(good, None), HealthState::Running);
     // The others are still checked, and no redirect is followed.
@@ -244,11 +244,11 @@ fn silent_instances_delay_no_check() {
     .unwrap();
     service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
-    tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));
+    tracker.track(&name("silent"), &needs((0..SILENT).map(instance), false));
     // Queued behind three thousand silent instances.
     let live = || (SILENT..SILENT + LIVE).map(instance);
     let asked = Instant::now();
-    tracker.asked(&name("live"), &needs(live(), false));
+    tracker.track(&name("live"), &needs(live(), false));
     until("the live ones", || live().all(|ip| states.state(ip, None) == HealthState::Running));
     let alone = timeout * SILENT / 64;
     println!("first checks of live instances behind {SILENT} silent ones: {:?}", asked.elapsed());

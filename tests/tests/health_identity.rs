@@ -185,7 +185,7 @@ fn identity_rotation_loses_no_check() {
     service.start().unwrap();
     let checks = Checks { instances: all().collect(), tracked: true, synchronous: false };
     let needs = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
-    service.tracker().asked(&Name::from_text("all").unwrap(), &needs);
+    service.tracker().track(&Name::from_text("all").unwrap(), &needs);
     wait_until("first checks", LIMIT, || service.states().counts()[0] == COUNT as usize).unwrap();
     let changes = service.states().changes();
 

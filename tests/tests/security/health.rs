@@ -54,7 +54,7 @@ fn growth(count: u32, says: &Says) -> u64 {
     service.start().unwrap();
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
     let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
-    service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);
+    service.tracker().track(&Name::from_text("all").unwrap(), &resolution);
     let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
     wait_until("the first check of every instance to end", HANG, all_unknown).unwrap();
     memory("self", "VmRSS").unwrap().saturating_sub(before)

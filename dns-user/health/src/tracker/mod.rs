@@ -141,7 +141,7 @@ impl Tracker {
 
     /// Records a query for the name that was answered in userspace. Starts first checks in the
     /// background; never waits.
-    pub fn asked(&self, name: &Name, resolution: &Resolution) {
+    pub fn track(&self, name: &Name, resolution: &Resolution) {
         if !resolution.checks.tracked || self.limits.names == 0 {
             return;
         }
@@ -158,12 +158,12 @@ impl Tracker {
     /// Does the same as [`Self::asked`] for a name that was tracked; `false` if it no longer is, so that it
     /// must be looked up.
     #[inline]
-    pub fn asked_again(&self, tracked: &Tracked) -> bool {
+    pub fn touch(&self, tracked: &Tracked) -> bool {
         let is_exact = self.is_exact.load(Ordering::Relaxed);
         tracked.touch(if is_exact { kernel_monotonic_ns() } else { kernel_coarse_ns() })
     }
 
-    /// Returns the name as it is tracked now, for [`Self::asked_again`].
+    /// Returns the name as it is tracked now, for [`Self::touch`].
     pub fn tracked(&self, name: &Name) -> Option<Arc<Tracked>> {
         self.names().get(name).cloned()
     }
@@ -177,7 +177,7 @@ impl Tracker {
     /// `synchronous_check_timeout`. Serves y1 queries; returns immediately if all are checked.
     /// Records the use as [`Self::asked`] does.
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
-        self.asked(name, resolution);
+        self.track(name, resolution);
         if !resolution.checks.tracked
             || resolution.checks.instances.iter().all(|ip| self.states.is_checked(*ip))
         {

@@ -56,14 +56,14 @@ fn dropped(commands: &mut mpsc::UnboundedReceiver<WatcherCommand>) -> (Vec<Name>
 #[test]
 fn oldest_name_is_dropped() {
     let (tracker, mut commands, states) = tracker(None);
-    tracker.asked(&name("a"), &needs(&[1, 2], false));
-    tracker.asked(&name("b"), &needs(&[2, 3], false));
+    tracker.track(&name("a"), &needs(&[1, 2], false));
+    tracker.track(&name("b"), &needs(&[2, 3], false));
     assert_eq!(checks(&mut commands), [ip(1), ip(2), ip(3)]);
     for n in 1..=3 {
         assert!(tracker.checked(ip(n), running()));
     }
-    tracker.asked(&name("a"), &needs(&[1, 2], false));
-    tracker.asked(&name("c"), &needs(&[4], false));
+    tracker.track(&name("a"), &needs(&[1, 2], false));
+    tracker.track(&name("c"), &needs(&[4], false));
     assert_eq!(dropped(&mut commands), (vec![name("b")], vec![ip(3)]));
     assert!(tracker.is_tracked(&name("a")) && !tracker.is_tracked(&name("b")));
     // Shared with a, which stays.
@@ -76,8 +76,8 @@ fn oldest_name_is_dropped() {
 #[test]
 fn later_uses_elsewhere_count() {
     let (tracker, _commands, _) = tracker(None);
-    tracker.asked(&name("a"), &needs(&[1], false));
-    tracker.asked(&name("b"), &needs(&[2], false));
+    tracker.track(&name("a"), &needs(&[1], false));
+    tracker.track(&name("b"), &needs(&[2], false));
     // Simulates later use of the first name on the fast path.
     let last_use = |tracked: &Tracked| match tracked.name == name("a") {
         true => tracker.last_use(tracked) + 1_000_000_000,
@@ -89,12 +89,12 @@ fn later_uses_elsewhere_count() {
 #[test]
 fn unused_names_expire() {
     let (tracker, mut commands, _) = tracker(Some(Duration::ZERO));
-    tracker.asked(&name("a"), &needs(&[1], false));
+    tracker.track(&name("a"), &needs(&[1], false));
     std::thread::sleep(Duration::from_millis(1));
     tracker.expire();
     assert_eq!(dropped(&mut commands), (vec![name("a")], vec![ip(1)]));
     let (tracker, mut commands, _) = self::tracker(Some(Duration::from_secs(3600)));
-    tracker.asked(&name("a"), &needs(&[1], false));
+    tracker.track(&name("a"), &needs(&[1], false));
     tracker.expire();
     assert_eq!(dropped(&mut commands).0, []);
 }
@@ -104,9 +104,9 @@ fn untracked_names_are_not_published() {
     let (tracker, _commands, _) = tracker(None);
     let (smart, synchronous) = (needs(&[1], false), needs(&[1, 2], true));
     assert!(!tracker.may_publish(&name("a"), &smart));
-    tracker.asked(&name("a"), &smart);
+    tracker.track(&name("a"), &smart);
     assert!(tracker.may_publish(&name("a"), &smart));
-    tracker.asked(&name("b"), &synchronous);
+    tracker.track(&name("b"), &synchronous);
     assert!(!tracker.may_publish(&name("b"), &synchronous));
     tracker.checked(ip(1), InstanceHealth::unknown());
     assert!(!tracker.may_publish(&name("b"), &synchronous));
@@ -120,7 +120,7 @@ fn untracked_names_are_not_published() {
 async fn y1_waits_for_first_checks() {
     let (tracker, mut commands, _) = tracker(None);
     let tracker = Arc::new(tracker);
-    tracker.asked(&name("other"), &needs(&[2], false));
+    tracker.track(&name("other"), &needs(&[2], false));
     tracker.checked(ip(2), running());
     let waits = tokio::spawn({
         let tracker = tracker.clone();
@@ -149,8 +149,8 @@ async fn y1_wait_is_bounded() {
 #[test]
 fn new_records_keep_moved_instances() {
     let (tracker, mut commands, states) = tracker(None);
-    tracker.asked(&name("a"), &needs(&[1, 2], false));
-    tracker.asked(&name("b"), &needs(&[3], false));
+    tracker.track(&name("a"), &needs(&[1, 2], false));
+    tracker.track(&name("b"), &needs(&[3], false));
     (1..=3).for_each(|n| assert!(tracker.checked(ip(n), running())));
     checks(&mut commands);
     // Instance 2 moves from a to b, 1 is gone, 4 is new.
@@ -184,7 +184,7 @@ fn lagging_watcher_stops_tracking() {
     let (tracker, mut commands, _) = tracker(None);
     let flood = |from: usize| {
         for number in from..from + 2 * MAX_QUEUED {
-            tracker.asked(&name(&format!("n{number}")), &needs(&[1, 2], false));
+            tracker.track(&name(&format!("n{number}")), &needs(&[1, 2], false));
         }
     };
     flood(0);

@@ -292,7 +292,7 @@ impl Worker {
             .cache
             .get(&self.name, |instances, changes| server_state.has_health_changed(instances, changes))?;
         let (Remembered { name, answer, .. }, tracked) = (remembered, remembered.tracked());
-        if !server_state.asked_again(name, answer.existence, tracked, query.client) {
+        if !server_state.touch(name, answer.existence, tracked, query.client) {
             return None;
         }
         let limit = query.limit(Transport::Udp);

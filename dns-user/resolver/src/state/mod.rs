@@ -84,7 +84,7 @@ pub enum LookedUp {
     /// The resolution of a local name.
     Found(Resolution),
     /// The query must wait for first checks: use [`ServerState::look_up_checked`].
-    NotChecked,
+    NeedsFirstCheck,
 }
 
 impl ServerState {
@@ -177,9 +177,9 @@ impl ServerState {
     pub fn look_up(&self, state: &State, name: &Name, client: Option<IpAddr>) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
-            return LookedUp::NotChecked;
+            return LookedUp::NeedsFirstCheck;
         }
-        self.asked(name, &resolution);
+        self.track(name, &resolution);
         self.learn(name.into(), resolution.existence, client);
         LookedUp::Found(resolution)
     }
@@ -188,7 +188,7 @@ impl ServerState {
     /// yet (`y1`).
     pub async fn look_up_checked(&self, state: &State, name: &Name, client: Option<IpAddr>) -> Resolution {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
-        self.asked(name, &resolution);
+        self.track(name, &resolution);
         let resolution = match &self.tracker {
             Some(tracker) if resolution.checks.tracked && resolution.checks.synchronous => {
                 tracker.first_checks(name, &resolution).await;
@@ -212,7 +212,7 @@ impl ServerState {
     /// may have withdrawn the name since. Returns false if the name is no longer tracked, so that the
     /// caller must look it up.
     #[inline]
-    pub(crate) fn asked_again(
+    pub(crate) fn touch(
         &self,
         name: NameRef<'_>,
         existence: Existence,
@@ -220,7 +220,7 @@ impl ServerState {
         client: Option<IpAddr>,
     ) -> bool {
         let is_known = match (&self.tracker, tracked) {
-            (Some(tracker), Some(tracked)) => tracker.asked_again(tracked),
+            (Some(tracker), Some(tracked)) => tracker.touch(tracked),
             _ => true,
         };
         if is_known {
@@ -229,11 +229,11 @@ impl ServerState {
         is_known
     }
 
-    fn asked(&self, name: &Name, resolution: &Resolution) {
+    fn track(&self, name: &Name, resolution: &Resolution) {
         if let Some(tracker) = &self.tracker
             && resolution.checks.tracked
         {
-            tracker.asked(name, resolution);
+            tracker.track(name, resolution);
         }
     }
 

@@ -145,7 +145,7 @@ impl QueryHandler {
                     local_reply(query, found.answer(), limit, shuffle, out);
                     resolution = Some(found);
                 }
-                LookedUp::NotChecked => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
+                LookedUp::NeedsFirstCheck => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
             },
             Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
             Route::Refused if is_ours => *out = refusal(query, transport, &OTHER_CLASS),
