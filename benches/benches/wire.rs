@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dns_common::name::hash_name;
 use dns_core::{
     resolve::{Checks, Existence, Resolution},
-    wire::{Parsed, Query, Shuffle, Transport, fit, local_reply, parse},
+    wire::{Parsed, Query, Shuffle, Transport, local_reply, parse, truncate_to_client},
 };
 
 /// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
@@ -71,7 +71,7 @@ fn fitting(criterion: &mut Criterion) {
     criterion.bench_function("wire/fit/100", |bencher| {
         bencher.iter_batched(
             || reply.clone(),
-            |reply| fit(&query, reply, Transport::Udp),
+            |reply| truncate_to_client(&query, reply, Transport::Udp),
             criterion::BatchSize::SmallInput,
         );
     });

@@ -12,7 +12,7 @@ use std::{
 use dns_consul::{Asker, Zone, catalog::Catalog, chain_of, config::Config};
 use dns_core::{
     config::reader::{Json, Reader},
-    wire::{Parsed, Query, Transport, parse},
+    wire::{Parsed, Query, ReplySettings, Transport, parse},
 };
 use hickory_proto::{
     op::{Message, MessageType, OpCode},
@@ -84,7 +84,7 @@ fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand
     let bytes = query_of(case, 4711);
     let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
     // The cases hold Consul's replies.
-    let query = Query { echo_client_opt: true, ..query };
+    let query = Query { settings: ReplySettings { echo_client_opt: true, ..query.settings }, ..query };
     let asker = Asker {
         transport: if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp },
         client: case.client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),

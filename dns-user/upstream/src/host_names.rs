@@ -20,17 +20,13 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    forward::Forwarder,
-    message::{self, MessageIndex},
-    outgoing::Form,
-    recursor::RecursorOptions,
-    udp::Matching,
+    forward::Forwarder, message::MessageIndex, outgoing::Form, recursor::RecursorOptions, udp::Matching,
     without_excluded,
 };
 use dns_core::{
     config::{Compat, RecursorSelection},
     name::Name,
-    wire::{CLASS_IN, Parsed, TYPE_A, TYPE_AAAA, Transport, parse},
+    wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, Transport, parse, query_message},
 };
 use dns_kit::files::FileStamp;
 
@@ -82,7 +78,7 @@ impl HostNames {
     /// Resolves a host name to its addresses and their TTL; `None` if no recursor knows it.
     async fn look_up(&self, host: &str) -> Option<(Vec<IpAddr>, Duration)> {
         let [least, longest] = TTL;
-        if let Some(address) = literal(host) {
+        if let Ok(address) = host.parse() {
             return Some((vec![address], longest));
         }
         let listed = of_hosts(&fs::read_to_string(HOSTS).unwrap_or_default(), host);
@@ -175,10 +171,7 @@ async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, agai
 
 /// Queries the addresses of a host; returns them with their smallest TTL.
 async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u32) {
-    let mut message = b"\0\0\x01\0\0\x01\0\0\0\0\0\0".to_vec();
-    message.extend_from_slice(name.as_wire());
-    message.extend_from_slice(&qtype.to_be_bytes());
-    message.extend_from_slice(&CLASS_IN.to_be_bytes());
+    let message = query_message(0, FLAG_RD, name.as_wire(), qtype);
     // `message` was built above and always parses.
     let Parsed::Query(query) = parse(&message) else { return (Vec::new(), 0) };
     let reply = forwarder.forward(&query, Transport::Udp).await.reply;
@@ -187,7 +180,7 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     let answers = index.walk(&reply).filter(|(section, record)| *section == 0 && record.rtype == qtype);
     let addresses = answers.filter_map(|(_, record)| {
         smallest = smallest.min(record.ttl);
-        let data = message::bytes(&reply, record.data)?;
+        let data = reply.get(record.data)?;
         let v4 = <[u8; 4]>::try_from(data).map(IpAddr::from);
         v4.or_else(|_| <[u8; 16]>::try_from(data).map(IpAddr::from)).ok()
     });
@@ -203,11 +196,6 @@ fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
         words.any(|word| word.eq_ignore_ascii_case(host)).then_some(address)
     });
     matching.collect()
-}
-
-/// Parses a host that is written as an address, without its zone.
-fn literal(host: &str) -> Option<IpAddr> {
-    host.parse().ok()
 }
 
 /// Parses `name` (`address:port`, `[address%zone]:port`); `None` if it has a host name, or its zone

@@ -9,8 +9,8 @@
 //!   failures; [`admission`]: the limit of waiting queries per client.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
 //! * [`reverse`]: names under in-addr.arpa and ip6.arpa; [`special`]: names that no recursor knows.
-//! * [`outgoing`]: builds queries to recursors; [`message`], [`fields`]: read replies without
-//!   changing the bytes of their records; [`rdata`]: validates those bytes.
+//! * [`outgoing`]: builds queries to recursors; [`message`]: reads replies without changing the bytes of their
+//!   records; [`rdata`]: validates those bytes.
 //! * [`interfaces`]: the interfaces' copies of cached answers.
 //! * [`contents`]: lists and flushes caches for operators; [`status`]: recursors, caches, and the way of a name.
 //! * [`fuzzing`]: entry points of the fuzz targets.
@@ -19,7 +19,6 @@ mod cache;
 mod cached;
 mod contents;
 mod failed_tries;
-mod fields;
 mod flight;
 mod forward;
 mod forwarded;

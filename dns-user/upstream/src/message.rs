@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
 use super::rdata::{FixedFields, is_valid_rdata, name_end, valid_name_end};
 use dns_core::wire::Query;
+pub(crate) use dns_core::wire::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
 pub(crate) const NOERROR: u8 = 0;
 pub(crate) const FORMERR: u8 = 1;
@@ -33,6 +33,11 @@ const AD: u8 = 0x20;
 const CD: u8 = 0x10;
 /// RCODE in the fourth byte.
 const RCODE: u8 = 0x0f;
+
+/// Reads four bytes in network order; `None` past the end.
+pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*message.get(at..)?.first_chunk()?))
+}
 
 /// Returns the message's id; 0 without a header.
 pub(crate) fn id(message: &[u8]) -> u16 {
@@ -172,7 +177,6 @@ pub(crate) struct Record {
     /// Start of the owner name.
     pub(crate) owner: usize,
     pub(crate) rtype: u16,
-    /// Start of the TTL.
     pub(crate) ttl_at: usize,
     /// TTL in seconds; for an OPT, the extended RCODE, version and flags.
     pub(crate) ttl: u32,
@@ -204,11 +208,6 @@ pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
     (u16_at(message, 4)? == 1).then_some(())?;
     let end = name_end(message, HEADER_LEN, &FixedFields::default())? + 4;
     (end <= message.len()).then_some(HEADER_LEN..end)
-}
-
-/// Returns the bytes of a message at `range`; `None` past the end.
-pub(crate) fn bytes(message: &[u8], range: Range<usize>) -> Option<&[u8]> {
-    message.get(range)
 }
 
 /// Returns whether two question sections are equal except for letter case. Length bytes are at most

@@ -8,15 +8,13 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
+use dns_core::wire::{CLASS_IN, HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
 /// Maximum length of a name in wire format, in bytes (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
 /// Maximum number of pointers in a name: it has at most 127 labels, and no server writes a pointer
 /// in front of each.
 const MAX_POINTERS: usize = 127;
-const CLASS_IN: u16 = 1;
-
 /// Ranges of a message that contain numbers, in ascending order: TYPE and CLASS of a question;
 /// TYPE, CLASS, TTL and RDLENGTH of a record.
 ///

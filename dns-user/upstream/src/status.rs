@@ -14,7 +14,7 @@ use crate::{
 };
 use dns_core::{
     name::Name,
-    wire::{CLASS_IN, Parsed, TYPE_A, TYPE_AAAA, parse},
+    wire::{FLAG_RD, Parsed, TYPE_A, TYPE_AAAA, parse, query_message},
 };
 
 /// Status of one recursor.
@@ -166,10 +166,7 @@ impl CachedSource {
         };
         let cached = self.cache().map(|cache| {
             let answer = |query_type: &'static str, number: u16| {
-                let mut message = b"\0\0\x01\0\0\x01\0\0\0\0\0\0".to_vec();
-                message.extend_from_slice(name.as_wire());
-                message.extend_from_slice(&number.to_be_bytes());
-                message.extend_from_slice(&CLASS_IN.to_be_bytes());
+                let message = query_message(0, FLAG_RD, name.as_wire(), number);
                 let found = match parse(&message) {
                     Parsed::Query(query) => cache.key(&query).and_then(|key| cache.peek(&key)),
                     _ => None,

@@ -20,7 +20,7 @@ pub(crate) fn run(bytes: &[u8]) {
         wire::local_reply(&query, resolution.answer(), limit, &mut Shuffle::with_seed(1), &mut reply);
         assert!(reply.len() <= limit && reply[..2] == message[..2], "{} bytes of {limit}", reply.len());
         reply.clear();
-        let fitted = wire::fit(&query, foreign.to_vec(), transport);
+        let fitted = wire::truncate_to_client(&query, foreign.to_vec(), transport);
         assert!(fitted.len() <= limit, "{} bytes of {limit}", fitted.len());
     }
 }

@@ -27,7 +27,7 @@ pub use reply::{
     OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
     opt_record,
 };
-pub use truncation::fit;
+pub use truncation::truncate_to_client;
 
 use crate::name::Name;
 
@@ -47,6 +47,8 @@ pub const MAX_TCP_SIZE: usize = 65_535;
 
 /// TYPE A, an IPv4 address (RFC 1035).
 pub const TYPE_A: u16 = 1;
+/// TYPE SOA, the start of a zone (RFC 1035).
+pub const TYPE_SOA: u16 = 6;
 /// TYPE PTR, for reverse lookups (RFC 1035).
 pub const TYPE_PTR: u16 = 12;
 /// TYPE TXT, free-form strings (RFC 1035).
@@ -99,33 +101,35 @@ pub struct Query<'a> {
     pub question: Question<'a>,
     /// The OPT pseudo-record, if present.
     pub edns: Option<Edns>,
-    /// Limit for replies over UDP in bytes, in addition to the client's own.
-    pub max_udp_reply: usize,
     /// Address of the client, if known to the receiver of the message.
     pub client: Option<IpAddr>,
-    /// Whether the reply's OPT repeats the client's size with DO clear, as in bosh-dns. Set by the
-    /// receiver of the message.
+    /// Settings of the receiver of the message.
+    pub settings: ReplySettings,
+}
+
+/// Settings of a server that change its replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplySettings {
+    /// Limit for replies over UDP in bytes, in addition to the client's own.
+    pub max_udp_reply: usize,
+    /// Whether the reply's OPT repeats the client's size with DO clear, as in bosh-dns.
     pub echo_client_opt: bool,
+}
+
+impl Default for ReplySettings {
+    fn default() -> Self {
+        Self { max_udp_reply: MAX_UDP_SIZE, echo_client_opt: false }
+    }
 }
 
 impl Query<'_> {
     /// Copies the query with its message, so that it outlives the receive buffer.
     pub fn to_owned(&self) -> OwnedQuery {
-        let Query { message, id, flags, question, edns, max_udp_reply, client, echo_client_opt } = *self;
+        let Query { message, id, flags, question, edns, client, settings } = *self;
         let Question { raw_name, qtype, qclass } = question;
-        let (message, name_len) = (message.into(), raw_name.len());
-        OwnedQuery {
-            message,
-            id,
-            flags,
-            name_len,
-            qtype,
-            qclass,
-            edns,
-            max_udp_reply,
-            client,
-            echo_client_opt,
-        }
+        let question = Question { raw_name: &[], qtype, qclass };
+        let fields = Query { message: &[], id, flags, question, edns, client, settings };
+        OwnedQuery { message: message.into(), name_len: raw_name.len(), fields }
     }
 }
 
@@ -133,45 +137,18 @@ impl Query<'_> {
 #[derive(Clone, Debug)]
 pub struct OwnedQuery {
     message: Box<[u8]>,
-    id: u16,
-    flags: u16,
     /// Length of the question's name, which follows the header.
     name_len: usize,
-    qtype: u16,
-    qclass: u16,
-    edns: Option<Edns>,
-    max_udp_reply: usize,
-    client: Option<IpAddr>,
-    echo_client_opt: bool,
+    /// The query without message and name.
+    fields: Query<'static>,
 }
 
 impl OwnedQuery {
     /// Returns the original query without parsing the message again.
     pub fn as_query(&self) -> Query<'_> {
-        let Self {
-            message,
-            id,
-            flags,
-            name_len,
-            qtype,
-            qclass,
-            edns,
-            max_udp_reply,
-            client,
-            echo_client_opt,
-        } = self;
+        let Self { message, name_len, fields } = self;
         let raw_name = &message[HEADER_LEN..HEADER_LEN + name_len];
-        let question = Question { raw_name, qtype: *qtype, qclass: *qclass };
-        Query {
-            message,
-            id: *id,
-            flags: *flags,
-            question,
-            edns: *edns,
-            max_udp_reply: *max_udp_reply,
-            client: *client,
-            echo_client_opt: *echo_client_opt,
-        }
+        Query { message, question: Question { raw_name, ..fields.question }, ..*fields }
     }
 }
 
@@ -251,7 +228,7 @@ impl<'a> Query<'a> {
     /// 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
     pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
         let edns = self.edns?;
-        Some(if self.echo_client_opt {
+        Some(if self.settings.echo_client_opt {
             opt_record(edns.udp_size, extended_rcode, false)
         } else {
             opt_record(UDP_PAYLOAD_SIZE, extended_rcode, edns.dnssec_ok)
@@ -265,7 +242,7 @@ impl<'a> Query<'a> {
             Transport::Udp => self
                 .edns
                 .map_or(MIN_UDP_SIZE, |edns| usize::from(edns.udp_size).clamp(MIN_UDP_SIZE, MAX_UDP_SIZE))
-                .min(self.max_udp_reply),
+                .min(self.settings.max_udp_reply),
         }
     }
 }
@@ -298,8 +275,25 @@ pub(crate) mod flag {
     pub(crate) const OPCODE: u16 = 0x7800;
 }
 
+/// RD, the flag of a query that wants recursion (RFC 1035, section 4.1.1).
+pub const FLAG_RD: u16 = flag::RD;
+/// CD, the flag of a query that wants no DNSSEC validation (RFC 4035, section 3.2.2).
+pub const FLAG_CD: u16 = flag::CD;
+
+/// Builds a query of class IN without an OPT, for a name in wire format. `flags` are the second 16 bits of the header.
+pub fn query_message(id: u16, flags: u16, name: &[u8], qtype: u16) -> Vec<u8> {
+    let mut message = Vec::with_capacity(HEADER_LEN + name.len() + 4 + OPT_LEN);
+    for field in [id, flags, 1, 0, 0, 0] {
+        message.extend_from_slice(&field.to_be_bytes());
+    }
+    message.extend_from_slice(name);
+    message.extend_from_slice(&qtype.to_be_bytes());
+    message.extend_from_slice(&CLASS_IN.to_be_bytes());
+    message
+}
+
 /// Reads two bytes in network order; `None` past the end.
-fn u16_at(message: &[u8], at: usize) -> Option<u16> {
+pub fn u16_at(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
 }
 

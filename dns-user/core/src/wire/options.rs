@@ -107,7 +107,7 @@ impl ExtendedError {
     /// Adds the error to a complete reply, without its text if that does not fit. Does nothing for a
     /// client without EDNS, or with `compat.echo_opt`, because bosh-dns has no such errors.
     pub fn push(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
-        if query.edns.is_none() || query.echo_client_opt {
+        if query.edns.is_none() || query.settings.echo_client_opt {
             return;
         }
         let (limit, code) = (query.limit(transport), self.code.to_be_bytes());

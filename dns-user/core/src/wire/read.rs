@@ -7,7 +7,7 @@ use hickory_proto::{
 };
 
 use super::{
-    Edns, EdnsOptions, HEADER_LEN, MAX_UDP_SIZE, Parsed, Query, Question, TYPE_OPT, flag,
+    Edns, EdnsOptions, HEADER_LEN, Parsed, Query, Question, ReplySettings, TYPE_OPT, flag,
     reply::{ReplyFlags, bare_reply, empty_reply, questionless_reply},
     skip_name, u16_at,
 };
@@ -43,16 +43,8 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
-    let query = Query {
-        message,
-        id,
-        flags,
-        question,
-        edns: None,
-        max_udp_reply: MAX_UDP_SIZE,
-        client: None,
-        echo_client_opt: false,
-    };
+    let settings = ReplySettings::default();
+    let query = Query { message, id, flags, question, edns: None, client: None, settings };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
     };

@@ -156,7 +156,7 @@ fn reply_announces_server_size() {
     let message = with_records(0, 0, 1, &opt_record(4096, 0, true));
     let query = query(&message);
     assert_eq!(query.reply_opt(0), Some(opt_record(1232, 0, true)));
-    let echoing = Query { echo_client_opt: true, ..query };
+    let echoing = Query { settings: ReplySettings { echo_client_opt: true, ..query.settings }, ..query };
     assert_eq!(echoing.reply_opt(0), Some(opt_record(4096, 0, false)));
 }
 
@@ -259,7 +259,7 @@ fn large_replies_are_compressed_first() {
         [(PLAIN, 30, 30), (PLAIN, 40, 30), (&with_opt, 74, 74), (&with_opt, 80, 74)]
     {
         let query = query(message);
-        let reply = fit(&query, uncompressed(count), Transport::Udp);
+        let reply = truncate_to_client(&query, uncompressed(count), Transport::Udp);
         assert!(reply.len() <= query.limit(Transport::Udp));
         let reply = Message::from_vec(&reply).unwrap();
         assert_eq!(reply.answers.len(), fit_count);
@@ -276,11 +276,11 @@ fn opt_is_added_once() {
     let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
-    let fitted = fit(&query(&with_opt), reply.clone(), Transport::Udp);
+    let fitted = truncate_to_client(&query(&with_opt), reply.clone(), Transport::Udp);
     assert_eq!(fitted, [&with_counts(&reply, 1), &opt_record(1232, 0, false)[..]].concat());
-    assert_eq!(fit(&query(&with_opt), fitted.clone(), Transport::Tcp), fitted);
-    assert_eq!(fit(&query(PLAIN), fitted.clone(), Transport::Udp), fitted);
-    assert_eq!(fit(&query(PLAIN), reply.clone(), Transport::Udp), reply);
+    assert_eq!(truncate_to_client(&query(&with_opt), fitted.clone(), Transport::Tcp), fitted);
+    assert_eq!(truncate_to_client(&query(PLAIN), fitted.clone(), Transport::Udp), fitted);
+    assert_eq!(truncate_to_client(&query(PLAIN), reply.clone(), Transport::Udp), reply);
 }
 
 /// Returns `message` with another ARCOUNT.
@@ -294,9 +294,9 @@ fn with_counts(message: &[u8], additionals: u8) -> Vec<u8> {
 fn oversized_unreadable_reply_gets_servfail() {
     let mut broken = with_counts(PLAIN, 9);
     broken[2] |= 0x80;
-    assert_eq!(fit(&query(PLAIN), broken.clone(), Transport::Udp), broken);
+    assert_eq!(truncate_to_client(&query(PLAIN), broken.clone(), Transport::Udp), broken);
     broken.resize(600, 0xff);
-    let reply = Message::from_vec(&fit(&query(PLAIN), broken, Transport::Udp)).unwrap();
+    let reply = Message::from_vec(&truncate_to_client(&query(PLAIN), broken, Transport::Udp)).unwrap();
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
 }
 
@@ -358,7 +358,7 @@ proptest! {
             let _name = query.question.name();
             let _error = error_reply(&query, ResponseCode::Refused);
         }
-        let _fitted = fit(&query(PLAIN), bytes, transport);
+        let _fitted = truncate_to_client(&query(PLAIN), bytes, transport);
     }
 
     #[test]
@@ -514,7 +514,7 @@ proptest! {
             };
         }
         let whole = reply.to_vec().unwrap();
-        let fitted = fit(&query, whole.clone(), transport);
+        let fitted = truncate_to_client(&query, whole.clone(), transport);
         prop_assert!(fitted.len() <= query.limit(transport));
         let read = Message::from_vec(&fitted).unwrap();
         prop_assert_eq!(read.edns.is_some(), query.edns.is_some());

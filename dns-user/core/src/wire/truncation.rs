@@ -17,7 +17,7 @@ use super::{
 ///   that fit, in their order, with TC set.
 ///
 /// An unparsable reply is passed on if it fits; otherwise the result is SERVFAIL.
-pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
+pub fn truncate_to_client(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
     let limit = query.limit(transport);
     let ours = query.reply_opt(0);
     if reply.len() <= limit && ours.is_none_or(|opt| ends_with_opt(&reply, &opt)) {

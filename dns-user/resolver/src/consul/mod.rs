@@ -17,10 +17,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::future::{BoxFuture, join_all};
-use hickory_proto::{
-    op::{Message, MessageType, OpCode, Query as Question, ResponseCode},
-    rr::{Name as MessageName, RecordType},
-};
+use hickory_proto::op::ResponseCode;
 
 use prometheus::{Registry, proto::MetricFamily};
 use tokio::sync::watch;
@@ -35,7 +32,8 @@ use dns_core::{
     config::{CacheConfig, Config, RecursionConfig},
     name::Name,
     wire::{
-        ExtendedError, InfoCode, Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport, empty_reply, parse,
+        ExtendedError, FLAG_RD, InfoCode, Parsed, Query, ReplyFlags, TYPE_A, TYPE_AAAA, Transport,
+        empty_reply, parse, query_message,
     },
 };
 use dns_fastpath::{AnswerKey, FastPathHandle};
@@ -235,7 +233,8 @@ impl ConsulNames {
     /// Resolves a host name through the recursors; empty if that fails.
     async fn chain(&self, host: &Name) -> Vec<Record> {
         let recursors = self.recursors.load_full();
-        let (Some(recursors), Some(message)) = (&*recursors, question(host)) else { return Vec::new() };
+        let Some(recursors) = &*recursors else { return Vec::new() };
+        let message = query_message(fastrand::u16(..), FLAG_RD, host.as_wire(), TYPE_A);
         let Parsed::Query(query) = parse(&message) else { return Vec::new() };
         let mut reply = recursors.answer(&query, Transport::Udp).await;
         let is_truncated = reply.get(2).is_some_and(|flags| flags & 2 != 0);
@@ -244,14 +243,6 @@ impl ConsulNames {
         }
         chain_of(&reply)
     }
-}
-
-fn question(host: &Name) -> Option<Vec<u8>> {
-    let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
-    message.metadata.recursion_desired = true;
-    let name = MessageName::from_labels(host.labels()).ok()?;
-    message.add_query(Question::query(name, RecordType::A));
-    message.to_vec().ok()
 }
 
 impl Answer for ConsulNames {

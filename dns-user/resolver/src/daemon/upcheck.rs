@@ -9,8 +9,8 @@ use std::{
 };
 
 use hickory_proto::{
-    op::{Message, MessageType, OpCode, Query, ResponseCode},
-    rr::{Name as MessageName, RData, RecordType},
+    op::{Message, MessageType, ResponseCode},
+    rr::RData,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -19,7 +19,10 @@ use tokio::{
 };
 
 use crate::server::OwnConnections;
-use dns_core::name::Name;
+use dns_core::{
+    name::Name,
+    wire::{TYPE_A, query_message},
+};
 
 /// Time limit of one query.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -39,17 +42,25 @@ pub(super) struct Upcheck {
 
 /// Failure of a self-check.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum UpcheckError {
-    #[error("{name} query to {target} by {transport}: {problem}")]
-    Failed { name: Name, target: SocketAddr, transport: &'static str, problem: NoAnswer },
+#[error("{name} query to {target} by {transport}: {problem}")]
+pub(super) struct UpcheckError {
+    name: Name,
+    target: SocketAddr,
+    transport: &'static str,
+    problem: NoAnswer,
+}
+
+/// The address that a reply must contain.
+#[derive(Clone, Copy)]
+enum Expected {
+    /// 127.0.0.1, as for up-check names.
+    Loopback,
+    Any,
 }
 
 /// Reason why a query got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoAnswer {
-    /// The name does not fit in a query.
-    #[error("the name cannot be queried: {0}")]
-    Question(Box<dyn Error + Send + Sync>),
     /// Sending or receiving failed.
     #[error(transparent)]
     Network(#[from] io::Error),
@@ -91,10 +102,10 @@ impl Upcheck {
         let mut findings = Findings::default();
         for &target in &self.targets {
             for transport in ["UDP", "TCP"] {
-                let upchecks = self.upchecks.iter().map(|name| (name, true));
-                let internal = self.internal.iter().map(|name| (name, false)).filter(|_| transport == "UDP");
-                for (name, upcheck) in upchecks.chain(internal) {
-                    match self.ask(target, name, transport, upcheck).await {
+                let upchecks = self.upchecks.iter().map(|name| (name, Expected::Loopback));
+                let internal = self.internal.iter().filter(|_| transport == "UDP");
+                for (name, expected) in upchecks.chain(internal.map(|name| (name, Expected::Any))) {
+                    match self.ask(target, name, transport, expected).await {
                         Ok(()) => findings.answered += 1,
                         Err(problem) => {
                             findings.problems.push(problem);
@@ -114,7 +125,7 @@ impl Upcheck {
         loop {
             let mut findings = self.once().await;
             let all_fail =
-                |target| findings.problems.iter().any(|UpcheckError::Failed { target: at, .. }| at == target);
+                |target| findings.problems.iter().any(|UpcheckError { target: at, .. }| at == target);
             if !self.targets.iter().all(all_fail) {
                 return Ok(());
             }
@@ -125,18 +136,16 @@ impl Upcheck {
         }
     }
 
-    /// Sends one query; with `upcheck` the reply must contain 127.0.0.1.
     async fn ask(
         &self,
         target: SocketAddr,
         name: &Name,
         transport: &'static str,
-        upcheck: bool,
+        expected: Expected,
     ) -> Result<(), UpcheckError> {
-        let failed =
-            |problem: NoAnswer| UpcheckError::Failed { name: name.clone(), target, transport, problem };
+        let failed = |problem: NoAnswer| UpcheckError { name: name.clone(), target, transport, problem };
         let id = fastrand::u16(..);
-        let question = question(id, name).map_err(&failed)?;
+        let question = query_message(id, 0, name.as_wire(), TYPE_A);
         let exchange = async {
             match transport {
                 "TCP" => self.by_tcp(target, &question).await,
@@ -147,7 +156,7 @@ impl Upcheck {
             Ok(reply) => reply.map_err(|error| failed(error.into()))?,
             Err(_) => return Err(failed(NoAnswer::Silence(TIMEOUT))),
         };
-        judge(id, &reply, upcheck).map_err(failed)
+        check_reply(id, &reply, expected).map_err(failed)
     }
 
     /// Queries over TCP from a connection exempt from client limits.
@@ -185,12 +194,12 @@ pub(super) struct Findings {
 /// none.
 pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
     let id = fastrand::u16(..);
-    let question = question(id, name)?;
+    let question = query_message(id, 0, name.as_wire(), TYPE_A);
     let reply = match time::timeout(TIMEOUT, by_udp(target, &question)).await {
         Ok(reply) => reply?,
         Err(_) => return Err(NoAnswer::Silence(TIMEOUT)),
     };
-    judge(id, &reply, false)
+    check_reply(id, &reply, Expected::Any)
 }
 
 /// Returns the address at which the server reaches itself.
@@ -203,18 +212,8 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(address, listen.port())
 }
 
-fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
-    let mut labels = Vec::new();
-    labels.extend(name.labels());
-    let mut name = MessageName::from_labels(labels).map_err(|error| NoAnswer::Question(error.into()))?;
-    name.set_fqdn(true);
-    let mut message = Message::new(id, MessageType::Query, OpCode::Query);
-    message.add_query(Query::query(name, RecordType::A));
-    message.to_vec().map_err(|error| NoAnswer::Question(error.into()))
-}
-
-/// Checks the id and RCODE of a reply and that it contains an address; for an `upcheck` 127.0.0.1.
-fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
+/// Checks the id and RCODE of a reply and that it contains the address.
+fn check_reply(id: u16, reply: &[u8], expected: Expected) -> Result<(), NoAnswer> {
     let reply = Message::from_vec(reply).map_err(|error| NoAnswer::Unreadable(error.into()))?;
     if reply.metadata.id != id || reply.metadata.message_type != MessageType::Response {
         return Err(NoAnswer::Foreign);
@@ -226,10 +225,9 @@ fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
         RData::A(address) => Some(address.0),
         _ => None,
     });
-    let found = if upcheck {
-        addresses.any(|address| address == Ipv4Addr::LOCALHOST)
-    } else {
-        addresses.next().is_some()
+    let found = match expected {
+        Expected::Loopback => addresses.any(|address| address == Ipv4Addr::LOCALHOST),
+        Expected::Any => addresses.next().is_some(),
     };
     if found { Ok(()) } else { Err(NoAnswer::NoAddress) }
 }

@@ -25,7 +25,7 @@ use tokio::sync::{broadcast, watch};
 use dns_common::{counters::Outcome, tap::TapEvent};
 use dns_core::{
     name::Name,
-    wire::{CLASS_IN, HEADER_LEN},
+    wire::{FLAG_RD, query_message},
 };
 use dns_dnstap::{Dnstap, Exchange, Protocol};
 use dns_kit::{
@@ -139,18 +139,11 @@ impl TapLine {
 /// Logs a query that an interface has answered to dnstap. The event holds the question, so query and
 /// reply are a header and this question.
 pub fn log_to_dnstap(dnstap: &Dnstap, event: &TapEvent, age: Duration, weight: u32) {
-    /// Type and class (IN) of a question.
-    const FIELDS: usize = 4;
     // Userspace logs the others.
     if !is_answered(event) {
         return;
     }
-    let name = name_of(event);
-    let mut query = Vec::with_capacity(HEADER_LEN + name.len() + FIELDS);
-    query.extend_from_slice(b"\0\0\x01\0\0\x01\0\0\0\0\0\0");
-    query.extend_from_slice(name);
-    query.extend_from_slice(&event.query_type.to_be_bytes());
-    query.extend_from_slice(&CLASS_IN.to_be_bytes());
+    let query = query_message(0, FLAG_RD, name_of(event), event.query_type);
     let mut reply = query.clone();
     (reply[2], reply[3]) = (0x81, event.rcode & 15);
     let from = SocketAddr::new(Ipv6Addr::from(event.client).to_canonical(), event.client_port);

@@ -27,7 +27,7 @@ use super::{
     metrics::{Dropped, Paused},
     service::{Immediate, QueryHandler},
 };
-use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
+use dns_core::wire::{self, Parsed, Shuffle, Transport};
 use dns_kit::connections::{Connections, Place};
 
 /// Maximum number of queries of one connection that wait for recursors, handlers or checks at a
@@ -227,11 +227,11 @@ impl Session {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
         let query = match wire::parse(message) {
-            Parsed::Query(query) => Query {
-                client: Some(self.client.ip().to_canonical()),
-                echo_client_opt: self.handler.options.compat.echo_opt,
-                ..query
-            },
+            Parsed::Query(mut query) => {
+                query.client = Some(self.client.ip().to_canonical());
+                query.settings.echo_client_opt = self.handler.options.compat.echo_opt;
+                query
+            }
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);
@@ -270,7 +270,7 @@ impl Session {
 
     /// Appends a reply after its length.
     fn frame(&mut self, reply: &[u8]) {
-        // Always succeeds: `fit` and `local_reply` truncate longer replies.
+        // Always succeeds: `truncate_to_client` and `local_reply` truncate longer replies.
         if let Ok(length) = u16::try_from(reply.len())
             && length > 0
         {

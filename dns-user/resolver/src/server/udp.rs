@@ -262,13 +262,13 @@ impl Worker {
             }
         };
         query.client = Some(datagram.client.ip().to_canonical());
-        query.echo_client_opt = self.handler.options.compat.echo_opt;
+        query.settings.echo_client_opt = self.handler.options.compat.echo_opt;
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(datagram.client.ip(), ifindex)
                 && !self.handler.options.cookies.is_proved(&query)
             {
-                query.max_udp_reply = most.into();
+                query.settings.max_udp_reply = most.into();
             }
         }
         let (by, took) = match self.answer_from_cache(&query, datagram.reply) {

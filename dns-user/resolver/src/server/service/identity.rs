@@ -14,7 +14,10 @@ use crate::ops::version;
 use dns_core::{
     config::Identity as Setting,
     name::Name,
-    wire::{OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, Transport, empty_reply, fit, push_option},
+    wire::{
+        OPTION_NSID, Query, ReplyFlags, TYPE_ANY, TYPE_TXT, Transport, empty_reply, push_option,
+        truncate_to_client,
+    },
 };
 
 /// The identity, and the clients that may read it.
@@ -81,9 +84,9 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -
     let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
     record.dns_class = DNSClass::CH;
     reply.add_answer(record);
-    // `fit` removes and restores the OPT and thereby preserves the client's size.
+    // `truncate_to_client` removes and restores the OPT and thereby preserves the client's size.
     reply.edns = None;
-    reply.to_vec().map_or(plain, |reply| fit(query, reply, transport))
+    reply.to_vec().map_or(plain, |reply| truncate_to_client(query, reply, transport))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Turns a query into its reply, for all sockets. A query is parsed once and answered from one
 //! [`State`]. From the inside outwards:
 //! * `state::Route`: selects the answerer.
-//! * truncation: [`fit`] truncates forwarded replies to the client's limit; local replies are built
+//! * truncation: [`truncate_to_client`] truncates forwarded replies to the client's limit; local replies are built
 //!   to fit.
 //! * [`identity`]: class CH and the EDNS options that request the server's identity.
 //! * [`QueryHandler::add_options`]: the EDNS options of replies, in one order: [`cookies`], identity, reasons.
@@ -32,7 +32,7 @@ use dns_core::{
     resolve::Resolution,
     wire::{
         CLASS_ANY, CLASS_CH, CLASS_IN, ExtendedError, InfoCode, OPTION_NSID, OwnedQuery, Query, ReplyFlags,
-        Shuffle, Transport, address_reply, empty_reply, error_reply, fit, local_reply,
+        Shuffle, Transport, address_reply, empty_reply, error_reply, local_reply, truncate_to_client,
     },
 };
 use dns_dnstap::Exchange;
@@ -155,7 +155,7 @@ impl QueryHandler {
             }
             Route::Reverse(past) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
                 Some(reply) => {
-                    *out = fit(query, reply, transport);
+                    *out = truncate_to_client(query, reply, transport);
                     self.learn_reply(query, &name, transport);
                 }
                 None => {
@@ -163,7 +163,7 @@ impl QueryHandler {
                     if !past.answer_at_once(query, transport, out) {
                         return deferred(Source::Other(past));
                     }
-                    *out = fit(query, std::mem::take(out), transport);
+                    *out = truncate_to_client(query, std::mem::take(out), transport);
                 }
             },
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
@@ -171,7 +171,7 @@ impl QueryHandler {
                 if !answer.answer_at_once(query, transport, out) {
                     return deferred(Source::Other(answer));
                 }
-                *out = fit(query, std::mem::take(out), transport);
+                *out = truncate_to_client(query, std::mem::take(out), transport);
                 // An interface would return the cached denial.
                 let is_denied = admit_existence(&state, query, &name, out);
                 if matches!(by, By::Consul) {
@@ -252,7 +252,7 @@ impl QueryHandler {
         let answer = async {
             match &deferred.source {
                 Source::Other(answer) => {
-                    let mut reply = fit(query, answer.answer(query, transport).await, transport);
+                    let mut reply = truncate_to_client(query, answer.answer(query, transport).await, transport);
                     if is_denial(&reply) {
                         let name = query.question.name();
                         admit_existence(&self.server_state.state(), query, &name, &mut reply);
