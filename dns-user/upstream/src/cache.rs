@@ -137,14 +137,18 @@ impl Cache {
     /// Gives interfaces that have an answer to this question the new one. `generation` is the
     /// interfaces' before the answer was fetched.
     pub(crate) fn update_interfaces(&self, key: &Key, query: &Query<'_>, generation: u64) {
-        let Some(question) = CachedQuestion::of(key).filter(|question| self.interfaces.holds(question))
-        else {
+        let Some(question) = KeyFields::of(key).and_then(|fields| self.question_on_interface(fields)) else {
             return;
         };
         match self.copy(query) {
             Some(answer) => self.interfaces.replace(answer, generation),
             None => self.interfaces.remove(&question),
         }
+    }
+
+    /// Returns the question of an entry if interfaces have an answer to it.
+    pub(crate) fn question_on_interface<'k>(&self, fields: KeyFields<'k>) -> Option<CachedQuestion<'k>> {
+        CachedQuestion::of(fields).filter(|question| self.interfaces.holds(question))
     }
 
     /// Returns the key of a query; `None` if its answer is not cached: without RD, for a single
@@ -402,11 +406,11 @@ struct Mirrored<'a>(&'a dyn InterfaceAnswers);
 
 impl store::Mirror for Mirrored<'_> {
     fn last_used_ns(&self, key: &[u8]) -> Option<u64> {
-        self.0.last_used_ns(&CachedQuestion::of(key)?)
+        self.0.last_used_ns(&CachedQuestion::of(KeyFields::of(key)?)?)
     }
 
     fn evicted(&self, key: &[u8]) {
-        if let Some(question) = CachedQuestion::of(key)
+        if let Some(question) = KeyFields::of(key).and_then(CachedQuestion::of)
             && self.0.holds(&question)
         {
             self.0.remove(&question);

@@ -7,6 +7,8 @@ use hickory_proto::{
     rr::{DNSClass, Record},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     cache::{Cache, Entry},
     message::Flags,
@@ -27,7 +29,7 @@ pub struct Selection {
 }
 
 /// A cached answer, as `cache list` shows it.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CachedAnswer {
     /// Domain of the handler whose cache contains it; absent for the configured recursors.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,16 +61,13 @@ pub struct CachedAnswer {
     pub recursor: Option<String>,
     /// Whether the fast path answers with it.
     pub on_interface: bool,
-    /// Name and type of the question.
-    #[serde(skip)]
-    pub question: (Name, u16),
     /// Answer section in presentation format, only if a single name is looked up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub records: Option<Vec<String>>,
 }
 
 /// Selected answers, sorted by name.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Listing {
     /// The answers, at most as many as requested.
     pub entries: Vec<CachedAnswer>,
@@ -102,6 +101,7 @@ impl Listing {
                     && let Ok((name, _)) = Name::from_wire(fields.name)
                     && let Some(mut answer) = CachedAnswer::of(handler, &name, fields, entry, age)
                 {
+                    answer.on_interface = cache.question_on_interface(*fields).is_some();
                     answer.records = selection.name.as_ref().map(|_| records(entry.message(), answer.ttl));
                     found.push((name, answer));
                 }
@@ -145,9 +145,7 @@ impl CachedAnswer {
             age_seconds: age.as_secs(),
             bytes: message.len(),
             recursor: entry.recursor().map(str::to_owned),
-            // Set by the owner of the fast path.
             on_interface: false,
-            question: (name.clone(), fields.qtype),
             records: None,
         })
     }

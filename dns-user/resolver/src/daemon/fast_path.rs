@@ -26,8 +26,7 @@ use crate::{
 use dns_common::control::{COOKIES, ECHO_OPT};
 use dns_core::{
     config::{Config, HookMode, XdpConfig},
-    resolve::Health,
-    wire::{CLASS_IN, OPT_LEN, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse},
+    wire::{FLAG_CD, FLAG_RD, Parsed, UDP_PAYLOAD_SIZE, opt_record, parse, query_message},
 };
 use dns_fastpath::{
     Admission, AnswerQuestion, AttacherConnection, Everything, FastPath, FastPathError, TapItem,
@@ -62,8 +61,6 @@ pub(super) struct Lifecycle {
     /// Bits of [`dns_common::control::Control::edns`].
     edns: u32,
     server_state: Arc<ServerState>,
-    /// Instance health as seen by published answers.
-    states: Arc<dyn Health + Send + Sync>,
     /// `None` if health checks are off.
     health: Option<Arc<HealthService>>,
     service_status: ServiceStatus,
@@ -119,7 +116,6 @@ impl Lifecycle {
         config: &Config,
         own_attacher: Option<OwnAttacher>,
         server_state: Arc<ServerState>,
-        states: Arc<dyn Health + Send + Sync>,
         health: Option<Arc<HealthService>>,
         service_status: ServiceStatus,
         tap: Tap,
@@ -129,7 +125,6 @@ impl Lifecycle {
             max_reply: config.max_reply,
             edns: u32::from(config.compat.echo_opt) * ECHO_OPT + u32::from(config.cookies.enabled) * COOKIES,
             server_state,
-            states,
             health,
             service_status,
             tap,
@@ -172,8 +167,8 @@ impl Lifecycle {
             Some(health) => health.tracker(),
             None => Arc::new(Everything),
         };
-        let (config, listen, states) =
-            (self.config.clone(), self.service_status.state().listen, self.states.clone());
+        let (config, listen) = (self.config.clone(), self.service_status.state().listen);
+        let states = Arc::clone(&self.server_state.health);
         let source = self.attacher.clone();
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
@@ -537,16 +532,11 @@ async fn renew(server_state: &ServerState, renewal: &AnswerQuestion) {
 
 /// Returns the query that a client with these flags and RD would send.
 fn query(renewal: &AnswerQuestion) -> Vec<u8> {
-    const RD: u8 = 0x01;
-    const CD: u8 = 0x10;
     let AnswerQuestion { name, qtype, dnssec_ok, checking_disabled } = renewal;
-    let mut message = Vec::with_capacity(12 + name.as_wire().len() + 4 + OPT_LEN);
-    message.extend_from_slice(&[0, 0, RD, if *checking_disabled { CD } else { 0 }]);
-    message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(*dnssec_ok)]);
-    message.extend_from_slice(name.as_wire());
-    message.extend_from_slice(&qtype.to_be_bytes());
-    message.extend_from_slice(&CLASS_IN.to_be_bytes());
+    let flags = if *checking_disabled { FLAG_RD | FLAG_CD } else { FLAG_RD };
+    let mut message = query_message(0, flags, name.as_wire(), *qtype);
     if *dnssec_ok {
+        message[11] = 1;
         message.extend_from_slice(&opt_record(UDP_PAYLOAD_SIZE, 0, true));
     }
     message

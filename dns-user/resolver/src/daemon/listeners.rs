@@ -216,7 +216,7 @@ pub(super) async fn open_api(
     backend: Arc<Backend>,
     failures: &Failures,
 ) {
-    let service_status = backend.service_status.clone();
+    let service_status = backend.readiness.service_status.clone();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
     let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
         Ok(server) => server,
@@ -242,7 +242,7 @@ pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failu
         }),
         Err(problem) => {
             let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
-            backend.service_status.stays_off(problem);
+            backend.readiness.service_status.stays_off(problem);
         }
     }
 }

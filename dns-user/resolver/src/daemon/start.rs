@@ -87,8 +87,7 @@ pub(super) async fn start<'a>(
     };
     let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone, handle.clone())));
     let tracker = health.as_ref().map(|health| health.tracker());
-    let server_state =
-        Arc::new(ServerState::new(snapshot, states.clone(), handle.clone(), tracker, consul.clone()));
+    let server_state = Arc::new(ServerState::new(snapshot, states, handle.clone(), tracker, consul.clone()));
     let consul_and_config = consul.clone().zip(consul_config.clone());
     let upstreams =
         Upstreams::new(server_state.clone(), &config, &listen, handlers, consul_and_config, &metrics)?;
@@ -120,7 +119,6 @@ pub(super) async fn start<'a>(
         &config,
         attacher,
         server_state.clone(),
-        states.clone(),
         health.clone(),
         service_status.clone(),
         tap.clone(),
@@ -148,7 +146,7 @@ pub(super) async fn start<'a>(
         health: health.clone(),
         consul: consul.clone(),
         upstreams: upstreams.in_force.clone(),
-        certificates: certificates.clone(),
+        certificates,
     };
     metrics::register_server(metrics.registry(), logs.clone(), readiness.clone())?;
     expose(&config, &metrics, &readiness, failures).await;
@@ -156,19 +154,13 @@ pub(super) async fn start<'a>(
     let port = config.api.as_ref().zip(api_tls);
     if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
-            service_status: service_status.clone(),
             readiness: readiness.clone(),
             logs: Some(logs.clone()),
             metrics,
             server_state: server_state.clone(),
-            health: states,
-            checks: health.clone(),
             jobs_dir: jobs_dir(&config, &service_status),
-            certificates,
             reloads,
-            upstreams: upstreams.in_force.clone(),
             overload,
-            consul: consul.clone(),
             tap,
         });
         if let Some(control) = control {

@@ -14,7 +14,7 @@ use dns_kit::{
     metrics::families,
 };
 use dns_upstream::{
-    CurrentUpstreams,
+    CurrentUpstreams, RecursorStatus,
     admission::{Admission, AdmissionStatus, LimitedClient},
 };
 
@@ -55,7 +55,7 @@ pub struct Status {
     #[serde(default)]
     pub overload: OverloadStatus,
     /// Recursors with their history, in query order.
-    pub recursors: Vec<Value>,
+    pub recursors: Vec<RecursorStatus>,
     /// Registrations of Consul names and the state of a live Consul; null if Consul is not
     /// configured.
     #[serde(default)]

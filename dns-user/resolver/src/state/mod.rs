@@ -66,7 +66,7 @@ impl State {
 pub struct ServerState {
     state: ArcSwap<State>,
     /// Health of instances for answers.
-    health: Arc<dyn Health + Send + Sync>,
+    pub(crate) health: Arc<dyn Health + Send + Sync>,
     pub(crate) fast_path: FastPathHandle,
     /// The health tracker; `None` while health checks are off.
     tracker: Option<Arc<Tracker>>,

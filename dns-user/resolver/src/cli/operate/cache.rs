@@ -6,16 +6,17 @@ use serde_json::Value;
 
 use super::{
     Problem,
-    client::{Connection, escaped, get, post},
+    client::{Answer, Connection, escaped, get, post},
     print, print_json,
     table::{self, Table},
     tap::query_type,
 };
-use crate::ops::api::{CacheFlush, Criteria};
+use crate::ops::api::{CacheContents, CacheFlush, Criteria, LocalReply};
+use dns_core::terminal;
+use dns_upstream::CachedAnswer;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Cache {
-    /// The command for cached answers.
     #[command(subcommand)]
     action: Action,
 }
@@ -33,7 +34,6 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct List {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Only names at and below this one
@@ -52,7 +52,6 @@ struct List {
 
 #[derive(Debug, Args)]
 struct Lookup {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Name to look up; the final dot is optional
@@ -68,7 +67,6 @@ struct Lookup {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("selected").required(true).multiple(true))]
 struct Flush {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// The name to remove, or the word `all` for every answer
@@ -100,58 +98,38 @@ impl List {
         let Self { connection, zone, query_type, limit, json } = self;
         let limit = limit.to_string();
         let parameters = [("zone", zone), ("type", query_type), ("limit", Some(limit))];
-        let listing = fetch(&connection, parameters)?;
+        let answer = fetch(&connection, parameters)?;
         if json {
-            return print_json(&format!("{listing}\n"));
+            return print_json(&format!("{}\n", answer.json::<Value>()?));
         }
-        let mut table = Table::new(&[
-            "NAME",
-            "TYPE",
-            "CLASS",
-            "FLAGS",
-            "RCODE",
-            "FRESH",
-            "TTL",
-            "BYTES",
-            "INTERFACE",
-            "HANDLER",
-        ]);
-        for entry in entries(&listing) {
+        let CacheContents { listing, local_replies } = answer.json()?;
+        let headings = "NAME TYPE CLASS FLAGS RCODE FRESH TTL BYTES INTERFACE HANDLER";
+        let mut table = Table::new(&headings.split(' ').collect::<Vec<_>>());
+        for entry in listing.entries {
             table.line([
-                table::plain(&entry["name"]),
-                table::plain(&entry["type"]),
-                table::plain(&entry["class"]),
-                flags(entry),
-                table::plain(&entry["rcode"]),
-                freshness(entry),
-                table::plain(&entry["ttl"]),
-                table::plain(&entry["bytes"]),
-                if entry["on_interface"] == true { "yes" } else { "-" }.to_owned(),
-                entry["handler"].as_str().unwrap_or("-").to_owned(),
+                entry.name.clone(),
+                entry.query_type.clone(),
+                entry.class.clone(),
+                flags(entry.dnssec_ok, entry.checking_disabled),
+                entry.rcode.clone(),
+                freshness(&entry),
+                entry.ttl.to_string(),
+                entry.bytes.to_string(),
+                if entry.on_interface { "yes" } else { "-" }.to_owned(),
+                entry.handler.unwrap_or_else(|| "-".to_owned()),
             ]);
         }
-        for reply in local_replies(&listing) {
-            let [name, query_type, bytes] = ["name", "type", "bytes"].map(|key| table::plain(&reply[key]));
-            let [class, unknown, fresh, on_interface] =
-                ["IN", "-", "until a change", "yes"].map(str::to_owned);
-            let flags = flags(reply);
-            table.line([
-                name,
-                query_type,
-                class,
-                flags,
-                unknown.clone(),
-                fresh,
-                unknown.clone(),
-                bytes,
-                on_interface,
-                unknown,
-            ]);
+        for reply in local_replies {
+            let flags = flags(reply.dnssec_ok, reply.checking_disabled);
+            let (name, bytes) = (reply.name.as_str(), reply.bytes.to_string());
+            let cells =
+                [name, &reply.query_type, "IN", &flags, "-", "until a change", "-", &bytes, "yes", "-"];
+            table.line(cells.map(str::to_owned));
         }
         print(&table.text(0))?;
-        match listing["left_out"].as_u64() {
-            Some(count @ 1..) => print(&format!("{} more; see --limit\n", table::count(count))),
-            _ => Ok(()),
+        match listing.left_out {
+            0 => Ok(()),
+            count => print(&format!("{} more; see --limit\n", table::count(count as u64))),
         }
     }
 }
@@ -160,55 +138,47 @@ impl Lookup {
     /// Prints the answers with their records; a name that is not cached is a negative result.
     fn run(self) -> Result<(), Problem> {
         let Self { connection, name, query_type, json } = self;
-        let listing =
+        let answer =
             fetch(&connection, [("name", Some(name.clone())), ("type", query_type), ("zone", None)])?;
+        let CacheContents { listing, local_replies } = answer.json()?;
+        let found = !listing.entries.is_empty() || !local_replies.is_empty();
         if json {
-            print_json(&format!("{listing}\n"))?;
-        }
-        let mut found = false;
-        for entry in entries(&listing) {
-            found = true;
-            if json {
-                continue;
+            print_json(&format!("{}\n", answer.json::<Value>()?))?;
+        } else {
+            listing.entries.iter().try_for_each(|entry| print(&entry_text(entry)))?;
+            for LocalReply { name, query_type, bytes, .. } in local_replies {
+                print(&format!(
+                    "{name} IN {query_type}: a local reply, answered by the interface until a change, {bytes} bytes\n"
+                ))?;
             }
-            let mut text = format!(
-                "{} {} {}: {}, {}, {} bytes, {} s old",
-                table::plain(&entry["name"]),
-                table::plain(&entry["class"]),
-                table::plain(&entry["type"]),
-                table::plain(&entry["rcode"]),
-                freshness(entry),
-                table::plain(&entry["bytes"]),
-                table::plain(&entry["age_seconds"]),
-            );
-            match flags(entry).as_str() {
-                "-" => {}
-                flags => text.push_str(&format!(", for queries with {flags}")),
-            }
-            if let Some(recursor) = entry["recursor"].as_str() {
-                text.push_str(&format!(", from {recursor}"));
-            }
-            if entry["on_interface"] == true {
-                text.push_str(", answered by the interface");
-            }
-            if let Some(handler) = entry["handler"].as_str() {
-                text.push_str(&format!(", cache of the handler for {handler}"));
-            }
-            text.push('\n');
-            for record in entry["records"].as_array().into_iter().flatten() {
-                text.push_str(&format!("  {}\n", table::plain(record)));
-            }
-            print(&text)?;
-        }
-        for reply in local_replies(&listing).filter(|_| !json) {
-            found = true;
-            let [name, query_type, bytes] = ["name", "type", "bytes"].map(|key| table::plain(&reply[key]));
-            print(&format!(
-                "{name} IN {query_type}: a local reply, answered by the interface until a change, {bytes} bytes\n"
-            ))?;
         }
         if found { Ok(()) } else { Err(Problem::BadAnswer(format!("{name}: nothing is cached"))) }
     }
+}
+
+fn entry_text(entry: &CachedAnswer) -> String {
+    let CachedAnswer { name, class, query_type, rcode, bytes, age_seconds, .. } = entry;
+    let fresh = freshness(entry);
+    let mut text =
+        format!("{name} {class} {query_type}: {rcode}, {fresh}, {bytes} bytes, {age_seconds} s old");
+    match flags(entry.dnssec_ok, entry.checking_disabled).as_str() {
+        "-" => {}
+        flags => text.push_str(&format!(", for queries with {flags}")),
+    }
+    if let Some(recursor) = &entry.recursor {
+        text.push_str(&format!(", from {recursor}"));
+    }
+    if entry.on_interface {
+        text.push_str(", answered by the interface");
+    }
+    if let Some(handler) = &entry.handler {
+        text.push_str(&format!(", cache of the handler for {handler}"));
+    }
+    text.push('\n');
+    for record in entry.records.iter().flatten() {
+        text.push_str(&format!("  {}\n", terminal::line(record)));
+    }
+    text
 }
 
 impl Flush {
@@ -233,35 +203,27 @@ pub(super) fn flush(connection: &Connection, selection: &CacheFlush, json: bool)
     }
 }
 
-fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Result<Value, Problem> {
+fn fetch(connection: &Connection, parameters: [(&str, Option<String>); 3]) -> Result<Answer, Problem> {
     let given =
         parameters.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped(value.as_ref()?))));
     let path = format!("/cache?{}", given.collect::<Vec<_>>().join("&"));
-    get(connection, &path)?.json()
-}
-
-fn entries(listing: &Value) -> impl Iterator<Item = &Value> {
-    listing["entries"].as_array().into_iter().flatten()
-}
-
-fn local_replies(listing: &Value) -> impl Iterator<Item = &Value> {
-    listing["local_replies"].as_array().into_iter().flatten()
+    get(connection, &path)
 }
 
 /// Returns the flags of the queries that an answer is for.
-fn flags(entry: &Value) -> String {
-    let set: Vec<&str> = [("dnssec_ok", "DO"), ("checking_disabled", "CD")]
-        .into_iter()
-        .filter(|(key, _)| entry[*key] == true)
-        .map(|(_, flag)| flag)
-        .collect();
-    if set.is_empty() { "-".to_owned() } else { set.join("+") }
+fn flags(dnssec_ok: bool, checking_disabled: bool) -> String {
+    match (dnssec_ok, checking_disabled) {
+        (false, false) => "-",
+        (true, false) => "DO",
+        (false, true) => "CD",
+        (true, true) => "DO+CD",
+    }
+    .to_owned()
 }
 
-/// Describes how long an answer is fresh.
-fn freshness(entry: &Value) -> String {
-    match entry["fresh_seconds"].as_u64() {
-        Some(seconds @ 1..) => format!("fresh for {}", table::duration(seconds as f64)),
-        _ => "stale".to_owned(),
+fn freshness(entry: &CachedAnswer) -> String {
+    match entry.fresh_seconds {
+        0 => "stale".to_owned(),
+        seconds => format!("fresh for {}", table::duration(seconds as f64)),
     }
 }

@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use clap::Args;
 use dns_core::terminal;
-use serde_json::Value;
 
 use super::{
     Colour, Problem,
@@ -20,10 +19,10 @@ use crate::ops::{
     tap::seconds_since_1970,
 };
 use dns_kit::logs::time_of;
+use dns_upstream::RecursorStatus;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Status {
-    /// Where the server is.
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON object
@@ -145,9 +144,6 @@ fn replies_text(out: &mut String, replies: &RepliesStatus) {
 }
 
 fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
-    if certificates.is_empty() {
-        return;
-    }
     let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
     for certificate in certificates {
         let left = certificate.not_after - seconds_since_1970();
@@ -158,7 +154,7 @@ fn certificates_text(out: &mut String, certificates: &[CertificateStatus]) {
             certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
-    let _ = write!(out, "\n{}", lines.text(0));
+    lines.add_to(out, 0);
 }
 
 /// Adds the section of queries dropped and refused under overload, with the affected clients.
@@ -185,9 +181,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
             count(status.refused),
         ]);
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(2));
-    }
+    lines.add_to(out, 2);
     let mut lines = Table::new(&["LIMITED CLIENT", "WAITING FOR", "QUERIES", "REFUSED", "LAST"]);
     for (budget, client) in overload.limited() {
         lines.line([
@@ -198,9 +192,7 @@ fn overload_text(out: &mut String, overload: &OverloadStatus) {
             duration(client.seconds_ago) + " ago",
         ]);
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(2));
-    }
+    lines.add_to(out, 2);
 }
 
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
@@ -229,9 +221,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         for group in InterfaceGroup::all(&fast_path.interfaces, state) {
             lines.line([group.names(), group.hook.to_owned(), count(group.replies), group.why.to_owned()]);
         }
-        if !lines.is_empty() {
-            let _ = write!(out, "\n{}", lines.text(2));
-        }
+        lines.add_to(out, 2);
     }
     let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
     for program in &fast_path.programs {
@@ -243,9 +233,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
             program.why.clone().unwrap_or_default(),
         ]);
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(2));
-    }
+    lines.add_to(out, 2);
     for program in fast_path.programs.iter().filter(|program| !program.verifier.is_empty()) {
         let _ = writeln!(out, "\n  the verifier's last lines on {}", program.name);
         for line in &program.verifier {
@@ -256,9 +244,7 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     for (outcome, packets) in fast_path.outcomes.iter().filter(|(_, packets)| **packets > 0) {
         lines.line([outcome.clone(), count(*packets)]);
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(2));
-    }
+    lines.add_to(out, 2);
 }
 
 /// Interfaces with the same hook and reason.
@@ -303,45 +289,32 @@ impl<'a> InterfaceGroup<'a> {
 }
 
 /// Adds the section of recursors, in the order in which they are queried.
-fn recursors_text(out: &mut String, recursors: &[Value]) {
+fn recursors_text(out: &mut String, recursors: &[RecursorStatus]) {
     let mut lines =
         Table::new(&["RECURSOR", "ASKED", "QUERIES", "FAILED", "OF LAST 25", "LATENCY", "REASONS"]);
     for recursor in recursors {
-        let number = |key: &str| recursor[key].as_u64().unwrap_or_default();
-        let mut failures: Vec<(&String, u64)> = recursor["failures"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(reason, count)| (reason, count.as_u64().unwrap_or_default()))
-            .collect();
-        failures.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let failed = failures.iter().map(|(_, count)| count).sum();
+        let mut failures: Vec<_> = recursor.failures.iter().collect();
+        failures.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let mut reasons: Vec<String> =
-            failures.into_iter().map(|(reason, failed)| format!("{reason} {}", count(failed))).collect();
-        if recursor["drops_edns"] == true {
+            failures.into_iter().map(|(reason, failed)| format!("{reason} {}", count(*failed))).collect();
+        if recursor.drops_edns {
             reasons.push("drops EDNS".to_owned());
         }
-        let address = match recursor["resolved"].as_str() {
-            Some(resolved) if recursor["address"] != resolved => {
-                format!("{} ({resolved})", table::plain(&recursor["address"]))
-            }
-            _ => table::plain(&recursor["address"]),
+        let address = match recursor.resolved.map(|address| address.to_string()) {
+            Some(resolved) if recursor.address != resolved => format!("{} ({resolved})", recursor.address),
+            _ => recursor.address.clone(),
         };
         lines.line([
             address,
-            if recursor["preferred"] == true { "first" } else { "next" }.to_owned(),
-            count(number("tries")),
-            count(failed),
-            number("recent_failures").to_string(),
-            recursor["latency_ms"]
-                .as_f64()
-                .map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            if recursor.preferred { "first" } else { "next" }.to_owned(),
+            count(recursor.tries),
+            count(recursor.failures.values().sum()),
+            recursor.recent_failures.to_string(),
+            recursor.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
             reasons.join(", "),
         ]);
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(0));
-    }
+    lines.add_to(out, 0);
 }
 
 /// Adds the section of reloads and failures. Failures followed by a successful reload are omitted.
@@ -363,7 +336,5 @@ fn reloads_text(out: &mut String, status: &Answer) {
             ]);
         }
     }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(0));
-    }
+    lines.add_to(out, 0);
 }

@@ -21,9 +21,12 @@ impl Table {
         self.lines.push(cells.into_iter().map(|cell| terminal::line(&cell).into_owned()).collect());
     }
 
-    /// Returns whether the table has only a heading.
-    pub(super) fn is_empty(&self) -> bool {
-        self.lines.len() == 1
+    /// Adds an empty line and the table, unless it has only a heading.
+    pub(super) fn add_to(&self, text: &mut String, indent: usize) {
+        if self.lines.len() > 1 {
+            text.push('\n');
+            text.push_str(&self.text(indent));
+        }
     }
 
     /// Returns the table as text, each line indented by `indent` spaces.

@@ -1,7 +1,6 @@
 //! The server state that the API reads and modifies.
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
@@ -14,11 +13,10 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    consul::ConsulNames,
     ops::{
         metrics::Metrics,
         readiness::{CheckResult, Readiness},
-        service_status::{Kind, ServiceStatus, State},
+        service_status::{Kind, State},
         status::{CertificateStatus, FastPathView, OverloadSource, RecordsStatus, RepliesStatus, Status},
         tap::Tap,
         version,
@@ -27,11 +25,11 @@ use crate::{
 };
 use dns_core::{
     name::{self, Name},
-    resolve::{Health, explain},
+    resolve::explain,
     wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, TYPE_TXT},
 };
 use dns_fastpath::{AnswerKey, HeldReply};
-use dns_health::HealthService;
+use dns_health::{HealthService, InstanceHealth};
 use dns_kit::{
     files::bounded,
     logs::Logs,
@@ -41,7 +39,7 @@ use dns_kit::{
     },
     tls::RotatingTls,
 };
-use dns_upstream::{CurrentUpstreams, Listing, Selection};
+use dns_upstream::Selection;
 
 /// Time limit for a reload requested through the API.
 const RELOAD_LIMIT: Duration = Duration::from_secs(25);
@@ -51,41 +49,30 @@ pub(crate) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 
 /// The server state that the API reads and modifies.
 pub struct Backend {
-    pub(crate) service_status: ServiceStatus,
     pub(crate) readiness: Readiness,
     pub(crate) logs: Option<Logs>,
     pub(crate) metrics: Metrics,
     pub(crate) server_state: Arc<ServerState>,
-    /// Instance health, as used for answers.
-    pub(crate) health: Arc<dyn Health + Send + Sync>,
-    /// `None` if health checks are off.
-    pub(crate) checks: Option<Arc<HealthService>>,
     pub(crate) jobs_dir: Option<PathBuf>,
-    pub(crate) certificates: Vec<Arc<RotatingTls>>,
     pub(crate) reloads: ReloadOrders,
-    pub(crate) upstreams: Arc<CurrentUpstreams>,
     pub(crate) overload: OverloadSource,
-    /// `None` if Consul is not configured.
-    pub(crate) consul: Option<Arc<ConsulNames>>,
     pub(crate) tap: Tap,
 }
 
 impl Backend {
     pub(super) async fn local_groups(&self) -> Vec<Group> {
-        let health = match &self.checks {
-            Some(checks) => local_health(checks).await,
-            None => LocalHealth::default(),
+        let health = match &self.readiness.health {
+            Some(checks) => Some(checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await),
+            None => None,
         };
-        let Some(jobs_dir) = self.jobs_dir.clone() else {
-            return vec![Group { health_state: health.state, ..Group::default() }];
-        };
-        let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, &health));
+        let Some(jobs_dir) = self.jobs_dir.clone() else { return vec![Group::of_vm(health.as_ref())] };
+        let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, health.as_ref()));
         reading.await.unwrap_or_default()
     }
 
     pub(super) fn status(&self) -> Status {
-        let (snapshot, reloads) = (self.server_state.snapshot(), self.service_status.reloads());
-        let State { listen, fast_path_off, files, notes, .. } = self.service_status.state();
+        let (snapshot, reloads) = (self.server_state.snapshot(), self.readiness.service_status.reloads());
+        let State { listen, fast_path_off, files, notes, .. } = self.readiness.service_status.state();
         let checks = self.readiness.checks();
         let first = |kind: Kind| files.get(kind.label()).and_then(|state| state.files.first());
         let (file, config) = (first(Kind::Records), first(Kind::Config));
@@ -97,13 +84,13 @@ impl Backend {
             ready: checks.iter().all(|check| check.ok),
             degraded: checks.iter().any(|check| check.result == CheckResult::Degraded),
             checks,
-            started: self.service_status.started_at(),
-            uptime_seconds: self.service_status.uptime().as_secs_f64(),
+            started: self.readiness.service_status.started_at(),
+            uptime_seconds: self.readiness.service_status.uptime().as_secs_f64(),
             listen: listen.iter().map(ToString::to_string).collect(),
             records: RecordsStatus {
                 file: file.map(|file| file.display().to_string()),
                 version: snapshot.version(),
-                age_seconds: self.service_status.records_age().map(|age| age.as_secs_f64()),
+                age_seconds: self.readiness.service_status.records_age().map(|age| age.as_secs_f64()),
                 instances: snapshot.instances().len(),
                 domains: snapshot.domains().map(ToString::to_string).collect(),
                 aliases: snapshot.alias_count(),
@@ -112,16 +99,11 @@ impl Backend {
             fast_path: self.server_state.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
             fast_path_off: fast_path_off.as_ref().map(|off| off.why().to_owned()),
             overload: self.overload.status(),
-            recursors: self
-                .upstreams
-                .recursors()
-                .iter()
-                .filter_map(|status| serde_json::to_value(status).ok())
-                .collect(),
-            consul: self.consul.as_ref().map(|names| names.view()).unwrap_or_default(),
-            cache: serde_json::to_value(self.upstreams.cache()).unwrap_or_default(),
-            health: self.checks.as_ref().map_or(Value::Null, |checks| health_status(checks)),
-            certificates: self.certificates.iter().map(|tls| certificate(tls)).collect(),
+            recursors: self.readiness.upstreams.recursors(),
+            consul: self.readiness.consul.as_ref().map(|names| names.view()).unwrap_or_default(),
+            cache: serde_json::to_value(self.readiness.upstreams.cache()).unwrap_or_default(),
+            health: self.readiness.health.as_ref().map_or(Value::Null, |checks| health_status(checks)),
+            certificates: self.readiness.certificates.iter().map(|tls| certificate(tls)).collect(),
             last_reload: reloads
                 .iter()
                 .filter_map(|(kind, reloads)| Some(((*kind).to_owned(), reloads.last.clone()?)))
@@ -141,86 +123,27 @@ impl Backend {
     pub(super) fn explain(&self, name: &str, query_type: Option<u16>) -> Result<Value, NameRefused> {
         let name = parse(name)?;
         let state = self.server_state.state_full();
-        let is_published = self.server_state.fast_path.is_published(&name);
-        let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
+        let consul = self.readiness.consul.as_ref().filter(|_| state.is_consuls(&name));
         if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
-            let mut types = self.held_types(&name);
-            if is_published {
-                types.insert(0, "addresses");
-            }
-            let answered_by = match &types[..] {
-                [] => "userspace".to_owned(),
-                _ => format!(
-                    "the interface (fast path) for {} over UDP; userspace for everything else",
-                    types.join(" and ")
-                ),
-            };
-            let dns_consul::Explanation { domain, text, rcode } = explanation;
-            return Ok(json!({
-                "name": name.to_string(), "zone": domain, "text": text, "rcode": rcode, "answered_by": answered_by,
-            }));
+            return Ok(self.explain_consuls(&name, explanation));
         }
-        let explanation = explain(&self.server_state.snapshot(), &*self.health, &name);
+        let explanation = explain(&self.server_state.snapshot(), &*self.server_state.health, &name);
         let route = Route::of(&state, &name, query_type.unwrap_or(TYPE_A));
-        let reverse = match &route {
-            Route::Reverse(_) => self.reverse(&name),
-            _ => None,
-        };
+        let reverse = if matches!(route, Route::Reverse(_)) { self.reverse(&name) } else { None };
+        let is_of_records = reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty());
         let handler = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
         let handler = handler.and_then(|suffix| Name::from_wire(suffix).ok());
         let handler = handler.map_or_else(Name::root, |(domain, _)| domain);
-        let answered_by = match &route {
-            Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
-            Route::Local if is_published => "the interface (fast path), for A and AAAA over UDP".to_owned(),
-            Route::Local => match self.service_status.state().fast_path_off {
-                Some(off) => format!("userspace: the fast path is off ({})", off.why()),
-                None => "userspace; the fast path learns the name when it is queried".to_owned(),
-            },
-            Route::Consul(_) => "userspace: Consul's names".to_owned(),
-            Route::Handler(_) => format!("userspace: the handler for {handler}"),
-            Route::Reverse(_) if reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty()) => {
-                "userspace: reverse names of the records".to_owned()
-            }
-            Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
-            Route::Recursors(_) => match self.upstreams.recursors().first() {
-                Some(first) => {
-                    format!("recursors, {} first: the name is not one of the fleet", first.address)
-                }
-                None => "recursors, but none are known: the reply is SERVFAIL".to_owned(),
-            },
-            Route::Refused => "no server: recursion is off, the reply is REFUSED".to_owned(),
-        };
-        let held = match route {
-            Route::Handler(_) | Route::Recursors(_) | Route::Reverse(_) => self.held_types(&name),
-            _ => Vec::new(),
-        };
-        let is_ours = reverse.as_ref().is_some_and(|reverse| !reverse.names.is_empty());
-        let answered_by = match held[..] {
-            [] => answered_by,
-            _ if is_ours => {
-                format!("the interface (fast path), for {} over UDP; else {answered_by}", held.join(" and "))
-            }
-            _ => format!(
-                "the interface (fast path), for {} over UDP until the cached answer expires; then {answered_by}",
-                held.join(" and ")
-            ),
-        };
         let rcode = match route {
             Route::Upcheck => Some("NOERROR"),
-            Route::Reverse(_) => {
-                reverse.as_ref().filter(|reverse| !reverse.names.is_empty()).map(|_| "NOERROR")
-            }
+            Route::Reverse(_) => is_of_records.then_some("NOERROR"),
             _ => explanation.result.as_ref().map(|result| result.rcode),
         };
         let forwarding = match &route {
-            Route::Recursors(_) => self.upstreams.explain(None, &name),
-            Route::Handler(_) => self.upstreams.explain(Some(&handler), &name),
+            Route::Recursors(_) => self.readiness.upstreams.explain(None, &name),
+            Route::Handler(_) => self.readiness.upstreams.explain(Some(&handler), &name),
             _ => None,
         };
-        let mut value = serde_json::to_value(&explanation).unwrap_or_default();
-        value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
-        value["answered_by"] = answered_by.into();
-        value["rcode"] = rcode.into();
         let mut text = match &reverse {
             Some(reverse) => reverse.text(&name),
             None => explanation.to_string(),
@@ -236,12 +159,73 @@ impl Backend {
             let data = if addresses.is_empty() { "no data".to_owned() } else { addresses.join(" ") };
             text = format!("{}\n  {}: {data}\n", text.trim_end(), type_text(query_type));
         }
-        if let Some(forwarding) = forwarding {
+        if let Some(forwarding) = &forwarding {
             text = format!("{}\n{forwarding}", text.trim_end());
         }
+        let mut value = serde_json::to_value(&explanation).unwrap_or_default();
+        value["forwarding"] = serde_json::to_value(&forwarding).unwrap_or_default();
+        value["answered_by"] = self.answered_by(&name, &route, &handler, is_of_records).into();
+        value["rcode"] = rcode.into();
         value["reverse"] = serde_json::to_value(reverse.map(|reverse| reverse.names)).unwrap_or_default();
         value["text"] = text.into();
         Ok(value)
+    }
+
+    fn explain_consuls(&self, name: &Name, explanation: dns_consul::Explanation) -> Value {
+        let mut types = self.held_types(name);
+        if self.server_state.fast_path.is_published(name) {
+            types.insert(0, "addresses");
+        }
+        let answered_by = match &types[..] {
+            [] => "userspace".to_owned(),
+            _ => format!(
+                "the interface (fast path) for {} over UDP; userspace for everything else",
+                types.join(" and ")
+            ),
+        };
+        let dns_consul::Explanation { domain, text, rcode } = explanation;
+        json!({
+            "name": name.to_string(), "zone": domain, "text": text, "rcode": rcode, "answered_by": answered_by,
+        })
+    }
+
+    /// Says which part answers a name: `handler` is the domain of its handler; `is_of_records`: it is the reverse name
+    /// of an address in the records.
+    fn answered_by(&self, name: &Name, route: &Route, handler: &Name, is_of_records: bool) -> String {
+        let answered_by = match route {
+            Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
+            Route::Local if self.server_state.fast_path.is_published(name) => {
+                "the interface (fast path), for A and AAAA over UDP".to_owned()
+            }
+            Route::Local => match self.readiness.service_status.state().fast_path_off {
+                Some(off) => format!("userspace: the fast path is off ({})", off.why()),
+                None => "userspace; the fast path learns the name when it is queried".to_owned(),
+            },
+            Route::Consul(_) => "userspace: Consul's names".to_owned(),
+            Route::Handler(_) => format!("userspace: the handler for {handler}"),
+            Route::Reverse(_) if is_of_records => "userspace: reverse names of the records".to_owned(),
+            Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
+            Route::Recursors(_) => match self.readiness.upstreams.recursors().first() {
+                Some(first) => {
+                    format!("recursors, {} first: the name is not one of the fleet", first.address)
+                }
+                None => "recursors, but none are known: the reply is SERVFAIL".to_owned(),
+            },
+            Route::Refused => "no server: recursion is off, the reply is REFUSED".to_owned(),
+        };
+        let held = match route {
+            Route::Handler(_) | Route::Recursors(_) | Route::Reverse(_) => {
+                self.held_types(name).join(" and ")
+            }
+            _ => return answered_by,
+        };
+        match (held.as_str(), is_of_records) {
+            ("", _) => answered_by,
+            (_, true) => format!("the interface (fast path), for {held} over UDP; else {answered_by}"),
+            (_, false) => format!(
+                "the interface (fast path), for {held} over UDP until the cached answer expires; then {answered_by}"
+            ),
+        }
     }
 
     /// Returns the names of the address whose reverse name this is; `None` if it is none.
@@ -259,20 +243,6 @@ impl Backend {
             Ok(result) => result.map_err(|_| ReloadError::Ending),
             Err(_) => Err(ReloadError::TooLong(RELOAD_LIMIT)),
         }
-    }
-
-    pub(super) fn cached(&self, selection: &Selection, limit: usize) -> Listing {
-        let mut listing = self.upstreams.list(selection, limit);
-        for answer in &mut listing.entries {
-            let (name, qtype) = &answer.question;
-            answer.on_interface = self.server_state.fast_path.holds_answer(&AnswerKey {
-                name: name.into(),
-                qtype: *qtype,
-                dnssec_ok: answer.dnssec_ok,
-                checking_disabled: answer.checking_disabled,
-            });
-        }
-        listing
     }
 
     pub(super) async fn local_replies(&self, selection: &Selection) -> Vec<LocalReply> {
@@ -312,7 +282,7 @@ impl Backend {
     /// Removes the selected answers from all caches; returns their number, `None` without a cache.
     /// Also invalidates all answers cached by interfaces, and returns when no interface gives one.
     pub(super) async fn flush(&self, selection: &Selection) -> Option<u64> {
-        let flushed = self.upstreams.flush(selection);
+        let flushed = self.readiness.upstreams.flush(selection);
         self.server_state.fast_path.void_answers();
         self.server_state.fast_path.earlier_answers_ended().await;
         flushed
@@ -320,21 +290,21 @@ impl Backend {
 }
 
 /// A local reply that interfaces give until a change withdraws it.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(super) struct LocalReply {
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LocalReply {
     /// Queried name, with a trailing dot.
-    pub(super) name: String,
+    pub name: String,
     /// Query type, as mnemonic if it has one.
     #[serde(rename = "type")]
-    pub(super) query_type: String,
+    pub query_type: String,
     /// Whether it answers queries with DO.
-    pub(super) dnssec_ok: bool,
+    pub dnssec_ok: bool,
     /// Whether it answers queries with CD.
-    pub(super) checking_disabled: bool,
+    pub checking_disabled: bool,
     /// Size of all forms of the reply.
-    pub(super) bytes: usize,
+    pub bytes: usize,
     /// Whether it has no answer.
-    pub(super) denial: bool,
+    pub denial: bool,
 }
 
 /// The names of an address in the records and aliases.
@@ -377,18 +347,6 @@ impl Backend {
 
 pub(super) fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
-}
-
-async fn local_health(checks: &HealthService) -> LocalHealth {
-    let report = checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await;
-    LocalHealth {
-        state: report.state.label().to_owned(),
-        groups: report
-            .groups
-            .iter()
-            .map(|(group, state)| (group.to_string(), state.label().to_owned()))
-            .collect(),
-    }
 }
 
 fn health_status(checks: &HealthService) -> Value {
@@ -452,13 +410,12 @@ pub struct Group {
     pub health_state: String,
 }
 
-/// States reported by this VM's health server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LocalHealth {
-    /// State of the VM as a whole.
-    pub state: String,
-    /// States of link groups, by group id.
-    pub groups: BTreeMap<String, String>,
+impl Group {
+    /// Returns the line for the VM as a whole; `health` is what its health server reports.
+    fn of_vm(health: Option<&InstanceHealth>) -> Self {
+        let state = health.map_or("", |health| health.state.label());
+        Self { health_state: state.to_owned(), ..Self::default() }
+    }
 }
 
 /// A link in a job's `links.json`; other members are ignored.
@@ -474,8 +431,12 @@ struct Link {
 /// Reads the links of all jobs in `jobs_dir` (`JOB/.bosh/links.json`), sorted by job name, with the
 /// states of `health`. The first line is the VM as a whole. Jobs without links are omitted; an
 /// invalid file is logged and omitted.
-fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
-    let mut lines = vec![Group { health_state: health.state.clone(), ..Group::default() }];
+fn read_jobs(jobs_dir: &Path, health: Option<&InstanceHealth>) -> Vec<Group> {
+    let state_of = |group: &str| {
+        let mut groups = health.into_iter().flat_map(|health| &health.groups);
+        groups.find(|(id, _)| **id == *group).map_or("", |(_, state)| state.label()).to_owned()
+    };
+    let mut lines = vec![Group::of_vm(health)];
     for job in job_names(jobs_dir) {
         let file = jobs_dir.join(&job).join(".bosh/links.json");
         match read_links(&file) {
@@ -483,7 +444,7 @@ fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
                 job_name: job.clone(),
                 link_name: name,
                 link_type,
-                health_state: health.groups.get(&group).cloned().unwrap_or_default(),
+                health_state: state_of(&group),
                 group_id: group,
             })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -520,6 +481,7 @@ fn read_links(file: &Path) -> io::Result<Vec<Link>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dns_core::resolve::HealthState;
 
     #[test]
     fn jobs_without_usable_links_are_left_out() {
@@ -545,11 +507,9 @@ mod tests {
         fs::create_dir_all(&bosh).unwrap();
         nix::unistd::mkfifo(&bosh.join("links.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         fs::write(folder.path().join("README"), "a file").unwrap();
-        let health = LocalHealth {
-            state: "running".into(),
-            groups: BTreeMap::from([("1".to_owned(), "failing".to_owned())]),
-        };
-        let lines: Vec<(String, String, String)> = read_jobs(folder.path(), &health)
+        let groups = Box::new([("1".into(), HealthState::Failing)]);
+        let health = InstanceHealth { state: HealthState::Running, groups };
+        let lines: Vec<(String, String, String)> = read_jobs(folder.path(), Some(&health))
             .into_iter()
             .map(|line| (line.job_name, line.group_id, line.health_state))
             .collect();

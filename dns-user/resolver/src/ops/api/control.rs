@@ -143,12 +143,13 @@ pub(super) struct ListParameters {
 }
 
 /// Response of `/cache`.
-#[derive(Debug, Serialize)]
-struct Contents {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CacheContents {
+    /// The answers of recursors and handlers.
     #[serde(flatten)]
-    listing: Listing,
+    pub listing: Listing,
     /// Local replies of other types that interfaces give, sorted by name.
-    local_replies: Vec<LocalReply>,
+    pub local_replies: Vec<LocalReply>,
 }
 
 /// Criteria for cached answers; an absent criterion matches all.
@@ -205,8 +206,8 @@ pub(super) async fn list_cached(
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     let local_replies = backend.local_replies(&selection).await;
     // Describing many answers takes milliseconds, during which other requests must be served.
-    match tokio::task::spawn_blocking(move || backend.cached(&selection, limit)).await {
-        Ok(listing) => Json(Contents { listing, local_replies }).into_response(),
+    match tokio::task::spawn_blocking(move || backend.readiness.upstreams.list(&selection, limit)).await {
+        Ok(listing) => Json(CacheContents { listing, local_replies }).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

@@ -64,9 +64,11 @@ pub(super) async fn instances(
 }
 
 fn matching(backend: &Backend, snapshot: &Snapshot, address: &str) -> Result<Vec<u32>, NameRefused> {
-    resolve::instances(snapshot, &*backend.health, &parse(address)?).map_err(|existence| match existence {
-        Existence::Malformed => NameRefused(format!("{address} is malformed")),
-        _ => NameRefused(format!("{address}: no instance matches")),
+    resolve::instances(snapshot, &*backend.server_state.health, &parse(address)?).map_err(|existence| {
+        match existence {
+            Existence::Malformed => NameRefused(format!("{address} is malformed")),
+            _ => NameRefused(format!("{address}: no instance matches")),
+        }
     })
 }
 
@@ -90,7 +92,7 @@ fn lines(backend: Arc<Backend>, snapshot: Arc<Snapshot>, positions: Vec<u32>) ->
 /// Builds a line. The health state belongs to the instance and does not depend on the queried name
 /// (observed).
 fn line<'a>(backend: &Backend, instance: &Instance<'a>) -> InstanceLine<'a> {
-    let state = instance.ip.map(|ip| backend.health.state(ip, None).label());
+    let state = instance.ip.map(|ip| backend.server_state.health.state(ip, None).label());
     InstanceLine {
         id: instance.id.into(),
         group: instance.instance_group.into(),

@@ -32,8 +32,8 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 pub use self::{
-    backend::{Backend, Group, LocalHealth, NameRefused, ReloadError, Reloaded},
-    control::{CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
+    backend::{Backend, Group, LocalReply, NameRefused, ReloadError, Reloaded},
+    control::{CacheContents, CacheFlush, Criteria, DEFAULT_LEVEL, LEVELS, LogChange},
     instances::InstanceLine,
 };
 use crate::system;

@@ -38,7 +38,6 @@ fn backend(tap: Tap) -> Arc<Backend> {
         "record_infos": [["i", "g", "n", "d", "10.0.0.1", "bosh", 0]], "version": 7}"#;
     let (snapshot, _) = Snapshot::build(Records::parse(records).unwrap().0, &AliasFiles::default());
     let fast_path = FastPathHandle::default();
-    let service_status = ServiceStatus::default();
     let config = br#"{"port": 53, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}}"#;
     let config = Config::parse("config.json", config).unwrap().config;
     let (reloads, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);
@@ -56,25 +55,19 @@ fn backend(tap: Tap) -> Arc<Backend> {
     };
     Arc::new(Backend {
         readiness: Readiness {
-            service_status: service_status.clone(),
+            service_status: ServiceStatus::default(),
             fast_path: fast_path.clone(),
             health: None,
             consul: None,
-            upstreams: upstreams.clone(),
+            upstreams,
             certificates: Vec::new(),
         },
-        service_status,
         logs: None,
         metrics: Metrics::new("dns://test".into(), fast_path.clone()).unwrap(),
         server_state: Arc::new(ServerState::new(snapshot, Arc::new(AllRunning), fast_path, None, None)),
-        health: Arc::new(AllRunning),
-        checks: None,
         jobs_dir: None,
-        certificates: Vec::new(),
         reloads,
-        upstreams,
         overload,
-        consul: None,
         tap,
     })
 }

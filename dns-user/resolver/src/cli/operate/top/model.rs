@@ -52,14 +52,14 @@ pub(super) struct Rates {
 
 /// Queries for one key, estimated from sampled lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct QueryCount {
     pub(super) fast: u64,
     pub(super) userspace: u64,
     /// Number of sampled lines behind both estimates.
     pub(super) lines: u64,
 }
 
-impl Asked {
+impl QueryCount {
     /// Returns the number of queries on both paths.
     pub(super) fn total(self) -> u64 {
         self.fast + self.userspace
@@ -131,12 +131,12 @@ impl Model {
 
     pub(super) fn line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
-        let asked = match line.path {
-            TapPath::Fast => Asked { fast: weight, userspace: 0, lines: 1 },
-            TapPath::Userspace => Asked { fast: 0, userspace: weight, lines: 1 },
+        let queries = match line.path {
+            TapPath::Fast => QueryCount { fast: weight, userspace: 0, lines: 1 },
+            TapPath::Userspace => QueryCount { fast: 0, userspace: weight, lines: 1 },
         };
-        self.names.add((line.name.clone(), line.query_type.clone()), asked);
-        self.clients.add(line.client.ip().to_canonical(), asked);
+        self.names.add((line.name.clone(), line.query_type.clone()), queries);
+        self.clients.add(line.client.ip().to_canonical(), queries);
     }
 
     /// Accounts for suppressed lines, so that each counted line represents more queries.
@@ -180,14 +180,15 @@ impl Model {
             duration(self.status.uptime_seconds)
         );
         let mut names = Table::new(&["PER SECOND", "", "FAST", "TYPE", "NAME"]);
-        for Ranked { key: (name, query_type), asked, per_second } in self.names().into_iter().take(PRINTED) {
-            let fast = percent(asked.fast, asked.total());
-            names.line([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()]);
+        for Ranked { key: (name, query_type), queries, per_second } in self.names().into_iter().take(PRINTED)
+        {
+            let fast = percent(queries.fast, queries.total());
+            names.line([rate_text(per_second), queries.error_text(), fast, query_type.clone(), name.clone()]);
         }
         let mut clients = Table::new(&["PER SECOND", "", "FAST", "CLIENT"]);
-        for Ranked { key: client, asked, per_second } in self.clients().into_iter().take(PRINTED) {
-            let fast = percent(asked.fast, asked.total());
-            clients.line([rate_text(per_second), asked.error_text(), fast, client.to_string()]);
+        for Ranked { key: client, queries, per_second } in self.clients().into_iter().take(PRINTED) {
+            let fast = percent(queries.fast, queries.total());
+            clients.line([rate_text(per_second), queries.error_text(), fast, client.to_string()]);
         }
         let mut outcomes = Table::new(&["PER SECOND", "PASSED ON BECAUSE"]);
         for (outcome, rate) in self.misses() {
@@ -198,10 +199,7 @@ impl Model {
             limited.line([count(client.refused), client.client.to_string(), budget.to_owned()]);
         }
         for table in [names, clients, limited, outcomes] {
-            if !table.is_empty() {
-                out.push('\n');
-                out.push_str(&table.text(0));
-            }
+            table.add_to(&mut out, 0);
         }
         if self.suppressed > 0 {
             let _ =
@@ -214,20 +212,20 @@ impl Model {
         let names: Vec<Value> = self
             .names()
             .into_iter()
-            .map(|Ranked { key: (name, query_type), asked, per_second }| {
+            .map(|Ranked { key: (name, query_type), queries, per_second }| {
                 json!({
-                    "name": name, "type": query_type, "fast": asked.fast, "userspace": asked.userspace,
-                    "lines": asked.lines, "queries_per_second": per_second, "relative_error": asked.relative_error(),
+                    "name": name, "type": query_type, "fast": queries.fast, "userspace": queries.userspace,
+                    "lines": queries.lines, "queries_per_second": per_second, "relative_error": queries.relative_error(),
                 })
             })
             .collect();
         let clients: Vec<Value> = self
             .clients()
             .into_iter()
-            .map(|Ranked { key: client, asked, per_second }| {
+            .map(|Ranked { key: client, queries, per_second }| {
                 json!({
-                    "client": client, "fast": asked.fast, "userspace": asked.userspace,
-                    "lines": asked.lines, "queries_per_second": per_second, "relative_error": asked.relative_error(),
+                    "client": client, "fast": queries.fast, "userspace": queries.userspace,
+                    "lines": queries.lines, "queries_per_second": per_second, "relative_error": queries.relative_error(),
                 })
             })
             .collect();
@@ -273,14 +271,14 @@ pub(super) fn rate_text(per_second: f64) -> String {
 #[derive(Debug, PartialEq)]
 pub(super) struct Ranked<'a, K> {
     pub(super) key: &'a K,
-    pub(super) asked: Asked,
+    pub(super) queries: QueryCount,
     /// Queries per second, estimated from the share in the sample and the exact total rate.
     pub(super) per_second: f64,
 }
 
 /// Bounded counts per key.
 struct Counts<K> {
-    counts: HashMap<K, Asked>,
+    counts: HashMap<K, QueryCount>,
     /// Total of all counts, including dropped keys.
     total: u64,
 }
@@ -293,31 +291,32 @@ impl<K> Default for Counts<K> {
 
 impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
     /// Counts `key`; beyond the limit the rarest half is dropped.
-    fn add(&mut self, key: K, asked: Asked) {
+    fn add(&mut self, key: K, queries: QueryCount) {
         let entry = self.counts.entry(key).or_default();
-        entry.fast += asked.fast;
-        entry.userspace += asked.userspace;
-        entry.lines += asked.lines;
-        self.total += asked.total();
+        entry.fast += queries.fast;
+        entry.userspace += queries.userspace;
+        entry.lines += queries.lines;
+        self.total += queries.total();
         if self.counts.len() > COUNTED {
-            let mut totals: Vec<u64> = self.counts.values().map(|asked| asked.total()).collect();
+            let mut totals: Vec<u64> = self.counts.values().map(|queries| queries.total()).collect();
             let (_, median, _) = totals.select_nth_unstable(COUNTED / 2);
             let median = *median;
             // If most keys were seen once, `> median` keeps only the frequent ones.
-            self.counts.retain(|_, asked| asked.total() > median);
+            self.counts.retain(|_, queries| queries.total() > median);
         }
     }
 
     /// Returns all keys, most frequent first. `rate` is the total rate in queries per second.
     fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
-        let mut ranked: Vec<(&K, Asked)> = self.counts.iter().map(|(key, asked)| (key, *asked)).collect();
-        ranked.sort_by(|(key, asked), (other_key, other)| {
-            other.total().cmp(&asked.total()).then_with(|| key.cmp(other_key))
+        let mut ranked: Vec<(&K, QueryCount)> =
+            self.counts.iter().map(|(key, queries)| (key, *queries)).collect();
+        ranked.sort_by(|(key, queries), (other_key, other)| {
+            other.total().cmp(&queries.total()).then_with(|| key.cmp(other_key))
         });
         let per_query = rate / self.total.max(1) as f64;
         ranked
             .into_iter()
-            .map(|(key, asked)| Ranked { key, asked, per_second: asked.total() as f64 * per_query })
+            .map(|(key, queries)| Ranked { key, queries, per_second: queries.total() as f64 * per_query })
             .collect()
     }
 }
@@ -329,7 +328,7 @@ mod tests {
     #[test]
     fn hot_keys_survive_rare_flood() {
         let mut counts = Counts::default();
-        let once = Asked { fast: 1, userspace: 0, lines: 1 };
+        let once = QueryCount { fast: 1, userspace: 0, lines: 1 };
         for number in 0..3 * COUNTED as u64 {
             counts.add(number + 1_000_000, once);
             counts.add(number % 7, once);
@@ -344,19 +343,19 @@ mod tests {
     #[test]
     fn rates_follow_shares() {
         let mut counts = Counts::default();
-        let frequent = Asked { fast: 300, userspace: 0, lines: 3 };
+        let frequent = QueryCount { fast: 300, userspace: 0, lines: 3 };
         counts.add("a", frequent);
-        counts.add("b", Asked { fast: 0, userspace: 100, lines: 1 });
+        counts.add("b", QueryCount { fast: 0, userspace: 100, lines: 1 });
         let ranked = counts.ranked(1000.0);
-        assert_eq!(ranked[0], Ranked { key: &"a", asked: frequent, per_second: 750.0 });
+        assert_eq!(ranked[0], Ranked { key: &"a", queries: frequent, per_second: 750.0 });
         assert_eq!(ranked[1].per_second, 250.0);
     }
 
     #[test]
     fn error_shrinks_with_sample() {
-        let sampled = |lines| Asked { fast: lines * 10, userspace: 0, lines };
+        let sampled = |lines| QueryCount { fast: lines * 10, userspace: 0, lines };
         assert_eq!(sampled(100).error_text(), "±20 %");
         assert_eq!(sampled(10_000).error_text(), "±2 %");
-        assert_eq!(Asked { fast: 7, userspace: 1, lines: 8 }.error_text(), "");
+        assert_eq!(QueryCount { fast: 7, userspace: 1, lines: 8 }.error_text(), "");
     }
 }

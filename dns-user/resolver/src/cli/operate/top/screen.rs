@@ -10,7 +10,6 @@ use ratatui::{
     text::Line,
     widgets::{Block, Paragraph, Row, Sparkline, Table},
 };
-use serde_json::Value;
 use tokio::{
     sync::mpsc,
     time::{MissedTickBehavior, interval},
@@ -21,7 +20,7 @@ use super::{
     model::{Model, Ranked, rate_text},
 };
 use crate::{
-    cli::operate::table::{count, duration, percent, plain},
+    cli::operate::table::{count, duration, percent},
     ops::readiness::CheckResult,
 };
 
@@ -216,12 +215,13 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 }
 
 fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let rows =
-        model.names().into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
+    let rows = model.names().into_iter().take(usize::from(area.height)).map(
+        |Ranked { key, queries, per_second }| {
             let (name, query_type) = key;
-            let fast = percent(asked.fast, asked.total());
-            Row::new([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()])
-        });
+            let fast = percent(queries.fast, queries.total());
+            Row::new([rate_text(per_second), queries.error_text(), fast, query_type.clone(), name.clone()])
+        },
+    );
     let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(12)]);
     let table = Table::new(rows, widths)
         .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
@@ -232,14 +232,15 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let clients = model.clients();
     let refuses = clients.iter().any(|client| model.refused(*client.key) > 0);
-    let rows = clients.into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
-        let second = match (refuses, model.refused(*key)) {
-            (false, _) => asked.error_text(),
-            (true, 0) => String::new(),
-            (true, refused) => count(refused),
-        };
-        Row::new([rate_text(per_second), second, key.to_string()])
-    });
+    let rows =
+        clients.into_iter().take(usize::from(area.height)).map(|Ranked { key, queries, per_second }| {
+            let second = match (refuses, model.refused(*key)) {
+                (false, _) => queries.error_text(),
+                (true, 0) => String::new(),
+                (true, refused) => count(refused),
+            };
+            Row::new([rate_text(per_second), second, key.to_string()])
+        });
     let widths = [7, 7].map(Constraint::Length).into_iter().chain([Constraint::Min(15)]);
     let table = Table::new(rows, widths)
         .header(Row::new(["/S", if refuses { "REFUSED" } else { "" }, "CLIENT"]).style(Modifier::BOLD))
@@ -273,14 +274,11 @@ fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 
 fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model.status.recursors.iter().map(|recursor| {
-        let cell = |key: &str| recursor.get(key).map_or_else(|| "-".to_owned(), plain);
-        let latency = recursor.get("latency_ms").and_then(Value::as_f64);
-        let preferred = recursor.get("preferred").and_then(Value::as_bool).unwrap_or(false);
-        let mark = if preferred { "*" } else { " " };
+        let mark = if recursor.preferred { "*" } else { " " };
         Row::new([
-            format!("{mark} {}", cell("address")),
-            latency.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
-            format!("{}/25", cell("recent_failures")),
+            format!("{mark} {}", recursor.address),
+            recursor.latency_ms.map_or_else(|| "-".to_owned(), |latency| format!("{latency:.1} ms")),
+            format!("{}/25", recursor.recent_failures),
         ])
     });
     let table = Table::new(rows, [Constraint::Min(18), Constraint::Length(9), Constraint::Length(6)])
