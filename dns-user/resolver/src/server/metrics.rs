@@ -58,7 +58,6 @@ struct Shared {
 /// A reply and its query, as counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observed {
-    /// Transport of the query.
     pub(super) transport: Transport,
     /// Whether the query came from an IPv6 address.
     pub(super) from_v6: bool,
@@ -68,18 +67,17 @@ pub(super) struct Observed {
     pub(super) dnssec_ok: bool,
     /// The lower four bits of the RCODE.
     pub(super) rcode: u8,
-    pub(super) by: By,
-    /// Bytes of the query.
+    pub(super) responder: Responder,
     pub(super) query_len: usize,
-    /// Bytes of the reply.
     pub(super) reply_len: usize,
     /// Time from reading the query from the socket to the reply.
     pub(super) took: Duration,
 }
 
+/// The source of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum By {
+pub(super) enum Responder {
     /// The fleet's records, counted as internal.
     Local,
     /// Recursors, counted as external.
@@ -89,35 +87,26 @@ pub(super) enum By {
     Reverse,
     Upcheck,
     Chaos,
-    /// The server itself, without an answerer: errors and refusals.
-    Nobody,
+    /// The server itself: errors and refusals.
+    None,
 }
 
-impl By {
-    /// All values, in numerical order.
-    const ALL: [Self; 8] = [
-        Self::Local,
-        Self::Recursors,
-        Self::Handler,
-        Self::Consul,
-        Self::Reverse,
-        Self::Upcheck,
-        Self::Chaos,
-        Self::Nobody,
+impl Responder {
+    /// All values in numerical order, with their labels.
+    const ALL: [(Self, &str); 8] = [
+        (Self::Local, "local"),
+        (Self::Recursors, "recursors"),
+        (Self::Handler, "handler"),
+        (Self::Consul, "consul"),
+        (Self::Reverse, "reverse"),
+        (Self::Upcheck, "upcheck"),
+        (Self::Chaos, "chaos"),
+        (Self::None, ""),
     ];
 
     /// Returns the value of the label `plugin`, also shown in the request log.
     pub(super) const fn label(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Recursors => "recursors",
-            Self::Handler => "handler",
-            Self::Consul => "consul",
-            Self::Reverse => "reverse",
-            Self::Upcheck => "upcheck",
-            Self::Chaos => "chaos",
-            Self::Nobody => "",
-        }
+        Self::ALL[self as usize].1
     }
 }
 
@@ -215,8 +204,7 @@ impl ServerMetrics {
 
     /// Returns the number of replies so far, to all clients.
     pub fn replies(&self) -> u64 {
-        let sum = self.sum();
-        By::ALL.into_iter().map(|by| sum.replies_by(by)).sum()
+        self.sum().replies()
     }
 
     /// Counts a query in flight while the guard lives.
@@ -224,12 +212,10 @@ impl ServerMetrics {
         Counted::new(self.shared.clone(), |shared| &shared.in_flight)
     }
 
-    fn sum(&self) -> Sum {
-        let mut sum = Sum::new();
-        sum.add(&self.shared.tasks);
-        for stripe in &*self.shared.stripes.lock() {
-            sum.add(stripe);
-        }
+    fn sum(&self) -> Stripe {
+        let sum = Stripe::new(true);
+        sum.add_all(&self.shared.tasks);
+        self.shared.stripes.lock().iter().for_each(|stripe| sum.add_all(stripe));
         sum
     }
 }
@@ -296,7 +282,7 @@ pub(super) struct Stripe {
     /// Requests by transport, address family and type.
     requests: [AtomicU64; REQUESTS],
     /// Responses by [`By`] and RCODE.
-    responses: [AtomicU64; By::ALL.len() * 16],
+    responses: [AtomicU64; Responder::ALL.len() * 16],
     dnssec_ok: AtomicU64,
     /// Times to reply, in nanoseconds.
     durations: Buckets<{ DURATIONS.len() }>,
@@ -342,7 +328,7 @@ impl Stripe {
     }
 
     pub(super) fn observe(&self, observed: &Observed) {
-        let Observed { transport, from_v6, qtype, dnssec_ok, rcode, by, query_len, reply_len, took } =
+        let Observed { transport, from_v6, qtype, dnssec_ok, rcode, responder, query_len, reply_len, took } =
             *observed;
         let transport = transport_number(transport);
         let kind = match qtype {
@@ -352,7 +338,7 @@ impl Stripe {
             None => TYPES.len(),
         };
         self.add(&self.requests[(transport * 2 + usize::from(from_v6)) * (TYPES.len() + 1) + kind], 1);
-        self.add(&self.responses[by as usize * 16 + usize::from(rcode & 15)], 1);
+        self.add(&self.responses[responder as usize * 16 + usize::from(rcode & 15)], 1);
         if dnssec_ok {
             self.add(&self.dnssec_ok, 1);
         }
@@ -390,18 +376,10 @@ const fn transport_number(transport: Transport) -> usize {
 
 //----------- Exposition -----------------------------------------------------
 
-struct Sum {
-    /// The sums, stored as a stripe.
-    stripe: Stripe,
-}
-
-impl Sum {
-    fn new() -> Self {
-        Self { stripe: Stripe::new(true) }
-    }
-
-    fn add(&mut self, other: &Stripe) {
-        let Stripe {
+impl Stripe {
+    /// Adds the counters of another stripe; this one must not be in use.
+    fn add_all(&self, other: &Self) {
+        let Self {
             exclusive: _,
             requests,
             responses,
@@ -411,26 +389,23 @@ impl Sum {
             reply_sizes,
             dropped,
         } = other;
-        let sum = &self.stripe;
-        let pairs = sum.requests.iter().zip(requests);
-        let pairs = pairs.chain(sum.responses.iter().zip(responses));
-        let pairs = pairs.chain([(&sum.dnssec_ok, dnssec_ok)]);
-        let pairs = pairs.chain(sum.dropped.iter().zip(dropped));
-        let pairs = pairs.chain(sum.durations.pairs(durations));
-        let sizes = sum.query_sizes.iter().zip(query_sizes).chain(sum.reply_sizes.iter().zip(reply_sizes));
+        let pairs = self.requests.iter().zip(requests);
+        let pairs = pairs.chain(self.responses.iter().zip(responses));
+        let pairs = pairs.chain([(&self.dnssec_ok, dnssec_ok)]);
+        let pairs = pairs.chain(self.dropped.iter().zip(dropped));
+        let pairs = pairs.chain(self.durations.pairs(durations));
+        let sizes = self.query_sizes.iter().zip(query_sizes).chain(self.reply_sizes.iter().zip(reply_sizes));
         let pairs = pairs.chain(sizes.flat_map(|(sum, other)| sum.pairs(other)));
-        for (sum, other) in pairs {
-            sum.store(value(sum) + value(other), Ordering::Relaxed);
-        }
+        pairs.for_each(|(sum, other)| self.add(sum, value(other)));
     }
 
-    /// Returns the number of replies by `by`, with any RCODE.
-    fn replies_by(&self, by: By) -> u64 {
-        (0..16).map(|rcode| self.replies(by, rcode)).sum()
+    /// Returns the number of replies by a responder, with any RCODE.
+    fn replies_by(&self, responder: Responder) -> u64 {
+        self.responses[responder as usize * 16..][..16].iter().map(value).sum()
     }
 
-    fn replies(&self, by: By, rcode: usize) -> u64 {
-        value(&self.stripe.responses[by as usize * 16 + rcode])
+    fn replies(&self) -> u64 {
+        self.responses.iter().map(value).sum()
     }
 }
 
@@ -454,21 +429,20 @@ impl ServerMetrics {
         let Stripe {
             exclusive: _,
             requests,
-            responses: _,
+            responses,
             dnssec_ok,
             durations,
             query_sizes,
             reply_sizes,
             dropped,
-        } = &sum.stripe;
-        let all = By::ALL.into_iter().map(|by| sum.replies_by(by)).sum();
+        } = &sum;
         let common = [shared.server.as_str(), labels::ZONE, labels::VIEW];
         vec![
-            families::REQUESTS_INTERNAL_TOTAL.is(sum.replies_by(By::Local)),
-            families::REQUESTS_EXTERNAL_TOTAL.is(sum.replies_by(By::Recursors)),
-            families::REPLIES_TOTAL.of([(["userspace"], all)]),
+            families::REQUESTS_INTERNAL_TOTAL.is(sum.replies_by(Responder::Local)),
+            families::REQUESTS_EXTERNAL_TOTAL.is(sum.replies_by(Responder::Recursors)),
+            families::REPLIES_TOTAL.of([(["userspace"], sum.replies())]),
             families::COREDNS_REQUESTS_TOTAL.of(by_question(requests, common)),
-            families::COREDNS_RESPONSES_TOTAL.of(by_answerer(&sum, common)),
+            families::COREDNS_RESPONSES_TOTAL.of(by_responder(responses, common)),
             families::COREDNS_DO_REQUESTS_TOTAL.of([(common, value(dnssec_ok))]),
             families::COREDNS_REQUEST_DURATION_SECONDS.of([(common, durations.histogram(&DURATIONS, 1e-9))]),
             families::COREDNS_REQUEST_SIZE_BYTES.of(by_transport(query_sizes, common)),
@@ -505,19 +479,24 @@ fn by_question<'a>(
     })
 }
 
-/// Returns the responses by RCODE and answerer, without zeros except SERVFAIL's: the increase of a counter whose
+/// Returns the responses by RCODE and responder, without zeros except SERVFAIL's: the increase of a counter whose
 /// first value is not zero is unknown to Prometheus, and no alert would see the first failures.
-fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
-    let kinds = By::ALL.into_iter().flat_map(|by| (0..16).map(move |rcode| (by, rcode)));
-    let counts = kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode)));
-    counts.filter(|(_, rcode, count)| *count > 0 || *rcode == SERVFAIL).map(move |(by, rcode, count)| {
-        let [server, zone, view] = common.map(Cow::Borrowed);
-        ([server, zone, view, labels::rcode_label(rcode as u8), by.label().into()], count)
-    })
+fn by_responder<'a>(
+    responses: &'a [AtomicU64],
+    common: [&'a str; 3],
+) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
+    let kinds = Responder::ALL.into_iter().flat_map(|(_, label)| (0..16).map(move |rcode| (label, rcode)));
+    let counts = responses.iter().map(value).zip(kinds);
+    counts.filter(|(count, (_, rcode))| *count > 0 || *rcode == SERVFAIL).map(
+        move |(count, (label, rcode))| {
+            let [server, zone, view] = common.map(Cow::Borrowed);
+            ([server, zone, view, labels::rcode_label(rcode), label.into()], count)
+        },
+    )
 }
 
 /// RCODE 2 (RFC 1035, section 4.1.1).
-const SERVFAIL: usize = 2;
+const SERVFAIL: u8 = 2;
 
 /// Values of the label `proto`, by [`transport_number`].
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
@@ -542,14 +521,14 @@ mod tests {
     use crate::ops::metrics::Metrics;
 
     /// Returns a reply to an A query over UDP.
-    fn observed(by: By) -> Observed {
+    fn observed(responder: Responder) -> Observed {
         Observed {
             transport: Transport::Udp,
             from_v6: false,
             qtype: Some(1),
             dnssec_ok: true,
             rcode: 0,
-            by,
+            responder,
             query_len: 50,
             reply_len: 150,
             took: Duration::from_micros(20),
@@ -562,15 +541,15 @@ mod tests {
         let metrics = ServerMetrics::new(all.server().to_owned());
         metrics.register(all.registry()).unwrap();
         let (first, second) = (metrics.stripe(), metrics.stripe());
-        first.observe(&observed(By::Local));
-        second.observe(&observed(By::Local));
+        first.observe(&observed(Responder::Local));
+        second.observe(&observed(Responder::Local));
         metrics.tasks().observe(&Observed {
             transport: Transport::Tcp,
             from_v6: true,
             qtype: Some(4711),
             rcode: 3,
             took: Duration::from_secs(20),
-            ..observed(By::Recursors)
+            ..observed(Responder::Recursors)
         });
         first.dropped(Dropped::NoQuery, 3);
         let session = metrics.tcp_session();

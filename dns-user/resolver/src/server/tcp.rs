@@ -24,8 +24,8 @@ use tokio::{
 };
 
 use super::{
-    metrics::{Dropped, Paused},
-    service::{Immediate, QueryHandler},
+    metrics::{Dropped, Paused, Responder},
+    service::{Handled, Immediate, QueryHandler},
 };
 use dns_core::wire::{self, Parsed, Shuffle, Transport};
 use dns_kit::connections::{Connections, Place};
@@ -106,7 +106,6 @@ pub(super) async fn serve(
 
 struct Session {
     stream: TcpStream,
-    /// Address of the client.
     client: SocketAddr,
     /// Turns queries into replies.
     handler: Arc<QueryHandler>,
@@ -226,6 +225,8 @@ impl Session {
     fn answer(&mut self, message: &[u8]) {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
+        let (client, transport) = (self.client, Transport::Tcp);
+        let handled = |reply| Handled { client, transport, message, reply, took: received.elapsed() };
         let query = match wire::parse(message) {
             Parsed::Query(mut query) => {
                 query.client = Some(self.client.ip().to_canonical());
@@ -235,36 +236,41 @@ impl Session {
             Parsed::Reply(mut reply) => {
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(message, self.client.ip(), &mut reply);
-                let took = received.elapsed();
-                self.handler.observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
+                self.handler.observe(stripe, &handled(&reply), None, Responder::None);
                 return self.frame(&reply);
             }
             Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
         };
         let mut reply = Vec::new();
-        let by = match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
-            Immediate::Replied { by, resolution: _ } => by,
-            Immediate::Deferred(deferred) => match self.handler.admit(&query) {
-                Some(place) => {
-                    let (handler, client) = (self.handler.clone(), self.client);
-                    self.waiting.spawn(async move {
-                        let _place = place;
-                        let reply = handler.answer_deferred(&deferred, Transport::Tcp).await;
-                        let took = received.elapsed();
-                        let stripe = handler.metrics.tasks();
-                        let query = deferred.query.as_query();
-                        handler.observe(stripe, client, Transport::Tcp, &query, &reply, deferred.by, took);
-                        reply
-                    });
-                    return;
-                }
-                None => {
-                    reply = self.handler.overload_reply(&query, Transport::Tcp);
-                    deferred.by
-                }
-            },
-        };
-        self.handler.observe(stripe, self.client, Transport::Tcp, &query, &reply, by, received.elapsed());
+        let responder =
+            match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
+                Immediate::Replied { responder, resolution: _ } => responder,
+                Immediate::Deferred(deferred) => match self.handler.admit(&query) {
+                    Some(place) => {
+                        let handler = self.handler.clone();
+                        self.waiting.spawn(async move {
+                            let _place = place;
+                            let reply = handler.answer_deferred(&deferred, transport).await;
+                            let query = deferred.query.as_query();
+                            let (message, took) = (query.message, received.elapsed());
+                            let handled = Handled { client, transport, message, reply: &reply, took };
+                            handler.observe(
+                                handler.metrics.tasks(),
+                                &handled,
+                                Some(&query),
+                                deferred.responder,
+                            );
+                            reply
+                        });
+                        return;
+                    }
+                    None => {
+                        reply = self.handler.overload_reply(&query, Transport::Tcp);
+                        deferred.responder
+                    }
+                },
+            };
+        self.handler.observe(stripe, &handled(&reply), Some(&query), responder);
         self.frame(&reply);
     }
 

@@ -17,10 +17,10 @@ use tokio::runtime::Handle;
 use super::{
     answer_cache::{AnswerCache, LowerName, Remembered},
     arrivals::ArrivalCounter,
-    metrics::{By, Dropped, Stripe},
+    metrics::{Dropped, Responder, Stripe},
     near::NearClients,
     overload::QueueWatch,
-    service::{Deferred, Immediate, QueryHandler, WaitingPlace},
+    service::{Deferred, Handled, Immediate, QueryHandler, WaitingPlace},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_kit::{
@@ -140,7 +140,6 @@ pub(super) struct Worker {
     cache: AnswerCache,
     /// The name of the current query.
     name: LowerName,
-    /// Number of workers.
     workers: usize,
     shuffle: Shuffle,
     /// Clients without a limit on the reply size.
@@ -246,15 +245,14 @@ impl Worker {
                 let client = datagram.client;
                 let cookies = &self.handler.options.cookies;
                 cookies.answer_without_question(datagram.query, client.ip(), datagram.reply);
-                self.handler.observe_unreadable(
-                    &self.stripe,
+                let handled = Handled {
                     client,
-                    Transport::Udp,
-                    datagram.query,
-                    datagram.reply,
-                    clock.elapsed(),
-                );
-                return;
+                    transport: Transport::Udp,
+                    message: datagram.query,
+                    reply: datagram.reply,
+                    took: clock.elapsed(),
+                };
+                return self.handler.observe(&self.stripe, &handled, None, Responder::None);
             }
             Parsed::Drop => {
                 self.stripe.dropped(Dropped::NoQuery, 1);
@@ -271,17 +269,19 @@ impl Worker {
                 query.settings.max_udp_reply = most.into();
             }
         }
-        let (by, took) = match self.answer_from_cache(&query, datagram.reply) {
-            Some(by) => (by, clock.elapsed_about()),
+        let (responder, took) = match self.answer_from_cache(&query, datagram.reply) {
+            Some(responder) => (responder, clock.elapsed_about()),
             None => match self.answer_uncached(&query, datagram, clock.received) {
-                Some(by) => (by, clock.elapsed()),
+                Some(responder) => (responder, clock.elapsed()),
                 None => return,
             },
         };
-        self.handler.observe(&self.stripe, datagram.client, Transport::Udp, &query, datagram.reply, by, took);
+        let Datagram { client, query: message, ref reply, .. } = *datagram;
+        let handled = Handled { client, transport: Transport::Udp, message, reply, took };
+        self.handler.observe(&self.stripe, &handled, Some(&query), responder);
     }
 
-    fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
+    fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<Responder> {
         // Type DS may be routed elsewhere, and local data is of class IN.
         if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
             return None;
@@ -297,8 +297,8 @@ impl Worker {
         }
         let limit = query.limit(Transport::Udp);
         wire::local_reply(query, answer, limit, &mut self.shuffle, reply);
-        self.handler.add_options(query, By::Local, Transport::Udp, reply);
-        Some(By::Local)
+        self.handler.add_options(query, Responder::Local, Transport::Udp, reply);
+        Some(Responder::Local)
     }
 
     /// Answers a query that is not cached; `None` if a task will reply.
@@ -307,9 +307,9 @@ impl Worker {
         query: &Query<'_>,
         datagram: &mut Datagram<'_>,
         received: Instant,
-    ) -> Option<By> {
+    ) -> Option<Responder> {
         match self.handler.answer_at_once(query, Transport::Udp, &mut self.shuffle, datagram.reply) {
-            Immediate::Replied { by, resolution } => {
+            Immediate::Replied { responder, resolution } => {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
                 {
@@ -321,7 +321,7 @@ impl Worker {
                         self.cache.insert(&self.name, resolution.answer(), &dependence);
                     }
                 }
-                Some(by)
+                Some(responder)
             }
             Immediate::Deferred(deferred) => match self.handler.admit(query) {
                 Some(place) => {
@@ -330,7 +330,7 @@ impl Worker {
                 }
                 None => {
                     *datagram.reply = self.handler.overload_reply(query, Transport::Udp);
-                    Some(deferred.by)
+                    Some(deferred.responder)
                 }
             },
         }
@@ -346,7 +346,9 @@ impl Worker {
             let reply = handler.answer_deferred(&deferred, Transport::Udp).await;
             let stripe = handler.metrics.tasks();
             let query = deferred.query.as_query();
-            handler.observe(stripe, client, Transport::Udp, &query, &reply, deferred.by, received.elapsed());
+            let (message, took) = (query.message, received.elapsed());
+            let handled = Handled { client, transport: Transport::Udp, message, reply: &reply, took };
+            handler.observe(stripe, &handled, Some(&query), deferred.responder);
             if !socket.send(reply, path).await {
                 stripe.dropped(Dropped::NotSent, 1);
             }
@@ -392,7 +394,6 @@ const QUERY_SIZE: usize = 4096;
 /// messages written by the kernel, so a reply is sent from the address to which its query was sent.
 struct Batch {
     incoming: Incoming<BATCH, QUERY_SIZE>,
-    /// The reply to each datagram.
     replies: [Vec<u8>; BATCH],
     /// Headers of the replies to be sent.
     outgoing: Box<[libc::mmsghdr; BATCH]>,

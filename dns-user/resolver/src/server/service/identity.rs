@@ -24,7 +24,6 @@ use dns_core::{
 #[derive(Clone, Debug)]
 pub struct Identity {
     setting: Setting,
-    /// Name of the host.
     hostname: String,
     version: String,
 }

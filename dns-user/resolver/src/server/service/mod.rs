@@ -21,7 +21,7 @@ use hickory_proto::op::ResponseCode;
 use self::identity::{Identity, chaos_reply};
 use super::{
     Options, ServerMetrics,
-    metrics::{By, Observed, Stripe},
+    metrics::{Observed, Responder, Stripe},
 };
 use crate::{
     ops::tap::Tap,
@@ -67,7 +67,7 @@ pub(in crate::server) struct WaitingPlace {
 pub(in crate::server) enum Immediate {
     /// The reply has been written.
     Replied {
-        by: By,
+        responder: Responder,
         /// The resolution of a local name.
         resolution: Option<Resolution>,
     },
@@ -82,7 +82,7 @@ pub(in crate::server) struct Deferred {
     /// The source for which it waits.
     source: Source,
     /// The answerer, for metrics.
-    pub(in crate::server) by: By,
+    pub(in crate::server) responder: Responder,
 }
 
 /// The source for which a query waits.
@@ -112,24 +112,17 @@ impl QueryHandler {
     ) -> Immediate {
         let name = query.question.name();
         let qclass = query.question.qclass;
-        if qclass == CLASS_CH {
-            if let Some(text) = self.identity.chaos_text(query, &name) {
-                *out = chaos_reply(query, text, transport);
-                self.add_options(query, By::Chaos, transport, out);
-                return Immediate::Replied { by: By::Chaos, resolution: None };
-            }
-            if !self.options.compat.any_class {
-                *out = refusal(query, transport, &OTHER_CLASS);
-                self.add_options(query, By::Nobody, transport, out);
-                return Immediate::Replied { by: By::Nobody, resolution: None };
-            }
+        if qclass == CLASS_CH
+            && let Some(responder) = self.answer_chaos(query, &name, transport, out)
+        {
+            return Immediate::Replied { responder, resolution: None };
         }
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
         let route = Route::of(&state, &name, query.question.qtype);
-        let by = by(&route);
-        let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, by });
+        let responder = responder_of(&route);
+        let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, responder });
         let limit = query.limit(transport);
         let mut resolution = None;
         let is_ours = matches!(route, Route::Local | Route::Upcheck);
@@ -153,38 +146,55 @@ impl QueryHandler {
                 *out = refusal(query, transport, &NOT_OURS);
                 admit_existence(&state, query, &name, out);
             }
-            Route::Reverse(past) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
+            Route::Reverse(fallback) => match reverse_reply(query, &state.snapshot, fastrand::Rng::new) {
                 Some(reply) => {
                     *out = truncate_to_client(query, reply, transport);
                     self.learn_reply(query, &name, transport);
                 }
                 None => {
-                    out.clear();
-                    if !past.answer_at_once(query, transport, out) {
-                        return deferred(Source::Other(past));
+                    if !write_at_once(&*fallback, query, transport, out) {
+                        return deferred(Source::Other(fallback));
                     }
-                    *out = truncate_to_client(query, std::mem::take(out), transport);
                 }
             },
             Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
-                out.clear();
-                if !answer.answer_at_once(query, transport, out) {
+                if !write_at_once(&*answer, query, transport, out) {
                     return deferred(Source::Other(answer));
                 }
-                *out = truncate_to_client(query, std::mem::take(out), transport);
                 // An interface would return the cached denial.
                 let is_denied = admit_existence(&state, query, &name, out);
-                if matches!(by, By::Consul) {
+                if responder == Responder::Consul {
                     self.learn_reply(query, &name, transport);
-                }
-                if !matches!(by, By::Consul) && !is_denied && qclass == CLASS_IN && query.recursion_desired()
-                {
+                } else if !is_denied && qclass == CLASS_IN && query.recursion_desired() {
                     self.offer(query, &name, generation, &*answer);
                 }
             }
         }
-        self.add_options(query, by, transport, out);
-        Immediate::Replied { by, resolution }
+        self.add_options(query, responder, transport, out);
+        Immediate::Replied { responder, resolution }
+    }
+
+    /// Answers a query of class CH; `None` if it is handled like any other.
+    fn answer_chaos(
+        &self,
+        query: &Query<'_>,
+        name: &Name,
+        transport: Transport,
+        out: &mut Vec<u8>,
+    ) -> Option<Responder> {
+        let responder = match self.identity.chaos_text(query, name) {
+            Some(text) => {
+                *out = chaos_reply(query, text, transport);
+                Responder::Chaos
+            }
+            None if self.options.compat.any_class => return None,
+            None => {
+                *out = refusal(query, transport, &OTHER_CLASS);
+                Responder::None
+            }
+        };
+        self.add_options(query, responder, transport, out);
+        Some(responder)
     }
 
     /// Hands over to the interfaces a cached answer that was used again.
@@ -206,25 +216,31 @@ impl QueryHandler {
     pub(in crate::server) fn add_options(
         &self,
         query: &Query<'_>,
-        by: By,
+        responder: Responder,
         transport: Transport,
         reply: &mut Vec<u8>,
     ) {
         if query.has_options() {
-            self.add_requested_options(query, by, transport, reply);
+            self.add_requested_options(query, responder, transport, reply);
         }
     }
 
     /// Adds cookies, the server's name, and the reason why a name of the fleet does not exist. Interfaces give
     /// the same denial without a reason, but leave every query for the server's name to userspace.
     #[cold]
-    fn add_requested_options(&self, query: &Query<'_>, by: By, transport: Transport, reply: &mut Vec<u8>) {
+    fn add_requested_options(
+        &self,
+        query: &Query<'_>,
+        responder: Responder,
+        transport: Transport,
+        reply: &mut Vec<u8>,
+    ) {
         self.options.cookies.add(query, transport, reply);
         if query.option(OPTION_NSID).is_none() {
             return;
         }
         self.identity.add_nsid(query, transport, reply);
-        if matches!(by, By::Local) && rcode_of(reply) == ResponseCode::NXDomain.low() {
+        if matches!(responder, Responder::Local) && rcode_of(reply) == ResponseCode::NXDomain.low() {
             NO_INSTANCE.push(query, transport, reply);
         }
     }
@@ -252,7 +268,8 @@ impl QueryHandler {
         let answer = async {
             match &deferred.source {
                 Source::Other(answer) => {
-                    let mut reply = truncate_to_client(query, answer.answer(query, transport).await, transport);
+                    let mut reply =
+                        truncate_to_client(query, answer.answer(query, transport).await, transport);
                     if is_denial(&reply) {
                         let name = query.question.name();
                         admit_existence(&self.server_state.state(), query, &name, &mut reply);
@@ -275,18 +292,29 @@ impl QueryHandler {
             Ok(reply) => reply,
             Err(_) => failure(query, transport, &TOO_SLOW),
         };
-        self.add_options(query, deferred.by, transport, &mut reply);
+        self.add_options(query, deferred.responder, transport, &mut reply);
         reply
     }
 
     /// Returns the reply to a query when too many are waiting.
     pub(in crate::server) fn overload_reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
         let mut reply = failure(query, transport, &TOO_MANY);
-        self.add_options(query, By::Nobody, transport, &mut reply);
+        self.add_options(query, Responder::None, transport, &mut reply);
         reply
     }
 }
 
+/// Writes the reply of an answerer, cut to the client's limit, unless that must wait; returns whether it did.
+fn write_at_once(answer: &dyn Answer, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+    out.clear();
+    let is_written = answer.answer_at_once(query, transport, out);
+    if is_written {
+        *out = truncate_to_client(query, std::mem::take(out), transport);
+    }
+    is_written
+}
+
+/// Returns the key of the answer to a query of class IN.
 fn answer_key<'n>(query: &Query<'_>, name: &'n Name) -> AnswerKey<'n> {
     AnswerKey {
         name: name.into(),
@@ -337,90 +365,70 @@ fn failure(query: &Query<'_>, transport: Transport, reason: &ExtendedError) -> V
     reply
 }
 
-fn by(route: &Route) -> By {
+fn responder_of(route: &Route) -> Responder {
     match route {
-        Route::Upcheck => By::Upcheck,
-        Route::Local => By::Local,
-        Route::Consul(_) => By::Consul,
-        Route::Handler(_) => By::Handler,
-        Route::Reverse(_) => By::Reverse,
-        Route::Recursors(_) => By::Recursors,
-        Route::Refused => By::Nobody,
+        Route::Upcheck => Responder::Upcheck,
+        Route::Local => Responder::Local,
+        Route::Consul(_) => Responder::Consul,
+        Route::Handler(_) => Responder::Handler,
+        Route::Reverse(_) => Responder::Reverse,
+        Route::Recursors(_) => Responder::Recursors,
+        Route::Refused => Responder::None,
     }
 }
 
 //----------- Observation ----------------------------------------------------
 
+/// A message of a client with its reply.
+pub(in crate::server) struct Handled<'a> {
+    pub(in crate::server) client: SocketAddr,
+    pub(in crate::server) transport: Transport,
+    pub(in crate::server) message: &'a [u8],
+    /// Empty if there is none.
+    pub(in crate::server) reply: &'a [u8],
+    /// Time from reading the message from the socket to the reply.
+    pub(in crate::server) took: Duration,
+}
+
 impl QueryHandler {
-    /// Counts a reply and passes the request to the log and the tap if they are active.
-    #[expect(clippy::too_many_arguments, reason = "each is a fact about the reply")]
+    /// Counts a reply, and passes the request to the log, the tap and dnstap if they are active. The query is `None`
+    /// for a message without a readable question.
     pub(in crate::server) fn observe(
         &self,
         stripe: &Stripe,
-        client: SocketAddr,
-        transport: Transport,
-        query: &Query<'_>,
-        reply: &[u8],
-        by: By,
-        took: Duration,
+        handled: &Handled<'_>,
+        query: Option<&Query<'_>>,
+        responder: Responder,
     ) {
+        let Handled { client, transport, message, reply, took } = *handled;
         stripe.observe(&Observed {
             transport,
             from_v6: !client.ip().to_canonical().is_ipv4(),
-            qtype: Some(query.question.qtype),
-            dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
+            qtype: query.map(|query| query.question.qtype),
+            dnssec_ok: query.is_some_and(|query| query.dnssec_ok()),
             rcode: rcode_of(reply),
-            by,
-            query_len: query.message.len(),
-            reply_len: reply.len(),
-            took,
-        });
-        if requests::wanted() || self.options.tap.is_wanted() {
-            tell(&self.options.tap, client, transport, query, reply, by, took);
-        }
-        if let Some(dnstap) = dns_dnstap::get() {
-            let exchange = self.exchange(client, transport, query.message, reply, took);
-            dnstap.client(&exchange, by.label());
-        }
-    }
-
-    /// Counts a reply to a message without a readable question.
-    pub(in crate::server) fn observe_unreadable(
-        &self,
-        stripe: &Stripe,
-        client: SocketAddr,
-        transport: Transport,
-        message: &[u8],
-        reply: &[u8],
-        took: Duration,
-    ) {
-        stripe.observe(&Observed {
-            transport,
-            from_v6: !client.ip().to_canonical().is_ipv4(),
-            qtype: None,
-            dnssec_ok: false,
-            rcode: rcode_of(reply),
-            by: By::Nobody,
+            responder,
             query_len: message.len(),
             reply_len: reply.len(),
             took,
         });
-        if let Some(dnstap) = dns_dnstap::get() {
-            dnstap.client(&self.exchange(client, transport, message, reply, took), By::Nobody.label());
+        if let Some(query) = query
+            && (requests::wanted() || self.options.tap.is_wanted())
+        {
+            log(&self.options.tap, handled, query, responder);
         }
-    }
-
-    fn exchange<'a>(
-        &self,
-        client: SocketAddr,
-        transport: Transport,
-        query: &'a [u8],
-        reply: &'a [u8],
-        took: Duration,
-    ) -> Exchange<'a> {
-        let (from, to) = (Some(client), self.options.listen);
-        let reply = (!reply.is_empty()).then_some(reply);
-        Exchange { protocol: transport.into(), from, to, query, reply, age: Duration::ZERO, took }
+        if let Some(dnstap) = dns_dnstap::get() {
+            let exchange = Exchange {
+                protocol: transport.into(),
+                from: Some(client),
+                to: self.options.listen,
+                query: message,
+                reply: (!reply.is_empty()).then_some(reply),
+                age: Duration::ZERO,
+                took,
+            };
+            dnstap.client(&exchange, responder.label());
+        }
     }
 }
 
@@ -429,16 +437,10 @@ fn rcode_of(reply: &[u8]) -> u8 {
     reply.get(3).map_or(0, |byte| byte & 15)
 }
 
+/// Passes a request to the log and the tap.
 #[cold]
-fn tell(
-    tap: &Tap,
-    client: SocketAddr,
-    transport: Transport,
-    query: &Query<'_>,
-    reply: &[u8],
-    by: By,
-    took: Duration,
-) {
+fn log(tap: &Tap, handled: &Handled<'_>, query: &Query<'_>, responder: Responder) {
+    let Handled { client, transport, message: _, reply, took } = *handled;
     let request = Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
@@ -450,7 +452,7 @@ fn tell(
             Transport::Udp => "udp",
             Transport::Tcp => "tcp",
         },
-        answered_by: by.label(),
+        answered_by: responder.label(),
         took,
     };
     requests::log(&request);
