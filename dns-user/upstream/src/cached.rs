@@ -22,7 +22,7 @@ use super::{
 };
 use dns_core::{
     config::Compat,
-    wire::{ExtendedError, ForwardedAnswer, InfoCode, Query, Transport, append_opt},
+    wire::{ExtendedError, ForwardedAnswer, InfoCode, Query, ReplyFlags, Transport, append_opt, begin_reply},
 };
 
 /// Maximum number of queries that wait for the recursors of the configuration, or of one handler.
@@ -257,7 +257,7 @@ impl Answer for CachedSource {
     fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
         let Shared { source, cache, common } = &*self.shared;
         if let Source::Deny(denial) = source {
-            *out = message::begin_reply(query, true, true, denial.rcode());
+            *out = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
             append_opt(query, out);
             BLOCKED.push(query, transport, out);
             return true;
@@ -432,7 +432,7 @@ impl Fetched {
 
     /// Returns the reply to a query whose client has too many others waiting.
     fn refused(query: &Query<'_>, transport: Transport) -> Self {
-        let Forwarded { mut reply, .. } = Forwarded::bare(query, true, message::SERVFAIL);
+        let Forwarded { mut reply, .. } = Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION);
         append_opt(query, &mut reply);
         ExtendedError::new(InfoCode::Other, "too many queries of this client wait")
             .push(query, transport, &mut reply);
@@ -447,7 +447,7 @@ impl Source {
             Self::Dns(forwarder) => Box::pin(forwarder.forward(query, transport)).await,
             Self::Http(http) => Box::pin(http.fetch(query)).await,
             Self::Deny(denial) => {
-                let reply = message::begin_reply(query, true, true, denial.rcode());
+                let reply = begin_reply(query, denial.rcode(), ReplyFlags::LOCAL);
                 Forwarded { errors: vec![BLOCKED], ..Forwarded::own(reply, false) }
             }
         }

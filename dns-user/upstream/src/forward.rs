@@ -16,7 +16,7 @@ use super::{
 use crate::{forwarded::Forwarded, validated::ValidatedReply};
 use dns_core::{
     config::{Compat, RecursorSelection},
-    wire::{ExtendedError, InfoCode, Query, Transport},
+    wire::{ExtendedError, InfoCode, Query, ReplyFlags, Transport},
 };
 use dns_kit::logs::LineLimit;
 
@@ -116,18 +116,11 @@ impl Forwarder {
         }
         if self.compat.nxdomain_for_failures {
             let failed = best.is_none_or(|best| best.rank() == 0);
-            return Forwarded { failed, ..Forwarded::bare(query, false, message::NXDOMAIN) };
+            return Forwarded { failed, ..Forwarded::bare(query, message::NXDOMAIN, ReplyFlags::ERROR) };
         }
         match best {
             Some(failure) => failure.finish(query, self.options),
-            None => {
-                let text = match last_error {
-                    Some(error) => format!("no recursor answered: {error}"),
-                    None => "no recursor is known".to_owned(),
-                };
-                let errors = vec![ExtendedError::with_text(InfoCode::NoReachableAuthority, text)];
-                Forwarded { busy, errors, ..Forwarded::bare(query, true, message::SERVFAIL) }
-            }
+            None => Forwarded { busy, ..unanswered(query, last_error) },
         }
     }
 
@@ -161,6 +154,16 @@ impl Forwarder {
             Err(error) => *error != TryError::Busy,
         }
     }
+}
+
+/// Returns the reply to a query that no recursor answered.
+fn unanswered(query: &Query<'_>, last_error: Option<TryError>) -> Forwarded {
+    let text = match last_error {
+        Some(error) => format!("no recursor answered: {error}"),
+        None => "no recursor is known".to_owned(),
+    };
+    let errors = vec![ExtendedError::with_text(InfoCode::NoReachableAuthority, text)];
+    Forwarded { errors, ..Forwarded::bare(query, message::SERVFAIL, ReplyFlags::RECURSION) }
 }
 
 impl RecursorSet {
@@ -217,7 +220,7 @@ impl Failure {
             return Forwarded { failed, recursor, ..validated.finish(query, options.form) };
         }
         let (rcode, errors) = (validated.rcode(), validated.errors());
-        Forwarded { failed, recursor, errors, ..Forwarded::bare(query, true, rcode) }
+        Forwarded { failed, recursor, errors, ..Forwarded::bare(query, rcode, ReplyFlags::RECURSION) }
     }
 }
 

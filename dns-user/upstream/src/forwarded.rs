@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::message::{self, MessageIndex};
-use dns_core::wire::{ExtendedError, Query};
+use super::message::MessageIndex;
+use dns_core::wire::{ExtendedError, Query, ReplyFlags, begin_reply};
 
 /// The result of a forwarded query.
 #[derive(Debug)]
@@ -26,11 +26,8 @@ pub(crate) struct Forwarded {
 
 impl Forwarded {
     /// Returns a reply without records, marked as a failure.
-    pub(crate) fn bare(query: &Query<'_>, recursion_available: bool, rcode: u8) -> Self {
-        Self {
-            keep: false,
-            ..Self::own(message::begin_reply(query, false, recursion_available, rcode), true)
-        }
+    pub(crate) fn bare(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Self {
+        Self { keep: false, ..Self::own(begin_reply(query, rcode, flags), true) }
     }
 
     /// Returns a reply created by this server. The answer cache keeps it even if it is a failure.

@@ -33,7 +33,7 @@ use super::{
     json_answer, message,
     tcp::Trust,
 };
-use dns_core::wire::{ExtendedError, InfoCode, Query};
+use dns_core::wire::{ExtendedError, InfoCode, Query, ReplyFlags, begin_reply};
 use dns_kit::logs::LineLimit;
 
 /// Maximum size of a document in bytes.
@@ -194,7 +194,7 @@ impl HttpSource {
                 }
                 let text = "the HTTP server of this domain gave no answer";
                 let errors = vec![ExtendedError::new(InfoCode::NetworkError, text)];
-                let reply = message::begin_reply(query, true, true, message::SERVFAIL);
+                let reply = begin_reply(query, message::SERVFAIL, ReplyFlags::LOCAL);
                 Forwarded { errors, ..Forwarded::own(reply, true) }
             }
         }

@@ -7,7 +7,10 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::message::{self, QUESTION_NAME};
-use dns_core::{config::reader::Json, wire::Query};
+use dns_core::{
+    config::reader::Json,
+    wire::{Query, ReplyFlags, begin_reply},
+};
 
 /// Reason why a JSON document is not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +42,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
     };
     let answers: Vec<Answer<'_>> = items.iter().map(Answer::parse).collect::<Result<_, _>>()?;
 
-    let mut reply = message::begin_reply(query, true, true, rcode);
+    let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
     let mut numbers = message::question_numbers(&reply);
     message::set_truncated(&mut reply, truncated);
     // The first owner is the question's name whatever the JSON says (observed); after an alias it

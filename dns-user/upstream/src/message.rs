@@ -241,24 +241,6 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, index: &mut MessageIndex) {
     message[10..12].copy_from_slice(&index.records[2].to_be_bytes());
 }
 
-/// Starts a reply with the query's id, RD, CD and question, and with the given AA, RA and RCODE,
-/// without records.
-pub(crate) fn begin_reply(
-    query: &Query<'_>,
-    authoritative: bool,
-    recursion_available: bool,
-    rcode: u8,
-) -> Vec<u8> {
-    let mut reply = Vec::with_capacity(512);
-    let [high, low] = query.flags.to_be_bytes();
-    let high = QR | high & RD | if authoritative { AA } else { 0 };
-    let low = rcode & 15 | low & CD | if recursion_available { RA } else { 0 };
-    reply.extend_from_slice(&query.id.to_be_bytes());
-    reply.extend_from_slice(&[high, low, 0, 1, 0, 0, 0, 0, 0, 0]);
-    reply.extend_from_slice(&query.message[query.question_range()]);
-    reply
-}
-
 /// Sets the flags that this server determines: the query's RD and CD, RA, and AD only for a client
 /// that understands it (RFC 6840, section 5.8).
 pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {

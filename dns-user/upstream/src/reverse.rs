@@ -6,7 +6,7 @@ use super::message::{self, QUESTION_NAME};
 use dns_core::{
     catalog::Snapshot,
     name,
-    wire::{Query, TYPE_ANY, TYPE_PTR, append_opt},
+    wire::{Query, ReplyFlags, TYPE_ANY, TYPE_PTR, append_opt, begin_reply},
 };
 
 /// Returns the reply to a query for the reverse name of an address in `records`; `None` if there is
@@ -30,7 +30,8 @@ fn reply(
     if names.is_empty() {
         return None;
     }
-    let mut reply = message::begin_reply(query, true, false, message::NOERROR);
+    let flags = ReplyFlags { authoritative: true, recursion_available: false };
+    let mut reply = begin_reply(query, message::NOERROR, flags);
     if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
         if names.len() > 1 {
             random().shuffle(&mut names);

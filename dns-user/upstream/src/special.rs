@@ -12,7 +12,10 @@ use super::{
 };
 use dns_core::{
     name::Name,
-    wire::{CLASS_IN, ForwardedAnswer, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, Transport, append_opt},
+    wire::{
+        CLASS_IN, ForwardedAnswer, Query, ReplyFlags, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_PTR, Transport,
+        append_opt, begin_reply,
+    },
 };
 
 /// TTL of the answers in seconds.
@@ -104,7 +107,7 @@ impl SpecialNames {
         let (zone, content) = self.zones.iter().find(|(zone, _)| name.is_within(zone))?;
         let exists = name == *zone || *content == Content::Loopback;
         let rcode = if exists { message::NOERROR } else { message::NXDOMAIN };
-        let mut reply = message::begin_reply(query, true, true, rcode);
+        let mut reply = begin_reply(query, rcode, ReplyFlags::LOCAL);
         let qtype = query.question.qtype;
         let wants = |rtype| qtype == rtype || qtype == TYPE_ANY;
         let mut answers: Vec<(u16, &[u8])> = Vec::new();
@@ -165,7 +168,7 @@ mod tests {
 
     impl Answer for Refuses {
         fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
-            Box::pin(std::future::ready(message::begin_reply(query, false, true, message::REFUSED)))
+            Box::pin(std::future::ready(begin_reply(query, message::REFUSED, ReplyFlags::RECURSION)))
         }
     }
 

@@ -24,8 +24,8 @@ pub use options::{
 };
 pub use read::{opt_without_question, parse};
 pub use reply::{
-    OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
-    opt_record,
+    OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, begin_reply, empty_reply, error_reply,
+    local_reply, opt_record,
 };
 pub use truncation::truncate_to_client;
 

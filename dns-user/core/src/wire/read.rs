@@ -8,7 +8,7 @@ use hickory_proto::{
 
 use super::{
     Edns, EdnsOptions, HEADER_LEN, Parsed, Query, Question, ReplySettings, TYPE_OPT, flag,
-    reply::{ReplyFlags, bare_reply, empty_reply, questionless_reply},
+    reply::{ReplyFlags, empty_reply, questionless_reply},
     skip_name, u16_at,
 };
 
@@ -53,7 +53,7 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     };
     let query = Query { edns: Some(opt.edns), ..query };
     if opt.version != 0 {
-        return Parsed::Reply(bare_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
+        return Parsed::Reply(empty_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
     }
     Parsed::Query(query)
 }

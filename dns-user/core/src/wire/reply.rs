@@ -103,18 +103,22 @@ pub fn address_reply(
 
 /// Builds a reply with the question and an OPT if the query has one; AA and RA are clear.
 pub fn error_reply(query: &Query<'_>, rcode: ResponseCode) -> Vec<u8> {
-    bare_reply(query, rcode, ReplyFlags::ERROR)
+    empty_reply(query, rcode, ReplyFlags::ERROR)
 }
 
 /// Builds a reply without records: the question, and an OPT if the query has one.
 pub fn empty_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) -> Vec<u8> {
-    bare_reply(query, rcode, flags)
-}
-
-pub(super) fn bare_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + query.question.wire_len() + OPT_LEN);
     write_start(query, flags.bits() | u16::from(rcode.low()), 0, &mut out);
     write_opt(query, rcode.high(), &mut out);
+    out
+}
+
+/// Starts a reply without an OPT, to which records are added. `rcode` is the part of the header.
+pub fn begin_reply(query: &Query<'_>, rcode: u8, flags: ReplyFlags) -> Vec<u8> {
+    let mut out = Vec::with_capacity(512);
+    write_start(query, flags.bits() | u16::from(rcode & 0x0f), 0, &mut out);
+    out[HEADER_LEN - 1] = 0;
     out
 }
 

@@ -5,13 +5,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{cache::Cache, json_answer, message::MessageIndex, validated::ValidatedReply};
-use dns_core::config::CacheConfig;
+use dns_core::{
+    config::CacheConfig,
+    wire::{ReplyFlags, begin_reply},
+};
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
 /// Returns a reply with an alias, an address, an SOA and an OPT, names compressed.
 fn reply_to(query: &[u8]) -> Vec<u8> {
-    let mut reply = message::begin_reply(&parsed(query), false, true, message::NOERROR);
+    let mut reply = begin_reply(&parsed(query), message::NOERROR, ReplyFlags::RECURSION);
     assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\xc0\x0f"));
     assert!(message::push_answer(&mut reply, b"\x01a\xc0\x0f", 1, 300, &[192, 0, 2, 1]));
     reply[9] = 1;

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::message;
+use dns_core::wire::{ReplyFlags, begin_reply};
 
 /// The replies of a scripted recursor to a query, in order.
 type Script = dyn Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync;
@@ -130,7 +131,7 @@ pub(super) fn answer(query: &[u8], addresses: &[[u8; 4]]) -> Vec<u8> {
 
 /// Returns a reply without records.
 pub(super) fn refuse(query: &[u8], rcode: u8) -> Vec<u8> {
-    message::begin_reply(&super::parsed(query), false, true, rcode)
+    begin_reply(&super::parsed(query), rcode, ReplyFlags::RECURSION)
 }
 
 /// Returns an NXDOMAIN reply with an SOA of TTL 900 and minimum 120 in the authority section.
