@@ -18,7 +18,7 @@ use super::{
     message,
     outgoing::Form,
     tcp::{TcpConnections, Tls},
-    udp::{Matching, UdpSockets},
+    udp::{Matching, SocketChoice, UdpSockets},
     validated::ValidatedReply,
 };
 use dns_core::wire::{OPTION_PADDING, Query, Transport, push_option};
@@ -396,8 +396,11 @@ impl Recursor {
                 if randomise_case {
                     randomise(&mut message[question.clone()]);
                 }
-                let alone = self.options.form.subnet(query).is_some();
-                let reply = sockets.udp.ask(message, question.clone(), randomise_case, alone).await;
+                let choice = match self.options.form.subnet(query) {
+                    Some(_) => SocketChoice::WithoutQuestion,
+                    None => SocketChoice::Any,
+                };
+                let reply = sockets.udp.ask(message, question.clone(), randomise_case, choice).await;
                 reply.and_then(|reply| ValidatedReply::of_datagram(reply, &message[question]))
             }
             Transport::Tcp if self.tls.is_some() => {

@@ -59,6 +59,14 @@ pub(crate) enum Matching {
     Lenient,
 }
 
+/// The sockets that may carry a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SocketChoice {
+    Any,
+    /// One without another query of the same question, for queries that differ in more than their question.
+    WithoutQuestion,
+}
+
 /// The UDP sockets for one recursor.
 #[derive(Debug)]
 pub(crate) struct UdpSockets {
@@ -85,17 +93,19 @@ impl UdpSockets {
     }
 
     /// Sends `query` with a new id and waits for its reply; the query keeps the id. `question` is
-    /// the range of its question. With `alone`, a socket carries only one query with this question,
-    /// for queries that differ in more than their question.
+    /// the range of its question.
     pub(crate) async fn ask(
         &self,
         query: &mut [u8],
         question: std::ops::Range<usize>,
         exact_case: bool,
-        alone: bool,
+        choice: SocketChoice,
     ) -> Result<Vec<u8>, TryError> {
         let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
-        let chosen = if alone { self.without(&question)? } else { rand::random_range(0..SOCKETS) };
+        let chosen = match choice {
+            SocketChoice::Any => rand::random_range(0..SOCKETS),
+            SocketChoice::WithoutQuestion => self.without(&question)?,
+        };
         let (socket, id, waiting) = self.register(chosen, question, exact_case)?;
         message::set_id(query, id);
         socket.send(query).await?;
