@@ -278,6 +278,16 @@ struct Origin {
     added: Box<[Row]>,
 }
 
+impl Origin {
+    fn of(index: &Arc<InstanceIndex>, edits: &Edits) -> Self {
+        Self {
+            index: Arc::downgrade(index),
+            removed: edits.removed().iter().map(|&row| row as Row).collect(),
+            added: edits.added().map(|(row, _)| row as Row).collect(),
+        }
+    }
+}
+
 /// The groups of each row.
 #[derive(Debug)]
 struct GroupRows {
@@ -405,7 +415,12 @@ impl InstanceIndex {
         let (network_id, by_network_id) = column(&self.network_id, &self.by_network_id, &added.network_id);
         let (agent_id, by_agent_id) = column(&self.agent_id, &self.by_agent_id, &added.agent_id);
         let place = self.edited_places(edits, added)?;
-        let is_moved = !Arc::ptr_eq(&place, &self.place);
+        let (by_place, by_domain) = if Arc::ptr_eq(&place, &self.place) {
+            (self.by_place.clone(), self.by_domain.clone())
+        } else {
+            let by_domain = domain_postings(&self.domains, &self.places, &place);
+            (Arc::new(place_postings(&self.places, &place)), Arc::new(by_domain))
+        };
         let indexes = edits.apply(&self.indexes, &added.indexes);
         let (index_numbers, by_index) = if Arc::ptr_eq(&indexes, &self.indexes) {
             (self.index_numbers.clone(), self.by_index.clone())
@@ -415,14 +430,8 @@ impl InstanceIndex {
         };
         let (groups, group_rows, by_group) = self.edited_groups(edits, added);
         Some(Self {
-            by_place: match is_moved {
-                true => Arc::new(place_postings(&self.places, &place)),
-                false => self.by_place.clone(),
-            },
-            by_domain: match is_moved {
-                true => Arc::new(domain_postings(&self.domains, &self.places, &place)),
-                false => self.by_domain.clone(),
-            },
+            by_place,
+            by_domain,
             domains: self.domains.clone(),
             domain_names: self.domain_names.clone(),
             places: self.places.clone(),
@@ -446,11 +455,7 @@ impl InstanceIndex {
             by_agent_id,
             by_index,
             by_group,
-            origin: Some(Origin {
-                index: Arc::downgrade(self),
-                removed: edits.removed().iter().map(|&row| row as Row).collect(),
-                added: edits.added().map(|(row, _)| row as Row).collect(),
-            }),
+            origin: Some(Origin::of(self, edits)),
         })
     }
 

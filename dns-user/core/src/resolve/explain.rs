@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Existence, Health, HealthState, resolve, select};
 use crate::{
-    catalog::{PlaceholderFilter, Snapshot, Target},
+    catalog::{InstanceIndex, PlaceholderFilter, Snapshot, Target},
     name::Name,
     query::{Criteria, Filter, Pattern, Question, Strategy},
 };
@@ -134,18 +134,7 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         }
     }
     if let Some(placeholder) = placeholder {
-        explained.criteria.push(match placeholder {
-            PlaceholderFilter::Number(number) => {
-                format!("num_id {}", instances.num_id.dictionary.text(number))
-            }
-            PlaceholderFilter::Index(index) => format!("index {index}"),
-            PlaceholderFilter::Zone(zone) => {
-                format!("availability zone {}", instances.az.dictionary.text(zone))
-            }
-            PlaceholderFilter::Network(network) => {
-                format!("network {}", instances.places.networks.text(network))
-            }
-        });
+        explained.criteria.push(placeholder_criterion(instances, placeholder));
     }
     let matched = select(instances, &question, placeholder);
     explained.filter = Some(match matched.strategy {
@@ -174,6 +163,15 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
         })
         .collect();
     explained
+}
+
+fn placeholder_criterion(instances: &InstanceIndex, placeholder: PlaceholderFilter) -> String {
+    match placeholder {
+        PlaceholderFilter::Number(number) => format!("num_id {}", instances.num_id.dictionary.text(number)),
+        PlaceholderFilter::Index(index) => format!("index {index}"),
+        PlaceholderFilter::Zone(zone) => format!("availability zone {}", instances.az.dictionary.text(zone)),
+        PlaceholderFilter::Network(network) => format!("network {}", instances.places.networks.text(network)),
+    }
 }
 
 /// Returns the form of a parsed name, in words.

@@ -10,7 +10,7 @@ use std::{
         unix::{net::UnixStream, process::CommandExt as _},
     },
     panic,
-    path::Path,
+    path::{Path, PathBuf},
     process::{self, Command, ExitCode},
     time::{Duration, Instant},
 };
@@ -166,24 +166,10 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     {
         warn!("xdp.bpffs: {problem}: programs are detached when their process ends");
     }
-    let path = path.to_owned();
-    let read: ReadAuthority = Box::new(move || match dns_kit::files::load_config(&path) {
-        Ok(loaded) => authority(&loaded.config),
-        // Only root may read the file, so the authority loaded at start stays in use.
-        Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
-            Ok(first.clone())
-        }
-        Err(problem) => Err(problem),
-    });
+    let read = authority_reader(path.to_owned(), first);
     let ended = match servers {
         Servers::Parent(worker) => {
-            match dns_fastpath::serve(worker.server(), &read) {
-                Ok(()) => worker.finish(),
-                // If the server is still there, the standby process replaces this one.
-                Err(problem) => warn!(
-                    "connection to the server lost: {problem}; its programs stay attached and answer until its lease expires"
-                ),
-            }
+            serve_parent(worker, &read);
             Ok(())
         }
         Servers::Any(attacher) => {
@@ -195,6 +181,29 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     };
     logs.flush();
     ended
+}
+
+fn serve_parent(worker: Worker, read: &ReadAuthority) {
+    match dns_fastpath::serve(worker.server(), read) {
+        Ok(()) => worker.finish(),
+        // If the server is still there, the standby process replaces this one.
+        Err(problem) => warn!(
+            "connection to the server lost: {problem}; its programs stay attached and answer until its lease expires"
+        ),
+    }
+}
+
+/// Returns a function that reads the current authority from the configuration at `path`; `first` is the one
+/// loaded at start.
+fn authority_reader(path: PathBuf, first: Authority) -> ReadAuthority {
+    Box::new(move || match dns_kit::files::load_config(&path) {
+        Ok(loaded) => authority(&loaded.config),
+        // Only root may read the file, so the authority loaded at start stays in use.
+        Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
+            Ok(first.clone())
+        }
+        Err(problem) => Err(problem),
+    })
 }
 
 /// Returns the connection to the server that started this process.

@@ -120,18 +120,16 @@ impl QueryHandler {
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
-        let route = Route::of(&state, &name, query.question.qtype);
+        let mut route = Route::of(&state, &name, query.question.qtype);
         let responder = responder_of(&route);
         let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, responder });
         let limit = query.limit(transport);
         let mut resolution = None;
         let is_ours = matches!(route, Route::Local | Route::Upcheck);
-        let route = match qclass {
-            // Local data is of class IN.
-            CLASS_IN | CLASS_ANY => route,
-            _ if is_ours && !self.options.compat.any_class => Route::Refused,
-            _ => route,
-        };
+        // Local data is of class IN.
+        if is_ours && !matches!(qclass, CLASS_IN | CLASS_ANY) && !self.options.compat.any_class {
+            route = Route::Refused;
+        }
         match route {
             Route::Local => match self.server_state.look_up(&state, &name, query.client) {
                 LookedUp::Found(found) => {
