@@ -618,7 +618,7 @@ mod keys_tests {
         let json = Json::parse(text).expect("JSON");
         let root = Reader::document("config.json", &json).expect("an object");
         Config::read(&root.object("consul").expect("an object")).expect("a configuration");
-        let asked: BTreeSet<String> = root.leaves_asked();
+        let asked: BTreeSet<String> = root.requested_leaves();
         let listed: BTreeSet<String> = KEYS.iter().map(|key| key.path.to_owned()).collect();
         assert_eq!(asked, listed);
     }

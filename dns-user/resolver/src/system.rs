@@ -279,9 +279,9 @@ impl Resolved {
             run("ip", &["address", "add", &format!("{address}/{prefix}"), "dev", INTERFACE])?;
             run("ip", &["link", "set", INTERFACE, "up"])?;
         }
-        let asked = run("resolvectl", &["dns", INTERFACE])?;
-        let knows = asked.split_whitespace().any(|word| word == address);
-        if knows && self.domains_set.as_deref() == Some(domains) {
+        let servers = run("resolvectl", &["dns", INTERFACE])?;
+        let is_set = servers.split_whitespace().any(|word| word == address);
+        if is_set && self.domains_set.as_deref() == Some(domains) {
             return Ok(());
         }
         run("resolvectl", &["dns", INTERFACE, &address])?;

@@ -64,7 +64,7 @@ impl Config {
         let json = Json::parse(bytes).unwrap();
         let root = Reader::document("config.json", &json).unwrap();
         Self::read(&root, &mut Vec::new()).unwrap();
-        root.leaves_asked()
+        root.requested_leaves()
     }
 
     /// Reads every setting; adds doubtful ones to `warnings`.

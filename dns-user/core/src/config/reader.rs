@@ -16,7 +16,7 @@ pub struct Reader<'a> {
     /// All members in document order; several objects of the same name are merged, as in bosh-dns.
     members: Vec<(&'a str, &'a Json)>,
     /// Paths requested so far in the whole document.
-    asked: Rc<RefCell<BTreeSet<String>>>,
+    requested: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Reader<'a> {
@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
             return Err(ConfigError::of_file(file, format!("is {}, not an object of settings", json.kind())));
         };
         let members = members.iter().map(|(name, value)| (name.as_str(), value)).collect();
-        Ok(Self { file, path: String::new(), members, asked: Rc::default() })
+        Ok(Self { file, path: String::new(), members, requested: Rc::default() })
     }
 
     /// Returns the object `name`; empty if absent or null.
@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
                 other => return Err(self.wrong(name, other, "an object")),
             }
         }
-        Ok(Reader { file: self.file, path: self.path_of(name), members, asked: self.asked.clone() })
+        Ok(Reader { file: self.file, path: self.path_of(name), members, requested: self.requested.clone() })
     }
 
     /// Returns the objects in the list `name`; empty if absent or null.
@@ -187,7 +187,7 @@ impl<'a> Reader<'a> {
             file: self.file,
             path: self.path_of(name),
             members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
-            asked: self.asked.clone(),
+            requested: self.requested.clone(),
         })
     }
 
@@ -203,37 +203,30 @@ impl<'a> Reader<'a> {
 
     /// Returns the paths of the members of this object that were not requested.
     pub fn unknown(&self) -> Vec<String> {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         self.members
             .iter()
             // Comments, as written by `bosh-dns-xdp config --default`.
             .filter(|(name, _)| !name.starts_with('#'))
             .map(|(name, _)| self.path_of(name))
-            .filter(|path| !asked.iter().any(|known| known.eq_ignore_ascii_case(path)))
+            .filter(|path| !requested.iter().any(|known| known.eq_ignore_ascii_case(path)))
             .collect()
     }
 
     /// Returns the paths requested in the whole document, except objects and lists of objects.
-    pub fn leaves_asked(&self) -> BTreeSet<String> {
-        let asked = self.asked.borrow();
+    pub fn requested_leaves(&self) -> BTreeSet<String> {
+        let requested = self.requested.borrow();
         let inner = |path: &String| {
-            asked.iter().any(|other| {
+            requested.iter().any(|other| {
                 other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
             })
         };
-        asked.iter().filter(|path| !inner(path)).cloned().collect()
+        requested.iter().filter(|path| !inner(path)).cloned().collect()
     }
 
     /// Returns the object at `index` of the list `name`.
     fn item(&self, name: &str, index: usize, item: &'a Json) -> Result<Reader<'a>, ConfigError> {
-        let name = format!("{name}[{index}]");
-        let Json::Object(members) = item else { return Err(self.wrong(&name, item, "an object")) };
-        Ok(Reader {
-            file: self.file,
-            path: self.path_of(&name),
-            members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
-            asked: self.asked.clone(),
-        })
+        self.entry(&format!("{name}[{index}]"), item)
     }
 
     fn list(&self, name: &'static str) -> Result<Option<&'a [Json]>, ConfigError> {
@@ -251,7 +244,7 @@ impl<'a> Reader<'a> {
 
     /// Returns all values of this name, in any letter case.
     fn all(&self, name: &'static str) -> impl Iterator<Item = &'a Json> + use<'a> {
-        self.asked.borrow_mut().insert(self.path_of(name));
+        self.requested.borrow_mut().insert(self.path_of(name));
         let found: Vec<&'a Json> = self
             .members
             .iter()

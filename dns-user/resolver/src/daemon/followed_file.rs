@@ -271,7 +271,7 @@ impl Followed {
     /// same `reading` returns the result.
     pub(super) fn look_ahead(&mut self, reading: Reading) {
         let known = self.known(reading);
-        self.reader.ask(known);
+        self.reader.request(known);
     }
 
     /// Reads the source; `None` if only changes are wanted and the contents are the same. An unresponsive
@@ -316,8 +316,8 @@ impl Followed {
     /// Reads the source and remembers its state; `None` if it matches `known`.
     fn read_now(&mut self, known: Option<Stamps>) -> Option<Contents> {
         let timeout = if self.digest.is_none() { FIRST_TIMEOUT } else { TIMEOUT };
-        self.reader.ask(known);
-        let Some(ReadResult { folders, special, contents }) = self.reader.answer(timeout) else {
+        self.reader.request(known);
+        let Some(ReadResult { folders, special, contents }) = self.reader.result(timeout) else {
             // Once it answers, read it again regardless of its stamps.
             self.settled = false;
             return Some(self.source.unresponsive(timeout));
@@ -372,12 +372,12 @@ struct ReadResult {
 /// Handle to a source's thread, which ends when the handle is dropped or its blocking call returns.
 struct Reader {
     /// Requests, each with the known stamps if they are reliable.
-    ask: Sender<Option<Stamps>>,
-    answers: Receiver<ReadResult>,
+    requests: Sender<Option<Stamps>>,
+    results: Receiver<ReadResult>,
     /// Number of timed-out requests whose results have not arrived yet.
     overdue: usize,
     /// Time of the pending request.
-    asked: Option<Instant>,
+    requested_at: Option<Instant>,
 }
 
 impl Reader {
@@ -387,11 +387,11 @@ impl Reader {
 
     /// Spawns a reader that calls `read` with the known stamps.
     fn reading(read: impl Fn(Option<&Stamps>) -> ReadResult + Send + 'static) -> Self {
-        let (ask, questions) = bounded::<Option<Stamps>>(1);
-        let (answer, answers) = bounded(1);
+        let (requests, requested) = bounded::<Option<Stamps>>(1);
+        let (sender, results) = bounded(1);
         let work = move || {
-            for known in questions {
-                if answer.send(read(known.as_ref())).is_err() {
+            for known in requested {
+                if sender.send(read(known.as_ref())).is_err() {
                     return;
                 }
             }
@@ -400,31 +400,31 @@ impl Reader {
         if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
             tracing::error!("cannot start a thread to read files: {error}");
         }
-        Self { ask, answers, overdue: 0, asked: None }
+        Self { requests, results, overdue: 0, requested_at: None }
     }
 
-    /// Requests the contents, which [`Self::answer`] returns. Does nothing while an earlier request
+    /// Requests the contents, which [`Self::result`] returns. Does nothing while an earlier request
     /// is pending.
-    fn ask(&mut self, known: Option<Stamps>) {
+    fn request(&mut self, known: Option<Stamps>) {
         while self.overdue > 0 {
-            if self.answers.try_recv().is_err() {
+            if self.results.try_recv().is_err() {
                 return;
             }
             // The result of a request that has timed out.
             self.overdue -= 1;
         }
-        if self.asked.is_none() && self.ask.try_send(known).is_ok() {
-            self.asked = Some(Instant::now());
+        if self.requested_at.is_none() && self.requests.try_send(known).is_ok() {
+            self.requested_at = Some(Instant::now());
         }
     }
 
     /// Returns the contents if they arrive within `timeout` of the request.
-    fn answer(&mut self, timeout: Duration) -> Option<ReadResult> {
-        let seen = self.answers.recv_deadline(self.asked.take()? + timeout).ok();
-        if seen.is_none() {
+    fn result(&mut self, timeout: Duration) -> Option<ReadResult> {
+        let result = self.results.recv_deadline(self.requested_at.take()? + timeout).ok();
+        if result.is_none() {
             self.overdue += 1;
         }
-        seen
+        result
     }
 }
 

@@ -38,7 +38,7 @@ impl NearClients {
 
     fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
         let Self { kinds, known } = self;
-        if let Some((is, _)) = known.get(&ifindex).filter(|(_, asked)| asked.elapsed() < BELIEVED) {
+        if let Some((is, _)) = known.get(&ifindex).filter(|(_, checked)| checked.elapsed() < BELIEVED) {
             return *is;
         }
         if kinds.is_none() {
