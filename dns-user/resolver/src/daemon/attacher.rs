@@ -124,10 +124,7 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     let xdp = &config.xdp;
     let file = || path.display().to_string();
     if !xdp.enabled || xdp.mode == HookMode::Off {
-        // Programs of an earlier server would answer from its records until its lease expires.
-        if let Err(problem) = dns_fastpath::detach_all(xdp, &[config.listen]) {
-            eprintln!("bosh-dns-xdp: cannot detach the programs of an earlier server: {problem}");
-        }
+        detach_earlier_programs(&config);
         return Err(AttacherError::Off(file()));
     }
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
@@ -181,6 +178,13 @@ fn start(path: &Path, options: RunOptions, for_parent: bool) -> Result<(), Attac
     };
     logs.flush();
     ended
+}
+
+/// Detaches the programs of an earlier server, which would answer from its records until its lease expires.
+fn detach_earlier_programs(config: &Config) {
+    if let Err(problem) = dns_fastpath::detach_all(&config.xdp, &[config.listen]) {
+        eprintln!("bosh-dns-xdp: cannot detach the programs of an earlier server: {problem}");
+    }
 }
 
 fn serve_parent(worker: Worker, read: &ReadAuthority) {

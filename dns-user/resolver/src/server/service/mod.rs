@@ -110,8 +110,7 @@ impl QueryHandler {
         shuffle: &mut Shuffle,
         out: &mut Vec<u8>,
     ) -> Immediate {
-        let name = query.question.name();
-        let qclass = query.question.qclass;
+        let (name, qclass) = (query.question.name(), query.question.qclass);
         if qclass == CLASS_CH
             && let Some(responder) = self.answer_chaos(query, &name, transport, out)
         {
@@ -120,16 +119,10 @@ impl QueryHandler {
         // Read before the state, so that answers obtained through an older state are void.
         let generation = self.server_state.fast_path.answer_generation();
         let state = self.server_state.state();
-        let mut route = Route::of(&state, &name, query.question.qtype);
-        let responder = responder_of(&route);
+        let (route, responder) = self.route(&state, query, &name);
         let deferred = |source| Immediate::Deferred(Deferred { query: query.to_owned(), source, responder });
         let limit = query.limit(transport);
         let mut resolution = None;
-        let is_ours = matches!(route, Route::Local | Route::Upcheck);
-        // Local data is of class IN.
-        if is_ours && !matches!(qclass, CLASS_IN | CLASS_ANY) && !self.options.compat.any_class {
-            route = Route::Refused;
-        }
         match route {
             Route::Local => match self.server_state.look_up(&state, &name, query.client) {
                 LookedUp::Found(found) => {
@@ -139,7 +132,7 @@ impl QueryHandler {
                 LookedUp::NeedsFirstCheck => return deferred(Source::FirstChecks(Arc::clone(&state), name)),
             },
             Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
-            Route::Refused if is_ours => *out = refusal(query, transport, &OTHER_CLASS),
+            Route::Refused if responder != Responder::None => *out = refusal(query, transport, &OTHER_CLASS),
             Route::Refused => {
                 *out = refusal(query, transport, &NOT_OURS);
                 admit_existence(&state, query, &name, out);
@@ -170,6 +163,17 @@ impl QueryHandler {
         }
         self.add_options(query, responder, transport, out);
         Immediate::Replied { responder, resolution }
+    }
+
+    /// Selects the answerer: [`Route::Refused`] with its responder if it has no data of the query's class.
+    fn route(&self, state: &State, query: &Query<'_>, name: &Name) -> (Route, Responder) {
+        let route = Route::of(state, name, query.question.qtype);
+        let responder = responder_of(&route);
+        // Local data is of class IN.
+        let has_data = matches!(query.question.qclass, CLASS_IN | CLASS_ANY)
+            || self.options.compat.any_class
+            || !matches!(route, Route::Local | Route::Upcheck);
+        (if has_data { route } else { Route::Refused }, responder)
     }
 
     /// Answers a query of class CH; `None` if it is handled like any other.
