@@ -516,9 +516,12 @@ mod tests {
 
     #[test]
     fn edits_equal_a_complete_reading() {
+        // Emulated processors get fewer, as of property tests.
+        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|count| count.parse().ok());
+        let fleets: u32 = cases.unwrap_or(60).min(60);
         let random = &mut fastrand::Rng::with_seed(3);
         let (mut edited, mut shared, mut refused) = (0, 0, 0);
-        for _ in 0..60 {
+        for _ in 0..fleets {
             let mut draft = Draft {
                 keys: RECORD_KEYS.to_vec(),
                 rows: (0..random.usize(..14)).map(|_| row(random)).collect(),
@@ -566,7 +569,8 @@ mod tests {
                 }
             }
         }
-        assert!(edited > 800 && shared > 400 && refused > 150, "{edited} {shared} {refused}");
+        let are_enough = edited > 13 * fleets && shared > 6 * fleets && refused > 2 * fleets;
+        assert!(are_enough, "{edited} {shared} {refused}");
     }
 
     #[test]
